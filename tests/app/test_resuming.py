@@ -13,7 +13,7 @@ import pytest
 import palimpsest
 from palimpsest.app.config_resolution import model_folder
 from palimpsest.app.quickstart.quickstart_results import asked_quickstart, quickstart_config
-from palimpsest.app.resume import asked_cold_start, asked_run
+from palimpsest.app.resume import asked_run
 from palimpsest.cli.options import resumed
 from palimpsest.progress.reporter import Silent
 from palimpsest.rollout.trajectory_file import encode_groups
@@ -170,16 +170,21 @@ def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: P
         asked_quickstart("memagnet")
 
 
-def test_a_cold_start_goes_on_by_its_folder(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_the_lessons_of_a_recipe_are_learnt_alone_and_go_on_by_their_folder(
+    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
+) -> None:
     size = "cold_start={steps: 2, lessons_per_step: 2}"
-    command = ("cold-start", "memagent-quickstart", f"model.path={tiny_model_folder}", size, "--out", str(tmp_path))
+    command = ("sft", "memagent-quickstart", f"model.path={tiny_model_folder}", size, "--out", str(tmp_path / "run"))
     done = palimpsest(*command)
     assert done.returncode == 0, done.stderr
-    asked = asked_cold_start(None, resume=tmp_path)
+    assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
+    asked = asked_run(None, command="sft", resume=tmp_path / "run")
     assert asked.config.cold_start is not None
     assert asked.config.cold_start.steps == 2
-    again = palimpsest("cold-start", "--resume", str(tmp_path))
+    again = palimpsest("sft", "--resume", str(tmp_path / "run"))
     assert "2 of 2 steps" in again.stderr, again.stderr
+    lacking = palimpsest("sft", "memagent-quickstart", "cold_start=null", "--out", str(tmp_path / "none"))
+    assert "it has no cold_start" in lacking.stderr
 
 
 def test_supervised_training_goes_on_by_its_folder(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -51,7 +51,7 @@ def first_prompt(policy: Any, codec: Any) -> tuple[int, ...]:
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_shipped_wording_given_as_a_file_makes_the_same_prompts(name: str, prompts: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(prompt_file(name, (f"prompts={prompts}",)), "utf-8")
+    file.write_text(prompt_file(PolicyConfig(name=name, options={"prompts": prompts})), "utf-8")
     shipped = build_policy(PolicyConfig(name=name, options={"prompts": prompts}))
     mine = build_policy(PolicyConfig(name=name, options={"prompts": str(file)}))
     assert first_prompt(mine, base_codec()) == first_prompt(shipped, base_codec())
@@ -134,7 +134,7 @@ def test_what_is_no_plain_file_is_not_opened(make: Callable[[Path], None], tmp_p
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no such file; palimpsest prompts show prints one"),
+        (None, "no such file; palimpsest recipes show RECIPE --prompts prints one"),
         ("read: [", "not valid YAML"),
         ("- read", "expected texts by name"),
         ("read: a\nread: b", "key read given twice"),
@@ -223,7 +223,7 @@ def test_check_says_which_options_nothing_checks_and_which_prompts_dont_fit(tiny
 
 
 def test_the_command_line_prints_texts_and_takes_them_back(palimpsest: Any, refused: Any, tmp_path: Path) -> None:
-    done = palimpsest("prompts", "show", "overwrite", "--set", "prompts=short")
+    done = palimpsest("recipes", "show", "memagent-7b", "policy.options.prompts=short", "--prompts")
     file = tmp_path / "mine.yaml"
     file.write_text(done.stdout)
     assert palimpsest("check", "overwrite", "--set", f"prompts={file}").returncode == 0
@@ -254,7 +254,8 @@ def test_a_further_shipped_policy_needs_the_registry_alone(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(POLICIES, "hurried", own_class("hurried:Hurried", "policy.name"))
     assert Agent(policy="hurried").config({}).reward.name == "f1"
-    assert palimpsest("prompts", "show", "hurried").stdout == prompt_file("overwrite", ("prompts=short",))
+    hurried, short = PolicyConfig(name="hurried"), PolicyConfig(name="overwrite", options={"prompts": "short"})
+    assert prompt_file(hurried) == prompt_file(short)
     done = palimpsest("check", "hurried", "--set", "chunk_size=2000")
     assert done.returncode == 0, done.stdout
     with pytest.raises(ConfigError, match="did you mean hurried"):
@@ -264,7 +265,7 @@ def test_a_further_shipped_policy_needs_the_registry_alone(
 
 def test_a_policy_without_texts_of_the_kind_says_so() -> None:
     with pytest.raises(ConfigError, match="takes no file of prompts"):
-        prompt_file("examples.quotes:QuotesPolicy")
+        prompt_file(PolicyConfig(name="examples.quotes:QuotesPolicy"))
 
 
 def test_problems_play_on_a_policy_with_its_own_texts(tiny_codec: Any) -> None:
@@ -278,9 +279,9 @@ def test_a_text_that_a_layout_shows_is_asked_for_with_the_command_that_prints_it
 ) -> None:
     """The shipped texts are printed for the policy's own default layout; memagent-quickstart has the other."""
     file = tmp_path / "my.yaml"
-    file.write_text(palimpsest("prompts", "show", "overwrite").stdout)
+    file.write_text(palimpsest("recipes", "show", "memagent-7b", "--prompts").stdout)
     with pytest.raises(ConfigError, match="read_section_first is missing: layout=section_first shows it") as refused:
         build_policy(load_recipe("memagent-quickstart", [f"policy.options.prompts={file}"]).policy)
     command = str(refused.value).partition("; palimpsest ")[2].partition(" prints")[0]
-    file.write_text(palimpsest(*command.replace("POLICY", "overwrite").split()).stdout)
+    file.write_text(palimpsest(*command.replace("RECIPE", "memagent-7b").split()).stdout)
     build_policy(load_recipe("memagent-quickstart", [f"policy.options.prompts={file}"]).policy)

@@ -18,21 +18,10 @@ from palimpsest.errors import DataError
 from palimpsest.events import (
     KINDS,
     Event,
-    MemoryWritten,
     Plain,
-    Pruned,
-    Recalled,
-    ReplyMalformed,
-    ToolCalled,
-    VariantPlayed,
-    event_of,
 )
-from palimpsest.metrics.memory_metrics import memory_metrics
-from palimpsest.metrics.reading_trace import Texts
-from palimpsest.rollout.trajectory_file import as_format_2, encode_groups, group_lines, read_groups
-from palimpsest.training.step_metrics import tool_measures
+from palimpsest.rollout.trajectory_file import encode_groups, group_lines, read_groups
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
-from support.agents import base_codec
 from support.groups import sample_groups
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -197,10 +186,11 @@ def test_plain_lines_are_read_and_an_episode_without_a_grade_is_ungraded(tmp_pat
     [
         ('{"format": 9}', "format 9"),
         ("[1]", "format None"),
+        ('{"format": 1}', "format 1 of a trajectory is not 2"),
         ('{"format": 2, "group_id": "g", "problem": {"id": "p"}}', "group 'g' is no record"),
-        ('{"format": 1}\n{"format": 1}', "group None is no record"),
+        ('{"format": 2}\n{"format": 2}', "group None is no record"),
         (
-            '{"format": 1, "problem": {"id": "p", "question": "?", "answers": "Ann", "metadata": {}}}',
+            '{"format": 2, "problem": {"id": "p", "question": "?", "answers": "Ann", "metadata": {}}}',
             "answers must be a list, is 'Ann'",
         ),
     ],
@@ -216,47 +206,6 @@ def test_what_is_no_record_is_refused_naming_the_file(tmp_path: Path, line: str,
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl\.zst: can't be read"):
         read_groups(tmp_path / "none.jsonl.zst")
-
-
-FORMAT_1 = Path(__file__).parent / "data" / "format-1.jsonl.zst"
-"""Two episodes of each method's quickstart, recorded when turns had no spans and events no types."""
-
-
-def test_a_file_of_the_format_before_is_read_and_written_again_as_this_one(tmp_path: Path) -> None:
-    recording = read_groups(FORMAT_1)
-    assert recording.torn is None
-    assert [[len(one.turns) for one in group.trajectories] for group in recording.groups] == [[2, 2], [5, 5], [5, 5]]
-    assert read_written(tmp_path, encode_groups(recording.groups)) == recording.groups
-    episodes = [one for group in recording.groups for one in group.trajectories]
-    assert {type(event.what) for one in episodes for event in one.events} == {
-        ReplyMalformed, MemoryWritten, Recalled, ToolCalled, Pruned, VariantPlayed
-    }  # fmt: skip
-    assert [sorted(one.turns[0].spans) for one in episodes] == [[], [], ["section"], ["section"], [], []]
-    rows = [json.loads(line) for group in recording.groups for line in group_lines(group).splitlines()]
-    assert {row["format"] for row in rows} == {2}
-
-
-def test_an_old_episode_is_measured_as_far_as_it_tells() -> None:
-    """Expected is what the code that wrote the file measured; what needs to know where the memory stood is absent."""
-    read, looked, searched = read_groups(FORMAT_1).groups
-    codec = base_codec()
-    assert memory_metrics(read, Texts(codec)) == {
-        "tokens": 8.0, "truncated": 1.0, "overwrite_rate": None, "evidence_retention": 0.0, "copy_fidelity": None,
-        "dropped_share": None,
-        "recall_rate": None, "recall_hit_rate": None, "malformed_rate": None,
-    }  # fmt: skip
-    assert memory_metrics(looked, Texts(codec)) == {
-        "tokens": 8.0, "truncated": 0.0, "overwrite_rate": 0.5625, "evidence_retention": 0.5, "copy_fidelity": 0.625,
-        "dropped_share": None,
-        "recall_rate": None, "recall_hit_rate": None, "malformed_rate": 0.5,
-    }  # fmt: skip
-    assert [tool_measures(one)["prunes"] for one in searched.trajectories] == [1.0, 0.0]
-
-
-def test_an_old_event_of_another_hand_stays_a_plain_one() -> None:
-    row = {"kind": "memory", "step": 1, "detail": {"said": "tea"}}
-    (event,) = as_format_2({"turns": [], "events": [row]})["events"]
-    assert event_of(event["kind"], event["detail"]) == Plain("memory (format 1)", {"said": "tea"})
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import orjson
 import pytest
 
 from palimpsest.events import Event, Plain, Replayed, SamplerFailed
-from palimpsest.rollout.trajectory_file import encode_groups, group_lines, read_groups
+from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory
 from palimpsest.viewer.analysis.event_labels import STATES
 from palimpsest.viewer.screens.episode_screen import blame_view, episode_view, search_view
@@ -70,29 +69,6 @@ def test_a_record_read_back_shows_the_same(name: str, tmp_path: Any) -> None:
     path.write_bytes(encode_groups([group.group]))
     (read_back,) = read_groups(path).groups
     assert everything(Opened(read_back, group.codec)) == everything(Opened(group.group, group.codec))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_record_of_format_1_shows_what_it_knows(name: str, tmp_path: Any) -> None:
-    group, lines = episodes()[name], []
-    for line in group_lines(group.group).splitlines():
-        row = orjson.loads(line)
-        turns = [
-            {
-                **turn,
-                "notes": {
-                    **turn["notes"],
-                    **({"section": turn["spans"]["section"]} if "section" in turn["spans"] else {}),
-                },
-            }
-            for turn in row["turns"]
-        ]
-        events = [{"kind": one["kind"], "step": one["before_turn"], "detail": one["detail"]} for one in row["events"]]
-        lines.append(orjson.dumps({**row, "format": 1, "turns": turns, "events": events}))
-    path = tmp_path / "old.jsonl"
-    path.write_bytes(b"\n".join(lines) + b"\n")
-    for old in read_groups(path).groups:
-        assert everything(Opened(old, group.codec))
 
 
 def test_the_pieces_of_a_turn_read_as_its_memories() -> None:

@@ -37,7 +37,7 @@ from palimpsest.runs.run_folder import CONFIG, load_config
 QUICKSTART = "quickstart"
 SFT = "sft"
 COLD_START = "cold-start"
-"""The command, and the folder inside a run's own in which its lessons are."""
+"""The folder inside a run's own in which its lessons are."""
 
 Resume = bool | str | os.PathLike[str]
 """True: go on with the run in the folder, if it holds one. A folder: go on with the run in it, as it was asked for."""
@@ -70,24 +70,6 @@ def asked_run(
         raise ConfigError(f"{command}: give a recipe, or the run to go on with: palimpsest {command} --resume RUN")
     config = run_config(recipe, overrides, seed=seed, out=out, resume=bool(resume))
     return AskedRun(config, default_folder(config) if out is None else Path(out), bool(resume))
-
-
-def asked_cold_start(
-    recipe: Recipe | None,
-    overrides: Overrides | None = None,
-    *,
-    seed: int | None = None,
-    out: str | Path | None = None,
-    resume: Resume = False,
-) -> AskedRun:
-    """The cold start that these options of `palimpsest cold-start` mean; the folder holds `cold-start` or will.
-
-    Raises ConfigError, or RunError for a folder without one.
-    """
-    run = resumed_run(recipe, out, resume, COLD_START)
-    if run is None:
-        return asked_run(recipe, overrides, command=COLD_START, seed=seed, out=out)
-    return AskedRun(run_config(load_config(run / COLD_START), overrides, seed=seed), run, True)
 
 
 def resumed_run(recipe: Recipe | None, out: str | Path | None, resume: Resume, command: str) -> Path | None:

@@ -21,7 +21,7 @@ import yaml
 
 from palimpsest import files
 from palimpsest.config.keys import Key, all_keys, option_keys, section_in, yaml_words
-from palimpsest.config.load import Overrides, load_recipe, split_override
+from palimpsest.config.load import Overrides, load_recipe
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.config.yaml_text import Dumper
 from palimpsest.errors import ConfigError, nearest
@@ -174,15 +174,14 @@ def _setting(config: RunConfig, key: Key) -> Setting | None:
 # ---- The prompts of a policy as a file -----------------------------------------------------------------------
 
 
-def prompt_file(name: str, settings: tuple[str, ...] = ()) -> str:
-    """The texts that a policy with these options shows, as YAML from which its option `prompts` makes them again.
+def prompt_file(policy: PolicyConfig) -> str:
+    """The texts that a policy shows, as YAML from which its option `prompts` makes them again.
 
     Raises ConfigError for a policy without texts of the kind.
     """
-    policy = build_policy(PolicyConfig(name=name, options=dict(split_override(setting) for setting in settings)))
-    wording = policy.wording()
+    wording = build_policy(policy).wording()
     if wording is None:
-        raise ConfigError(f"policy {name}: it takes no file of prompts; its texts stand in its own code")
+        raise ConfigError(f"policy {policy.name}: it takes no file of prompts; its texts stand in its own code")
     slots = slots_of(type(wording.texts))
     return "".join(_entry(text, value, slots.get(text)) for text, value in wording.as_file().items())
 

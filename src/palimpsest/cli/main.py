@@ -19,7 +19,6 @@ import typer
 from palimpsest._version import __version__
 from palimpsest.cli import ask, compare, datasets, evaluate, judge, models, recipes, serve, train, view
 from palimpsest.cli import recipes as new
-from palimpsest.cli import recipes as prompts
 from palimpsest.cli import serve as retrieval
 from palimpsest.cli import train as quickstart
 from palimpsest.cli import view as replay
@@ -76,8 +75,7 @@ def options(
 
 app.command("quickstart", short_help="Train on a CPU in minutes, evaluate, report.")(quickstart.quickstart)
 app.command("train", short_help="Reinforcement learning from a recipe.")(train.train)
-app.command("cold-start", short_help="Only the lessons a recipe begins with.")(train.cold_start)
-app.command("sft", short_help="Supervised cold start on trajectories.")(train.sft)
+app.command("sft", short_help="Supervised cold start: on episodes, conversations or lessons.")(train.sft)
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.command("compare", short_help="Put evaluations side by side.")(compare.compare)
 app.command("ask", short_help="Have an agent read your files and answer.")(ask.ask)
@@ -89,7 +87,6 @@ app.command("export", short_help="Copy a run's model into a folder of its own.")
 app.command("probe", short_help="Say why accuracy falls with length.")(compare.probe)
 app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)
 app.add_typer(recipes.app, name="recipes")
-app.add_typer(prompts.prompts_app, name="prompts")
 app.add_typer(datasets.app, name="data")
 app.add_typer(retrieval.retrieval_app, name="retrieval")
 app.command("check", short_help="Try a policy, reward or credit rule against its contract.")(models.check)

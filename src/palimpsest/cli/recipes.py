@@ -1,4 +1,4 @@
-"""`palimpsest recipes`, `prompts` and `new`: what is shipped, and files to start from."""
+"""`palimpsest recipes` and `new`: what is shipped, and files to start from."""
 
 from __future__ import annotations
 
@@ -45,14 +45,19 @@ def show(
     overrides: Overrides = None,
     resolved: Annotated[bool, typer.Option("--resolved", help="Every key, defaults included.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="A table: each key with value, default, meaning.")] = False,
+    prompts: Annotated[
+        bool, typer.Option("--prompts", help="The texts of its policy, as the file that policy.options.prompts takes.")
+    ] = False,
 ) -> None:
-    """Show a recipe with its comments, resolved with overrides, or explained key by key.
+    """Show a recipe with its comments, resolved with overrides, or explained key by key; or its policy's prompts.
 
     \b
     Examples:
       palimpsest recipes show memagent-7b
       palimpsest recipes show memagent-7b train.steps=10 --resolved
       palimpsest recipes show memagent-quickstart --explain
+      palimpsest recipes show memagent-7b --prompts > my.yaml
+      palimpsest train memagent-7b policy.options.prompts=my.yaml
     """
     from palimpsest.config.load import dump_config, load_recipe, recipe_text
 
@@ -60,6 +65,11 @@ def show(
         _explain(recipe, overrides or [])
         return
     config = load_recipe(recipe, overrides or [])
+    if prompts:
+        from palimpsest.app.starter_files import prompt_file
+
+        typer.echo(prompt_file(config.policy), nl=False)
+        return
     typer.echo(dump_config(config) if resolved or overrides else recipe_text(recipe), nl=False)
 
 
@@ -138,34 +148,3 @@ def new(
         steps.append(f"palimpsest check {name}:{name if kind == 'reward' else class_name(name)}")
     steps += [f"python -m pytest {test.name}", f"palimpsest train {recipe.name} --out runs/{name}"]
     typer.echo("next:\n" + "\n".join(f"  {step}" for step in steps))
-
-
-# ---- palimpsest prompts --------------------------------------------------------------------------------------
-
-
-prompts_app = typer.Typer(help="Print a policy's prompts as a file.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@prompts_app.callback()
-def prompts_group() -> None:
-    """Print a policy's prompts as a file."""
-
-
-@prompts_app.command("show")
-def show_prompts(
-    policy: Annotated[str, typer.Argument(help="A shipped policy, or my_module:MyPolicy.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the policy.")
-    ] = None,
-) -> None:
-    """Print the texts a policy shows the model, as YAML; change them and give the file as the option `prompts`.
-
-    \b
-    Examples:
-      palimpsest prompts show overwrite > my.yaml
-      palimpsest check overwrite --set prompts=my.yaml
-      palimpsest train memagent-7b policy.options.prompts=my.yaml
-    """
-    from palimpsest.app.starter_files import prompt_file
-
-    typer.echo(prompt_file(policy, tuple(settings or ())), nl=False)

@@ -1,16 +1,15 @@
-"""`palimpsest train`, `cold-start`, `sft` and `quickstart`."""
+"""`palimpsest train`, `sft` and `quickstart`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import RERUN, Force, Overrides, Seed, going_on, numbers, resumed
+from palimpsest.cli.options import Force, Overrides, Seed, going_on, numbers, resumed
 from palimpsest.config.load import quickstart_names
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
@@ -81,36 +80,6 @@ def _tell(folder: Path) -> None:
         console.print(visible(line).replace("\n", " "), markup=False, highlight=False, soft_wrap=True)
 
 
-def cold_start(
-    recipe: RecipeOrRun = None,
-    overrides: Overrides = None,
-    out: RunOut = None,
-    resume: Resume = False,
-    seed: Seed = None,
-) -> None:
-    """Only the lessons a recipe begins with: what a run with rewards starts from, as a model of its own.
-
-    The model is DIR/cold-start/checkpoints/step-N. Run again, it goes on where it was.
-
-    \b
-    Examples:
-      palimpsest cold-start rememr1-quickstart --out runs/lessons
-      palimpsest cold-start --resume runs/lessons
-      palimpsest train rememr1-quickstart model.path=runs/lessons/cold-start/checkpoints/step-000400 cold_start=null
-      palimpsest cold-start memact-quickstart model.path=embedded 'cold_start={steps: 900}' --out runs/calls
-    """
-    from palimpsest.app.resume import asked_cold_start
-
-    asked = asked_cold_start(recipe, overrides, seed=seed, out=out, resume=resume)
-    from palimpsest.app.train.supervised_training import cold_start as learn
-
-    with going_on(lambda: RERUN):
-        finished = learn(asked.config, asked.folder, progress=Terminal())
-    assert asked.config.cold_start is not None
-    again = f"; palimpsest cold-start --resume {quote(str(asked.folder))} goes on" if finished.interrupted else ""
-    Terminal().message(f"{finished.step} of {asked.config.cold_start.steps} steps, {finished.checkpoint}{again}")
-
-
 def sft(
     recipe: RecipeOrRun = None,
     overrides: Overrides = None,
@@ -135,13 +104,16 @@ def sft(
     force: Force = False,
     seed: Seed = None,
 ) -> None:
-    """Supervised cold start: on recorded or scripted episodes, or on conversations with tool calls.
+    """Supervised cold start: on recorded or scripted episodes, on conversations with tool calls, or on the recipe's
+    lessons (cold_start) where neither is given.
 
     Segments and masks are those of training with rewards: every sampled token is learnt once, in its context. Of a
     conversation the assistant messages after its last surviving prune are learnt.
 
     \b
     Examples:
+      palimpsest sft rememr1-quickstart --out runs/lessons
+      palimpsest train rememr1-quickstart model.path=runs/lessons/checkpoints/step-000400 cold_start=null
       palimpsest sft memagent-quickstart --from runs/first --keep correct --out runs/cold-start
       palimpsest sft memagent-quickstart --from runs/first --keep 0.5 --per-problem 2 train.steps=50
       palimpsest sft my_recipe.yaml --from scripted.jsonl optim.learning_rate=1e-5
@@ -152,6 +124,7 @@ def sft(
 
     asked = asked_run(recipe, overrides, command=SFT, seed=seed, out=out, resume=resume)
     begun = origin_of(asked.folder).detail if asked.resume else {}
+    imitated: Imitated | None
     if begun and records is None and data is None:
         imitated = Imitated.from_json(begun)
     else:
@@ -168,7 +141,7 @@ def sft(
     with going_on(resumed(asked.folder, force=force)):
         finished = imitate(asked.config, imitated, asked.folder, resume=asked.resume, force=force, progress=Terminal())
     again = f"; {resume_command(asked.folder)} goes on" if finished.interrupted else ""
-    steps = asked.config.train.steps
+    steps = (asked.config.train if imitated or not asked.config.cold_start else asked.config.cold_start).steps
     Terminal().message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
 
 
@@ -180,9 +153,10 @@ def read_imitated(
     data: Path | None,
     memory_first: bool,
     drop_too_long: bool,
-) -> Imitated:
-    """What the options of `sft` ask for. Raises ConfigError for options that have no meaning together."""
-    if (records is None) == (data is None):
+) -> Imitated | None:
+    """What the options of `sft` ask for; None: the recipe's lessons. Raises ConfigError for options that don't go
+    together."""
+    if records is not None and data is not None:
         raise ConfigError("palimpsest sft: give --from RUN (recorded episodes) or --data FILE (conversations), one")
     if records is None and (keep is not None or per_problem is not None):
         raise ConfigError(
@@ -190,6 +164,8 @@ def read_imitated(
         )
     if data is None and (memory_first or drop_too_long):
         raise ConfigError("--memory-first and --drop-too-long are about conversations: they need --data")
+    if records is None and data is None:
+        return None
     return Imitated(records, _least_grade(keep or "all"), per_problem, data, memory_first, drop_too_long)
 
 

@@ -39,7 +39,9 @@ def read_prompt_file(path: str, key: str) -> dict[str, Any]:
     try:
         values = read(_text(Path(path), where))
     except FileNotFoundError:
-        raise ConfigError(f"{where}: no such file; palimpsest prompts show prints one to begin with") from None
+        raise ConfigError(
+            f"{where}: no such file; palimpsest recipes show RECIPE --prompts prints one to begin with"
+        ) from None
     except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or no name a file can have
         raise ConfigError(f"{where}: can't be read as UTF-8 text ({type(error).__name__})") from None
     except yaml.YAMLError as error:

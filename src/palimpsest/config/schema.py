@@ -23,7 +23,7 @@ STATE_MIX = "state_mix"
 RULES = ("mean", "mean_std", "leave_one_out", STATE_MIX)
 """The shipped credit rules."""
 
-SINKS = ("console", "jsonl", "tensorboard", "wandb", "trackio")
+SINKS = ("console", "jsonl", "tensorboard", "wandb")
 """The shipped log sinks."""
 
 
@@ -249,7 +249,7 @@ class EvaluationConfig(Strict):
 
 class LoggingConfig(Strict):
     sinks: tuple[str, ...] = ("console", "jsonl")
-    """console, jsonl, tensorboard, wandb, trackio, my_module:MySink."""
+    """console, jsonl, tensorboard, wandb, my_module:MySink."""
     project: str = "palimpsest"
 
     @field_validator("sinks")

@@ -6,8 +6,7 @@ whose name doesn't end in .zst holds the lines as they are, which is how scripte
 
 Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written;
 what has no place in JSON (bytes, NaN, an integer beyond 64 bits...) is written as text and its place is named under
-`as_text`; the reader says what it had to leave out. Format 1 is read as well (this file); a line of
-any other is refused, naming the file.
+`as_text`; the reader says what it had to leave out. A line of another format is refused, naming the file.
 A record that is to be read without its run says which tokenizer its ids are of (`tokenizer`: `Codec.digest`).
 Not covered: the document. `Problem.context` is left out, its tokens stand in the prompts.
 Tuples inside notes, details and metadata come back as lists, sets as sorted ones (JSON has no other sequence).
@@ -26,15 +25,6 @@ Where the zstd frames of a file begin and end, without decompressing one.
 A frame says the size of each of its blocks, so the way to the next frame is a walk from block to block (RFC 8878,
 section 3.1). Guaranteed: the walk's cost grows with the number of blocks, and it ends at the first frame that is cut or
 isn't one. Not covered: damage inside a block, which only decompressing finds.
-
-Episodes as they were recorded before turns had spans and events had types: format 1, as format 2.
-
-A turn told where its section stands in its notes, if at all, and no other piece; an event had `step` for `before_turn`
-and a dictionary of no declared form. So what needs to know where the memory stood in a prompt is absent of such
-episodes; what was told by events, and all that is tokens, is as it was.
-
-Not covered: events of a declared kind that some other hand wrote with other details. They are kept as plain ones,
-` (format 1)` behind their kind.
 """
 
 from __future__ import annotations
@@ -110,47 +100,6 @@ def frame_end(read: Callable[[int, int], bytes], start: int, size: int) -> int |
         last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
         at += _BLOCK_HEADER + (1 if kind == _RLE else length)
     return at + checksum if at + checksum <= size else None
-
-
-# ---- Episodes as they were recorded before turns had spans and events had types ------------------------------
-
-
-_RENAMED = {"recall": {"found": "chunk"}, "retrieved": {"found": "chunk"}, "tool_error": {"kind": "error"}}
-"""Kind to old and new names of its details."""
-
-
-def as_format_2(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of format 1 as one of format 2. Raises KeyError, TypeError or ValueError for anything else.
-
-    >>> turn = {"step": 0, "notes": {"chunk": 0, "section": [4, 9]}}
-    >>> event = {"kind": "recall", "step": 1, "detail": {"query": "Anna", "found": 3, "text": "Anna ran."}}
-    >>> row = as_format_2({"format": 1, "turns": [turn], "events": [event]})
-    >>> row["turns"][0]["notes"], row["turns"][0]["spans"]
-    ({'chunk': 0}, {'section': [4, 9]})
-    >>> row["events"]
-    [{'kind': 'recall', 'before_turn': 1, 'detail': {'query': 'Anna', 'chunk': 3, 'text': 'Anna ran.'}}]
-    """
-    turns, events = map(_turn, row["turns"]), map(_event, row["events"])
-    return {**row, "format": 2, "turns": list(turns), "events": list(events)}
-
-
-def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    notes = dict(turn["notes"])
-    section = notes.pop("section", None)
-    is_span = isinstance(section, list) and len(section) == 2 and all(type(place) is int for place in section)
-    if section is not None and not is_span:
-        notes["section"] = section  # a note of somebody else's
-    return {**turn, "notes": notes, "spans": {"section": section} if is_span else {}}
-
-
-def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    kind, names = event["kind"], _RENAMED.get(event["kind"], {})
-    detail = {names.get(name, name): value for name, value in event["detail"].items()}
-    try:
-        event_of(kind, detail)
-    except ValueError:
-        kind, detail = f"{kind} (format 1)", dict(event["detail"])
-    return {"kind": kind, "before_turn": event["step"], "detail": detail}
 
 
 # ---- Trajectories on disk ------------------------------------------------------------------------------------
@@ -427,15 +376,15 @@ def _parse(path: Path, line: bytes) -> dict[str, Any]:
 def is_known(number: object) -> bool:
     """Whether a line of this `format` can be read.
 
-    >>> is_known(1), is_known(2), is_known(3), is_known(True), is_known("2")
-    (True, True, False, False, False)
+    >>> is_known(2), is_known(3), is_known(2.0), is_known("2")
+    (True, False, False, False)
     """
-    return type(number) is int and number in (1, FORMAT)
+    return type(number) is int and number == FORMAT
 
 
 def unknown_format(number: object) -> str:
     """What is wrong with a line of another `format`."""
-    return f"format {number!r:.60} of a trajectory is not one of the known formats, 1 and {FORMAT}"
+    return f"format {number!r:.60} of a trajectory is not {FORMAT}, the known one"
 
 
 def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
@@ -444,7 +393,6 @@ def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
         if not isinstance(head["answers"], list):
             raise TypeError(f"answers must be a list, is {head['answers']!r:.60}")
         problem = _problem_from_json(head)
-        rows = [as_format_2(row) if row["format"] == 1 else row for row in rows]
         trajectories = tuple(trajectory_from_json(row) for row in rows)
         return Group(problem, trajectories, tuple(grade_from_json(row.get("grade")) for row in rows))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: the run folder, the terminal, TensorBoard, wandb, trackio, a sink of the user's own.
+"""Where a run's numbers go: the run folder, the terminal, TensorBoard, wandb, a sink of the user's own.
 
 A sink takes one row a step. Guaranteed: a sink outside the run folder (remote service, terminal) that fails never
 ends a run, and its failures are counted and told once; a sink whose package is missing is refused at the start.
@@ -23,7 +23,7 @@ from palimpsest.plugins import is_given, plain
 from palimpsest.progress.reporter import Progress, Silent, StepDisplay
 from palimpsest.runs.run_folder import RunFolder
 
-_PACKAGES = ("tensorboard", "wandb", "trackio")  # the sinks that need one, which is called as they are
+_PACKAGES = ("tensorboard", "wandb")  # the sinks that need one, which is called as they are
 Row = Mapping[str, float]
 ROW = ("step", "metrics", "timings")
 """What a user's sink is called with."""
@@ -93,7 +93,7 @@ class TensorboardLogger(Logger):
     name = "tensorboard"
 
     def __init__(self, folder: Path) -> None:
-        _require("tensorboard", "tensorboard")
+        _require("tensorboard")
         from tensorboard.compat.proto.event_pb2 import Event  # the package's own writer: it needs no torch
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -116,34 +116,13 @@ class WandbLogger(Logger):
     name = "wandb"
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
-        wandb = _require("wandb", "wandb")
+        wandb = _require("wandb")
         self._run = wandb.init(
             project=config.logging.project,
             name=folder.name,
             id=_run_id(folder),
             resume="allow",
             dir=str(folder),
-            config=config.model_dump(mode="json"),
-        )
-
-    def log(self, step: int, metrics: Row, timings: Row) -> None:
-        self._run.log(_merged(metrics, timings), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class TrackioLogger(Logger):
-    """A trackio run named after the folder, in its local database."""
-
-    name = "trackio"
-
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        trackio = _require("trackio", "trackio")
-        self._run = trackio.init(
-            project=config.logging.project,
-            name=folder.name,
-            resume="allow",
             config=config.model_dump(mode="json"),
         )
 
@@ -263,7 +242,7 @@ def check_sinks(config: RunConfig) -> None:
             target = plugins.own(name, where := f"logging.sinks={name}")
             plugins.check_shape(name, target, {}, where=where, arguments=ROW, method="log", given=("folder", "config"))
         elif name in _PACKAGES and importlib.util.find_spec(name) is None:
-            raise _missing(name, name)
+            raise _missing(name)
 
 
 def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | None = None) -> LoggerSet:
@@ -278,7 +257,6 @@ def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | Non
         "console": lambda: ConsoleLogger((progress or Silent()).steps(config.train.steps)),
         "tensorboard": lambda: TensorboardLogger(folder.path),
         "wandb": lambda: WandbLogger(folder.path, config),
-        "trackio": lambda: TrackioLogger(folder.path, config),
     }
 
     def own(name: str) -> Logger:
@@ -314,15 +292,15 @@ def _started(name: str, build: Callable[[], Logger]) -> Logger:
         raise ConfigError(f"logging.sinks={name} can't start ({reason}); set it up, or leave it out") from error
 
 
-def _require(package: str, extra: str) -> Any:
+def _require(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError:
-        raise _missing(package, extra) from None
+        raise _missing(package) from None
 
 
-def _missing(package: str, extra: str) -> ConfigError:
-    return ConfigError(f"logging.sinks={extra}: the package {package} is not installed; {install_line(extra)}")
+def _missing(package: str) -> ConfigError:
+    return ConfigError(f"logging.sinks={package}: the package is not installed; {install_line(package)}")
 
 
 def _merged(metrics: Row, timings: Row) -> dict[str, float]:

@@ -146,7 +146,7 @@ EVENTS = "events.jsonl"
 STARTED = "started"
 CONTINUED = "continued"
 """The event of a process that goes on with a run."""
-COMMANDS = ("train", "quickstart", "sft", "cold-start")
+COMMANDS = ("train", "quickstart", "sft")
 """Those of `palimpsest` that begin a run."""
 
 GIVEN = "given"

@@ -246,7 +246,7 @@ def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
             config,
             parts.policy,
             parts.engine.codec,
-            tmp_path / name,
+            tmp_path / name / "cold-start",
             progress=Silent(),
             stop=GracefulStop(),
             warn=print,

@@ -1,9 +1,10 @@
-"""Supervised training: on recorded episodes or conversations, or as the cold start of a run.
+"""Supervised training: on recorded episodes, on conversations, or on the lessons of a recipe.
 
-The cold start of a run: lessons in the form of the policy's replies, in a run folder inside the run's own.
+The lessons (`cold_start`) are in the form of the policy's replies. A run with rewards that begins with them has them in
+a run folder inside its own.
 
-Guaranteed: interrupted, it goes on where it was; finished, it is not done again; the same configuration and seed give
-the same weights. Not covered: a cold start on one's own records, which is `palimpsest sft`.
+Guaranteed: interrupted, it continues where it was; finished, it is not done again; the same configuration and seed give
+the same weights.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from palimpsest.types import Trajectory
 
 async def imitate_async(
     config: RunConfig,
-    imitated: Imitated,
+    imitated: Imitated | None,
     out: Path,
     *,
     resume: bool = False,
@@ -56,9 +57,13 @@ async def imitate_async(
     progress: Progress,
     stop: GracefulStop | None = None,
 ) -> Finished:
-    """Imitate; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
+    """Imitate; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories. None: the recipe's lessons.
+
+    Raises ConfigError where there is neither."""
     check_sinks(config)
     check_models(config)
+    if imitated is None:
+        return await _lessons_alone(config, out, resume=resume, force=force, progress=progress, stop=stop)
     chosen = _recorded(imitated, progress)  # before the model: what is wrong with the records is told at once
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
     assert engine.learner is not None
@@ -147,7 +152,6 @@ def _conversations(config: RunConfig, imitated: Imitated, max_context: int, prog
 # ---- The cold start of a run ---------------------------------------------------------------------------------
 
 
-FOLDER = COLD_START
 SAVE_EVERY = 250
 _SUFFIX = f"-{COLD_START}"
 
@@ -184,13 +188,15 @@ async def run_cold_start(
     config: RunConfig,
     policy: MemoryPolicy,
     codec: Codec,
-    run: Path,
+    out: Path,
     *,
+    resume: bool = True,
+    force: bool = False,
     progress: Progress,
     stop: GracefulStop,
     warn: Callable[[str], None],
 ) -> Finished:
-    """Train on the lessons of `config.cold_start` in `run`/cold-start, or find it done."""
+    """Train on the lessons of `config.cold_start` in the run folder `out`, or find it done."""
     wanted = config.cold_start
     assert wanted is not None
     settings = _settings(config, wanted)
@@ -199,7 +205,7 @@ async def run_cold_start(
     limits = engine.limits
     check = partial(check_fit, vocab=limits.vocab, max_context=limits.max_context)
     lessons = Drawn(build_lessons(config, wanted, policy, codec, limits.max_context), wanted, check)
-    with open_run(run / FOLDER, settings, resume=True, on_warning=warn, origin=Origin(COLD_START)) as folder:
+    with open_run(out, settings, resume=resume, force=force, on_warning=warn, origin=Origin(SFT)) as folder:
         trainer = SupervisedTrainer(
             config=settings,
             folder=folder,
@@ -211,28 +217,28 @@ async def run_cold_start(
         return await using(engine, trainer.run())
 
 
-async def cold_start_async(
-    config: RunConfig, out: Path, *, progress: Progress, stop: GracefulStop | None = None
+async def _lessons_alone(
+    config: RunConfig, out: Path, *, resume: bool, force: bool, progress: Progress, stop: GracefulStop | None
 ) -> Finished:
-    """The cold start of a configuration and no more. Raises ConfigError for one without."""
+    """The lessons of a configuration, and no training with rewards."""
     if config.cold_start is None:
         raise ConfigError(
-            f"recipe {config.recipe}: it has no cold_start; add one, e.g. 'cold_start={{steps: 400}}', "
-            "or imitate records with palimpsest sft"
+            f"recipe {config.recipe}: it has no cold_start, whose lessons are learnt without data: give --from RUN "
+            "(recorded episodes), --data FILE (conversations), or e.g. 'cold_start={steps: 400}'"
         )
     codec = Codec.load(config.model)
-    return await run_cold_start(
-        config,
-        policy_of(config),
-        codec,
-        out,
-        progress=progress,
-        stop=stop or GracefulStop(),
-        warn=progress.message,
-    )
-
-
-cold_start = blocking(cold_start_async)
+    with resumable(out, progress):
+        return await run_cold_start(
+            config,
+            policy_of(config),
+            codec,
+            out,
+            resume=resume,
+            force=force,
+            progress=progress,
+            stop=stop or GracefulStop(),
+            warn=progress.message,
+        )
 
 
 def build_lessons(

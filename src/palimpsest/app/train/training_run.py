@@ -274,7 +274,7 @@ class Training:
                 config,
                 parts.policy,
                 parts.engine.codec,
-                self.folder.path,
+                self.folder.path / COLD_START,
                 progress=self.progress,
                 stop=self.stop,
                 warn=self.folder.warn,

@@ -162,8 +162,11 @@ def _check(texts: PromptSet, given: Mapping[str, Any], used: Iterable[str]) -> N
 
 
 def _missing(name: str, when: str) -> str:
-    why, setting = (f": {when} shows it", f" --set {when}") if when else ("", "")
-    return f"{KEY}.{name} is missing{why}; palimpsest prompts show POLICY{setting} prints the shipped one"
+    if not when:
+        return f"{KEY}.{name} is missing; palimpsest recipes show RECIPE --prompts prints the shipped one"
+    settings = " ".join(f"policy.options.{setting}" for setting in when.split(" and "))
+    command = f"palimpsest recipes show RECIPE {settings} --prompts"
+    return f"{KEY}.{name} is missing: {when} shows it; {command} prints the shipped one"
 
 
 def _check_slots(name: str, text: str, slots: Slots) -> None:
