@@ -35,7 +35,7 @@ from torch import Tensor
 
 from palimpsest.config.install_hints import install_line
 from palimpsest.config.model import SHIPPED, model_path
-from palimpsest.config.schema import AdapterConfig, ModelConfig
+from palimpsest.config.model import AdapterConfig, ModelConfig
 from palimpsest.engines.embedded.architecture import check_class, max_context
 from palimpsest.engines.embedded.parity import admit
 from palimpsest.errors import ModelError
