@@ -49,7 +49,7 @@ from palimpsest.errors import ConfigError, DataError, ModelError  # noqa: E402
 from palimpsest.rollout.trajectory_file import group_lines  # noqa: E402
 from palimpsest.text.codec import Codec  # noqa: E402
 from palimpsest.viewer.records.sources import Library, NotThere  # noqa: E402
-from palimpsest.viewer.screens.viewer_api import Answers  # noqa: E402
+from palimpsest.viewer.screens.viewer_api import ViewerApi  # noqa: E402
 from support.view_folders import group, run_folder  # noqa: E402
 
 GROWTH_MB = 300
@@ -65,7 +65,7 @@ def merges(draw: random.Random, folder: Path) -> bool:
     for name in ("bomb", "sound"):
         run_folder(folder / name, [{"step": 1, "reward/mean": 0.5}])
     (folder / "bomb" / "config.yaml").write_text("\n".join(lines) + "\n")
-    return {each["name"] for each in Answers(Library([folder])).get("/api/runs")["runs"]} == {"bomb", "sound"}
+    return {each["name"] for each in ViewerApi(Library([folder])).get("/api/runs")["runs"]} == {"bomb", "sound"}
 
 
 def links(draw: random.Random, folder: Path) -> bool:
@@ -82,7 +82,7 @@ def links(draw: random.Random, folder: Path) -> bool:
 
 def shown(run: Path, target: Path) -> str:
     """All that the viewer and its export to `target` show of a run."""
-    answers, seen = Answers(Library([run])), list[str]()
+    answers, seen = ViewerApi(Library([run])), list[str]()
     for address in ("", "/metrics", "/events", "/steps/1/episodes", "/steps/1/groups/0"):
         try:
             seen.append(str(answers.get(f"/api/runs/{run.name}{address}")))
@@ -103,7 +103,7 @@ def formats(draw: random.Random, folder: Path) -> bool:
     lines[at] = lines[at].replace(b'"format":2', b'"format":' + other, 1)
     run = run_folder(folder / "run")
     (run / "trajectories" / "step-000001.jsonl.zst").write_bytes(b"".join(map(zstandard.compress, lines)))
-    seen = Answers(Library([run])).get("/api/runs/run/steps/1/episodes")
+    seen = ViewerApi(Library([run])).get("/api/runs/run/steps/1/episodes")
     return [row["id"] for row in seen["rows"]] == ([] if at == 0 else ["tea"]) and bool(seen["torn"])
 
 

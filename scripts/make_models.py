@@ -51,7 +51,7 @@ from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Engine
 from palimpsest.memory import document_baselines, overwrite
 from palimpsest.metrics.memory_metrics import copy_fidelity
-from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.training.supervised.lessons import UNKNOWN
@@ -382,7 +382,7 @@ async def complete(engine: Engine, examples: Sequence[Example], temperature: flo
 
 
 def fidelity(engine: Engine, pairs: Sequence[tuple[Example, Completion]]) -> float:
-    texts, reads = Texts(engine.codec), []
+    texts, reads = GroupTexts(engine.codec), []
     nothing = tuple(engine.codec.encode(overwrite.SHORT.empty_memory))
     for example, completion in pairs:
         if completion.token_ids[: len(nothing)] == nothing:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import palimpsest
 from palimpsest.data.sources.problem_source import build_source
-from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.text.codec import Codec
 
 WIDTH, LINE, GAP = 760, 18, 14  # pixels
@@ -49,7 +49,7 @@ def told(run: palimpsest.Run, chunks: int, number: int) -> Told:
     """Held-out problem `number` of `chunks` paragraphs, played by the run."""
     problem = build_source(run.config.data, split="eval").problems(step=0, count=number + 1, size=chunks)[number]
     episode = run.play(problem)
-    texts = Texts(Codec.load(run.model))
+    texts = GroupTexts(Codec.load(run.model))
     sections = [
         Section(sentences(turn.section.text if turn.section else ""), sentences(turn.memory_after.text))
         for turn in readings(episode.trajectory, texts)

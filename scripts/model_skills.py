@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from palimpsest.data.synthetic.documents import Evidence, World, distractor, draw_question, near_miss
+from palimpsest.data.synthetic.documents import EvidenceChain, World, distractor, draw_question, near_miss
 from palimpsest.data.synthetic.world import FILLER, PEOPLE, RELATIONS
 from palimpsest.memory import document_baselines, overwrite
 from palimpsest.text.codec import Codec
@@ -177,19 +177,19 @@ class Skills:
         )
         return Example(prompt, (*self._memory(written), self.end))
 
-    def _scene(self, rng: random.Random) -> tuple[World, Evidence]:
+    def _scene(self, rng: random.Random) -> tuple[World, EvidenceChain]:
         world = World(random.Random(rng.random()))
         return world, draw_question(world, rng.choice((1, 1, 2)), rng)
 
-    def _sentence(self, world: World, evidence: Evidence, rng: random.Random) -> str:
+    def _sentence(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
         draw = near_miss if rng.random() < NEAR_MISS else distractor
         return draw(world, evidence, rng)
 
-    def _statements(self, world: World, evidence: Evidence, rng: random.Random) -> list[str]:
+    def _statements(self, world: World, evidence: EvidenceChain, rng: random.Random) -> list[str]:
         return [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
 
     def _facts(
-        self, world: World, evidence: Evidence, rng: random.Random, count: int, *, relevant: bool = True
+        self, world: World, evidence: EvidenceChain, rng: random.Random, count: int, *, relevant: bool = True
     ) -> list[str]:
         facts: list[str] = []
         while len(facts) < count:
@@ -201,14 +201,14 @@ class Skills:
         return facts
 
     def _in_sight(
-        self, world: World, evidence: Evidence, rng: random.Random, held: int
+        self, world: World, evidence: EvidenceChain, rng: random.Random, held: int
     ) -> tuple[list[str], list[str], list[str]]:
         """A memory of `held` facts, a section, and all facts of both, in reading order."""
         memory = self._facts(world, evidence, rng, held)
         section = self._section(world, evidence, rng, relevant=rng.random() < 0.3)
         return memory, section, list(dict.fromkeys(memory + [said for said in section if said not in FILLER]))
 
-    def _section(self, world: World, evidence: Evidence, rng: random.Random, *, relevant: bool) -> list[str]:
+    def _section(self, world: World, evidence: EvidenceChain, rng: random.Random, *, relevant: bool) -> list[str]:
         section = [self._sentence(world, evidence, rng) for _ in range(5)]
         if relevant:
             section[rng.randrange(5)] = rng.choice(self._statements(world, evidence, rng))

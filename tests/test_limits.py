@@ -66,119 +66,34 @@ WIDE = {
 }
 
 BUDGET: dict[str, tuple[int, int]] = {
-    "": (2412, 13),
-    "app": (12164, 47),
-    "base_model": (521, 3),
-    "bench": (2027, 14),
-    "cli": (2856, 16),
-    "config": (2653, 14),
-    "credit": (962, 10),
-    "data": (5825, 27),
-    "engines": (10390, 48),
-    "evaluation": (2561, 10),
-    "memory": (4073, 20),
-    "metrics": (992, 4),
+    "": (2382, 13),
+    "app": (9735, 44),
+    "cli": (2125, 14),
+    "config": (2575, 14),
+    "credit": (949, 8),
+    "data": (4934, 25),
+    "engines": (9646, 47),
+    "evaluation": (2147, 8),
+    "memory": (3696, 17),
+    "metrics": (814, 4),
     "models": (717, 4),
     "progress": (616, 4),
-    "report": (1715, 7),
+    "report": (1699, 7),
     "retrieval": (755, 6),
-    "reward": (2065, 10),
-    "rollout": (1266, 5),
-    "runs": (1841, 9),
-    "servers": (5795, 22),
-    "text": (3121, 14),
+    "reward": (1675, 9),
+    "rollout": (1199, 5),
+    "runs": (1825, 9),
+    "servers": (3721, 17),
+    "text": (3123, 14),
     "tools": (297, 3),
-    "training": (2189, 11),
-    "viewer": (6328, 29),
+    "training": (1954, 10),
+    "viewer": (6037, 28),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A feature that needs more raises its line here,
 in the same commit; what gets smaller lowers it."""
 
-SMALL = {
-    "credit.leave_one_out": "a credit rule is a file",
-    "credit.mean": "a credit rule is a file",
-    "credit.mean_std": "a credit rule is a file",
-}
-"""Modules under 60 lines with one importer, in their own folder, and why each is a file."""
-
 ONE_NAME = {"engine", "sampler", "learner", "client"}
 """Names that several modules may have: each engine has one of these."""
-
-SEVERAL_MEANINGS: set[str] = {
-    "Again",
-    "Agents",
-    "Answered",
-    "Answers",
-    "Ask",
-    "Asked",
-    "Axis",
-    "Batch",
-    "Card",
-    "Cell",
-    "Change",
-    "Chat",
-    "Client",
-    "Described",
-    "Document",
-    "Episode",
-    "Evidence",
-    "Exported",
-    "Facts",
-    "Fault",
-    "Forest",
-    "Group",
-    "Guard",
-    "History",
-    "Hit",
-    "Index",
-    "Kind",
-    "Limits",
-    "Line",
-    "Measured",
-    "MissingGold",
-    "Objective",
-    "Origin",
-    "Part",
-    "Passages",
-    "Piece",
-    "Place",
-    "Plan",
-    "Probe",
-    "Prompt",
-    "Published",
-    "Question",
-    "Questions",
-    "Reading",
-    "Recalled",
-    "Refused",
-    "Reply",
-    "Report",
-    "Row",
-    "Rows",
-    "Rule",
-    "Run",
-    "Sample",
-    "Side",
-    "Sizes",
-    "Source",
-    "Stage",
-    "Step",
-    "Story",
-    "Strict",
-    "Task",
-    "Texts",
-    "Verdict",
-    "Weights",
-    "Words",
-    "World",
-    "_Bar",
-    "_Found",
-    "_Kept",
-    "_Part",
-    "_Reader",
-    "_Source",
-}
-"""Class names that several modules define. The list only gets shorter."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
@@ -284,7 +199,7 @@ def test_a_small_file_has_more_readers_than_its_neighbour() -> None:
         neighbours = {reader for reader in readers if reader.rpartition(".")[0] == name.rpartition(".")[0]}
         if len(path.read_text("utf-8").splitlines()) < SMALL_LINES and len(readers) == 1 and neighbours == readers:
             small.add(name.removeprefix("palimpsest."))
-    assert small == set(SMALL)
+    assert small == set()
 
 
 def test_module_names_tell_modules_apart() -> None:
@@ -296,7 +211,7 @@ def test_class_names_have_one_meaning() -> None:
     defined: Counter[str] = Counter()
     for tree in MODULES.values():
         defined.update({node.name for node in tree.body if isinstance(node, ast.ClassDef)})
-    assert {name for name, count in defined.items() if count > 1} == SEVERAL_MEANINGS
+    assert {name for name, count in defined.items() if count > 1} == set()
 
 
 # ---- the tests themselves ------------------------------------------------------------------------------------

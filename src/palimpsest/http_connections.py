@@ -19,7 +19,7 @@ import aiohttp
 import certifi
 import orjson
 
-from palimpsest.http_services import Again, Down, Reply
+from palimpsest.http_services import Down, HttpReply, RetryableError
 
 ERROR_BYTES = 1 << 16
 """Of a reply that isn't status 200: read for its first words alone."""
@@ -31,7 +31,7 @@ class Unanswered(Down):
     """Nobody was there, or the reply's end didn't come: in time, or before the connection broke off. One line."""
 
 
-class BadReply(Again):
+class BadReply(RetryableError):
     """A reply that can't be read: too long, wrongly encoded. One line."""
 
 
@@ -55,7 +55,7 @@ class Connections:
         *,
         limit: int,
         timeout_s: float | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """The answer to `body` as JSON, or to none; at most `limit` bytes come back, within `timeout_s`. Raises
         Unanswered and BadReply."""
         if self._session is None:
@@ -100,7 +100,7 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-async def _read(answer: aiohttp.ClientResponse, limit: int) -> Reply:
+async def _read(answer: aiohttp.ClientResponse, limit: int) -> HttpReply:
     whole = answer.status == 200
     limit = limit if whole else ERROR_BYTES
     raw = bytearray()
@@ -112,7 +112,7 @@ async def _read(answer: aiohttp.ClientResponse, limit: int) -> Reply:
             break
     headers = {name.lower(): value for name, value in answer.headers.items()}
     encoding = headers.get("content-encoding", "identity").lower()
-    return Reply(answer.status, headers, _decompressed(bytes(raw), encoding, limit, whole=whole))
+    return HttpReply(answer.status, headers, _decompressed(bytes(raw), encoding, limit, whole=whole))
 
 
 def _decompressed(raw: bytes, encoding: str, limit: int, *, whole: bool) -> bytes:

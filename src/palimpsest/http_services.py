@@ -30,7 +30,7 @@ _HIDDEN = "(redacted)"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """What a service answered, read whole; of a reply that isn't status 200 the beginning."""
 
     status: int
@@ -121,7 +121,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 # ---- asking again -----------------------------------------------------------------------------------------------
 
 
-class Again(Exception):
+class RetryableError(Exception):
     """Another attempt may succeed; `pause` in seconds if the service named one."""
 
     def __init__(self, said: str, pause: float | None = None) -> None:
@@ -129,14 +129,14 @@ class Again(Exception):
         self.pause = pause
 
 
-class Down(Again):
+class Down(RetryableError):
     """Nobody answered, or a server's error."""
 
 
 class GaveUp(Exception):
     """No attempt succeeded. One line; `last`: what the last one met."""
 
-    def __init__(self, said: str, last: Again) -> None:
+    def __init__(self, said: str, last: RetryableError) -> None:
         super().__init__(said)
         self.last = last
 
@@ -158,11 +158,11 @@ async def attempted(
     it is longer; `key` draws how far below the full pause it stays, so that requests that failed together don't come
     back together.
     """
-    last = Again("it was never asked")
+    last = RetryableError("it was never asked")
     for attempt in range(attempts):
         try:
             return await once()
-        except Again as again:
+        except RetryableError as again:
             last = again
         if attempt + 1 < attempts:
             own = pause * 2.0 ** min(attempt, 30) * keyed_random("pause", *key, attempt).uniform(0.5, 1.0)
@@ -197,5 +197,7 @@ class Breaker:
             self._failures, self._said = self._failures + 1, str(error)
             if self._failures >= self._limit and not self._probe_at:
                 self._probe_at = now + self._probe_s
-        elif error is None or isinstance(error, (Again, PalimpsestError)):  # it answered; a cancelled one says nothing
+        elif error is None or isinstance(
+            error, (RetryableError, PalimpsestError)
+        ):  # it answered; a cancelled one says nothing
             self._failures, self._probe_at = 0, 0.0

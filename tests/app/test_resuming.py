@@ -17,7 +17,7 @@ from palimpsest.app.resume import asked_run
 from palimpsest.cli.options import resumed
 from palimpsest.progress.reporter import Silent
 from palimpsest.rollout.trajectory_file import encode_groups
-from palimpsest.runs.resume_rules import Origin, how_to_resume, origin_of, resume_command
+from palimpsest.runs.resume_rules import RunOrigin, how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.training.supervised.imitation_source import Imitated
@@ -132,7 +132,7 @@ def test_a_run_that_ends_by_an_error_says_how_it_goes_on(
 )
 def test_a_run_that_says_no_known_command_counts_as_one_of_train(tmp_path: Path, strange: dict[str, Any]) -> None:
     (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "started", **strange}) + "\n")
-    assert origin_of(tmp_path) == Origin()
+    assert origin_of(tmp_path) == RunOrigin()
     assert resume_command(tmp_path) == f"palimpsest train --resume {tmp_path}"
 
 
@@ -157,7 +157,7 @@ def test_a_hint_says_whether_a_run_goes_on_or_begins_again(tmp_path: Path) -> No
 def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: Path) -> None:
     changes = {"model.path": str(tiny_model_folder), "train.steps": 3, "evaluation.multiples": [1, 2]}
     config = quickstart_config("memagent", changes, 5)
-    with open_run(tmp_path / "run", config, origin=Origin("quickstart")):
+    with open_run(tmp_path / "run", config, origin=RunOrigin("quickstart")):
         pass
     for resume, method in ((tmp_path / "run", None), (True, str(tmp_path / "run"))):
         asked = asked_quickstart(method, resume=resume)

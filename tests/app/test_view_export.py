@@ -21,7 +21,7 @@ from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.rollout.trajectory_file import encode_groups, group_lines
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens.episode_screen import episode_view
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.command import Run
 from support.view_folders import group, run_folder, state_of
 
@@ -51,7 +51,7 @@ def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> N
     before = state_of(run)
     (written,) = export([run], tmp_path / "out.html", only="1/0,2/1")
     answers = held(written.path)
-    asked = Answers(Library([run]))
+    asked = ViewerApi(Library([run]))
     for path in ("/api/runs/run/metrics", "/api/runs/run/alarms", "/api/runs/run/events"):
         assert answers[path] == orjson.loads(orjson.dumps(asked.get(path)))
     assert answers["/api/runs/run/steps"] == [2]
@@ -87,7 +87,7 @@ def test_a_file_that_would_be_too_large_is_refused_with_its_size(
 def test_the_groups_of_chosen_episodes_are_measured(run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
     tokenizer = str(tiny_model_folder)
     (written,) = export([run], tmp_path / "out.html", only="2/0", step="1", tokenizer=tokenizer)
-    served = Answers(Library([run]), tokenizer=tokenizer).get("/api/runs/run/steps/1/measures", {"groups": "2"})
+    served = ViewerApi(Library([run]), tokenizer=tokenizer).get("/api/runs/run/steps/1/measures", {"groups": "2"})
     measures = held(written.path)["/api/runs/run/steps/1/measures"]
     own = {place: each for place, each in measures.items() if "left_out" not in each}
     assert own == orjson.loads(orjson.dumps(served))

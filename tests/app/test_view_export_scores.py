@@ -16,7 +16,7 @@ from palimpsest.evaluation.sample_log import Sample
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Group
 from palimpsest.viewer.records.sources import Library
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.command import Run
 from support.inspect_logs import read_by_inspect
 from support.view_folders import evaluation_folder, group, sample
@@ -125,7 +125,7 @@ def test_the_record_of_an_evaluation_is_shown_as_the_evaluation(tmp_path: Path) 
 
 
 def test_the_episodes_of_an_evaluation_name_their_player_and_come_with_the_scores_of_all(tmp_path: Path) -> None:
-    told = Answers(Library([wrong_alone(tmp_path / "eval")])).get("/api/runs/eval/steps/all/episodes")
+    told = ViewerApi(Library([wrong_alone(tmp_path / "eval")])).get("/api/runs/eval/steps/all/episodes")
     assert [(row["player"], row["part"]) for row in told["rows"]] == [
         *[("baseline: closed book", BASELINE)] * 6,
         ("agent", "64 chunks"),

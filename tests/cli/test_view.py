@@ -34,7 +34,7 @@ ENDLESS = """
 import sys, time
 from pathlib import Path
 from palimpsest.cli.main import main
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi as Answers
 Answers.get = lambda *_: time.sleep(600)
 sys.argv = ["palimpsest", "view", sys.argv[1], "--port", "0"]
 main()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.data.formats.problem_files import Reading, read_problems
+from palimpsest.data.formats.problem_files import ReadOptions, read_problems
 from palimpsest.data.formats.question_formats import LINE, pieces
 from palimpsest.errors import DataError
 from palimpsest.report.dataset_summary import inspect_source
@@ -103,8 +103,8 @@ def test_sessions_of_another_shape_are_named_with_their_place(
 
 def test_contexts_of_sessions_are_finished_ones(tmp_path: Path) -> None:
     path = save(tmp_path / "l.json", ROW, ROW | {"answer_session_ids": ["s9"]})
-    inspection = inspect_source(path, Reading(skip_missing_gold=True))
+    inspection = inspect_source(path, ReadOptions(skip_missing_gold=True))
     assert inspection.sessions is not None
     assert (inspection.sessions.most, inspection.evidence_lost, len(inspection.skipped)) == (2, 0, 1)
     with pytest.raises(DataError, match=r"data\.documents=5, but its file holds finished contexts"):
-        inspect_source(path, Reading(skip_missing_gold=True), documents=5)
+        inspect_source(path, ReadOptions(skip_missing_gold=True), documents=5)

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.data.formats.problem_files import (
-    Reading,
-    read_corpus,
-    read_problems,
-    read_records,
-    write_problems,
-)
+from palimpsest.data.formats.problem_files import ReadOptions, read_corpus, read_problems, read_records, write_problems
 from palimpsest.errors import DataError
 from palimpsest.types import Problem, Question
 
@@ -149,7 +143,7 @@ def test_indexed_contexts_are_looked_up_in_the_sorted_corpus_beside_them(tmp_pat
     (problem,) = read_problems(path)
     assert problem.context == f"Document 1:\n{TEXTS[0]}\n\nDocument 2:\n{TEXTS[1]}"  # Bergen, Norway, Oslo
     assert problem.metadata["num_docs"] == 2
-    (named,) = read_records(path, Reading(corpus=corpus))
+    (named,) = read_records(path, ReadOptions(corpus=corpus))
     assert named.paragraphs == (TEXTS[0], TEXTS[1])
     save(path, [indexed[0] | {"context": [0, 3]}])
     with pytest.raises(DataError, match="index 3 is not in the corpus of 3 paragraphs"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from palimpsest.data.files import rows as rows_module
 from palimpsest.data.files.rows import read_rows
-from palimpsest.data.formats.problem_files import Reading, read_problems
+from palimpsest.data.formats.problem_files import ReadOptions, read_problems
 from palimpsest.errors import DataError
 
 OBJECTS: list[dict[str, Any]] = [
@@ -50,7 +50,7 @@ def test_of_very_many_columns_a_message_names_the_first_and_no_hint_looks_at_all
     wide.write_text("\n".join(",".join(row) for row in (names, ["x"] * len(names))))
     for columns in ({}, {"question": "q"}):
         with pytest.raises(DataError) as caught:
-            list(read_problems(wide, reading=Reading(columns=columns)))
+            list(read_problems(wide, reading=ReadOptions(columns=columns)))
         assert "column 39 and 19,960 more" in str(caught.value)
         assert len(str(caught.value)) < 1500
     assert looked_at

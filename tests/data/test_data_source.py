@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest.config.data import DataConfig
-from palimpsest.data.formats.problem_files import Reading, write_problems
+from palimpsest.data.formats.problem_files import ReadOptions, write_problems
 from palimpsest.data.sources.file_source import FileSource
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import DataError
@@ -107,7 +107,7 @@ def test_a_corpus_of_its_own_widens_the_choice(tmp_path: Path) -> None:
     path = paragraphs_file(tmp_path / "h.json", questions=1)
     corpus = tmp_path / "c.jsonl"
     corpus.write_text("".join(json.dumps({"title": f"E{i}", "text": "e"}) + "\n" for i in range(6)))
-    (problem,) = FileSource.open(path, split="eval", documents=10, reading=Reading(corpus=corpus)).problems(
+    (problem,) = FileSource.open(path, split="eval", documents=10, reading=ReadOptions(corpus=corpus)).problems(
         step=0, count=1
     )
     assert sum(f"E{i}\ne" in (problem.context or "") for i in range(6)) == 6

@@ -12,7 +12,7 @@ import pytest
 from palimpsest.app.evaluate.evaluation_data import read_problems
 from palimpsest.config.data import DataConfig
 from palimpsest.config.load import parse_config
-from palimpsest.data.formats.problem_files import Reading
+from palimpsest.data.formats.problem_files import ReadOptions
 from palimpsest.data.record import LONG, DocumentStore
 from palimpsest.data.sources.file_source import FileSource, SourceProblems, outlines, some_of
 from palimpsest.data.sources.problem_source import build_source
@@ -102,6 +102,6 @@ def test_several_numbers_of_documents_share_the_paragraphs_of_a_file(tmp_path: P
 def test_questions_of_one_document_share_its_place(tmp_path: Path) -> None:
     asked = [{"question": f"Who is {number}?", "answers": ["Ann"]} for number in range(5)]
     (tmp_path / "f.jsonl").write_text(json.dumps({"questions": asked, "context": "Ann. " * LONG}))
-    source = FileSource.open(tmp_path / "f.jsonl", split="eval", reading=replace(Reading(), each_question=True))
+    source = FileSource.open(tmp_path / "f.jsonl", split="eval", reading=replace(ReadOptions(), each_question=True))
     assert len({record.stored for record in source.records}) == 1
     assert {problem.context for problem in source} == {"Ann. " * LONG}

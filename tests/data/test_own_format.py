@@ -12,7 +12,7 @@ from palimpsest.config.data import DataConfig
 from palimpsest.config.load import parse_config
 from palimpsest.data.formats.custom_format import own_format
 from palimpsest.data.formats.format_registry import FORMATS
-from palimpsest.data.formats.problem_files import Reading, RowFormat, format_of, read_problems, write_problems
+from palimpsest.data.formats.problem_files import ReadOptions, RowFormat, format_of, read_problems, write_problems
 from palimpsest.data.sources.file_source import FileSource
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError
@@ -81,7 +81,7 @@ def test_splits_limit_and_inspection_are_as_for_shipped_formats(bridge: Path) ->
     assert [p.id for p in source(bridge, "eval", limit=3).problems(step=0, count=9)] == [
         f"bridge-{n}" for n in range(3)
     ]
-    found = inspect_source(bridge, Reading(own_format(CSV, {})), documents=6, limit=4)
+    found = inspect_source(bridge, ReadOptions(own_format(CSV, {})), documents=6, limit=4)
     assert (found.format, found.rows, found.gold_in_context, found.evidence_lost) == (CSV, 4, 4, 0)
 
 
@@ -90,7 +90,7 @@ def test_a_file_that_it_does_not_recognise_is_read_by_its_columns(bridge: Path, 
     write_problems(held_out, [Problem("a", "Who?", ("Anna",), "Anna did.")])
     (problem,) = source(bridge, "eval", eval_source=str(held_out))
     assert problem.id == "a"
-    assert format_of(held_out, Reading(own_format(CSV, {}))).name == "palimpsest"
+    assert format_of(held_out, ReadOptions(own_format(CSV, {}))).name == "palimpsest"
 
 
 def test_options_reach_the_format_and_mappings_are_of_our_own_layout(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from palimpsest.data.files.rows import Row
 from palimpsest.data.formats.format_registry import FORMATS, recognise
-from palimpsest.data.formats.problem_files import Reading, read_problems, read_records
+from palimpsest.data.formats.problem_files import ReadOptions, read_problems, read_records
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 
@@ -189,21 +189,21 @@ def test_the_closest_format_is_named_with_its_missing_column_and_the_line_that_m
 
 def test_what_the_message_proposes_reads_the_file(tmp_path: Path) -> None:
     path = lines(tmp_path / "f.jsonl", {"q": "Who?", "answers": ["Ann"]})
-    (problem,) = read_problems(path, reading=Reading(columns={"question": "q"}))
+    (problem,) = read_problems(path, reading=ReadOptions(columns={"question": "q"}))
     assert (problem.question, problem.answers) == ("Who?", ("Ann",))
 
 
 def test_columns_may_lie_in_objects_and_lists_and_may_change_places(tmp_path: Path) -> None:
     row = {"answers": "Who?", "question": ["Ann"], "docs": [{"body": "Ann ran."}], "a.b": "plain"}
     columns = {"question": "answers", "answers": "question", "context": "docs.0.body", "memory": "a.b"}
-    (problem,) = read_problems(lines(tmp_path / "f.jsonl", row), reading=Reading(columns=columns))
+    (problem,) = read_problems(lines(tmp_path / "f.jsonl", row), reading=ReadOptions(columns=columns))
     assert problem == Problem("f-0", "Who?", ("Ann",), "Ann ran.", memory="plain")
 
 
 def test_a_mapped_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     path = lines(tmp_path / "f.jsonl", {"query": "Who?", "gold": ["Ann"]})
     with pytest.raises(DataError, match=r"line 1: data\.map question=qery: the row has no qery; did you mean query\?"):
-        list(read_problems(path, reading=Reading(columns={"question": "qery", "answers": "gold"})))
+        list(read_problems(path, reading=ReadOptions(columns={"question": "qery", "answers": "gold"})))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_name_of_ours_that_no_format_reads_is_named_with_the_nearest(tmp_path:
     """One that nothing needs, too: a question whose context went lost would be asked without it."""
     path = lines(tmp_path / "f.jsonl", {"question": "Who?", "answers": ["Ann"], "q": "Ann ran."})
     with pytest.raises(DataError) as caught:
-        list(read_problems(path, reading=Reading(columns={ours: "q"})))
+        list(read_problems(path, reading=ReadOptions(columns={ours: "q"})))
     assert f"f.jsonl line 1: data.map {ours}=q: no format reads a column {words}" in str(caught.value)
 
 
@@ -222,13 +222,13 @@ def test_a_column_of_one_of_several_files_is_told_by_the_files_name(tmp_path: Pa
     first = lines(tmp_path / "a.jsonl", {"q": "Who?", "answers": ["Ann"]})
     second = lines(tmp_path / "b.jsonl", {"text": "Where?", "answers": ["Rome"], "q": "x"})
     columns = {"question": "q", f"{second}:question": "text"}
-    problems = list(read_problems([first, second], reading=Reading(columns=columns)))
+    problems = list(read_problems([first, second], reading=ReadOptions(columns=columns)))
     assert [problem.question for problem in problems] == ["Who?", "Where?"]
 
 
 def test_a_mapped_column_that_a_later_row_lacks_is_an_absent_one(tmp_path: Path) -> None:
     rows = [{"question": "Who?", "answers": ["Ann"], "text": "Ann ran."}, {"question": "Who?", "answers": ["Ann"]}]
-    problems = read_problems(lines(tmp_path / "f.jsonl", *rows), reading=Reading(columns={"context": "text"}))
+    problems = read_problems(lines(tmp_path / "f.jsonl", *rows), reading=ReadOptions(columns={"context": "text"}))
     assert [problem.context for problem in problems] == ["Ann ran.", None]
 
 
@@ -253,7 +253,7 @@ def test_a_row_whose_gold_is_not_there_is_refused_or_left_out_and_told(
     with pytest.raises(DataError, match=r"line 1: .*data\.on_missing_gold=skip"):
         list(read_records(path))
     skipped: list[str] = []
-    (record,) = read_records(path, Reading(skip_missing_gold=True), skipped=skipped)
+    (record,) = read_records(path, ReadOptions(skip_missing_gold=True), skipped=skipped)
     assert (record.id, record.answers) == ("f-1", ("Ann",))
     assert [said.split(":")[0] for said in skipped] == [f"{path} line 1", f"{path} line 3"]
 
@@ -261,4 +261,4 @@ def test_a_row_whose_gold_is_not_there_is_refused_or_left_out_and_told(
 def test_a_file_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
     path = lines(tmp_path / "f.jsonl", STRAY, STRAY)
     with pytest.raises(DataError, match=r"data\.on_missing_gold=skip leaves nothing, the first row because: .*'B'"):
-        list(read_records(path, Reading(skip_missing_gold=True)))
+        list(read_records(path, ReadOptions(skip_missing_gold=True)))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.datasets.ruler_sets import Texts, make_ruler
+from palimpsest.app.datasets.ruler_sets import TaskTexts, make_ruler
 from palimpsest.data.fingerprints import MANIFEST
 from palimpsest.data.formats.problem_files import read_problems
 from palimpsest.data.synthetic.ruler_definitions import NOISE, TASKS
@@ -32,7 +32,7 @@ UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+def texts(tmp_path_factory: pytest.TempPathFactory) -> TaskTexts:
     """An essay, SQuAD and HotpotQA, made up."""
     folder = tmp_path_factory.mktemp("texts")
     rng = random.Random(0)
@@ -72,7 +72,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
         for i in range(60)
     ]
     (folder / "hotpot.json").write_text(json.dumps(rows))
-    return Texts(folder / "essay.txt", folder / "squad.json", folder / "hotpot.json")
+    return TaskTexts(folder / "essay.txt", folder / "squad.json", folder / "hotpot.json")
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ def test_there_are_thirteen_tasks_with_the_published_numbers() -> None:
 
 @pytest.mark.parametrize("model", ["base-model", "tool-model", "tiny"])
 def test_every_task_is_within_two_percent_of_the_length_and_never_over_it(
-    model: str, texts: Texts, tmp_path: Path, tiny_model_folder: Path
+    model: str, texts: TaskTexts, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     folder = tiny_model_folder if model == "tiny" else ASSETS / model
     codec = Codec.load(folder)
@@ -122,7 +122,7 @@ def test_every_task_is_within_two_percent_of_the_length_and_never_over_it(
 
 
 @pytest.fixture(scope="module")
-def made(texts: Texts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(texts: TaskTexts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All tasks at 4,096 tokens."""
     out = tmp_path_factory.mktemp("ruler") / "set"
     make_ruler(["all"], [4096], tokenizer=str(ASSETS / "base-model"), count=3, out=out, texts=texts, seed=1)
@@ -282,7 +282,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Pa
     assert made[0].edition == made[1].edition != made[2].edition
 
 
-def test_lengths_that_cannot_be_met_are_refused(tmp_path: Path, texts: Texts) -> None:
+def test_lengths_that_cannot_be_met_are_refused(tmp_path: Path, texts: TaskTexts) -> None:
     tokenizer = str(ASSETS / "base-model")
     with pytest.raises(DataError, match="niah_single_1: no context is within 2% of 100 tokens; give another length"):
         make_ruler(["niah_single_1"], [100], tokenizer=tokenizer, count=1, out=tmp_path / "a")
@@ -292,7 +292,9 @@ def test_lengths_that_cannot_be_met_are_refused(tmp_path: Path, texts: Texts) ->
         make_ruler(["qa_2"], [4096], tokenizer=tokenizer, count=61, out=tmp_path / "a", texts=texts)
     assert texts.hotpot is not None
     with pytest.raises(DataError, match="not SQuAD's file"):
-        make_ruler(["qa_1"], [4096], tokenizer=tokenizer, count=1, out=tmp_path / "a", texts=Texts(squad=texts.hotpot))
+        make_ruler(
+            ["qa_1"], [4096], tokenizer=tokenizer, count=1, out=tmp_path / "a", texts=TaskTexts(squad=texts.hotpot)
+        )
     with pytest.raises(ConfigError, match="no such task"):
         make_ruler(["vvt"], [4096], tokenizer=tokenizer, count=1, out=tmp_path / "a")
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.record import objective_count
 from palimpsest.data.sources.problem_source import build_source
-from palimpsest.data.synthetic.search_problems import Plan, SyntheticSearchSource, make_search_problem, plan
+from palimpsest.data.synthetic.search_problems import SearchPlan, SyntheticSearchSource, make_search_problem, plan
 from palimpsest.data.synthetic.world import PEOPLE
 from palimpsest.errors import DataError
 from palimpsest.retrieval.bm25 import Bm25Index
@@ -211,7 +211,7 @@ def test_a_plan_survives_a_record_where_tuples_become_lists() -> None:
     problem = make_search_problem(0, "train", 1, objectives=2, hops=2)
     read = Problem(problem.id, problem.question, problem.answers, None, json.loads(json.dumps(problem.metadata)))
     assert plan(read) == plan(problem)
-    assert isinstance(plan(read), Plan)
+    assert isinstance(plan(read), SearchPlan)
 
 
 @pytest.mark.parametrize("problem", CASES[1::25] + CASES[4::50], ids=lambda p: p.id)

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import csv as arrow_csv
 
 from palimpsest.data.files.rows import read_rows
-from palimpsest.data.formats.problem_files import Reading, read_problems
+from palimpsest.data.formats.problem_files import ReadOptions, read_problems
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 
@@ -71,7 +71,7 @@ def test_a_cell_that_a_map_makes_golds_may_hold_a_list_as_one_of_that_name_does(
     table, lines = tmp_path / "t.csv", tmp_path / "t.jsonl"
     table.write_text("\n".join(",".join(map(quoted, row)) for row in rows))
     lines.write_text("\n".join(json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]))
-    reading = Reading(columns={"question": "q", "answers": "gold"})
+    reading = ReadOptions(columns={"question": "q", "answers": "gold"})
     assert [problem.answers for problem in read_problems(table, reading=reading)] == [("Rome", "Roma"), ("[5]",), ()]
     first = next(iter(read_problems(lines, reading=reading)))
     assert first.answers == ('["Rome", "Roma"]',)  # a text of JSON lines is what it says

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest.data.formats import corpus as search_corpus
-from palimpsest.data.formats.problem_files import Reading, read_corpus, read_problems
+from palimpsest.data.formats.problem_files import ReadOptions, read_corpus, read_problems
 from palimpsest.data.sources.file_source import FileSource
 from palimpsest.errors import DataError
 
@@ -41,7 +41,7 @@ def test_every_text_is_a_passage_in_the_order_of_names(book: Path) -> None:
 
 
 def test_the_other_texts_of_the_folder_may_be_distractors(book: Path) -> None:
-    source = FileSource.open(book, split="eval", documents=3, reading=Reading(corpus=book))
+    source = FileSource.open(book, split="eval", documents=3, reading=ReadOptions(corpus=book))
     (problem,) = source.problems(step=0, count=1)
     assert "Bob sat." in (problem.context or "")
     assert (problem.metadata["num_docs"], len(problem.metadata["evidence"])) == (3, 2)

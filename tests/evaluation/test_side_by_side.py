@@ -6,7 +6,7 @@ import pytest
 
 from palimpsest.evaluation import comparison
 from palimpsest.evaluation.comparison import Side, SideBySide
-from palimpsest.evaluation.pairing import Cell, cell_of
+from palimpsest.evaluation.pairing import ProblemCell, cell_of
 from palimpsest.evaluation.sample_log import Sample
 from support.evaluations import sample
 
@@ -14,7 +14,7 @@ from support.evaluations import sample
 def test_every_sample_is_looked_up_once_and_stands_in_the_cell_of_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up = list[Sample]()
 
-    def counted(each: Sample) -> Cell:
+    def counted(each: Sample) -> ProblemCell:
         looked_up.append(each)
         return cell_of(each)
 

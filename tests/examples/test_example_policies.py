@@ -13,7 +13,7 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.metrics.memory_metrics import memory_steps
-from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.plugins import named_class
 from palimpsest.types import Grade, Problem, Trajectory
 from support.agents import base_codec, played
@@ -104,7 +104,7 @@ def test_a_turn_rewrites_the_least_recently_updated_head_and_sees_the_others() -
 
 def test_what_is_measured_as_held_is_all_heads_together_and_the_others_are_no_invention() -> None:
     trajectory = play(policy(HEADS, heads=2), LINES[0], LINES[1], LINES[2], "Omar is red.")
-    reads = readings(trajectory, Texts(base_codec()))
+    reads = readings(trajectory, GroupTexts(base_codec()))
     assert [reading.memory_after.text for reading in reads][1:] == [
         f"{LINES[0]}\n{LINES[1]}",
         f"{LINES[2]}\n{LINES[1]}",

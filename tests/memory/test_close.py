@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.memory.parts import grounded
-from palimpsest.memory.parts.grounded import Rule, sift, supported
+from palimpsest.memory.parts.grounded import GroundedRule, sift, supported
 from palimpsest.memory.parts.sentence_match import Match, read_source
 from palimpsest.text.word_forms import LONGEST, worded
 from support.agents import base_codec
@@ -114,7 +114,7 @@ def test_a_reply_is_sifted_by_it_as_ids_that_were_sampled() -> None:
     codec = base_codec()
     said, unsaid = " In Rome, Anna sold figs.", " In Rome, Omar sold figs."
     ids = codec.encode(said + unsaid)
-    sifted = sift(ids, [codec.encode("Anna sells figs in Rome. Omar sells tea.")], codec, Rule("close"))
+    sifted = sift(ids, [codec.encode("Anna sells figs in Rome. Omar sells tea.")], codec, GroundedRule("close"))
     assert codec.decode(sifted.ids) == said
     assert sifted.ids == ids[: len(sifted.ids)]
     assert [unit for unit, _ in sifted.dropped] == [unsaid.strip()]

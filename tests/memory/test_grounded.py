@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from palimpsest.errors import ConfigError
 from palimpsest.events import EmptyMemoryKept, MemoryUngrounded, MemoryWritten
 from palimpsest.memory.overwrite import OverwritePolicy
-from palimpsest.memory.parts.grounded import Rule, sift
+from palimpsest.memory.parts.grounded import GroundedRule, sift
 from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.recall import RecallPolicy, RetrievalPolicy
@@ -23,11 +23,11 @@ from palimpsest.types import Problem
 from support import agents as tool_agents
 from support.agents import base_codec, events, family_codec, ids_of, played, prune, search
 
-VERBATIM = Rule("verbatim")
+VERBATIM = GroundedRule("verbatim")
 SECTION = "- Anna eats figs. Omar sells tea. It is 9.5 km to Rome."
 
 
-def kept(reply: str, *sources: str, rule: Rule = VERBATIM, cut_off: bool = False) -> str:
+def kept(reply: str, *sources: str, rule: GroundedRule = VERBATIM, cut_off: bool = False) -> str:
     codec = base_codec()
     sifted = sift(codec.encode(reply), [codec.encode(each) for each in sources], codec, rule, cut_off=cut_off)
     return codec.decode(sifted.ids)
@@ -69,7 +69,7 @@ def test_the_unit_is_kept_or_dropped_whole(unit: Any, left: str) -> None:
         "line": " Anna eats figs. Lea runs.",
         "item": "- Anna\nruns.\n- Omar sells tea.",
     }[unit]
-    assert kept(reply, SECTION, rule=Rule("verbatim", unit)) == left
+    assert kept(reply, SECTION, rule=GroundedRule("verbatim", unit)) == left
 
 
 def test_a_unit_that_the_budget_cut_off_is_dropped_and_a_whole_one_is_not() -> None:

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from palimpsest.memory.parts.history import Exchange, History, Result, said_text
-from palimpsest.memory.parts.tool_agent import Episode
+from palimpsest.memory.parts.tool_agent import ToolEpisode
 from palimpsest.memory.policy_check import ScriptedModel
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.seeding import keyed_random
@@ -29,10 +29,10 @@ LIMIT = 40_000
 IDS = [AGENT.result_id(world(), number) for number in range(6)]
 
 
-def before() -> Episode:
+def before() -> ToolEpisode:
     """An episode with six results in three exchanges."""
     codec = base_codec()
-    episode = Episode(world(), ScriptedModel(codec, lambda prompt, limit: [], 4000), AGENT.begin(world(), codec))
+    episode = ToolEpisode(world(), ScriptedModel(codec, lambda prompt, limit: [], 4000), AGENT.begin(world(), codec))
     for number in range(0, 6, 2):
         text = f"{search('a')}\n{search('b')}"
         spans = [(one.start, one.end) for one in find_calls(text, "hermes")]

@@ -17,7 +17,7 @@ from palimpsest.memory import recall
 from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
-from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.reward.turn_rewards import turn_rewards
 from palimpsest.rollout.episode import play as play_episode
 from palimpsest.rollout.group import Player
@@ -141,7 +141,7 @@ def test_the_record_holds_the_memory_before_and_after_each_turn_and_what_was_rec
     file = tmp_path / "t.jsonl.zst"
     file.write_bytes(encode_groups([Group(Problem("p", "?", ("x",)), (played,), (Grade(1.0),))]))
     (trajectory,) = read_groups(file).groups[0].trajectories
-    found = readings(trajectory, Texts(tiny_codec))
+    found = readings(trajectory, GroupTexts(tiny_codec))
     assert [
         (str(r.memory_before), str(r.memory_after), str(r.recalled), r.query, r.found, str(r.section)) for r in found
     ] == [
@@ -308,7 +308,7 @@ def test_metrics_of_recalls_by_hand(tiny_codec: Any) -> None:
     second, _ = play(tiny_codec, ["<update>cold</update>", "<update>b</update><recall>cold</recall>", *FOUR[2:]])
     problem = Problem("p", "Who?", ("x",), DOCUMENT, {"evidence": ["a cat"]})
     group = Group(problem, (first, second), (Grade(1.0), Grade(0.0)))
-    found = memory_metrics(group, Texts(tiny_codec))
+    found = memory_metrics(group, GroupTexts(tiny_codec))
     assert found["recall_rate"] == 3 / 8
     assert found["recall_hit_rate"] == pytest.approx(1 / 3)
     assert found["malformed_rate"] == 1 / 8

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Hit, Index, words
+from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryHistory, MemoryHit, MemoryIndex, words
 from support.work import calls_of
 
 MEMORIES = ["Bob drinks tea.", "Ann trusts Bob. Bob eats figs.", "Ann drinks wine."]
 
 
-def filled(name: Any, memories: list[str] = MEMORIES) -> Index:
+def filled(name: Any, memories: list[str] = MEMORIES) -> MemoryIndex:
     index = RETRIEVERS[name]()
     for memory in memories:
         index.add(memory)
@@ -56,7 +56,7 @@ def test_similarities_by_hand(name: Any) -> None:
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_a_tie_goes_to_the_earliest_and_duplicates_stay(name: Any) -> None:
     """ReMemR1 keeps its memories in a set: ties fall by hash, duplicates and steps are lost."""
-    history = History(RETRIEVERS[name](), 0.0)
+    history = MemoryHistory(RETRIEVERS[name](), 0.0)
     for step, text in enumerate(["It rained.", "Bob drinks tea.", "Ann ran.", "Bob drinks tea."]):
         history.add(step, [step], text)
     hit = history.look_up("Bob")
@@ -68,19 +68,19 @@ def test_a_tie_goes_to_the_earliest_and_duplicates_stay(name: Any) -> None:
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_nothing_is_recalled_where_nothing_is_similar(name: Any) -> None:
     """ReMemR1 returns its top hit even at similarity 0."""
-    history = History(RETRIEVERS[name](), 0.0)
+    history = MemoryHistory(RETRIEVERS[name](), 0.0)
     assert history.look_up("Bob") is None
     history.add(0, [], "Ann drinks wine.")
     assert [history.look_up(query) for query in ("Bob", "...", "")] == [None] * 3
     history.minimum = None  # the published behaviour, as an option
-    assert history.look_up("Bob") == Hit(0, 0.0)
+    assert history.look_up("Bob") == MemoryHit(0, 0.0)
 
 
 def test_a_minimum_is_exceeded_not_met() -> None:
-    history = History(RETRIEVERS["words"](), 0.5)
+    history = MemoryHistory(RETRIEVERS["words"](), 0.5)
     history.add(0, [], "Bob drinks tea.")
     assert history.look_up("Bob Ann") is None
-    assert history.look_up("Bob drinks wine") == Hit(0, 2 / 3)
+    assert history.look_up("Bob drinks wine") == MemoryHit(0, 2 / 3)
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
@@ -90,7 +90,7 @@ def test_a_recall_among_ten_thousand_memories_looks_at_each_a_few_times_at_most(
     vocabulary = [f"word{i}" for i in range(2000)]
     index = filled(name, [" ".join(rng.choices(vocabulary, k=40)) for _ in range(10_000)])
     index.add("the needle word1 word2 word3")
-    hits: list[Hit | None] = []
+    hits: list[MemoryHit | None] = []
     calls = calls_of(lambda: hits.append(index.best("the needle word1 word2 word3")))
     assert calls < 50_000
     assert hits[0] is not None

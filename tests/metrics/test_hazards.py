@@ -24,7 +24,7 @@ from palimpsest.metrics.hazards import (
     expected_held,
     near_miss_share,
 )
-from palimpsest.metrics.reading_trace import Texts
+from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec
 
@@ -51,7 +51,7 @@ def episode(*reads: tuple[str, str, str]) -> Trajectory:
 def counted(*reads: tuple[str, str, str], right: bool = True) -> Hazards:
     hazards = Hazards()
     problem = Problem("p", "What does Alice drink?", ("tea",), None, {"evidence": [EVIDENCE]})
-    hazards.add(problem, episode(*reads), right, Texts(CODEC))
+    hazards.add(problem, episode(*reads), right, GroupTexts(CODEC))
     return hazards
 
 
@@ -96,7 +96,7 @@ def test_every_statement_of_the_world_is_read_as_the_fact_it_says() -> None:
 def test_documents_that_are_not_of_the_world_count_for_nothing() -> None:
     problem = Problem("p", "Where?", ("Rome",), None, {"evidence": ["Rome lies in Italy, they say."]})
     hazards = Hazards()
-    hazards.add(problem, episode((" none", "x", "y")), True, Texts(CODEC))
+    hazards.add(problem, episode((" none", "x", "y")), True, GroupTexts(CODEC))
     assert (evidence_facts(problem), hazards.reads.sum(), hazards.answers.sum()) == ([], 0, 0)
 
 
@@ -139,7 +139,7 @@ def test_rates_of_an_agent_of_chance_are_found_and_its_accuracy_at_another_lengt
         right = memory == EVIDENCE
         if hazards is not None:
             problem = Problem("p", "What?", ("tea",), None, {"evidence": [EVIDENCE]})
-            hazards.add(problem, episode(*reads), right, Texts(CODEC))
+            hazards.add(problem, episode(*reads), right, GroupTexts(CODEC))
         return right
 
     hazards = Hazards()

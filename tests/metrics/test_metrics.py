@@ -12,7 +12,7 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.events import EmptyMemoryKept, Event
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.metrics.memory_metrics import evidence_position, evidence_retention, memory_metrics, memory_steps
-from palimpsest.metrics.reading_trace import Texts, last_memory, readings
+from palimpsest.metrics.reading_trace import GroupTexts, last_memory, readings
 from palimpsest.rollout.episode import play
 from palimpsest.text.sentences import flat, sentences, stands_in
 from palimpsest.training.step_metrics import group_metrics
@@ -46,11 +46,11 @@ def test_copy_fidelity_counts_sentences_that_stand_in_section_or_memory() -> Non
         read(0, "Ann lives in Rome. Bo has a cat.", "none", "Ann lives in Rome. Bo has a dog."),
         read(1, "It rains.", "Ann lives in Rome. Bo has a dog.", "Ann lives in Rome.\nIt rains."),
     )
-    assert memory_metrics(played, Texts(CODEC))["copy_fidelity"] == pytest.approx(3 / 4)
+    assert memory_metrics(played, GroupTexts(CODEC))["copy_fidelity"] == pytest.approx(3 / 4)
 
 
 def test_repeating_the_question_is_not_a_copied_fact() -> None:
-    assert memory_metrics(group(read(0, "It rains.", "none", QUESTION)), Texts(CODEC))["copy_fidelity"] == 0.0
+    assert memory_metrics(group(read(0, "It rains.", "none", QUESTION)), GroupTexts(CODEC))["copy_fidelity"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ def test_repeating_the_question_is_not_a_copied_fact() -> None:
 )
 def test_a_sentence_must_stand_there_whole(memory: str, hits: int) -> None:
     assert (
-        memory_metrics(group(read(0, "First. The code is 12. Last.", "none", memory)), Texts(CODEC))["copy_fidelity"]
+        memory_metrics(group(read(0, "First. The code is 12. Last.", "none", memory)), GroupTexts(CODEC))[
+            "copy_fidelity"
+        ]
         == hits
     )
     (sentence,) = sentences(memory)
@@ -75,15 +77,15 @@ def test_a_sentence_must_stand_there_whole(memory: str, hits: int) -> None:
 
 def test_overwrite_rate_is_the_share_of_changed_tokens_between_memories() -> None:
     played = group(read(0, "", "", "abcd"), read(1, "", "abcd", "abce"), read(2, "", "abce", "wxyz"))
-    assert memory_metrics(played, Texts(CODEC))["overwrite_rate"] == pytest.approx((1 / 4 + 1) / 2)
+    assert memory_metrics(played, GroupTexts(CODEC))["overwrite_rate"] == pytest.approx((1 / 4 + 1) / 2)
 
 
 def test_evidence_retention_looks_at_the_final_memory_and_is_unknown_without_evidence() -> None:
     first = "Ann lives in Rome. Bo has a cat."
     turns = (read(0, "", "", first), read(1, "", first, "ann lives in Rome."))
     both = group(*turns, evidence=["Ann lives in Rome.", "Bo has a cat."])
-    assert memory_metrics(both, Texts(CODEC))["evidence_retention"] == 0.5
-    assert memory_metrics(group(*turns), Texts(CODEC))["evidence_retention"] is None
+    assert memory_metrics(both, GroupTexts(CODEC))["evidence_retention"] == 0.5
+    assert memory_metrics(group(*turns), GroupTexts(CODEC))["evidence_retention"] is None
 
 
 @pytest.mark.parametrize(
@@ -112,18 +114,18 @@ def test_of_whole_paragraphs_the_answer_is_what_must_be_kept(
 )
 def test_what_is_copied_from_the_template_is_no_fact(written: str, fidelity: float) -> None:
     turn = read(0, "Ann lives in Rome.", "Bo sings.", written)
-    assert memory_metrics(group(turn), Texts(CODEC))["copy_fidelity"] == fidelity
+    assert memory_metrics(group(turn), GroupTexts(CODEC))["copy_fidelity"] == fidelity
     unnamed = group(replace(turn, spans={}))
-    assert memory_metrics(unnamed, Texts(CODEC))["copy_fidelity"] is None
+    assert memory_metrics(unnamed, GroupTexts(CODEC))["copy_fidelity"] is None
 
 
 def test_an_empty_response_that_kept_the_memory_is_not_a_memory() -> None:
     turns = (read(0, "", "", "abcd"), read(1, "", "abcd", ""), read(2, "", "abcd", "abcd"))
     kept = group(*turns, events=(Event(EmptyMemoryKept(), before_turn=2),))
-    assert memory_metrics(kept, Texts(CODEC))["overwrite_rate"] == 0.0
-    assert memory_metrics(kept, Texts(CODEC))["tokens"] == 4.0
+    assert memory_metrics(kept, GroupTexts(CODEC))["overwrite_rate"] == 0.0
+    assert memory_metrics(kept, GroupTexts(CODEC))["tokens"] == 4.0
     emptied = (turns[0], turns[1], read(2, "", "", "abcd"))
-    assert memory_metrics(group(*emptied), Texts(CODEC))["overwrite_rate"] == 1.0
+    assert memory_metrics(group(*emptied), GroupTexts(CODEC))["overwrite_rate"] == 1.0
 
 
 def test_what_is_not_known_is_absent_and_not_zero() -> None:
@@ -160,7 +162,7 @@ def test_every_rollout_of_a_group_is_measured() -> None:
     false = group(read(0, "It rains.", "none", "It snows.")).trajectories[0]
     episodes = tuple(replace(one, rollout=number) for number, one in enumerate((*[true] * 4, *[false] * 12)))
     played = Group(Problem("p", QUESTION, ("x",)), episodes, (Grade(1.0),) * 16)
-    assert memory_metrics(played, Texts(CODEC))["copy_fidelity"] == 0.25
+    assert memory_metrics(played, GroupTexts(CODEC))["copy_fidelity"] == 0.25
 
 
 class NotesPolicy(MemoryPolicy):
@@ -181,14 +183,14 @@ def test_a_users_policy_is_measured_by_the_pieces_it_names() -> None:
     given = {"codec": CODEC, "sampling": SamplingConfig(), "key": (3,), "group_id": "g", "rollout": 2}
     trajectory = asyncio.run(play(problem, policy=NotesPolicy(), sampler=SeedSampler(), **given))
     said = [CODEC.decode(turn.completion.token_ids) for turn in trajectory.turns[:2]]
-    reads = readings(trajectory, Texts(CODEC))
+    reads = readings(trajectory, GroupTexts(CODEC))
     assert [str(reading.memory_before) for reading in reads] == ["", said[0]]
     assert [str(reading.memory_after) for reading in reads] == [said[0], said[0] + said[1]]
     assert [str(reading.section) for reading in reads] == ["yes", "no "]
-    metrics = memory_metrics(Group(problem, (trajectory,), (Grade(1.0),)), Texts(CODEC))
+    metrics = memory_metrics(Group(problem, (trajectory,), (Grade(1.0),)), GroupTexts(CODEC))
     assert metrics["tokens"] == 4.5
     assert metrics["copy_fidelity"] is not None
-    assert str(last_memory(trajectory, Texts(CODEC))) == said[0] + said[1]
+    assert str(last_memory(trajectory, GroupTexts(CODEC))) == said[0] + said[1]
 
 
 def test_no_prompt_is_decoded_but_in_the_pieces_that_are_asked_for() -> None:
@@ -201,7 +203,7 @@ def test_no_prompt_is_decoded_but_in_the_pieces_that_are_asked_for() -> None:
 
     codec = Counting()
     turns = (read(0, "It rains.", "none", "It rains."), read(1, "It snows.", "It rains.", "It rains."))
-    memory_metrics(group(*turns, evidence=["It rains."]), Texts(codec))
+    memory_metrics(group(*turns, evidence=["It rains."]), GroupTexts(codec))
     assert sorted(codec.encode(text) for text in ("It rains.", "none")) == sorted(map(list, set(decoded)))
     assert len(decoded) == len(set(decoded))
 

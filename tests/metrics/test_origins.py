@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from palimpsest.metrics.reading_trace import RUN, Reading, Text, origins
+from palimpsest.metrics.reading_trace import RUN, ReadingTurn, Text, origins
 from palimpsest.types import Completion, StopReason, Turn
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
@@ -39,10 +39,10 @@ def known(text: str) -> Text:
     return Text((), lambda: text)
 
 
-def reading(section: str, before: str, after: str) -> Reading:
+def reading(section: str, before: str, after: str) -> ReadingTurn:
     """A turn that read `section` and wrote `after` over `before`."""
     texts = {"section": known(section), "before": known(before), "after": known(after)}
-    return Reading(
+    return ReadingTurn(
         turn=Turn((1,), Completion((2,), (0.0,), StopReason.STOP), 0, "read"),
         memory_before=texts["before"],
         memory_after=texts["after"],

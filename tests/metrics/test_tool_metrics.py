@@ -6,7 +6,7 @@ from typing import Any
 
 from palimpsest.app.composition import measure_memory
 from palimpsest.events import Declared, Event, Pruned, PruneRefused, ToolCalled, ToolFailed, VariantPlayed
-from palimpsest.metrics.reading_trace import Texts
+from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.report.plots import training_figures
 from palimpsest.training.step_metrics import group_metrics
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
@@ -68,10 +68,10 @@ def test_episodes_of_a_variant_say_nothing_of_how_tools_are_used() -> None:
 
 
 def test_evaluation_has_the_same_measures_and_memory_agents_have_none() -> None:
-    measured = measure_memory(PROBLEM, FIRST, Grade(1.0), Texts(CODEC))
+    measured = measure_memory(PROBLEM, FIRST, Grade(1.0), GroupTexts(CODEC))
     assert (measured["prunes"], measured["context_tokens_max"], measured["segments"]) == (1.0, 6.0, 2.0)
     plain = Trajectory("p", "g", 0, (Turn((1,), FIRST.turns[0].completion, 0, "answer"),), Outcome.ANSWERED)
-    assert "prunes" not in measure_memory(PROBLEM, plain, Grade(1.0), Texts(CODEC))
+    assert "prunes" not in measure_memory(PROBLEM, plain, Grade(1.0), GroupTexts(CODEC))
     metrics = group_metrics([Group(PROBLEM, (plain,), (Grade(1.0),))], CODEC)
     assert not [name for name in metrics if name.startswith("tool/")]
 

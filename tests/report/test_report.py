@@ -17,15 +17,15 @@ from palimpsest.app.quickstart_methods import METHODS
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.summary import PositionSummary, score, summarise
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
-from palimpsest.report.quickstart_report import Cell, Results, lead, render, write_report
+from palimpsest.report.quickstart_report import Results, TableCell, lead, render, write_report
 from palimpsest.text.display_text import visible
 from support.evaluations import sample
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e{{ 7*7 }} & \"'"
 
 
-def cell(right: int, tokens: float) -> Cell:
-    return Cell(score([1.0] * right + [0.0] * (10 - right)), tokens, 10, 0)
+def cell(right: int, tokens: float) -> TableCell:
+    return TableCell(score([1.0] * right + [0.0] * (10 - right)), tokens, 10, 0)
 
 
 def results(**changes: Any) -> Results:
@@ -155,7 +155,7 @@ def test_the_lead_says_what_was_measured() -> None:
 
 
 def test_what_was_not_graded_is_a_dash_and_not_zero(tmp_path: Path) -> None:
-    empty = Cell(score([]), 0.0, 10, 10)
+    empty = TableCell(score([]), 0.0, 10, 10)
     changed = results(cells={"agent": {1: empty}, "agent_before": {1: cell(1, 5)}}, rewards=[], lengths=[], samples=[])
     write_report(tmp_path, changed)
     assert not (tmp_path / "plots" / "reward.png").exists()
@@ -177,7 +177,7 @@ def test_the_agent_has_a_row_of_evidence_at_every_length_and_the_others_at_the_l
 
 
 def test_tokens_per_correct_answer_stand_by_policy_and_length() -> None:
-    def costing(point: int, tokens: float | None) -> Cell:
+    def costing(point: int, tokens: float | None) -> TableCell:
         return replace(cell(5, 100 * point), tokens_per_correct=tokens)
 
     cells = {"agent": {1: costing(1, 1234.4), 4: costing(4, None)}, "last_window": {1: costing(1, 56.0)}}
@@ -191,7 +191,7 @@ def test_a_cell_has_the_figures_of_its_summary() -> None:
     summary = summarise(
         "s", [sample("a", 1.0, measures={"evidence_first": 0.5, "evidence_last": 0.5}), sample("b", 0.0)]
     )
-    made = Cell.of(summary)
+    made = TableCell.of(summary)
     assert (made.score, made.tokens, made.problems, made.ungraded) == (summary.accuracy, 100.0, 2, 0)
     assert (made.tokens_per_correct, made.by_evidence, made.by_last_evidence) == (200.0, summary.by_evidence, ())
 

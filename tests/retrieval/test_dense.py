@@ -11,7 +11,7 @@ import httpx2
 import numpy as np
 import pytest
 
-from palimpsest.engines.embedded.encoder import PRESETS, Reading, TextEncoder, reading_of
+from palimpsest.engines.embedded.encoder import PRESETS, EncoderPreset, TextEncoder, reading_of
 from palimpsest.errors import ConfigError, DataError, ModelError
 from palimpsest.retrieval import dense
 from palimpsest.retrieval.dense import DenseIndex
@@ -82,18 +82,18 @@ def test_vectors_are_those_of_a_plain_float64_computation(
 
 
 def test_a_preset_is_taken_from_the_name_and_can_be_changed() -> None:
-    assert reading_of("intfloat/e5-base-v2") == PRESETS["e5"] == Reading("mean", "query: ", "passage: ")
+    assert reading_of("intfloat/e5-base-v2") == PRESETS["e5"] == EncoderPreset("mean", "query: ", "passage: ")
     assert reading_of("BAAI/bge-small-en-v1.5").pooling == "first"
     assert reading_of("models/me5a") == PRESETS["plain"]
-    assert reading_of("x", "bge", query_prefix="", pooling="mean") == Reading()
+    assert reading_of("x", "bge", query_prefix="", pooling="mean") == EncoderPreset()
     with pytest.raises(ConfigError, match=r"--preset bgge: choose .*did you mean bge"):
         reading_of("x", "bgge")
 
 
 def test_an_encoder_that_cannot_be_used_is_named_in_one_line(bert: Path, tmp_path: Path) -> None:
     for path, reading, said in (
-        (tmp_path, Reading(), "no tokenizer"),
-        (bert, Reading(), "takes 64 tokens, 512 are"),
+        (tmp_path, EncoderPreset(), "no tokenizer"),
+        (bert, EncoderPreset(), "takes 64 tokens, 512 are"),
     ):
         with pytest.raises(ModelError, match=said) as caught:
             TextEncoder(str(path), reading, device="cpu")

@@ -16,7 +16,7 @@ from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import POLICIES, admit_all, build_policy
-from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Grade, Group, Problem
 from support.agents import base_codec, played
@@ -40,7 +40,7 @@ def test_the_first_prompt_holds_the_memory_that_the_problem_brings(name: str, la
     made = build_policy(PolicyConfig(name=name, options={"prompts": "short", "layout": layout}))
     trajectory, script = played(made, [REPLIES[name], "\\boxed{tea}"], PROBLEM)
     codec = base_codec()
-    (reading,) = readings(trajectory, Texts(codec))
+    (reading,) = readings(trajectory, GroupTexts(codec))
     assert codec.decode(trajectory.turns[0].piece("memory") or ()) == reading.memory_before.text == " Ann drinks tea."
     assert "Memory: Ann drinks tea." in script.text(0)
     assert " none" not in script.text(0).split("Memory:")[1].split("\n")[0]

@@ -17,8 +17,8 @@ from palimpsest.errors import DataError
 from palimpsest.servers.http_service import (
     SWITCH_SECONDS,
     ErrorForm,
-    Guard,
     Refused,
+    RequestGuard,
     Server,
     bound,
     json_response,
@@ -42,7 +42,7 @@ async def test_whatever_goes_wrong_is_told_in_the_form_of_the_server(
     def fails(_: Request) -> Any:
         raise error
 
-    app = Guard(None, form=form).app([("/a", "GET", fails)])
+    app = RequestGuard(None, form=form).app([("/a", "GET", fails)])
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
         answer = await client.get("/a")
@@ -59,7 +59,7 @@ async def test_a_thread_that_computes_lets_the_event_loop_run_at_once(monkeypatc
     monkeypatch.setattr(uvicorn.Server, "serve", serve)
     try:
         with bound("127.0.0.1", 0) as taken:
-            await Server(Guard(None).app([]), taken).serve_here()
+            await Server(RequestGuard(None).app([]), taken).serve_here()
     finally:
         sys.setswitchinterval(before)
     assert found == [pytest.approx(SWITCH_SECONDS)]
@@ -127,7 +127,7 @@ async def test_two_hosts_are_rejected() -> None:
 
 async def asked_as(hosts: list[tuple[str, str]], origin: str | None) -> int:
     """The status of a request with those headers, at a server without a key."""
-    app = Guard(None, pages=False).app((("/", "GET", lambda _: json_response({})),))
+    app = RequestGuard(None, pages=False).app((("/", "GET", lambda _: json_response({})),))
     headers = [*hosts, *([("Origin", origin)] if origin is not None else [])]
     scope = {
         "type": "http",

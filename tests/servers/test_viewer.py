@@ -14,7 +14,7 @@ import pytest
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.servers.viewer_server import HEADERS, ViewerService
 from palimpsest.viewer.records.sources import Library
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import group, run_folder, state_of
 
 ROWS = [{"step": step, "reward/mean": 0.5} for step in (1, 2)]
@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Path:
 
 
 async def ask(run: Path, path: str, token: str | None = None, **options: Any) -> httpx2.Response:
-    service = ViewerService(Answers(Library([run])), token=token)
+    service = ViewerService(ViewerApi(Library([run])), token=token)
     transport = httpx2.ASGITransport(service.app(), raise_app_exceptions=False)
     try:
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:7800") as client:
@@ -102,7 +102,7 @@ async def test_with_a_key_every_path_asks_a_browser_for_it(run: Path) -> None:
 
 
 async def test_a_run_that_goes_while_it_is_shown_is_a_404_that_says_so(run: Path) -> None:
-    service = ViewerService(Answers(Library([run])))
+    service = ViewerService(ViewerApi(Library([run])))
     transport = httpx2.ASGITransport(service.app())
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         assert (await client.get("/api/runs/first")).status_code == 200
@@ -119,7 +119,7 @@ def test_a_file_that_alone_is_shown_is_read_ahead(
 ) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl.zst").write_bytes(encode_groups([group(name)]))
-    answers = Answers(Library([run if name == "first" else tmp_path / f"{name}.jsonl.zst" for name in names]))
+    answers = ViewerApi(Library([run if name == "first" else tmp_path / f"{name}.jsonl.zst" for name in names]))
     asked: list[int] = []
     look = answers.opened.look
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.engines.ray import sharding
-from palimpsest.engines.ray.rank_batches import Part
+from palimpsest.engines.ray.rank_batches import RankPart
 from support.forests import exact
 from support.ranks import Case, compute
 
@@ -26,7 +26,7 @@ def compute_exactly(rank: int, cases: dict[str, Case], out: Path) -> None:
 
 
 def _in_float64(patch: pytest.MonkeyPatch) -> None:
-    skeleton, with_adapters, forests = sharding.skeleton, sharding._with_adapters, Part.forests
+    skeleton, with_adapters, forests = sharding.skeleton, sharding._with_adapters, RankPart.forests
 
     def doubled(*arguments: Any) -> tuple[Any, dict[str, Any]]:
         model, drawn = with_adapters(*arguments)
@@ -35,7 +35,7 @@ def _in_float64(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sharding, "skeleton", lambda *arguments: exact(skeleton(*arguments)))
     patch.setattr(sharding, "_with_adapters", doubled)
     patch.setattr(sharding, "computed_in", lambda *_: torch.float64)
-    patch.setattr(Part, "forests", lambda part, device, _: forests(part, device, torch.float64))
+    patch.setattr(RankPart, "forests", lambda part, device, _: forests(part, device, torch.float64))
     patch.setattr(
         sharding, "MixedPrecisionPolicy", lambda **given: MixedPrecisionPolicy(**given | {"reduce_dtype": None})
     )

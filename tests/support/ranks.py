@@ -18,7 +18,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.forest.gradients import skips_silent
 from palimpsest.engines.protocol import Objective, StepBatch
 from palimpsest.engines.ray.learner import RankLearner
-from palimpsest.engines.ray.rank_batches import Part, plan
+from palimpsest.engines.ray.rank_batches import RankPart, plan
 from palimpsest.errors import RunError
 
 SCORED = (5, 90, 31, 7, 40, 11)
@@ -32,7 +32,7 @@ class Case:
     config: RunConfig
     updates: tuple[tuple[StepBatch, ...], ...]
     objective: Objective = "policy"
-    parts: tuple[tuple[Part, ...], ...] = ()
+    parts: tuple[tuple[RankPart, ...], ...] = ()
     """For each update one of each rank; made by `on`."""
 
     def on(self, ranks: int) -> Case:

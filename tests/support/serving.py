@@ -16,7 +16,7 @@ from palimpsest.app.agent.serve_agent import MAIN, ServedAgent
 from palimpsest.app.composition import Cast, OpenAgent
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.protocol import CompletionDelta, SamplerStats
-from palimpsest.servers.openai.agent_app import AgentService, Limits, ServerOptions
+from palimpsest.servers.openai.agent_app import AgentService, ServerLimits, ServerOptions
 from palimpsest.servers.openai.episode_log import Store
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.agents import base_codec
@@ -70,7 +70,7 @@ class _Engine:
 def scripted(
     store: Path | None = None,
     *,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     token: str | None = None,
     options: ServerOptions | None = None,
     policy: str | None = None,
@@ -85,7 +85,7 @@ def scripted(
     config = config.model_copy(update={"eval_sampling": config.eval_sampling.model_copy(update={"temperature": 0.0})})
     agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), Cast({}, ())))
     kept = None if store is None else Store(store)
-    service = AgentService(agent, kept, model=MAIN, token=token, limits=limits or Limits(), options=options)
+    service = AgentService(agent, kept, model=MAIN, token=token, limits=limits or ServerLimits(), options=options)
     transport = httpx2.ASGITransport(service.app())
     return httpx2.AsyncClient(transport=transport, base_url="http://localhost"), service, sampler
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from palimpsest.app.quickstart.worker_pool import Report
+from palimpsest.app.quickstart.worker_pool import TaskReport
 from palimpsest.errors import ConfigError
 
 WAIT_S = 60
@@ -34,7 +34,7 @@ class Work:
     file: str
     what: str = "count"
 
-    def run(self, report: Report) -> None:
+    def run(self, report: TaskReport) -> None:
         Path(self.file).write_text(str(os.getpid()))
         print("what a task prints is not taken for an answer")
         if self.what == "count":

@@ -10,13 +10,13 @@ from pathlib import Path
 from palimpsest.servers.http_service import Server, bound
 from palimpsest.servers.viewer_server import ViewerService
 from palimpsest.viewer.records.sources import Library
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 
 
 @contextmanager
 def viewer(*paths: Path, token: str | None = None, tokenizer: str | None = None) -> Iterator[str]:
     """The address of a viewer in a thread of this process."""
-    service = ViewerService(Answers(Library(paths, wait=True), tokenizer=tokenizer), token=token, follow=True)
+    service = ViewerService(ViewerApi(Library(paths, wait=True), tokenizer=tokenizer), token=token, follow=True)
     with bound("127.0.0.1", 0) as taken:
         server = Server(service.app(), taken, grace_seconds=1)
         server.capture_signals = _no_signals  # type: ignore[method-assign]  # a thread can't

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.memory.registry import build_policy
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, Question, StopReason, Trajectory, Turn
-from palimpsest.viewer.analysis.token_words import Spelling, Words
+from palimpsest.viewer.analysis.token_words import Spelling, TokenWords
 from palimpsest.viewer.screens.open_groups import Opened
 from support.agents import base_codec, played, prune, search, world
 from support.fakes import LetterCodec
@@ -32,7 +32,7 @@ _MEMORIES = (" Bob has a cat.", " Bob has a cat. Alice drinks tea.", " Alice dri
 _ANSWER = " \\boxed{tea}"
 
 
-def words(spelling: Spelling, text: str) -> Words:
+def words(spelling: Spelling, text: str) -> TokenWords:
     return spelling.words(spelling.codec.encode(text))
 
 

@@ -254,14 +254,14 @@ def said_in(span: str, call: ToolCall) -> bool:
 
 def check(text: str, style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> tuple[ToolCall | Malformed, ...]:
     readers: list[Any] = []
-    whole = tool_calls._Reader
+    whole = tool_calls._CallReader
 
     def spying(*args: Any) -> Any:
         readers.append(whole(*args))
         return readers[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(tool_calls, "_Reader", spying)
+        patch.setattr(tool_calls, "_CallReader", spying)
         found = find_calls(text, style)
     assert readers[0].visited <= MAX_JSON_CHARS
     assert len(found) <= MAX_CALLS + 1

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palimpsest.viewer.analysis.episode_timeline import Story
-from palimpsest.viewer.analysis.memory_diff import Origin
+from palimpsest.viewer.analysis.memory_diff import WordOrigin
 from palimpsest.viewer.analysis.word_origins import blame
 from palimpsest.viewer.screens.open_groups import Opened
 from support.views import LETTERS, episodes, reading, texts
@@ -30,7 +30,7 @@ def test_a_kept_sentence_is_from_the_turn_that_took_it_in_with_its_place_in_the_
 
 def test_what_moved_within_the_memory_keeps_its_origin() -> None:
     story = reading((ROME, ROME), (BO, f"{ROME} {BO}"), ("It rains.", f"{BO} {ROME}")).story(0)
-    assert {(one.turn, one.origin) for one in blame(story, 2)} == {(0, Origin.SECTION), (1, Origin.SECTION)}
+    assert {(one.turn, one.origin) for one in blame(story, 2)} == {(0, WordOrigin.SECTION), (1, WordOrigin.SECTION)}
 
 
 def test_an_invented_word_stays_invented_however_old_it_is() -> None:

@@ -15,7 +15,7 @@ from palimpsest.evaluation.sample_log import ASKED, AskedSet, write_asked
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Group
 from palimpsest.viewer.records.sources import Library, NotThere
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, group, run_folder, sample
 
 JUDGED = [
@@ -29,7 +29,7 @@ JUDGED = [
 
 
 def items(path: Path) -> Any:
-    return Answers(Library([path])).get(f"/api/runs/{path.name}/items")
+    return ViewerApi(Library([path])).get(f"/api/runs/{path.name}/items")
 
 
 def test_disagreements_of_judge_and_strings_come_first_then_draws_that_differ(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_the_sets_of_a_quickstart_are_called_what_its_tables_call_them(tmp_path:
     log = run / "evaluations" / "after" / "shard-1-of-1"
     evaluation_folder(log, [sample("agent@16", "a", 1.0, size=64), sample("mine", "b", 1.0, size=64)])
     assert TITLES["agent"] == "agent after RL"
-    told = Answers(Library([run]), titles=TITLES).get("/api/runs/first/items")
+    told = ViewerApi(Library([run]), titles=TITLES).get("/api/runs/first/items")
     assert {(cell["task"], cell["label"]) for cell in told["cells"]} == {
         ("agent after RL", "agent after RL, size 64"),
         ("mine", "mine, size 64"),
@@ -85,7 +85,7 @@ def test_the_sets_of_a_quickstart_are_called_what_its_tables_call_them(tmp_path:
         ("agent@16", "agent after RL, size 64"),
         ("mine", "mine"),
     }
-    alone = Answers(Library([log]), titles=TITLES).get("/api/runs/shard-1-of-1/items")
+    alone = ViewerApi(Library([log]), titles=TITLES).get("/api/runs/shard-1-of-1/items")
     assert {cell["task"] for cell in alone["cells"]} == {"agent", "mine"}  # a set of anybody's
 
 

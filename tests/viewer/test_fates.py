@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from palimpsest.metrics.memory_metrics import evidence_retention, memory_steps, unsupported
 from palimpsest.types import Problem, Question
 from palimpsest.viewer.analysis.episode_timeline import evidence_of, place_of
-from palimpsest.viewer.analysis.evidence_status import Verdict, fates
 from palimpsest.viewer.records.recorded_episodes import IdsCodec
+from palimpsest.viewer.screens.episode_screen import EvidenceStatus, fates
 from palimpsest.viewer.screens.open_groups import Opened
 from support.views import LETTERS, episodes, opened, read, reading, texts
 
@@ -46,7 +46,7 @@ def test_without_a_tokenizer_no_fate_is_known() -> None:
     known = reading((ROME, ROME), evidence=[ROME])
     story = Opened(known.group, IDS).story(0)
     (one,) = fates(story)
-    assert (one.verdict, one.seen, one.held, one.lost) == (Verdict.UNKNOWN, (), (), ())
+    assert (one.verdict, one.seen, one.held, one.lost) == (EvidenceStatus.UNKNOWN, (), (), ())
     assert story.invented(0) is None
 
 

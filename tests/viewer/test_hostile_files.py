@@ -25,7 +25,7 @@ from palimpsest.viewer.records.record_index import RecordIndex, RowCache
 from palimpsest.viewer.records.run_status import Tails, holder_of
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens import open_groups
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, group, run_folder, sample
 from support.work import calls_of
 
@@ -191,7 +191,7 @@ def test_a_group_of_other_types_is_told_in_a_line_and_the_rest_is_shown(odd: str
     path.write_bytes(
         zstandard.compress(orjson.dumps(line, option=orjson.OPT_SORT_KEYS) + b"\n") + encode_groups([GOOD])
     )
-    answers = Answers(Library([path]))
+    answers = ViewerApi(Library([path]))
     at = f"/api/runs/{answers.library.sources()[0].key}/steps/all"
     rows = answers.get(f"{at}/episodes")
     assert orjson.dumps(rows)
@@ -231,7 +231,7 @@ def merged(levels: int) -> str:
 )
 def test_a_configuration_that_cannot_be_shown_says_why(config: str, trouble: str, tmp_path: Path) -> None:
     (run_folder(tmp_path / "run") / "config.yaml").write_text(config)
-    facts = Answers(Library([tmp_path / "run"])).get("/api/runs/run")
+    facts = ViewerApi(Library([tmp_path / "run"])).get("/api/runs/run")
     assert facts["config"] == {}
     assert trouble in facts["trouble"]
     assert "\n" not in facts["trouble"]
@@ -243,7 +243,7 @@ def test_a_summary_of_other_types_leaves_the_list_as_it_is(evaluations: Any, tmp
     folder = evaluation_folder(tmp_path / "ev", [sample("set", "a", 1.0)])
     (folder / "summary.json").write_bytes(orjson.dumps({"evaluations": evaluations}))
     run_folder(tmp_path / "run")
-    rows = {row["key"]: row for row in Answers(Library([tmp_path])).get("/api/runs")["runs"]}
+    rows = {row["key"]: row for row in ViewerApi(Library([tmp_path])).get("/api/runs")["runs"]}
     assert rows.keys() == {"ev", "run"}
     assert rows["ev"]["accuracy"] == []
 
@@ -253,7 +253,7 @@ def test_metrics_of_other_types_and_of_no_finite_sum_leave_the_list_as_it_is(tmp
     rows = [{"step": at, **dict.fromkeys(huge, 1e308), "reward/ungraded": 1, "outcome/x": {}} for at in range(1, 300)]
     for name in ("one", "two"):
         run_folder(tmp_path / name, rows, steps=1000)
-    answers = Answers(Library([tmp_path]))
+    answers = ViewerApi(Library([tmp_path]))
     assert [row["alarm"]["key"] for row in answers.get("/api/runs")["runs"]] == ["logprob_gap"] * 2
 
 
@@ -264,7 +264,7 @@ def test_a_model_whose_name_no_file_can_have_shows_ids(model: str, tmp_path: Pat
     folder = evaluation_folder(tmp_path / "ev", [sample("set", "a", 1.0)])
     (folder / "episodes.jsonl.zst").write_bytes(encode_groups([GOOD]))
     (folder / "summary.json").write_bytes(orjson.dumps({"model": model}))
-    answers = Answers(Library([tmp_path]))
+    answers = ViewerApi(Library([tmp_path]))
     for at in ("run/steps/1", "ev/steps/all"):
         assert answers.get(f"/api/runs/{at}/groups/0/rollouts/0")
         why = answers.get(f"/api/runs/{at}/decoder")["why"]
@@ -281,7 +281,7 @@ def test_of_more_runs_than_are_listed_the_newest_are_and_the_others_are_counted(
         for path in (folder := run_folder(tmp_path / f"r{at}")).iterdir():
             os.utime(path, (1e9 - at, 1e9 - at))
         assert folder.is_dir()
-    answers = Answers(Library([tmp_path]))
+    answers = ViewerApi(Library([tmp_path]))
     told = answers.get("/api/runs")
     assert ([run["key"] for run in told["runs"]], told["left"]) == (["r0", "r1", "r2"], 2)
     assert answers.get("/api/runs/r4")["name"] == "r4"  # a link leads to it still
@@ -304,7 +304,7 @@ def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(name: str, tmp_path: Pat
     os.mkfifo(run / name)
     assert list(Tails().rows(run / name)) == []
     assert holder_of(run) is None
-    assert Answers(Library([run])).get("/api/runs/run")["name"] == "run"
+    assert ViewerApi(Library([run])).get("/api/runs/run")["name"] == "run"
 
 
 def test_pipes_in_an_evaluation_keep_nobody_waiting(tmp_path: Path) -> None:
@@ -312,14 +312,14 @@ def test_pipes_in_an_evaluation_keep_nobody_waiting(tmp_path: Path) -> None:
     for name in ("evaluation.json", "episodes.jsonl.zst"):
         (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
-    assert len(Answers(Library([folder])).get("/api/runs/ev/items")["rows"]) == 1
+    assert len(ViewerApi(Library([folder])).get("/api/runs/ev/items")["rows"]) == 1
 
 
 def test_an_episode_of_too_many_turns_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_groups, "MOST_TURNS", 3)
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(encode_groups([group("long", (1.0,), turns=4), GOOD]))
-    answers = Answers(Library([path]))
+    answers = ViewerApi(Library([path]))
     at = f"/api/runs/{answers.library.sources()[0].key}/steps/all"
     assert answers.get(f"{at}/episodes")["rows"][0]["turns"] == 4
     with pytest.raises(DataError, match="rollout 0 has 4 turns, too many to be told turn by turn"):
@@ -330,7 +330,7 @@ def test_an_episode_of_too_many_turns_says_so(tmp_path: Path, monkeypatch: pytes
 def test_a_group_that_takes_long_keeps_nobody_from_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(encode_groups([group("slow"), GOOD]))
-    answers = Answers(Library([path]))
+    answers = ViewerApi(Library([path]))
     at = f"/api/runs/{answers.library.sources()[0].key}/steps/all"
     answers.get(f"{at}/episodes")
     begun, go_on, groups_in = threading.Event(), threading.Event(), trajectory_file.groups_in

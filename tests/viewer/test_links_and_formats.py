@@ -16,7 +16,7 @@ from palimpsest.app.viewer_job import export
 from palimpsest.errors import DataError
 from palimpsest.rollout.trajectory_file import group_lines
 from palimpsest.viewer.records.sources import Library, NotThere
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, group, run_folder, sample
 
 
@@ -30,7 +30,7 @@ def test_episodes_of_an_unknown_format_are_named_and_not_shown(number: Any, firs
     run = run_folder(tmp_path / "run")
     frames = b"".join(map(zstandard.compress, lines))
     (run / "trajectories" / "step-000001.jsonl.zst").write_bytes(frames)
-    answers = Answers(Library([run]))
+    answers = ViewerApi(Library([run]))
     told = answers.get("/api/runs/run/steps/1/episodes")
     assert [row["id"] for row in told["rows"]] == ([] if first else ["tea"])
     assert f"format {number!r} of a trajectory is not 2, the known one" in told["torn"]
@@ -48,7 +48,7 @@ def test_links_out_of_a_runs_folder_are_named_and_not_followed(tmp_path: Path) -
     record = run / "trajectories" / "step-000001.jsonl.zst"
     record.unlink()
     record.symlink_to(outside / "trajectories" / record.name)
-    answers = Answers(Library([tmp_path / "runs"]))
+    answers = ViewerApi(Library([tmp_path / "runs"]))
     assert [each["name"] for each in answers.get("/api/runs")["runs"]] == ["run"]
     facts = answers.get("/api/runs/run")
     assert facts["config"] == {}
@@ -76,11 +76,11 @@ def test_the_samples_of_an_evaluation_that_are_elsewhere_are_not_read(tmp_path: 
     (folder / "samples.jsonl").unlink()
     (folder / "samples.jsonl").symlink_to(outside / "samples.jsonl")
     with pytest.raises(NotThere, match=r"samples\.jsonl leads out of ev"):
-        Answers(Library([folder])).get("/api/runs/ev/items")
+        ViewerApi(Library([folder])).get("/api/runs/ev/items")
 
 
 def test_links_within_a_runs_folder_are_followed(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", [{"step": 1, "reward/mean": 0.5}])
     (run / "metrics.jsonl").rename(run / "rows.jsonl")
     (run / "metrics.jsonl").symlink_to("rows.jsonl")
-    assert len(Answers(Library([run])).get("/api/runs/run/metrics")["rows"]) == 1
+    assert len(ViewerApi(Library([run])).get("/api/runs/run/metrics")["rows"]) == 1

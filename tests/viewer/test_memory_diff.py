@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.viewer.analysis.memory_diff import Dropped, MemoryDiff, Origin, Piece, Source, memory_diff
+from palimpsest.viewer.analysis.memory_diff import Dropped, MemoryDiff, PromptSource, WordOrigin, WordPiece, memory_diff
 from palimpsest.viewer.analysis.token_words import Spelling
 from support.views import LETTERS, texts, words
 
@@ -16,7 +16,7 @@ SPELLING = Spelling(LETTERS)
 
 
 def diff(before: str, after: str, lost: Any = None, **sources: str) -> MemoryDiff:
-    named = [Source(name.replace("_", ":"), words(SPELLING, text)) for name, text in sources.items()]
+    named = [PromptSource(name.replace("_", ":"), words(SPELLING, text)) for name, text in sources.items()]
     return memory_diff(words(SPELLING, before), words(SPELLING, after), named, lost)
 
 
@@ -83,8 +83,8 @@ def test_lost_evidence_is_told_of_what_was_dropped() -> None:
 
 def test_nothing_is_called_invented_where_sight_is_unknown() -> None:
     found = memory_diff(words(SPELLING, "Ann ran."), words(SPELLING, "Ran Ann. Bo sat."), None)
-    assert {piece.origin for piece in found.pieces} <= {Origin.KEPT, Origin.MEMORY, Origin.UNKNOWN}
-    assert "".join(one.text for one in found.pieces if one.origin is Origin.UNKNOWN) == " Bo sat."
+    assert {piece.origin for piece in found.pieces} <= {WordOrigin.KEPT, WordOrigin.MEMORY, WordOrigin.UNKNOWN}
+    assert "".join(one.text for one in found.pieces if one.origin is WordOrigin.UNKNOWN) == " Bo sat."
 
 
 @given(before=texts(), after=texts(), section=texts(), recalled=texts(), question=texts())
@@ -99,7 +99,7 @@ def test_applied_to_the_memory_before_it_gives_the_memory_after(
 def test_every_id_of_either_memory_is_told_of_once(before: str, after: str, section: str, lost: int) -> None:
     found = diff(before, after, lost={3: (lost, lost + 6)}, section=section)
     assert [place for piece in found.pieces for place in range(*piece.tokens)] == list(range(len(after)))
-    kept = [place for one in found.pieces if one.origin is Origin.KEPT for place in range(*_source(one).tokens)]
+    kept = [place for one in found.pieces if one.origin is WordOrigin.KEPT for place in range(*_source(one).tokens)]
     gone = [place for one in found.dropped for place in range(*one.tokens)]
     assert sorted([*kept, *gone]) == list(range(len(before)))
 
@@ -111,7 +111,7 @@ def test_what_is_invented_is_the_complement_of_what_was_in_sight(before: str, af
     seen = {*words(SPELLING, before).keys, *words(SPELLING, section).keys}
     for piece in found.pieces:
         for key in memory.keys[slice(*piece.words)]:
-            assert (piece.origin is Origin.NOWHERE) == (key not in seen)
+            assert (piece.origin is WordOrigin.NOWHERE) == (key not in seen)
 
 
 @given(before=texts(), after=texts(), section=texts())
@@ -123,6 +123,6 @@ def test_words_of_a_source_are_those_words(before: str, after: str, section: str
             assert held[piece.source.name].keys[slice(*piece.source.words)] == memory.keys[slice(*piece.words)]
 
 
-def _source(piece: Piece) -> Any:
+def _source(piece: WordPiece) -> Any:
     assert piece.source is not None
     return piece.source

@@ -9,7 +9,7 @@ import pytest
 from palimpsest.errors import PalimpsestError
 from palimpsest.viewer.records.run_status import names_of, rows_since, seconds_left, spark
 from palimpsest.viewer.records.sources import Library, NotThere
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, run_folder, sample
 
 ROWS = [{"step": step, "reward/mean": step / 10, "policy/entropy": 1.0} for step in range(1, 5)]
@@ -35,10 +35,10 @@ def test_what_is_left_goes_by_the_pace_of_late() -> None:
     assert names_of(ROWS) == ["policy/entropy", "reward/mean"]
 
 
-def answers(path: Path) -> Answers:
+def answers(path: Path) -> ViewerApi:
     run_folder(path / "first", ROWS, timings=[{"step": 1, "rollout_s": 2.0}], events=[{"kind": "started"}])
     evaluation_folder(path / "eval", [sample("set", "a", 1.0)])
-    return Answers(Library([path]))
+    return ViewerApi(Library([path]))
 
 
 def test_the_list_says_how_each_stands(tmp_path: Path) -> None:

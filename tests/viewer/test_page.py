@@ -22,7 +22,7 @@ from palimpsest.runs.jsonl_rows import append_row
 from palimpsest.types import Group
 from palimpsest.viewer.export.inline_page import page_files
 from palimpsest.viewer.records.sources import Library
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.browser import Watched, watching
 from support.kill_child import STEPS
 from support.killing import child, differences, killed_often
@@ -592,7 +592,7 @@ def test_hostile_texts_execute_nothing_and_ask_nobody(count: int, browser: Any, 
     evaluation = evaluation_folder(tmp_path / "eval", samples)
     with viewer(run, evaluation) as url:
         watched = Watched(browser, url)
-        keys = [row["key"] for row in Answers(Library([run, evaluation])).get("/api/runs")["runs"]]
+        keys = [row["key"] for row in ViewerApi(Library([run, evaluation])).get("/api/runs")["runs"]]
         for place in ("#/", f"#/r/{keys[0]}", f"#/r/{keys[0]}/s/1", f"#/r/{keys[1]}/items"):
             page = watched.go(place)
             _scroll(page)

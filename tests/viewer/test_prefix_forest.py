@@ -17,7 +17,7 @@ from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopRea
 from palimpsest.viewer.analysis.prefix_forest import Computed, common_length, prefix_forest
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens.open_groups import Opened
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.small_run import small_run
 from support.views import LETTERS, episodes
 
@@ -69,7 +69,7 @@ def test_what_training_computes_of_a_group_is_what_its_metrics_say(
     signal = {"reward.name": "support.rewards:every_second", "reward.unsupported_penalty": 0.0, "credit.overlong": None}
     settings = {**small_run(tiny_model_folder), **signal, "train.group_size": group_size}
     palimpsest.train("memagent-quickstart", settings, seed=1, out=tmp_path / "run", quiet=True)
-    answers = Answers(Library([tmp_path / "run"]))
+    answers = ViewerApi(Library([tmp_path / "run"]))
     for row in map(orjson.loads, (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()):
         forest = answers.get(f"/api/runs/run/steps/{row['step']}/groups/0")["forest"]
         of = forest["computed"]

@@ -18,7 +18,7 @@ from palimpsest.rollout.trajectory_file import encode_groups, group_lines, read_
 from palimpsest.types import Group
 from palimpsest.viewer.records.episode_rows import row_of
 from palimpsest.viewer.records.record_index import RecordIndex, RowCache
-from palimpsest.viewer.records.sources import NotThere, Piece, content_of
+from palimpsest.viewer.records.sources import FilePiece, NotThere, content_of
 from support.view_folders import group
 
 GROUPS = [
@@ -54,7 +54,7 @@ def test_rows_and_groups_are_those_of_the_reader(name: str, tmp_path: Path) -> N
 def test_a_look_at_a_group_unpacks_its_frame_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked = list[object]()
 
-    def counted(file: BinaryIO, piece: Piece, *, compressed: bool) -> bytes:
+    def counted(file: BinaryIO, piece: FilePiece, *, compressed: bool) -> bytes:
         unpacked.append(piece)
         return content_of(file, piece, compressed=compressed)
 

@@ -10,12 +10,12 @@ import pytest
 from palimpsest.text.codec import Codec
 from palimpsest.viewer.records.sources import Library, NotThere
 from palimpsest.viewer.screens import open_groups
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, group, run_folder, sample, state_of
 
 
-def answers(path: Path, **options: Any) -> Answers:
-    return Answers(Library([path]), **options)
+def answers(path: Path, **options: Any) -> ViewerApi:
+    return ViewerApi(Library([path]), **options)
 
 
 def reading_group(codec: Codec) -> Any:

@@ -13,8 +13,8 @@ import zstandard
 from palimpsest.errors import RunError
 from palimpsest.events import Event, Plain
 from palimpsest.rollout.trajectory_file import encode_groups, group_lines
-from palimpsest.viewer.records.sources import Kind, Library, NotThere
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.records.sources import Library, NotThere, SourceKind
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, group, run_folder, sample
 
 EVENTS = tuple(Event(Plain("noted", {"text": "words " * 50}), 1) for _ in range(500))
@@ -28,9 +28,9 @@ def test_a_folder_of_runs_shows_every_run_and_evaluation_below_it(tmp_path: Path
     (tmp_path / "runs" / ".hidden").mkdir()
     found = Library([tmp_path / "runs"]).sources()
     assert {(each.name, each.kind) for each in found} == {
-        ("first", Kind.RUN),
-        ("first/cold-start", Kind.RUN),
-        ("eval", Kind.EVALUATION),
+        ("first", SourceKind.RUN),
+        ("first/cold-start", SourceKind.RUN),
+        ("eval", SourceKind.EVALUATION),
     }
 
 
@@ -41,10 +41,10 @@ def test_a_file_inside_a_run_means_what_it_belongs_to(tmp_path: Path) -> None:
         given: Library([given]).sources()[0].kind for given in (run, run / "config.yaml", run / "trajectories", record)
     }
     assert kinds == {
-        run: Kind.RUN,
-        run / "config.yaml": Kind.RUN,
-        run / "trajectories": Kind.RUN,
-        record: Kind.RECORD,
+        run: SourceKind.RUN,
+        run / "config.yaml": SourceKind.RUN,
+        run / "trajectories": SourceKind.RUN,
+        record: SourceKind.RECORD,
     }
 
 
@@ -83,9 +83,9 @@ def test_a_folder_may_hold_nothing_yet_where_it_is_followed(tmp_path: Path, monk
     with pytest.raises(RunError, match="--follow"):
         Library([tmp_path])
     library = Library([tmp_path], wait=True)
-    assert Answers(library).get("/api/runs") == {"runs": [], "left": 0, "awaited": [str(tmp_path)]}
+    assert ViewerApi(library).get("/api/runs") == {"runs": [], "left": 0, "awaited": [str(tmp_path)]}
     run_folder(tmp_path / "one")
-    answer = Answers(library).get("/api/runs")
+    answer = ViewerApi(library).get("/api/runs")
     assert ([row["name"] for row in answer["runs"]], answer["awaited"]) == (["one"], [])
     with pytest.raises(RunError, match="no such file"):
         Library([tmp_path / "none"], wait=True)
@@ -109,15 +109,15 @@ def test_a_folder_shows_its_files_of_episodes_and_no_others(tmp_path: Path) -> N
     (tmp_path / "run" / "own.jsonl.zst").write_bytes(encode_groups([one]))
     library = Library([tmp_path])
     assert {(each.name, each.kind) for each in library.sources()} == {
-        ("replay.jsonl.zst", Kind.RECORD),
-        ("inner/noted.jsonl", Kind.RECORD),
-        ("cut.jsonl.zst", Kind.RECORD),  # what is wrong with it is told where it is opened
-        ("damaged.jsonl.zst", Kind.RECORD),
-        ("run", Kind.RUN),
+        ("replay.jsonl.zst", SourceKind.RECORD),
+        ("inner/noted.jsonl", SourceKind.RECORD),
+        ("cut.jsonl.zst", SourceKind.RECORD),  # what is wrong with it is told where it is opened
+        ("damaged.jsonl.zst", SourceKind.RECORD),
+        ("run", SourceKind.RUN),
     }
     for source in library.sources():
-        step = "1" if source.kind is Kind.RUN else "all"
-        rows = Answers(library).get(f"/api/runs/{source.key}/steps/{step}/episodes")
+        step = "1" if source.kind is SourceKind.RUN else "all"
+        rows = ViewerApi(library).get(f"/api/runs/{source.key}/steps/{step}/episodes")
         assert bool(rows["rows"]) is (source.name not in ("cut.jsonl.zst", "damaged.jsonl.zst"))
         assert bool(rows["torn"]) is (source.name in ("cut.jsonl.zst", "damaged.jsonl.zst"))
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.viewer.analysis.memory_diff import Origin
+from palimpsest.viewer.analysis.memory_diff import WordOrigin
 from palimpsest.viewer.analysis.word_origins import blame
 from palimpsest.viewer.screens.episode_screen import episode_view
 from palimpsest.viewer.screens.open_groups import Opened
@@ -52,7 +52,10 @@ def test_it_is_what_blame_says_of_each_word(turns: list[tuple[str, str]]) -> Non
     story: Any = opened.story(0)
     for number, step in enumerate(story.steps):
         blamed = {
-            word: one.turn for one in blame(story, number) if one.origin is Origin.NOWHERE for word in range(*one.words)
+            word: one.turn
+            for one in blame(story, number)
+            if one.origin is WordOrigin.NOWHERE
+            for word in range(*one.words)
         }
         assert dict(opened.unfounded(0).words(number)) == blamed
         diff, since = opened.unfounded(0).marked(number)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.metrics.reading_trace import Texts
+from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.text.sentences import flat
 from palimpsest.viewer.analysis.token_words import Spelling, SpeltTexts
 from support.agents import family_codec
@@ -94,6 +94,6 @@ def test_a_text_that_has_a_sentence_as_it_stands_is_not_flattened(
 @given(text=st.text("ab Éé.\n-", max_size=30), sentence=st.text("ab é.", min_size=1, max_size=6))
 def test_what_a_spelt_text_holds_is_what_a_text_holds(tiny_codec: Any, text: str, sentence: str) -> None:
     ids, form = tiny_codec.encode(text), flat(sentence)
-    spelt, plain = SpeltTexts(Spelling(tiny_codec)).of(ids), Texts(tiny_codec).of(ids)
+    spelt, plain = SpeltTexts(Spelling(tiny_codec)).of(ids), GroupTexts(tiny_codec).of(ids)
     assert spelt.text == plain.text
     assert spelt.holds(form) == plain.holds(form)

@@ -46,7 +46,7 @@ from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, made_policy, policy_class
 from palimpsest.metrics.memory_metrics import evidence_position, memory_metrics
-from palimpsest.metrics.reading_trace import Texts
+from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.plugin_options import options_of
 from palimpsest.reward.compose import check_reward
 from palimpsest.reward.grading import Grades
@@ -302,7 +302,7 @@ def _length(problem: Problem) -> tuple[int, int]:
     return (len(problem.context), 0) if problem.context is not None else (0, len(problem.question))
 
 
-def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> dict[str, float]:
+def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> dict[str, float]:
     """What is measured on every episode besides its grade: copy fidelity, memory length, prunes, context size, place of
     the evidence..."""
     measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tool_measures(trajectory)

@@ -42,7 +42,7 @@ DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedModel:
     """What was written."""
 
     step: int | None
@@ -69,7 +69,7 @@ def export(
     adapter: bool = False,
     evaluations: Sequence[Path] = (),
     warn: Callable[[str], None] = lambda _: None,
-) -> Exported:
+) -> ExportedModel:
     """Write the model of a run's checkpoint, its newest or the one of `step`, to the folder `to`, adapters merged.
 
     `run` may be a model's folder too, or one inside the package. `dtype`: float32 or bfloat16; None: as it
@@ -98,7 +98,7 @@ def export(
             files.write_plain(hidden / CARD, card.encode("utf-8", "replace"))
         policy = None if config is None else config.policy
         size = sum(file.stat().st_size for file in to.iterdir())
-        return Exported(source.step, to, size, loading(str(to.resolve()), policy, adapter=adapter))
+        return ExportedModel(source.step, to, size, loading(str(to.resolve()), policy, adapter=adapter))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from palimpsest.data.sources.problem_source import build_source
 from palimpsest.data.synthetic.search_problems import SOURCE
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.summary import EvalSummary
-from palimpsest.report.axis_labels import DOCUMENTS, QUESTIONS, Words, times
+from palimpsest.report.axis_labels import DOCUMENTS, QUESTIONS, AxisWords, times
 from palimpsest.runs.jsonl_rows import whole
 from palimpsest.text.display_text import counted
 from palimpsest.types import Problem
@@ -40,7 +40,7 @@ class Axis(Protocol):
     """Key of summary.json for the largest size trained on, of the steps that were done."""
     planned_key: ClassVar[str]
     """Key of summary.json for the largest size that training was to come to."""
-    words: ClassVar[Words]
+    words: ClassVar[AxisWords]
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
         """In any order."""
@@ -83,7 +83,7 @@ class Lengths:
     growth: ClassVar[str] = "grows its documents"
     trained_key: ClassVar[str] = "training_chunks"
     planned_key: ClassVar[str] = "planned_chunks"
-    words: ClassVar[Words] = DOCUMENTS
+    words: ClassVar[AxisWords] = DOCUMENTS
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
         asked, most = config.evaluation.multiples, LONGEST // self.planned(config)
@@ -128,7 +128,7 @@ class Objectives:
     growth: ClassVar[str] = "asks more and more questions"
     trained_key: ClassVar[str] = "training_objectives"
     planned_key: ClassVar[str] = "planned_objectives"
-    words: ClassVar[Words] = QUESTIONS
+    words: ClassVar[AxisWords] = QUESTIONS
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
         asked, search = config.evaluation.objectives, config.data.search or SearchDataConfig()

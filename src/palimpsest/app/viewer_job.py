@@ -31,11 +31,11 @@ from palimpsest.viewer.export.inline_page import page_files, single_page
 from palimpsest.viewer.export.inspect_log import inspect_logs
 from palimpsest.viewer.records.record_index import default_folder
 from palimpsest.viewer.records.sources import Library, Source
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedView:
     """A file that was written."""
 
     path: Path
@@ -51,7 +51,7 @@ def export(
     tokenizer: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> list[Exported]:
+) -> list[ExportedView]:
     """Write what is chosen of the one run, evaluation or record in `paths`: `out`, and next to it the logs of an
     evaluation's further policies and of its baselines. Raises ConfigError, RunError."""
     progress = progress or Silent()
@@ -62,7 +62,7 @@ def export(
     if not force or out.is_dir():
         free_file(out, force=False, progress=progress, option="--export")
     source = _only_source(library, paths)
-    answers, chosen = Answers(library, tokenizer=tokenizer, titles=TITLES), places(only)
+    answers, chosen = ViewerApi(library, tokenizer=tokenizer, titles=TITLES), places(only)
     if out.suffix == ".html":
         made = [_page(answers, source, out, chosen, step)]
     else:
@@ -99,7 +99,7 @@ def _only_source(library: Library, paths: Sequence[Path]) -> Source:
     return found[0]
 
 
-def _page(answers: Answers, source: Source, out: Path, only: Sequence[Place], step: str | None) -> Content:
+def _page(answers: ViewerApi, source: Source, out: Path, only: Sequence[Place], step: str | None) -> Content:
     found = collect(answers, source, only, step)
     page = single_page(page_files(), found.answers, f"{source.name} · palimpsest").data
     if len(page) > MOST_BYTES:
@@ -121,9 +121,9 @@ def player_path(out: Path, player: str) -> Path:
     return out.with_name(f"{out.stem}.{name}{out.suffix}")
 
 
-def _written(out: Path, made: Sequence[Content], *, force: bool, progress: Progress) -> list[Exported]:
-    further = (Exported(player_path(out, str(each.player)), each) for each in made[1:])
-    written = [Exported(out, made[0]), *further]
+def _written(out: Path, made: Sequence[Content], *, force: bool, progress: Progress) -> list[ExportedView]:
+    further = (ExportedView(player_path(out, str(each.player)), each) for each in made[1:])
+    written = [ExportedView(out, made[0]), *further]
     for each in written:
         free_file(each.path, force=force, progress=progress, option="--export")
     try:
@@ -167,7 +167,7 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     check_host(asked.host, asked.key, "--key-env NAME")
     check_token(asked.key, "--key-env")
     library = Library(chosen(asked.paths), wait=asked.follow)
-    answers = Answers(library, tokenizer=asked.tokenizer, cache=default_folder(), titles=TITLES)
+    answers = ViewerApi(library, tokenizer=asked.tokenizer, cache=default_folder(), titles=TITLES)
     with (
         bound(asked.host, asked.port) as taken,
         closing(ViewerService(answers, token=asked.key, follow=asked.follow)) as service,

@@ -13,7 +13,7 @@ from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.run_comparison import Comparison
-    from palimpsest.evaluation.pairing import Cell, Pairing
+    from palimpsest.evaluation.pairing import Pairing, ProblemCell
     from palimpsest.evaluation.statistics import Difference
 
 
@@ -86,7 +86,7 @@ def _show(comparison: Comparison, flips: int) -> None:
         _show_flips(comparison, name, flips)
 
 
-def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
+def _row(comparison: Comparison, cell: ProblemCell, name: str) -> list[str]:
     from palimpsest.cli.output import interval, percent
 
     own = comparison.figures[cell][name]

@@ -21,7 +21,7 @@ def group() -> None:
 # ---- palimpsest data inspect ---------------------------------------------------------------------------------
 
 
-class MissingGold(StrEnum):
+class MissingGoldChoice(StrEnum):
     refuse = "refuse"
     skip = "skip"
 
@@ -35,8 +35,8 @@ def inspect(
     format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
     columns: Columns = None,
     on_missing_gold: Annotated[
-        MissingGold, typer.Option(help="What becomes of a row whose gold paragraph isn't among its own.")
-    ] = MissingGold.refuse,
+        MissingGoldChoice, typer.Option(help="What becomes of a row whose gold paragraph isn't among its own.")
+    ] = MissingGoldChoice.refuse,
 ) -> None:
     """Show format, lengths, golds, evidence positions and one worked sample of a data file.
 
@@ -48,12 +48,12 @@ def inspect(
       palimpsest data inspect faq.xml --format my_module:MyFormat
     """
     from palimpsest.cli.output import stdout
-    from palimpsest.data.formats.problem_files import Reading
+    from palimpsest.data.formats.problem_files import ReadOptions
     from palimpsest.data.sources.problem_source import named_format
     from palimpsest.report.dataset_summary import inspect_source, render
 
     named = named_columns(columns, file)
-    reading = Reading(named_format(format), corpus, named, on_missing_gold is MissingGold.skip)
+    reading = ReadOptions(named_format(format), corpus, named, on_missing_gold is MissingGoldChoice.skip)
     stdout().print(render(inspect_source(file, reading, documents=documents, limit=limit)))
 
 
@@ -212,7 +212,7 @@ def ruler(
       palimpsest data ruler --tasks niah_multiquery,qa_2 --tokenizer models/mine --lengths 8192 --n 16 \\
         --haystack essays.txt --hotpot hotpot_dev.json --out sets/ruler-8k
     """
-    from palimpsest.app.datasets.ruler_sets import Texts, make_ruler
+    from palimpsest.app.datasets.ruler_sets import TaskTexts, make_ruler
     from palimpsest.progress.displays import Terminal
 
     made = make_ruler(
@@ -222,7 +222,7 @@ def ruler(
         count=n,
         out=out,
         seed=seed,
-        texts=Texts(haystack, squad, hotpot),
+        texts=TaskTexts(haystack, squad, hotpot),
         force=force,
         progress=Terminal(),
     )

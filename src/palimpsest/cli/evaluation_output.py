@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from palimpsest.app.evaluate.baselines import READING, WHOLE_DOCUMENT
-from palimpsest.app.evaluate.evaluation_result import Evaluation, Row
+from palimpsest.app.evaluate.evaluation_result import Evaluation, EvaluationRow
 from palimpsest.cli.output import interval, percent, stdout, table
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY
@@ -16,7 +16,7 @@ from palimpsest.progress.displays import Terminal
 from palimpsest.report.page import REPORT
 from palimpsest.text.display_text import printable
 
-Cell = Callable[[Row], str | None]
+Cell = Callable[[EvaluationRow], str | None]
 
 
 def _share(name: str) -> Cell:
@@ -31,19 +31,19 @@ def _metric(name: str) -> Cell:
     return lambda row: _percent(row.summary.metrics.get(name))
 
 
-def _invented(row: Row) -> str | None:
+def _invented(row: EvaluationRow) -> str | None:
     copied = row.summary.measures.get("copy_fidelity")
     return None if copied is None else percent(1.0 - copied)
 
 
-def _name(row: Row) -> str:
+def _name(row: EvaluationRow) -> str:
     if row.baseline is None:
         return row.summary.name
     fewer = row.baseline == WHOLE_DOCUMENT and row.summary.problems < row.set_problems
     return f"baseline: {row.summary.name}" + (f" ({row.summary.problems} of {row.set_problems} fit)" if fewer else "")
 
 
-def _tokens_per_correct(row: Row) -> str | None:
+def _tokens_per_correct(row: EvaluationRow) -> str | None:
     tokens = row.summary.tokens_per_correct
     return None if tokens is None else f"{tokens:,.0f}"
 
@@ -98,7 +98,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
     _tell_ungraded(evaluation)
 
 
-def _table(title: str, columns: dict[str, Cell], rows: list[Row]) -> Table:
+def _table(title: str, columns: dict[str, Cell], rows: list[EvaluationRow]) -> Table:
     return table(title, list(columns), [[cell(row) or "–" for cell in columns.values()] for row in rows])
 
 

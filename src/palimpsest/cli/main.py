@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from palimpsest._version import __version__
-from palimpsest.cli import ask, compare, datasets, evaluate, judge, models, recipes, serve, train, view
+from palimpsest.cli import ask, compare, datasets, evaluate, models, recipes, serve, train, view
 from palimpsest.cli import recipes as new
 from palimpsest.cli import serve as retrieval
 from palimpsest.cli import train as quickstart
@@ -79,7 +79,7 @@ app.command("sft", short_help="Supervised cold start: on episodes, conversations
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.command("compare", short_help="Put evaluations side by side.")(compare.compare)
 app.command("ask", short_help="Have an agent read your files and answer.")(ask.ask)
-app.command("rescore", short_help="Grade an evaluation anew, without its model.")(judge.rescore)
+app.command("rescore", short_help="Grade an evaluation anew, without its model.")(evaluate.rescore)
 app.command("serve", short_help="Serve an agent to clients of OpenAI's interface.")(serve.serve)
 app.command("view", short_help="Look at runs and episodes in a browser.")(view.view)
 app.command("replay", short_help="Play a recorded episode on with another memory.")(replay.replay)

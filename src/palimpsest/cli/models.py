@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from palimpsest.app.model_export_job import Exported
+    from palimpsest.app.model_export_job import ExportedModel
 
 
 def check(
@@ -81,7 +81,7 @@ def export(
     _show(export_model(run, to, step=step, dtype=dtype, untied=untied, adapter=adapter, evaluations=places, warn=warn))
 
 
-def _show(done: Exported) -> None:
+def _show(done: ExportedModel) -> None:
     """Print where the files are, and how to load them."""
     after = "" if done.step is None else f" after step {done.step}"
     typer.echo(f"{done.path.resolve()}: the model{after}, {done.size:,} bytes")

@@ -74,7 +74,7 @@ def serve(
     """
     from palimpsest.app.agent.serve_agent import Service, default_store, serve_agent
     from palimpsest.app.config_resolution import Agent, Remote
-    from palimpsest.servers.openai.agent_app import Limits, ServerOptions
+    from palimpsest.servers.openai.agent_app import ServerLimits, ServerOptions
     from palimpsest.servers.openai.served_episodes import Bounds
 
     if no_store and store is not None:
@@ -90,7 +90,7 @@ def serve(
         typer.echo(f"note: {line}", err=True)
     folder = None if no_store else store or default_store()
     kept = "nothing is kept on disk" if folder is None else f"episodes are kept in {folder}"
-    limits = Limits(bounds=Bounds(running=concurrency, waiting=queue))
+    limits = ServerLimits(bounds=Bounds(running=concurrency, waiting=queue))
     first = iter([kept])
 
     def told(line: str) -> None:

@@ -18,7 +18,7 @@ from palimpsest.training.supervised.imitation_source import Imitated
 
 if TYPE_CHECKING:
     from palimpsest.app.quickstart.quickstart_run import Quickstart
-    from palimpsest.report.quickstart_report import Cell, Results
+    from palimpsest.report.quickstart_report import Results, TableCell
 
 
 Resume = Annotated[
@@ -285,7 +285,7 @@ def _show(done: Quickstart) -> None:
     Terminal().message(f"{done.report}, {done.report.with_name('summary.json')}")
 
 
-def _costs(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
+def _costs(results: Results) -> list[tuple[str, Mapping[int, TableCell]]]:
     """Whose tokens the table shows: the agent's, or everybody's where they don't follow from the size."""
     if results.words.reads:
         return [("agent", results.cells[results.agent])]

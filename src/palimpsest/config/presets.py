@@ -31,7 +31,7 @@ from palimpsest.errors import ConfigError, nearest
 _FIELDS = frozenset({"task", "size"})
 
 
-class Source(Strict):
+class ProtocolSource(Strict):
     """Where a protocol is published."""
 
     paper: str
@@ -81,7 +81,7 @@ class Preset(Strict):
     """A published protocol."""
 
     about: str
-    source: Source
+    source: ProtocolSource
     policy: str
     options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     """For those policies that have them."""

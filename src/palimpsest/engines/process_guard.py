@@ -44,7 +44,7 @@ _PAUSE_S = 1.0  # between two replacements
 _MAPPED = re.compile(r" (\d+) +/dev/shm/", re.MULTILINE)  # the inode: a semaphore is mapped under another name
 
 
-class Guard:
+class ProcessGuard:
     """A guard process, replaced where it ends too early, and the claims to its folders."""
 
     def __init__(self, mark: str, folders: Sequence[Path]) -> None:
@@ -89,10 +89,10 @@ class Guard:
         self._claims = []
 
 
-def start(mark: str, folders: Sequence[Path]) -> Guard:
+def start(mark: str, folders: Sequence[Path]) -> ProcessGuard:
     """Guard `folders` and what has the mark. What dead processes of this user left is removed first."""
     _sweep()
-    return Guard(mark, folders)
+    return ProcessGuard(mark, folders)
 
 
 def _claim(folder: Path, mark: str) -> int:

@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from palimpsest.config.reward import LAYERS
-from palimpsest.evaluation.pairing import Cell, Pairing, cell_of, pair
+from palimpsest.evaluation.pairing import Pairing, ProblemCell, cell_of, pair
 from palimpsest.evaluation.sample_log import Sample, default_settings, leaves, not_asked_told
 from palimpsest.evaluation.summary import EvalSummary, summarise
 
@@ -80,7 +80,7 @@ class Side:
 class Band:
     """A cell over sides that differ by their seed alone."""
 
-    cell: Cell
+    cell: ProblemCell
     sides: tuple[str, ...]
     mean: float
     low: float
@@ -98,11 +98,11 @@ class SideBySide:
     titles: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """What the sets of a quickstart are called (`Cell.title`), where a side is one."""
 
-    def label(self, cell: Cell) -> str:
+    def label(self, cell: ProblemCell) -> str:
         """In words."""
         return cell.label_by(self.titles)
 
-    def task(self, cell: Cell) -> str:
+    def task(self, cell: ProblemCell) -> str:
         """What cells of one line are called."""
         return cell.task_by(self.titles)
 
@@ -111,22 +111,22 @@ class SideBySide:
         return next((cell.set_by(self.titles) for cell in self.cells if cell.set == name), name)
 
     @cached_property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[ProblemCell, ...]:
         """Those of any side, task by task, shorter ones first."""
         cells = {cell for own in self.samples.values() for cell in own}
         return tuple(sorted(cells, key=lambda cell: (cell.task, cell.size, cell.set)))
 
     @cached_property
-    def samples(self) -> dict[str, dict[Cell, list[Sample]]]:
+    def samples(self) -> dict[str, dict[ProblemCell, list[Sample]]]:
         """Name of a side to cell to its samples there, those of baselines too."""
-        found: dict[str, dict[Cell, list[Sample]]] = {side.name: {} for side in self.sides}
+        found: dict[str, dict[ProblemCell, list[Sample]]] = {side.name: {} for side in self.sides}
         for side in self.sides:
             for sample in (*side.samples, *side.baselines):
                 found[side.name].setdefault(cell_of(sample), []).append(sample)
         return found
 
     @cached_property
-    def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
+    def figures(self) -> dict[ProblemCell, dict[str, EvalSummary]]:
         """Cell to side's name to its figures; a side that didn't play it is not there."""
         return {
             cell: {name: _summary(cell, own[cell]) for name, own in self.samples.items() if cell in own}
@@ -140,7 +140,7 @@ class SideBySide:
         return {side.name: pair(first.samples, side.samples) for side in others}
 
     @cached_property
-    def cell_pairings(self) -> dict[Cell, dict[str, Pairing]]:
+    def cell_pairings(self) -> dict[ProblemCell, dict[str, Pairing]]:
         """The same, cell by cell, where both sides have it."""
         (_, first), *others = self.samples.items()
         return {
@@ -277,5 +277,5 @@ def _all_differ(seeds: Sequence[object]) -> bool:
     return len(seeds) > 1 and len({str(each) for each in seeds}) == len(seeds)
 
 
-def _summary(cell: Cell, samples: Sequence[Sample]) -> EvalSummary:
+def _summary(cell: ProblemCell, samples: Sequence[Sample]) -> EvalSummary:
     return summarise(cell.label, samples, drawn=1 + max(sample.draw for sample in samples))

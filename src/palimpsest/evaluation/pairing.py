@@ -127,7 +127,7 @@ def _flips(pairs: Sequence[tuple[Sample, Sample]]) -> tuple[Flip, ...]:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Cell:
+class ProblemCell:
     """A part of the problems: a set, at one length where it has several."""
 
     set: str
@@ -142,11 +142,11 @@ class Cell:
     def task(self) -> str:
         """A set's name without the length that stands in it: cells of one task are points of one line.
 
-        >>> Cell("1 chunk", 1).task, Cell("4 chunks", 4).task, Cell("agent@16", 64).task
+        >>> ProblemCell("1 chunk", 1).task, ProblemCell("4 chunks", 4).task, ProblemCell("agent@16", 64).task
         ('chunks', 'chunks', 'agent')
-        >>> Cell("eval_50", 50).task, Cell("eval_50_hard", 50).task, Cell("musique", -1).task
+        >>> ProblemCell("eval_50", 50).task, ProblemCell("eval_50_hard", 50).task, ProblemCell("musique", -1).task
         ('eval', 'eval__hard', 'musique')
-        >>> Cell("eval_50, closed book", 50).task, Cell("1 chunk, closed book", 1).task
+        >>> ProblemCell("eval_50, closed book", 50).task, ProblemCell("1 chunk, closed book", 1).task
         ('eval, closed book', 'chunks, closed book')
         """
         several = re.sub(r"^1 (chunk|objective)\b", r"1 \1s", self.set)
@@ -157,7 +157,8 @@ class Cell:
         """What the tables of a quickstart call a set that it named NAME@POINT; None for any other set.
 
         >>> titles = {"agent": "agent after RL"}
-        >>> Cell("agent@16", 64).title(titles), Cell("agent", 64).title(titles), Cell("mine@16", 64).title(titles)
+        >>> ProblemCell("agent@16", 64).title(titles), ProblemCell("agent", 64).title(titles), ProblemCell("mine@16",
+        64).title(titles)
         ('agent after RL', None, None)
         """
         name, _, point = self.set.rpartition("@")
@@ -166,11 +167,11 @@ class Cell:
     def label_by(self, titles: Mapping[str, str]) -> str:
         """`label`, with the set's title.
 
-        >>> Cell("agent@16", 64).label_by({"agent": "agent after RL"}), Cell("agent@16", 64).label_by({})
+        >>> ProblemCell("agent@16", 64).label_by({"agent": "agent after RL"}), ProblemCell("agent@16", 64).label_by({})
         ('agent after RL, size 64', 'agent@16, size 64')
         """
         title = self.title(titles)
-        return self.label if title is None else Cell(title, self.size).label
+        return self.label if title is None else ProblemCell(title, self.size).label
 
     def task_by(self, titles: Mapping[str, str]) -> str:
         """`task`, or the set's title."""
@@ -181,6 +182,6 @@ class Cell:
         return self.label_by(titles) if self.title(titles) else self.set
 
 
-def cell_of(sample: Sample) -> Cell:
+def cell_of(sample: Sample) -> ProblemCell:
     """The part that a sample belongs to."""
-    return Cell(sample.name, -1 if sample.size is None else sample.size)
+    return ProblemCell(sample.name, -1 if sample.size is None else sample.size)

@@ -29,14 +29,14 @@ from palimpsest.evaluation.episode_files import EpisodeFile
 from palimpsest.evaluation.sample_log import AskedSet, Sample, SampleKey, SampleLog, write_asked
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.metrics.reading_trace import Texts, last_memory
+from palimpsest.metrics.reading_trace import GroupTexts, last_memory
 from palimpsest.reward.grading import Grades, by_question, graded
 from palimpsest.rollout.episode import Roles, failure, play
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
-Measure = Callable[[Problem, Trajectory, Grade, Texts], Mapping[str, float]]
+Measure = Callable[[Problem, Trajectory, Grade, GroupTexts], Mapping[str, float]]
 OnProgress = Callable[[Sample], None]
 Samples = Mapping[SampleKey, Sample]
 """By name of the set, id of the problem and number of the draw."""
@@ -268,7 +268,7 @@ async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -
 
 def _recorded(episode: Ended, arena: Arena) -> Sample:
     """Write an episode where episodes are written, and say what it comes to."""
-    played, texts = (episode.problem, episode.trajectory, episode.grade), Texts(arena.codec)
+    played, texts = (episode.problem, episode.trajectory, episode.grade), GroupTexts(arena.codec)
     if arena.episodes is not None:
         arena.episodes.add(*played)
     return sample_of(episode, {} if arena.measure is None else arena.measure(*played, texts), texts)
@@ -313,7 +313,7 @@ def _reason(trajectory: Trajectory, grade: Grade) -> str:
     return reason if error is None else f"{reason} ({error})"
 
 
-def sample_of(episode: Ended, measures: Mapping[str, float], texts: Texts) -> Sample:
+def sample_of(episode: Ended, measures: Mapping[str, float], texts: GroupTexts) -> Sample:
     """The line of the log."""
     problem, trajectory, grade = episode.problem, episode.trajectory, episode.grade
     memory = last_memory(trajectory, texts)

@@ -26,7 +26,7 @@ from palimpsest.events import DocumentTruncated
 from palimpsest.memory.overwrite import admit_question, answered, newline_ids
 from palimpsest.memory.parts.chunks import split, truncate
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
-from palimpsest.memory.parts.retrievers import RETRIEVERS, Index, Retriever
+from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryIndex, Retriever
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.types import Outcome, Problem
@@ -189,11 +189,11 @@ def sentence_ids(codec: Codec) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Passages:
+class DocumentPassages:
     """A document cut into passages, and an index of their words. Its length is that of the document, in tokens."""
 
     pieces: Sequence[Sequence[int]]
-    index: Index
+    index: MemoryIndex
 
     def __len__(self) -> int:
         return sum(map(len, self.pieces))
@@ -220,7 +220,7 @@ class PassagesPolicy(FullContextPolicy):
         if self.passage_tokens < 1:
             raise ConfigError(f"policy.options.passage_tokens={self.passage_tokens}: must be at least 1 token")
 
-    def prepare(self, problem: Problem, codec: Codec) -> Passages | None:
+    def prepare(self, problem: Problem, codec: Codec) -> DocumentPassages | None:
         """The passages of the document; None without one."""
         ids = FullContextPolicy.prepare(self, problem, codec)
         if ids is None:
@@ -230,9 +230,9 @@ class PassagesPolicy(FullContextPolicy):
         index = RETRIEVERS[self.retriever]()
         for piece in pieces:
             index.add(codec.decode(piece))
-        return Passages(pieces, index)
+        return DocumentPassages(pieces, index)
 
-    def shown(self, document: Passages, question: str, room: int, codec: Codec) -> list[int]:
+    def shown(self, document: DocumentPassages, question: str, room: int, codec: Codec) -> list[int]:
         """The ids of the best passages that fit, in the order of the document, a line break where some are left out."""
         if len(document) <= room:
             return [i for piece in document.pieces for i in piece]

@@ -30,7 +30,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.events import DocumentTruncated, EmptyMemoryKept, MemoryUngrounded
 from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
-from palimpsest.memory.parts.grounded import Grounded, Rule, sift
+from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
 from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
@@ -309,7 +309,7 @@ class OverwritePolicy(MemoryPolicy):
         """
         if self.grounded == "off":
             return written
-        left = sift(written, sources, model.codec, Rule(self.grounded, self.unit), cut_off=cut_off)
+        left = sift(written, sources, model.codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
         kept = left.ids or memory
         if left.dropped or not left.ids:
             units, reasons = zip(*left.dropped, strict=True) if left.dropped else ((), ())

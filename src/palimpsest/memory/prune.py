@@ -26,9 +26,9 @@ from typing import Annotated, Any, ClassVar
 from palimpsest.errors import ConfigError
 from palimpsest.events import MemoryUngrounded, Pruned, PruneRefused
 from palimpsest.memory.parts import tool_agent
-from palimpsest.memory.parts.grounded import Grounded, Rule, unsupported
+from palimpsest.memory.parts.grounded import Grounded, GroundedRule, unsupported
 from palimpsest.memory.parts.prompts import Slots, shared
-from palimpsest.memory.parts.tool_agent import QUERY, Episode, Found, Said, ToolAgentPolicy, ToolPrompts
+from palimpsest.memory.parts.tool_agent import QUERY, Found, Said, ToolAgentPolicy, ToolEpisode, ToolPrompts
 from palimpsest.text.sentences import Unit, units
 from palimpsest.text.template import insert
 from palimpsest.text.tool_calls import ToolCall, argument_fault
@@ -142,7 +142,7 @@ class PrunePolicy(ToolAgentPolicy):
         """Names of the texts that these options show."""
         return ("user_prune", "pruned", "result") if self.prune else ("user", "result")
 
-    def told_at_once(self, episode: Episode, call: Found, number: int) -> Said | None:
+    def told_at_once(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
         """A prune is done at once, on the history before this reply."""
         mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
         if not mine or number >= self.parallel_calls:
@@ -155,7 +155,7 @@ class PrunePolicy(ToolAgentPolicy):
         episode.history = episode.history.without(ids, episode.model.codec)
         return Said(insert(self.texts.pruned, {"ids": ", ".join(ids)}))
 
-    def _ungrounded(self, episode: Episode, call: ToolCall) -> str | None:
+    def _ungrounded(self, episode: ToolEpisode, call: ToolCall) -> str | None:
         """Why the memory of a prune that is faultless otherwise is rejected by `grounded`."""
         if self.grounded == "off":
             return None
@@ -163,7 +163,7 @@ class PrunePolicy(ToolAgentPolicy):
         results = [each for each in episode.history.results() if each.id not in episode.errors]
         seen = [episode.notes.get(each.id) or codec.decode(each.ids, control=False) for each in results]
         found = units(call.arguments["memory"], self.unit)
-        faults = unsupported(found, seen, Rule(self.grounded, self.unit))
+        faults = unsupported(found, seen, GroundedRule(self.grounded, self.unit))
         bad = [(unit, why) for unit, why in zip(found, faults, strict=True) if why is not None]
         if not bad:
             return None
@@ -171,7 +171,7 @@ class PrunePolicy(ToolAgentPolicy):
         episode.model.event(MemoryUngrounded(dropped, reasons, (), changed=False))
         return f'memory: "{bad[0][0][:80]}": {bad[0][1]}; write down what the results say, in their words'
 
-    def record(self, episode: Episode, call: Found, said: Said, about: Mapping[str, Any]) -> None:
+    def record(self, episode: ToolEpisode, call: Found, said: Said, about: Mapping[str, Any]) -> None:
         """The event of a call."""
         mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
         if mine and said.error == _REFUSED:

@@ -46,7 +46,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.events import MemoryCut, MemoryWritten, PastShown, ReplyMalformed
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
 from palimpsest.memory.parts.prompts import Slots
-from palimpsest.memory.parts.retrievers import RETRIEVERS, History, Retriever
+from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryHistory, Retriever
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import Fault, RecallReply, read_recall_reply
@@ -121,7 +121,7 @@ SHORT = RecallPrompts(
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class RecalledMemory:
     """An earlier memory in sight."""
 
     ids: list[int]
@@ -212,7 +212,7 @@ class RecallPolicy(OverwritePolicy):
         read, _ = self.templates(codec)
         question, nothing = codec.encode(problem.question), codec.encode(prompts.nothing_recalled)
         memory, recalled = self.first_memory(problem, codec), None
-        history = History(RETRIEVERS[self.retriever](), self.min_similarity)
+        history = MemoryHistory(RETRIEVERS[self.retriever](), self.min_similarity)
         chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
@@ -235,7 +235,9 @@ class RecallPolicy(OverwritePolicy):
             model.event(ReplyMalformed(reply.fault, accepted=True))
         return reply
 
-    def _look_back(self, reply: RecallReply | None, question: str, history: History, model: Model) -> Recalled | None:
+    def _look_back(
+        self, reply: RecallReply | None, question: str, history: MemoryHistory, model: Model
+    ) -> RecalledMemory | None:
         """What the next prompt recalls."""
         query = question if self.query == "question" else reply.query if reply else None
         if query is None:
@@ -246,14 +248,14 @@ class RecallPolicy(OverwritePolicy):
             return None
         text, step = history.texts[hit.place], history.steps[hit.place]
         model.event(events.Recalled(query, step, text, hit.similarity))
-        return Recalled(history.memories[hit.place], text, step)
+        return RecalledMemory(history.memories[hit.place], text, step)
 
     def _next(
         self,
         memory: list[int],
         reply: RecallReply | None,
         step: int,
-        history: History,
+        history: MemoryHistory,
         model: Model,
         sources: Sequence[Sequence[int]],
     ) -> list[int]:
@@ -300,7 +302,7 @@ class RetrievalPolicy(OverwritePolicy):
         read, _ = self.templates(codec)
         question = codec.encode(problem.question)
         memory = self.first_memory(problem, codec)
-        history = History(RETRIEVERS[self.retriever](), self.min_similarity)
+        history = MemoryHistory(RETRIEVERS[self.retriever](), self.min_similarity)
         for index, chunk in enumerate(self.document_chunks(document, model)):
             past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())
             prompt = read.fill({"question": question, "memory": _both(memory, past), "section": chunk})
@@ -311,7 +313,7 @@ class RetrievalPolicy(OverwritePolicy):
         past = self._past(problem.question, memory, history, model)
         return await self.answer(problem, {"memory": _both(memory, past)}, model)
 
-    def _past(self, question: str, memory: list[int], history: History, model: Model) -> Prompt:
+    def _past(self, question: str, memory: list[int], history: MemoryHistory, model: Model) -> Prompt:
         """The past memory that is appended, after a line break; empty if there is none, or it's the present one."""
         hit = history.look_up(question)
         if hit is None or history.memories[hit.place] == memory:

@@ -31,10 +31,10 @@ from typing import Annotated, ClassVar
 from palimpsest.errors import ConfigError, DataError, ModelError
 from palimpsest.events import ExchangesDropped, MemoryUngrounded, SummedUp
 from palimpsest.memory.parts import tool_agent
-from palimpsest.memory.parts.grounded import Grounded, Rule, sift
+from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
 from palimpsest.memory.parts.history import History
 from palimpsest.memory.parts.prompts import Slots, shared
-from palimpsest.memory.parts.tool_agent import QUERY, Episode, ToolAgentPolicy, ToolPrompts
+from palimpsest.memory.parts.tool_agent import QUERY, ToolAgentPolicy, ToolEpisode, ToolPrompts
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import without_thinking
@@ -112,7 +112,7 @@ class SummaryPolicy(ToolAgentPolicy):
         values = {"question": codec.encode(problem.question), "summary": summary}
         return History(chat_pieces(codec), template.fill(values))
 
-    async def make_room(self, episode: Episode) -> None:
+    async def make_room(self, episode: ToolEpisode) -> None:
         """Sum up if the next turn has no room."""
         codec, before = episode.model.codec, episode.history
         if len(before.ids()) + self.turn_tokens <= self.context_tokens or episode.turns + 1 >= self.max_turns:
@@ -130,7 +130,7 @@ class SummaryPolicy(ToolAgentPolicy):
         left_out = len(before.exchanges) - len(seen.exchanges)
         episode.model.event(SummedUp(len(summary), codec.decode(summary), left_out))
 
-    def _sifted(self, completion: Completion, seen: History, episode: Episode) -> list[int]:
+    def _sifted(self, completion: Completion, seen: History, episode: ToolEpisode) -> list[int]:
         """[T] the summary from here on."""
         codec = episode.model.codec
         said = without_thinking(completion.token_ids, codec, chat_pieces(codec).generation)
@@ -138,7 +138,7 @@ class SummaryPolicy(ToolAgentPolicy):
             results = [each.ids for each in seen.results() if each.id not in episode.errors]
             sources = [*results, episode.summary]
             cut_off = completion.stop_reason is StopReason.LENGTH
-            left = sift(said, sources, codec, Rule(self.grounded, self.unit), cut_off=cut_off)
+            left = sift(said, sources, codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
             said = left.ids or episode.summary
             if left.dropped:
                 units, why = zip(*left.dropped, strict=True)
@@ -176,7 +176,7 @@ class ToolWindowPolicy(ToolAgentPolicy):
                 f"{self.context_tokens}; lower the former or raise the latter"
             )
 
-    async def make_room(self, episode: Episode) -> None:
+    async def make_room(self, episode: ToolEpisode) -> None:
         """Drop the oldest exchanges."""
         first = dropped_exchanges(episode.history.exchange_lengths(), self.window_tokens)
         if first:

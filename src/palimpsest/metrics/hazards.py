@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from palimpsest.data.synthetic.world import Fact, read_fact
 from palimpsest.metrics.memory_metrics import unsupported
-from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.seeding import derive_seed
 from palimpsest.text.sentences import sentences
 from palimpsest.types import Problem, Trajectory
@@ -59,7 +59,7 @@ class Hazards:
         self.answers = np.zeros((2, 2))
         """[all of the evidence held at the end, answered rightly] episodes."""
 
-    def add(self, problem: Problem, trajectory: Trajectory, right: bool, texts: Texts) -> None:
+    def add(self, problem: Problem, trajectory: Trajectory, right: bool, texts: GroupTexts) -> None:
         """Count an episode. One whose evidence are no facts of the synthetic world counts for nothing."""
         pieces, episode = evidence_facts(problem), readings(trajectory, texts)
         if not pieces or not episode:

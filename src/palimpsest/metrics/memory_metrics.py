@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from palimpsest.metrics.reading_trace import Reading, Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, ReadingTurn, readings
 from palimpsest.text.codec import Codec
 from palimpsest.text.sentences import flat, place_in, sentences, stands_in
 from palimpsest.types import Group, Problem, StopReason, Trajectory
@@ -47,7 +47,7 @@ CHOICES = frozenset({"yes", "no", "noanswer", "unknown"})  # answers no text nee
 class MemoryStep:
     """What one reading turn did to the memory."""
 
-    reading: Reading
+    reading: ReadingTurn
     held: tuple[int, ...]
     """Indices in `metadata["evidence"]` of the texts that stand in the memory after it."""
     retention: float | None
@@ -62,10 +62,10 @@ class MemoryStep:
 
 def memory_steps(problem: Problem, trajectory: Trajectory, codec: Codec) -> list[MemoryStep]:
     """What each reading turn kept, invented and lost, in order."""
-    return [_step(problem, reading) for reading in readings(trajectory, Texts(codec))]
+    return [_step(problem, reading) for reading in readings(trajectory, GroupTexts(codec))]
 
 
-def memory_metrics(group: Group, texts: Texts) -> dict[str, float | None]:
+def memory_metrics(group: Group, texts: GroupTexts) -> dict[str, float | None]:
     """The table above: means over the reading turns of all trajectories; of their last memories for the evidence.
 
     None where there is nothing to measure: no reading turns, no evidence in the problem's metadata, no such replies.
@@ -84,7 +84,7 @@ def memory_metrics(group: Group, texts: Texts) -> dict[str, float | None]:
     }
 
 
-def _reply_metrics(problem: Problem, reads: Sequence[Reading]) -> dict[str, float | None]:
+def _reply_metrics(problem: Problem, reads: Sequence[ReadingTurn]) -> dict[str, float | None]:
     """What replies in tags asked for."""
     looking = [reading for reading in reads if reading.asks]
     found = [evidence_retention(problem, reading.found) for reading in looking if reading.query is not None]
@@ -95,7 +95,7 @@ def _reply_metrics(problem: Problem, reads: Sequence[Reading]) -> dict[str, floa
     }
 
 
-def _step(problem: Problem, reading: Reading) -> MemoryStep:
+def _step(problem: Problem, reading: ReadingTurn) -> MemoryStep:
     memory = reading.memory_after
     evidence = [flat(text) for text in _evidence(problem)]
     before = zip(reading.memory_before.sentences, reading.memory_before.flat_sentences, strict=True)
@@ -109,7 +109,7 @@ def _step(problem: Problem, reading: Reading) -> MemoryStep:
     )
 
 
-def unsupported(reading: Reading) -> tuple[str, ...] | None:
+def unsupported(reading: ReadingTurn) -> tuple[str, ...] | None:
     """Sentences that a turn wrote and that stand in nothing it had in sight; None where that isn't known.
 
     In sight are the named pieces of its prompt but the question: the section, the memory before, a recalled one. A
@@ -124,7 +124,7 @@ def unsupported(reading: Reading) -> tuple[str, ...] | None:
     return tuple(sentence for sentence, form in pairs if not any(source.holds(form) for source in sources))
 
 
-def copy_fidelity(reads: Iterable[Reading]) -> float | None:
+def copy_fidelity(reads: Iterable[ReadingTurn]) -> float | None:
     """Share of the sentences written that are not `unsupported`, pooled; None if nothing was written, or is known."""
     true = total = 0
     for reading in reads:
@@ -135,7 +135,7 @@ def copy_fidelity(reads: Iterable[Reading]) -> float | None:
     return true / total if total else None
 
 
-def dropped_share(reads: Iterable[Reading]) -> float | None:
+def dropped_share(reads: Iterable[ReadingTurn]) -> float | None:
     """Share of the sentences written that the rule of `grounded` kept out of the memory, pooled; None without it."""
     dropped = total = 0
     for reading in reads:

@@ -113,7 +113,7 @@ class Text:
         return known
 
 
-class Texts:
+class GroupTexts:
     """The texts of one group, by their ids."""
 
     def __init__(self, codec: Codec) -> None:
@@ -142,7 +142,7 @@ _NOTHING = Text((), lambda: "")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadingTurn:
     """One reading turn."""
 
     turn: Turn
@@ -177,11 +177,11 @@ class Reading:
     """Whether its reply is not the agent's: `palimpsest replay --memory` put another memory in its place."""
 
 
-def readings(trajectory: Trajectory, texts: Texts) -> list[Reading]:
+def readings(trajectory: Trajectory, texts: GroupTexts) -> list[ReadingTurn]:
     """The reading turns of a trajectory."""
     after = _events_after_turns(trajectory)
     memories = _later_memories(trajectory.turns)
-    result: list[Reading] = []
+    result: list[ReadingTurn] = []
     before, recalled, given = _NOTHING, _NOTHING, given_turn(trajectory)
     for number, (turn, told, later) in enumerate(zip(trajectory.turns, after, memories, strict=True)):
         if not _reads(turn, told, later):
@@ -198,7 +198,7 @@ def given_turn(trajectory: Trajectory) -> int | None:
     return None if replayed is None or replayed.memory is None or replayed.turn < 1 else replayed.turn - 1
 
 
-def memories(trajectory: Trajectory, texts: Texts) -> list[Text]:
+def memories(trajectory: Trajectory, texts: GroupTexts) -> list[Text]:
     """The memories of an episode, one after the other: after each reading turn, or as an agent with tools wrote them.
 
     Empty for one that wrote none.
@@ -209,7 +209,7 @@ def memories(trajectory: Trajectory, texts: Texts) -> list[Text]:
     return [reading.memory_after for reading in readings(trajectory, texts)]
 
 
-def last_memory(trajectory: Trajectory, texts: Texts) -> Text | None:
+def last_memory(trajectory: Trajectory, texts: GroupTexts) -> Text | None:
     """The last of `memories`, None if there is none."""
     return next(reversed(memories(trajectory, texts)), None)
 
@@ -240,8 +240,8 @@ def _reads(turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None) -> 
 
 
 def _reading(
-    turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: Texts
-) -> Reading:
+    turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: GroupTexts
+) -> ReadingTurn:
     written, looked_up = _last(told, MemoryWritten), _last(told, Recalled)
     held, read = turn.piece("memory"), turn.piece("section")
     section = None if read is None else texts.of(read)
@@ -249,7 +249,7 @@ def _reading(
         before = texts.of(held)
     after, changed = _after(turn, told, written, later, before, texts)
     malformed = _last(told, ReplyMalformed)
-    return Reading(
+    return ReadingTurn(
         turn=turn,
         memory_before=before,
         memory_after=after,
@@ -273,7 +273,7 @@ def _after(
     written: MemoryWritten | None,
     later: tuple[int, ...] | None,
     before: Text,
-    texts: Texts,
+    texts: GroupTexts,
 ) -> tuple[Text, bool]:
     """The memory after a turn, and whether the turn wrote it."""
     if written is not None:
@@ -291,7 +291,7 @@ def _after(
     return texts.of(ids), ids == reply or ids != before.ids
 
 
-def _sources(turn: Turn, section: Text, before: Text, recalled: Text, texts: Texts) -> Iterator[Text]:
+def _sources(turn: Turn, section: Text, before: Text, recalled: Text, texts: GroupTexts) -> Iterator[Text]:
     told = {"memory": before, "recalled": recalled}
     yield from (text for name, text in told.items() if name not in turn.spans)  # known from events alone: old records
     pieces = sorted((end - start, start, name) for name, (start, end) in turn.spans.items() if name != "question")
@@ -326,7 +326,7 @@ class _Run:
     end: int
 
 
-def origins(kept: Sequence[str], document: str, readings: Sequence[Reading] = ()) -> list[Span | None]:
+def origins(kept: Sequence[str], document: str, readings: Sequence[ReadingTurn] = ()) -> list[Span | None]:
     """[len(kept)] the place of each sentence in the document, None where it has none.
 
     >>> text = "Bob drinks tea. In 1990 Anna lives in Rome, near the sea."
@@ -352,7 +352,7 @@ def _better(run: _Run, than: _Run | None, own: Span | None) -> bool:
     return than is None or rank(run) > rank(than)
 
 
-def _came(sentence: str, readings: Sequence[Reading]) -> int | None:
+def _came(sentence: str, readings: Sequence[ReadingTurn]) -> int | None:
     """Index of the reading that brought a sentence of the last memory in, and it stayed."""
     flat = " ".join(sentence.casefold().split())
     for index in range(len(readings) - 1, -1, -1):
@@ -361,7 +361,7 @@ def _came(sentence: str, readings: Sequence[Reading]) -> int | None:
     return None
 
 
-def _sections(document: str, readings: Sequence[Reading]) -> list[Span | None]:
+def _sections(document: str, readings: Sequence[ReadingTurn]) -> list[Span | None]:
     """[readings] where each section stands: they are read in order, and a cut character at an end is no text."""
     spans, cursor = list[Span | None](), 0
     for reading in readings:

@@ -26,7 +26,7 @@ from rich.text import Text
 from palimpsest.progress.reporter import Overall, Progress, Stage, StepDisplay, Tick, summary_line
 
 
-class Line(Protocol):
+class DisplayLine(Protocol):
     """Shows an `Overall`."""
 
     def begin(self) -> None:
@@ -50,10 +50,10 @@ class Display(ABC):
     """Shows progress on lines of its own kind."""
 
     def __init__(self) -> None:
-        self._line: Line | None = None
+        self._line: DisplayLine | None = None
 
     @abstractmethod
-    def open_line(self, overall: Overall) -> Line:
+    def open_line(self, overall: Overall) -> DisplayLine:
         """A line for some work that begins."""
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Display(ABC):
 class _Staged:
     """The stages of some work, each of which is the next `count` or `steps`."""
 
-    def __init__(self, overall: Overall, line: Line) -> None:
+    def __init__(self, overall: Overall, line: DisplayLine) -> None:
         self._overall, self._line = overall, line
 
     def message(self, text: str) -> None:
@@ -129,7 +129,7 @@ class _Staged:
 
 
 class _Steps:
-    def __init__(self, overall: Overall, line: Line, total: int, owner: Display | None = None) -> None:
+    def __init__(self, overall: Overall, line: DisplayLine, total: int, owner: Display | None = None) -> None:
         overall.begin("steps", total)
         line.begin()
         self._overall, self._line, self._owner = overall, line, owner
@@ -181,11 +181,11 @@ class Terminal(Display):
         """A line."""
         Console(file=self._stream or sys.stderr).print(_escaped(text), markup=False, highlight=False, soft_wrap=True)
 
-    def open_line(self, overall: Overall) -> Line:
+    def open_line(self, overall: Overall) -> DisplayLine:
         """In place on a terminal, plain lines elsewhere."""
         stream = self._stream or sys.stderr
         live = stream.isatty() if self._live is None else self._live
-        return _Bar(overall, stream) if live else _Log(overall, stream)
+        return _TerminalBar(overall, stream) if live else _Log(overall, stream)
 
 
 def _escaped(text: str) -> str:
@@ -204,7 +204,7 @@ class _Words(ProgressColumn):
         return Text(self._overall.words(), no_wrap=True, overflow="ellipsis")
 
 
-class _Bar:
+class _TerminalBar:
     def __init__(self, overall: Overall, stream: TextIO) -> None:
         self._overall = overall
         columns = (BarColumn(bar_width=16), TaskProgressColumn(), _Words(overall))

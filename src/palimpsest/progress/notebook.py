@@ -12,7 +12,7 @@ from typing import Any
 
 from IPython.display import display
 
-from palimpsest.progress.displays import Display, Line
+from palimpsest.progress.displays import Display, DisplayLine
 from palimpsest.progress.reporter import Overall
 
 _EVERY_S = 0.2  # seconds between two changes of a bar
@@ -25,12 +25,12 @@ class Notebook(Display):
         """A line below the cell."""
         builtins.print(text)
 
-    def open_line(self, overall: Overall) -> Line:
+    def open_line(self, overall: Overall) -> DisplayLine:
         """A bar."""
-        return _Bar(overall)
+        return _NotebookBar(overall)
 
 
-class _Bar:
+class _NotebookBar:
     """An output of the cell that is changed in place."""
 
     def __init__(self, overall: Overall) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class AxisWords:
     """One axis in words."""
 
     one: str
@@ -68,7 +68,7 @@ def times(size: int, trained: int) -> str:
     return f"{round(size / trained, 1):g}"
 
 
-DOCUMENTS = Words(
+DOCUMENTS = AxisWords(
     one="chunk",
     many="chunks",
     multiples=True,
@@ -91,7 +91,7 @@ DOCUMENTS = Words(
     samples="The agent's last memory and answer on the first few documents of the longest length.",
 )
 
-QUESTIONS = Words(
+QUESTIONS = AxisWords(
     one="question",
     many="questions",
     multiples=False,

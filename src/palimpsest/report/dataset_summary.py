@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palimpsest.data.assemble import assemble
-from palimpsest.data.formats.problem_files import AS_IT_IS, Paths, Reading, format_of, paths_of, read_records
+from palimpsest.data.formats.problem_files import AS_IT_IS, Paths, ReadOptions, format_of, paths_of, read_records
 from palimpsest.data.record import objective_count
 from palimpsest.data.sources.file_source import FileSource
 from palimpsest.types import Problem
@@ -81,7 +81,7 @@ class Inspection:
 
 def inspect_source(
     path: Paths,
-    reading: Reading = AS_IT_IS,
+    reading: ReadOptions = AS_IT_IS,
     *,
     documents: int | None = None,
     limit: int | None = None,

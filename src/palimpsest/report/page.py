@@ -36,7 +36,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import visible
 from palimpsest.types import Grade, Group
 from palimpsest.viewer.analysis.episode_timeline import Story
-from palimpsest.viewer.analysis.memory_diff import Dropped, Origin
+from palimpsest.viewer.analysis.memory_diff import Dropped, WordOrigin
 from palimpsest.viewer.export.inline_page import page_files
 from palimpsest.viewer.screens.open_groups import Opened
 
@@ -127,10 +127,10 @@ _WORDS = {
     "lost": "evidence, dropped",
 }
 _KINDS = {
-    Origin.KEPT: "kept",
-    Origin.UNKNOWN: "kept",
-    Origin.SECTION: "section",
-    Origin.NOWHERE: "nowhere",
+    WordOrigin.KEPT: "kept",
+    WordOrigin.UNKNOWN: "kept",
+    WordOrigin.SECTION: "section",
+    WordOrigin.NOWHERE: "nowhere",
 }
 LEGEND = tuple((kind, words) for kind, words in _WORDS.items())
 

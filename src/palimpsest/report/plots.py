@@ -28,7 +28,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-from palimpsest.report.axis_labels import DOCUMENTS, Words, times
+from palimpsest.report.axis_labels import DOCUMENTS, AxisWords, times
 from palimpsest.runs.jsonl_rows import is_number
 from palimpsest.text.display_text import printable
 
@@ -60,7 +60,7 @@ Curves = Mapping[str, Sequence[Point]]
 
 
 def reward_figure(
-    rewards: Sequence[float], lengths: Sequence[int], *, smooth: int = 5, words: Words = DOCUMENTS
+    rewards: Sequence[float], lengths: Sequence[int], *, smooth: int = 5, words: AxisWords = DOCUMENTS
 ) -> bytes:
     """Mean reward of each step, and where training went through several sizes of problems these in the background.
 
@@ -81,7 +81,7 @@ def reward_figure(
     return png(figure)
 
 
-def accuracy_figure(curves: Curves, *, training_length: int, words: Words = DOCUMENTS) -> bytes:
+def accuracy_figure(curves: Curves, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
     """Accuracy against size, logarithmic for multiples, with 95% bands and the largest size trained on marked."""
     figure, axes = figure_and_axes()
     for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
@@ -96,7 +96,7 @@ def accuracy_figure(curves: Curves, *, training_length: int, words: Words = DOCU
     return png(figure)
 
 
-def tokens_figure(curves: Curves, *, training_length: int, words: Words = DOCUMENTS) -> bytes:
+def tokens_figure(curves: Curves, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
     """Tokens processed per episode against its size, both logarithmic for multiples; dotted: exact proportion."""
     figure, axes = figure_and_axes()
     for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
@@ -151,7 +151,7 @@ def _averaged(rewards: Sequence[float], lengths: Sequence[int], window: int) -> 
     return means
 
 
-def _shade_lengths(axes: Axes, lengths: Sequence[int], words: Words) -> None:
+def _shade_lengths(axes: Axes, lengths: Sequence[int], words: AxisWords) -> None:
     """Alternate bands, one for each run of steps at one size, named at its top."""
     start = 0
     for index in range(1, len(lengths) + 1):
@@ -169,7 +169,7 @@ def _shade_lengths(axes: Axes, lengths: Sequence[int], words: Words) -> None:
         start = index
 
 
-def _length_axis(axes: Axes, curves: Curves, training_length: int, words: Words) -> None:
+def _length_axis(axes: Axes, curves: Curves, training_length: int, words: AxisWords) -> None:
     lengths = sorted({p.length for points in curves.values() for p in points})
     if not lengths:
         return
@@ -251,7 +251,7 @@ Lines = Mapping[str, Sequence[Measured]]
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class LengthLabels:
     """What lengths are called."""
 
     label: str
@@ -261,7 +261,7 @@ class Axis:
     """Whether it is logarithmic."""
 
 
-def accuracy_by_length(lines: Lines, axis: Axis, form: str) -> bytes:
+def accuracy_by_length(lines: Lines, axis: LengthLabels, form: str) -> bytes:
     """Accuracy of each side at each length, with 95% intervals, as `form` (svg or png)."""
     figure, axes = figure_and_axes()
     for place, (label, points) in enumerate(lines.items()):

@@ -24,14 +24,14 @@ from typing import Any
 
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.summary import EvalSummary, PositionSummary, Score, student
-from palimpsest.report.axis_labels import DOCUMENTS, Words, times
+from palimpsest.report.axis_labels import DOCUMENTS, AxisWords, times
 from palimpsest.report.page import LEGEND, PlacedRow, ToldStory, embedded, evidence_table, page, write_page
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure, training_figures
 from palimpsest.text.display_text import visible
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """One policy at one point of the axis."""
 
     score: Score
@@ -46,7 +46,7 @@ class Cell:
     by_last_evidence: Sequence[PositionSummary] = ()
 
     @classmethod
-    def of(cls, summary: EvalSummary) -> Cell:
+    def of(cls, summary: EvalSummary) -> TableCell:
         """The cell of a set of episodes."""
         return cls(
             score=summary.accuracy,
@@ -68,7 +68,7 @@ class Results:
     trained: int
     """Largest size trained on, of the steps that were done."""
     wall_s: float
-    cells: Mapping[str, Mapping[int, Cell]]
+    cells: Mapping[str, Mapping[int, TableCell]]
     """Policy name, then point of the axis."""
     rewards: Sequence[float]
     """[steps] mean reward of the sampled episodes."""
@@ -83,7 +83,7 @@ class Results:
     dropped_before: float | None = None
     """Share of the sentences written that the policy's rule kept out of the memory; None without one."""
     dropped_after: float | None = None
-    words: Words = DOCUMENTS
+    words: AxisWords = DOCUMENTS
     """What the axis is called."""
     agent: str = "agent"
     """Name of the trained agent in `cells`; `{agent}_before` is the same before training."""
@@ -222,7 +222,7 @@ def _curves(results: Results, *, tokens: bool) -> dict[str, list[Point]]:
     return {label: points for label, points in curves.items() if points}
 
 
-def _point(length: int, cell: Cell, tokens: bool) -> Point | None:
+def _point(length: int, cell: TableCell, tokens: bool) -> Point | None:
     if tokens:
         return Point(length, cell.tokens, cell.tokens, cell.tokens)
     score = cell.score
@@ -256,7 +256,7 @@ def column(results: Results, point: int) -> dict[str, Any]:
     return {"length": size, "unit": results.words.unit(size), "below": below}
 
 
-def _row(results: Results, name: str, cells: Mapping[int, Cell], points: Sequence[int]) -> dict[str, Any]:
+def _row(results: Results, name: str, cells: Mapping[int, TableCell], points: Sequence[int]) -> dict[str, Any]:
     return {
         "label": results.label(name),
         "main": name == results.agent,
@@ -296,7 +296,7 @@ def _placed(results: Results) -> Iterator[PlacedRow]:
                 yield PlacedRow(label, main, cells[point].by_evidence, cells[point].by_last_evidence)
 
 
-def _cell(cell: Cell | None) -> dict[str, str]:
+def _cell(cell: TableCell | None) -> dict[str, str]:
     if cell is None or cell.score.mean is None:
         return {"value": "–", "interval": ""}
     low, high = cell.score.low, cell.score.high
@@ -336,12 +336,12 @@ def _mark(sample: Sample) -> tuple[str, str]:
     return ("wrong", "marked wrong") if sample.value <= 0 else ("partly", f"graded {sample.value:.0%}")
 
 
-def _baselines(results: Results) -> list[tuple[str, Mapping[int, Cell]]]:
+def _baselines(results: Results) -> list[tuple[str, Mapping[int, TableCell]]]:
     own = (results.agent, f"{results.agent}_before")
     return [(name, cells) for name, cells in results.cells.items() if name not in own]
 
 
-def percent(cell: Cell | None) -> str:
+def percent(cell: TableCell | None) -> str:
     """The mean of a cell as a share in percent."""
     return "–" if cell is None or cell.score.mean is None else f"{cell.score.mean:.0%}"
 
@@ -381,12 +381,12 @@ def over_seeds(each: Sequence[Results]) -> Results:
     )
 
 
-def _over(cells: Sequence[Cell]) -> Cell:
+def _over(cells: Sequence[TableCell]) -> TableCell:
     score = student([cell.score.mean for cell in cells])
     tokens, problems = fmean(cell.tokens for cell in cells), min(cell.problems for cell in cells)
     costs = [cell.tokens_per_correct for cell in cells if cell.tokens_per_correct is not None]
     cost = fmean(costs) if len(costs) == len(cells) else None
-    return Cell(score, tokens, problems, sum(cell.ungraded for cell in cells), cost)
+    return TableCell(score, tokens, problems, sum(cell.ungraded for cell in cells), cost)
 
 
 def write_seeds_report(folder: Path, each: Sequence[Results], runs: Sequence[str]) -> Results:

@@ -21,7 +21,7 @@ import bm25s
 from palimpsest.data.formats.corpus import read_corpus, searched_text
 from palimpsest.errors import DataError
 from palimpsest.retrieval import index_folder
-from palimpsest.retrieval.index_folder import Passages, top, written
+from palimpsest.retrieval.index_folder import PassageStore, top, written
 from palimpsest.retrieval.search import Hit
 
 KIND = "bm25/1"
@@ -62,7 +62,7 @@ def ranked(scores: bm25s.BM25, query: str, topk: int) -> list[tuple[int, float]]
 class Bm25Index:
     """An index folder, open for search."""
 
-    def __init__(self, folder: Path, scores: bm25s.BM25, passages: Passages) -> None:
+    def __init__(self, folder: Path, scores: bm25s.BM25, passages: PassageStore) -> None:
         self.folder = folder
         self._scores = scores
         self._passages = passages
@@ -87,7 +87,7 @@ class Bm25Index:
     def open(cls, folder: Path) -> Bm25Index:
         """The index in `folder`, every file verified. Raises DataError."""
         index_folder.checked(folder, KIND)
-        return cls(folder, bm25s.BM25.load(folder, mmap=True, show_progress=False), Passages(folder))
+        return cls(folder, bm25s.BM25.load(folder, mmap=True, show_progress=False), PassageStore(folder))
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """At most `topk` hits for each query, best first."""

@@ -23,7 +23,7 @@ from palimpsest.config.install_hints import install_line
 from palimpsest.data.formats.corpus import read_corpus, searched_text
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.retrieval import index_folder
-from palimpsest.retrieval.index_folder import Passages, top, written
+from palimpsest.retrieval.index_folder import PassageStore, top, written
 from palimpsest.retrieval.search import Hit
 
 
@@ -73,7 +73,7 @@ class DenseIndex:
         if use_faiss and faiss is None:
             raise ConfigError(f"faiss is not installed: {install_line('dense')}")
         self.folder, self._encoder = folder, encoder
-        self._passages = Passages(folder)
+        self._passages = PassageStore(folder)
         self._vectors_N_D = np.load(folder / _VECTORS, mmap_mode="r")
         self._one_at_a_time = threading.Lock()  # a tokenizer must not be used by two threads
         self._flat: Any = None
@@ -132,7 +132,7 @@ def _write(
     """Every file of the index but its manifest."""
     for _ in written(passages, folder):
         pass
-    read = Passages(folder)
+    read = PassageStore(folder)
     if not len(read):
         raise DataError(f"{source}: holds no passage; there is nothing to search")
     order_N = np.argsort(read.sizes_N, kind="stable")  # passages of about one length pad each other little

@@ -132,7 +132,7 @@ def _building(folder: Path) -> Iterator[Path]:
 _PASSAGES, _STARTS = "passages.jsonl", "starts.npy"
 
 
-class Passages:
+class PassageStore:
     """Passages by their number."""
 
     def __init__(self, folder: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from palimpsest.errors import SearchError
 from palimpsest.http_connections import BadReply, Connections
-from palimpsest.http_services import Again, GaveUp, Reply, attempted, check_address, redacted, retry_after
+from palimpsest.http_services import GaveUp, HttpReply, RetryableError, attempted, check_address, redacted, retry_after
 from palimpsest.retrieval.search import Coalescer, Hit, check_token
 
 _LONGEST_PAUSE = 10.0  # seconds
@@ -76,7 +76,7 @@ class RemoteSearch:
         except GaveUp as gave_up:
             raise SearchError(f"{self.url}: {gave_up}; is the server running?") from None
 
-    async def _sent(self, body: Mapping[str, Any]) -> Reply:
+    async def _sent(self, body: Mapping[str, Any]) -> HttpReply:
         """A reply of status 200. Raises Again, or SearchError where another attempt would bring the same."""
         try:
             answer = await self._connections.ask("POST", self.url, body, limit=_REPLY_BYTES, timeout_s=self._timeout)
@@ -86,10 +86,10 @@ class RemoteSearch:
             return answer
         said = f"status {answer.status}: {answer.quoted(200, self._token)}"
         if answer.status == 429 or answer.status >= 500:
-            raise Again(said, retry_after(answer.headers))
+            raise RetryableError(said, retry_after(answer.headers))
         raise _RefusedError(f"{self.url}: {said}")
 
-    def _hits(self, answer: Reply, count: int) -> list[list[Hit]]:
+    def _hits(self, answer: HttpReply, count: int) -> list[list[Hit]]:
         try:
             result: Any = answer.json()["result"]
             found = [[Hit(dict(hit["document"]), float(hit["score"])) for hit in hits] for hits in result]

@@ -230,7 +230,7 @@ class AnswerJudge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class GradedObjective:
     """One of a problem's questions; the only one has no name."""
 
     name: str
@@ -243,7 +243,7 @@ class Objective:
         return any(gold.strip().rstrip(".").lower() == INVALID_GOLD for gold in self.golds)
 
 
-def objectives(problem: Problem) -> tuple[Objective, ...]:
+def objectives(problem: Problem) -> tuple[GradedObjective, ...]:
     """The questions of a problem, in order.
 
     >>> objectives(Problem("p", "Where?", ("Oslo",)))
@@ -251,8 +251,8 @@ def objectives(problem: Problem) -> tuple[Objective, ...]:
     """
     named = problem.metadata.get("objectives")
     if not named:
-        return (Objective("", problem.question, problem.answers),)
-    return tuple(Objective(one["name"], one["question"], tuple(one["answers"])) for one in named)
+        return (GradedObjective("", problem.question, problem.answers),)
+    return tuple(GradedObjective(one["name"], one["question"], tuple(one["answers"])) for one in named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,14 +305,14 @@ class FinalAnswerGrader:
         if self.judge is not None:
             await self.judge.close()
 
-    async def _marked(self, asked: Sequence[Objective], given: NamedAnswers) -> list[Marked]:
+    async def _marked(self, asked: Sequence[GradedObjective], given: NamedAnswers) -> list[Marked]:
         marked = [compared(given.answers.get(one.name, ""), one.golds, self.config.golds) for one in asked]
         if self.judge is None:
             return marked
         pairs = zip(asked, marked, strict=True)
         return await _all_of(self._judged(one, given.answers.get(one.name, ""), mark) for one, mark in pairs)
 
-    async def _judged(self, one: Objective, answer: str, mark: Marked) -> Marked:
+    async def _judged(self, one: GradedObjective, answer: str, mark: Marked) -> Marked:
         assert self.judge is not None
         if not answer.strip():
             return replace(mark, answered=False, values={**mark.values, "judge": 0.0})
@@ -331,7 +331,7 @@ async def _all_of(work: Iterable[Awaitable[T]]) -> list[T]:
     return cast(list[T], ended)
 
 
-def _answers(asked: Sequence[Objective], text: str, where: str) -> NamedAnswers:
+def _answers(asked: Sequence[GradedObjective], text: str, where: str) -> NamedAnswers:
     said = final_answer(text)
     if said is None and where == "found" and (found := extract(text)) is not None and not asked[0].name:
         said = found.text

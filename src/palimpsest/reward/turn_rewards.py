@@ -40,7 +40,7 @@ from statistics import fmean
 
 from palimpsest.config.reward import StateRewardConfig
 from palimpsest.metrics.memory_metrics import copy_fidelity
-from palimpsest.metrics.reading_trace import Reading, Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, ReadingTurn, readings
 from palimpsest.text.answer_normalization import fold, normalize, tokens
 from palimpsest.text.answers import only_box
 from palimpsest.text.codec import Codec
@@ -101,7 +101,7 @@ def turn_rewards(
     problem: Problem, trajectory: Trajectory, codec: Codec, config: StateRewardConfig
 ) -> tuple[TurnReward, ...]:
     """[turns] the reward of each turn."""
-    read = {reading.turn.step: reading for reading in readings(trajectory, Texts(codec))}
+    read = {reading.turn.step: reading for reading in readings(trajectory, GroupTexts(codec))}
     rewards = []
     for turn in trajectory.turns:
         if turn.step in read:
@@ -113,7 +113,7 @@ def turn_rewards(
     return tuple(rewards)
 
 
-def _read_reward(reading: Reading, golds: Sequence[str], codec: Codec, config: StateRewardConfig) -> TurnReward:
+def _read_reward(reading: ReadingTurn, golds: Sequence[str], codec: Codec, config: StateRewardConfig) -> TurnReward:
     def recall(text: str) -> float:
         return word_recall(text, golds, config)
 
@@ -174,7 +174,7 @@ class FaithfulLayer:
         """
         if grade.value is None:
             return grade
-        fidelity = copy_fidelity(readings(trajectory, Texts(self.codec)))
+        fidelity = copy_fidelity(readings(trajectory, GroupTexts(self.codec)))
         unsupported = 0.0 if fidelity is None else 1.0 - fidelity
         breakdown = {**grade.breakdown, "unsupported": unsupported, "outcome": grade.value}
         factor = max(0.0, 1.0 - self.penalty * unsupported)

@@ -35,7 +35,7 @@ Evaluate = Callable[[int], Awaitable[Mapping[str, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StepReport:
     """What a step has to say."""
 
     metrics: Mapping[str, float]
@@ -53,7 +53,7 @@ class Job(Protocol):
     records: ClassVar[bool]
     """Whether the report of each step has trajectories."""
 
-    async def step(self, step: int) -> Report: ...
+    async def step(self, step: int) -> StepReport: ...
 
     def state(self) -> Mapping[str, Any]:
         """JSON of whatever a later step depends on besides configuration and learner."""

@@ -36,7 +36,7 @@ _JSON = orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RowLine:
     """A line of a file."""
 
     data: bytes
@@ -66,7 +66,7 @@ def append_row(file: Path, row: Mapping[str, Any], *, checksum: bool = True) -> 
             os.close(descriptor)
 
 
-def read_lines(file: str | Path) -> list[Line]:
+def read_lines(file: str | Path) -> list[RowLine]:
     """The lines of a file, damaged ones included; a missing file has none."""
     try:
         return lines_of(Path(file).read_bytes())
@@ -74,11 +74,11 @@ def read_lines(file: str | Path) -> list[Line]:
         return []
 
 
-def lines_of(data: bytes, *, sealed: bool = False) -> list[Line]:
+def lines_of(data: bytes, *, sealed: bool = False) -> list[RowLine]:
     """The lines in a part of a file; `sealed`: whether rows before it have checksums, so that these must have them."""
     lines = [(line, _object(line)) for line in BytesIO(data)]
     sealed = sealed or any(row is not None and CHECKSUM in row for _, row in lines)
-    return [Line(line, _checked(row, sealed)) for line, row in lines]
+    return [RowLine(line, _checked(row, sealed)) for line, row in lines]
 
 
 def read_rows(file: str | Path) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ _RULES: Mapping[str, Verdict] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FieldChange:
     """One field that differs."""
 
     key: str
@@ -86,7 +86,7 @@ class Change:
         return f"{self.key}: {self.old!r} -> {self.new!r}"
 
 
-def changes(old: RunConfig, new: RunConfig) -> list[Change]:
+def changes(old: RunConfig, new: RunConfig) -> list[FieldChange]:
     """Every field in which the two differ, in the order of the schema, with its verdict.
 
     >>> first = RunConfig()
@@ -97,7 +97,9 @@ def changes(old: RunConfig, new: RunConfig) -> list[Change]:
     keys = list(dict.fromkeys([*before, *after]))
     steps_matter = old.optim.schedule != "constant" or old.train.ahead > 0
     return [
-        Change(key, before.get(key), after.get(key), _verdict(key, (before.get(key), after.get(key)), steps_matter))
+        FieldChange(
+            key, before.get(key), after.get(key), _verdict(key, (before.get(key), after.get(key)), steps_matter)
+        )
         for key in keys
         if before.get(key) != after.get(key)
     ]
@@ -154,7 +156,7 @@ GIVEN = "given"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RunOrigin:
     """How a run was asked for, besides its configuration."""
 
     command: str = "train"
@@ -163,11 +165,11 @@ class Origin:
     """JSON of what the command was given and the configuration doesn't say."""
 
 
-def origin_of(run: str | os.PathLike[str]) -> Origin:
+def origin_of(run: str | os.PathLike[str]) -> RunOrigin:
     """What was written down when the run began."""
     first = next((row for row in read_rows(Path(run) / EVENTS) if row.get("kind") == STARTED), {})
     command, detail = first.get("command", "train"), first.get("detail", {})
-    return Origin(command, detail) if command in COMMANDS and isinstance(detail, dict) else Origin()
+    return RunOrigin(command, detail) if command in COMMANDS and isinstance(detail, dict) else RunOrigin()
 
 
 def made_with(run: str | os.PathLike[str]) -> Mapping[str, Any]:

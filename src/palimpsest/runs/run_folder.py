@@ -42,8 +42,8 @@ from palimpsest.runs.resume_rules import (
     CONTINUED,
     EVENTS,
     STARTED,
-    Change,
-    Origin,
+    FieldChange,
+    RunOrigin,
     changes,
     has_checkpoint,
     identity,
@@ -180,7 +180,7 @@ def open_run(
     resume: bool = False,
     force: bool = False,
     on_warning: Callable[[str], None] = print,
-    origin: Origin = Origin(),
+    origin: RunOrigin = RunOrigin(),
 ) -> RunFolder:
     """Start a run in `path`, or with `resume` go on with the one there (a missing or empty folder starts one).
 
@@ -209,7 +209,7 @@ def open_run(
 
 
 def _opened(
-    path: Path, config: RunConfig, lock: FolderLock, resume: bool, on_warning: Callable[[str], None], origin: Origin
+    path: Path, config: RunConfig, lock: FolderLock, resume: bool, on_warning: Callable[[str], None], origin: RunOrigin
 ) -> RunFolder:
     changed = _check(path, config, resume)
     files.remove_leftovers(path)
@@ -240,7 +240,7 @@ def _compare_made_with(folder: RunFolder) -> None:
         folder.warn(f"resumed under other versions or on another machine ({told}): later steps may round differently")
 
 
-def _check(path: Path, config: RunConfig, resume: bool) -> list[Change] | None:
+def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | None:
     """What `config` changes of the run in `path`; None where there is no run yet. Raises RunError for a folder that
     can't be used."""
     if _empty(path):
@@ -331,5 +331,5 @@ def _step_of(file: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _change_to_json(change: Change) -> dict[str, Any]:
+def _change_to_json(change: FieldChange) -> dict[str, Any]:
     return {"key": change.key, "old": change.old, "new": change.new, "verdict": change.verdict}

@@ -100,7 +100,7 @@ Handler = Callable[[Request], Any]
 """Gives a Response, or awaits one."""
 
 
-class Guard:
+class RequestGuard:
     """Stands before every route: asks for the token, turns what is refused into JSON, counts."""
 
     def __init__(

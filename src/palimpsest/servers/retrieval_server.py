@@ -39,7 +39,16 @@ from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.retrieval.dense import DenseIndex
 from palimpsest.retrieval.search import Coalescer, Hit, Index, check_token
-from palimpsest.servers.http_service import Guard, Intake, Refused, Server, bound, check_host, json_response, shown
+from palimpsest.servers.http_service import (
+    Intake,
+    Refused,
+    RequestGuard,
+    Server,
+    bound,
+    check_host,
+    json_response,
+    shown,
+)
 
 # ---- Answers kept as bytes -----------------------------------------------------------------------------------
 
@@ -97,7 +106,7 @@ class BytesCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetrievalLimits:
     """What the server takes at most."""
 
     body_bytes: int = 1 << 20
@@ -118,7 +127,7 @@ class Limits:
     cache_bytes: int = 64 << 20
 
 
-class Ask(BaseModel):
+class RetrieveRequest(BaseModel):
     """The body of /retrieve. Keys it does not know are ignored, as the original does."""
 
     model_config = ConfigDict(strict=True)
@@ -131,11 +140,13 @@ class Ask(BaseModel):
 class RetrievalService:
     """The routes and what they share. One event loop."""
 
-    def __init__(self, index: Index, *, token: str | None = None, limits: Limits | None = None, topk: int = 5) -> None:
-        self.limits = limits or Limits()
+    def __init__(
+        self, index: Index, *, token: str | None = None, limits: RetrievalLimits | None = None, topk: int = 5
+    ) -> None:
+        self.limits = limits or RetrievalLimits()
         self.cache = BytesCache(self.limits.cache_entries, self.limits.cache_bytes)
         self._index, self._topk = index, topk
-        self._guard = Guard(token)
+        self._guard = RequestGuard(token)
         self._intake = Intake(self.limits.bodies_bytes)
         self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="search")
         self._searches = Coalescer(self._found, running=self.limits.threads, together=self.limits.together)
@@ -192,9 +203,9 @@ class RetrievalService:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, _answers, self._index, queries, topk)
 
-    def _parse(self, body: bytes) -> Ask:
+    def _parse(self, body: bytes) -> RetrieveRequest:
         try:
-            ask = Ask.model_validate(orjson.loads(body))
+            ask = RetrieveRequest.model_validate(orjson.loads(body))
         except orjson.JSONDecodeError as error:
             raise Refused(400, f"the body is not JSON ({error})") from None
         except ValidationError as error:

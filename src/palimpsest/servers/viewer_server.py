@@ -23,11 +23,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from palimpsest.servers.http_service import Guard, ReadingThreads, Refused
+from palimpsest.servers.http_service import ReadingThreads, Refused, RequestGuard
 from palimpsest.text.json_text import to_json
 from palimpsest.viewer.export.inline_page import page_files, single_page
 from palimpsest.viewer.records.sources import NotThere
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -43,10 +43,10 @@ _WAITING = 64
 class ViewerService:
     """The routes. One event loop."""
 
-    def __init__(self, answers: Answers, *, token: str | None = None, follow: bool = False) -> None:
+    def __init__(self, answers: ViewerApi, *, token: str | None = None, follow: bool = False) -> None:
         """`follow`: whether the page asks again by itself."""
         self._answers = answers
-        self._guard = Guard(token, pages=False, basic=True)
+        self._guard = RequestGuard(token, pages=False, basic=True)
         self._page = single_page(page_files(), follow=follow)
         self._threads = ReadingThreads(_THREADS, "view")
         self._waiting = 0

@@ -120,7 +120,7 @@ def spoken(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TagContent:
     """What one pair of tags encloses."""
 
     name: str
@@ -138,7 +138,7 @@ class Fault:
     reason: str
 
 
-def find_parts(text: str, names: Sequence[str]) -> list[Part] | Fault:
+def find_parts(text: str, names: Sequence[str]) -> list[TagContent] | Fault:
     """The parts called one of `names`, in order, outside of thinking.
 
     >>> parts = find_parts("<update>a\\nb</update> <recall>c</recall>", ("update", "recall"))
@@ -152,7 +152,7 @@ def find_parts(text: str, names: Sequence[str]) -> list[Part] | Fault:
     unclosed = next((thought.unclosed for thought in thoughts(text) if thought.unclosed), None)
     if unclosed is not None:
         return Fault(f"{unclosed} is not closed")
-    found: list[Part] = []
+    found: list[TagContent] = []
     tag = re.compile(f"<(/?)({'|'.join(names)})>")
     for start, end in spoken_spans(text):
         parts = _parts_within(text, start, end, tag)
@@ -162,9 +162,9 @@ def find_parts(text: str, names: Sequence[str]) -> list[Part] | Fault:
     return found
 
 
-def _parts_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list[Part] | Fault:
+def _parts_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list[TagContent] | Fault:
     """The parts of characters [start, end), between which nothing is thought."""
-    found: list[Part] = []
+    found: list[TagContent] = []
     opened: re.Match[str] | None = None
     for match in tag.finditer(text, start, end):
         closing, name = match[1] == "/", match[2]
@@ -174,7 +174,7 @@ def _parts_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list
             opened = match
         elif closing and name == opened[2]:
             inner = (opened.end(), match.start())
-            found.append(Part(name, text[slice(*inner)], inner, (opened.start(), match.end())))
+            found.append(TagContent(name, text[slice(*inner)], inner, (opened.start(), match.end())))
             opened = None
         else:
             return Fault(f"<{'/' * closing}{name}> inside <{opened[2]}>")
@@ -183,10 +183,10 @@ def _parts_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list
     return Fault(f"thinking inside <{opened[2]}>" if end < len(text) else f"<{opened[2]}> is not closed")
 
 
-def the_one(parts: Sequence[Part], name: str) -> Part | Fault:
+def the_one(parts: Sequence[TagContent], name: str) -> TagContent | Fault:
     """The only part called `name`, which must not be blank.
 
-    >>> the_one([], "update"), the_one([Part("update", " ", (8, 9), (0, 18))], "update")
+    >>> the_one([], "update"), the_one([TagContent("update", " ", (8, 9), (0, 18))], "update")
     (Fault(reason='no <update>'), Fault(reason='<update> is empty'))
     """
     mine = [part for part in parts if part.name == name]
@@ -300,7 +300,7 @@ def read_recall_reply(
     return _reply(cutter, update, recalls)
 
 
-def _accepted(cutter: Cutter, parts: Sequence[Part]) -> RecallReply:
+def _accepted(cutter: Cutter, parts: Sequence[TagContent]) -> RecallReply:
     found = find_parts(cutter.text, ("update",))  # on its own: a recall that was cut short doesn't undo it
     update = found if isinstance(found, Fault) else the_one(found, "update")
     recalls = [part for part in parts if part.name == "recall"]
@@ -310,7 +310,7 @@ def _accepted(cutter: Cutter, parts: Sequence[Part]) -> RecallReply:
     return replace(_reply(cutter, first, recalls), fault=update.reason)
 
 
-def _reply(cutter: Cutter, update: Part | Fault, recalls: Sequence[Part]) -> RecallReply:
+def _reply(cutter: Cutter, update: TagContent | Fault, recalls: Sequence[TagContent]) -> RecallReply:
     query = recalls[0].text.strip() if len(recalls) == 1 else ""
     return RecallReply(
         update=[] if isinstance(update, Fault) else cutter.cut(*update.inner),

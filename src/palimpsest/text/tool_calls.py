@@ -96,7 +96,7 @@ def find_calls(text: str, style: CallStyle) -> tuple[ToolCall | Malformed, ...]:
     >>> [call.name for call in find_calls('[TOOL_CALLS]search[ARGS]{"query": "Oslo"}', "mistral")]
     ['search']
     """
-    reader = _Reader(text, _ARGUMENT_KEYS[style])
+    reader = _CallReader(text, _ARGUMENT_KEYS[style])
     thought = next(thoughts(text), Thought(0, 0))
     try:
         if not thought.unclosed:
@@ -115,7 +115,7 @@ class _Full(Exception):
 
 
 @dataclass
-class _Reader:
+class _CallReader:
     """What has been found in a reply, and how much of it was read as JSON."""
 
     text: str
@@ -198,7 +198,7 @@ def _skip(text: str, start: int, what: re.Pattern[str] = _BLANK) -> int:
 _TAG = re.compile("<(/?)tool_call>")
 
 
-def _find_hermes(reader: _Reader, start: int) -> None:
+def _find_hermes(reader: _CallReader, start: int) -> None:
     text = reader.text
     while (tag := _TAG.search(text, start)) is not None:
         start = tag.end()
@@ -219,7 +219,7 @@ def _find_hermes(reader: _Reader, start: int) -> None:
         start = closing.end()
 
 
-def _read_tagged(reader: _Reader, outer: int, inner: int, closing: re.Match[str]) -> None:
+def _read_tagged(reader: _CallReader, outer: int, inner: int, closing: re.Match[str]) -> None:
     """One call between its tags."""
     value, end = reader.value(_skip(reader.text, inner), closing.start())
     rest = _skip(reader.text, end)
@@ -233,7 +233,7 @@ def _read_tagged(reader: _Reader, outer: int, inner: int, closing: re.Match[str]
 _PYTHON_TAG = "<|python_tag|>"
 
 
-def _find_llama3(reader: _Reader, start: int) -> None:
+def _find_llama3(reader: _CallReader, start: int) -> None:
     text = reader.text
     begin = _skip(text, start)
     marker = text.find(_PYTHON_TAG, start)
@@ -255,7 +255,7 @@ _MARKER = "[TOOL_CALLS]"
 _NAMED = re.compile(r"\s*+([\w.\-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)")
 
 
-def _find_mistral(reader: _Reader, start: int) -> None:
+def _find_mistral(reader: _CallReader, start: int) -> None:
     text = reader.text
     while (marker := text.find(_MARKER, start)) >= 0:
         begin = marker + len(_MARKER)
@@ -270,7 +270,7 @@ def _find_mistral(reader: _Reader, start: int) -> None:
             return reader.refuse(fault.reason, _skip(text, first, _BETWEEN))
 
 
-def _read_array(reader: _Reader, marker: int, start: int) -> int:
+def _read_array(reader: _CallReader, marker: int, start: int) -> int:
     """The calls of `[{...}, {...}]`, each with its own span, the first with the marker; where the array ends."""
     text = reader.text
     if not text.startswith("[", start):
@@ -295,7 +295,7 @@ _ARGUMENT_KEYS: Mapping[CallStyle, tuple[str, ...]] = {
     "llama3": ("parameters", "arguments"),
     "mistral": ("arguments",),
 }
-_FINDERS: Mapping[CallStyle, Callable[[_Reader, int], None]] = {
+_FINDERS: Mapping[CallStyle, Callable[[_CallReader, int], None]] = {
     "hermes": _find_hermes,
     "llama3": _find_llama3,
     "mistral": _find_mistral,

@@ -136,7 +136,7 @@ _NEGATED = re.compile("[不没沒無无非未]|ไม่")
 _LATIN_MARKS = re.compile("[\u0300-\u036f]+")
 
 
-class Kind(IntEnum):
+class WordKind(IntEnum):
     """What a word is to a comparison."""
 
     FUNCTION = 0
@@ -158,7 +158,7 @@ class Sentence:
     """[N] caseless, without diacritics; numbers as their value."""
     stems: list[str] = field(default_factory=list)
     """[N]"""
-    kinds: list[Kind] = field(default_factory=list)
+    kinds: list[WordKind] = field(default_factory=list)
     """[N]"""
     clauses: list[int] = field(default_factory=list)
     """[N] number of the clause in the text: what commas, brackets and dashes part."""
@@ -170,10 +170,10 @@ class Sentence:
     def __len__(self) -> int:
         return len(self.exact)
 
-    def add(self, exact: str, kind: Kind, clause: int, dot: bool = False) -> None:
+    def add(self, exact: str, kind: WordKind, clause: int, dot: bool = False) -> None:
         """One more word."""
         place = len(self.exact)
-        form = stem(exact) if kind in (Kind.WORD, Kind.NAME) else exact
+        form = stem(exact) if kind in (WordKind.WORD, WordKind.NAME) else exact
         self.exact.append(exact)
         self.stems.append(form)
         self.kinds.append(kind)
@@ -249,11 +249,13 @@ def worded(text: str) -> list[Sentence]:
     [['doctor', 'ann', 'runs', '1200', 'kilometre', 'today'], ['zoe', "'s", '2']]
     """
     return [
-        sentence for sentence in _Reader(_WRAP.sub(" ", unicodedata.normalize("NFKC", text))).read() if len(sentence)
+        sentence
+        for sentence in _WordReader(_WRAP.sub(" ", unicodedata.normalize("NFKC", text))).read()
+        if len(sentence)
     ]
 
 
-class _Reader:
+class _WordReader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.now = Sentence()
@@ -288,14 +290,14 @@ class _Reader:
             self._number(piece)
         elif what == "iso":
             year, month, day = piece.split("-")
-            self.now.add(str(int(day)), Kind.NUMBER, self.clause)
+            self.now.add(str(int(day)), WordKind.NUMBER, self.clause)
             if 1 <= int(month) <= 12:
-                self.now.add(MONTHS[int(month) - 1], Kind.NAME, self.clause)
-            self.now.add(year, Kind.NUMBER, self.clause)
+                self.now.add(MONTHS[int(month) - 1], WordKind.NAME, self.clause)
+            self.now.add(year, WordKind.NUMBER, self.clause)
         elif what == "dotted":
-            self.now.add(piece.replace(".", "").lower(), Kind.NAME, self.clause, True)
+            self.now.add(piece.replace(".", "").lower(), WordKind.NAME, self.clause, True)
         elif what == "kana":
-            self.now.add(piece, Kind.NAME, self.clause)
+            self.now.add(piece, WordKind.NAME, self.clause)
         elif what == "unspaced":
             self._pairs(piece)
         else:
@@ -304,17 +306,17 @@ class _Reader:
 
     def _number(self, piece: str) -> None:
         value = number_value(piece)
-        if self.ranged and value.isdigit() and self.now.kinds and self.now.kinds[-1] is Kind.NUMBER:
+        if self.ranged and value.isdigit() and self.now.kinds and self.now.kinds[-1] is WordKind.NUMBER:
             before = self.now.exact[-1]
             if before.isdigit() and len(value) < len(before) == 4:  # 1941–45
                 value = before[: len(before) - len(value)] + value
-        self.now.add(value, Kind.NUMBER, self.clause)
+        self.now.add(value, WordKind.NUMBER, self.clause)
 
     def _pairs(self, run: str) -> None:
         for pair in [run[i : i + 2] for i in range(max(1, len(run) - 1))]:
-            self.now.add(pair, Kind.WORD if len(pair) == 2 else Kind.FUNCTION, self.clause)
+            self.now.add(pair, WordKind.WORD if len(pair) == 2 else WordKind.FUNCTION, self.clause)
         for _ in _NEGATED.finditer(run):
-            self.now.add("not", Kind.NEGATION, self.clause)
+            self.now.add("not", WordKind.NEGATION, self.clause)
 
     def _word(self, piece: str, dot: bool, end: int) -> bool:
         caseless = plain_letters(piece.replace("’", "'"))
@@ -326,23 +328,23 @@ class _Reader:
         caseless = caseless.removesuffix("'s").replace("'", "")
         scale = SCALES.get(caseless)
         abbreviates = dot and (len(piece) == 1 or caseless in SHORT)
-        if scale and self.now.kinds and self.now.kinds[-1] is Kind.NUMBER:
+        if scale and self.now.kinds and self.now.kinds[-1] is WordKind.NUMBER:
             self._scaled(scale)
         elif caseless in NUMBERS:
-            self.now.add(NUMBERS[caseless], Kind.NUMBER, self.clause)
+            self.now.add(NUMBERS[caseless], WordKind.NUMBER, self.clause)
         else:
-            kind = Kind.NAME if piece[0].isupper() else Kind.WORD
+            kind = WordKind.NAME if piece[0].isupper() else WordKind.WORD
             if negated:
-                kind, caseless = Kind.NEGATION, "not"
+                kind, caseless = WordKind.NEGATION, "not"
             elif (
                 caseless in FUNCTION and not (piece.isupper() and len(piece) > 1) and not (piece == "May" and self.now)
             ):
-                kind = Kind.FUNCTION
+                kind = WordKind.FUNCTION
             self.now.add(
                 SHORT.get(caseless) or SHORT.get(caseless.removesuffix("s")) or caseless, kind, self.clause, dot
             )
         if owner:
-            self.now.add("'s", Kind.FUNCTION, self.clause)
+            self.now.add("'s", WordKind.FUNCTION, self.clause)
         if dot and (abbreviates or (piece.islower() and len(piece) < 4)):
             return False
         return dot and _AFTER_END.match(self.text, end) is not None

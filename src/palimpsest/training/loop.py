@@ -41,7 +41,7 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.episode import Roles
 from palimpsest.rollout.group import Player, build_variant
-from palimpsest.runs.driver import Driver, Evaluate, Finished, Report
+from palimpsest.runs.driver import Driver, Evaluate, Finished, StepReport
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
@@ -176,7 +176,7 @@ class Trainer:
             )
         return finished
 
-    async def step(self, step: int) -> Report:
+    async def step(self, step: int) -> StepReport:
         """Learn from the batch of `step`, while the one that lies `train.ahead` steps on is collected."""
         ahead, steps = self.config.train.ahead, self.config.train.steps
         while len(self._ready) < ahead and step + len(self._ready) <= steps:
@@ -197,7 +197,9 @@ class Trainer:
         self._watch_cuts(batch)
         self._watch_grades(batch)
         memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
-        return Report(metrics, {**batch.timings, **learnt.timings, **published, **memory}, batch.groups, batch.encoded)
+        return StepReport(
+            metrics, {**batch.timings, **learnt.timings, **published, **memory}, batch.groups, batch.encoded
+        )
 
     def state(self) -> dict[str, Any]:
         """What a later step depends on, besides configuration, learner and `files`."""

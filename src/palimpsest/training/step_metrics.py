@@ -43,7 +43,7 @@ from palimpsest.credit.dapo import has_signal
 from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
 from palimpsest.events import DocumentTruncated, Pruned, PruneRefused, ToolCalled, ToolFailed, of_type
 from palimpsest.metrics.memory_metrics import memory_metrics
-from palimpsest.metrics.reading_trace import Texts
+from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.rollout.group import is_variant
 from palimpsest.rollout.segments import segments_of
 from palimpsest.text.codec import Codec
@@ -123,7 +123,7 @@ def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
         **_episodes(episodes),
         **tool_metrics(episodes),
     }
-    memories = [memory_metrics(group, Texts(codec)) for group in groups]
+    memories = [memory_metrics(group, GroupTexts(codec)) for group in groups]
     for name in dict.fromkeys(name for memory in memories for name in memory):
         found[f"memory/{name}"] = _mean(memory[name] for memory in memories)
     return {name: value for name, value in found.items() if value is not None}

@@ -17,13 +17,13 @@ import zstandard
 import palimpsest
 from palimpsest import train
 from palimpsest.app.agent import replay_run
-from palimpsest.app.agent.recorded_origin import Place, place_of
+from palimpsest.app.agent.recorded_origin import EpisodePlace, place_of
 from palimpsest.app.agent.replay_run import Replay, replay
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES, read_episodes
 from palimpsest.events import Recalled, Replayed, of_type
 from palimpsest.metrics.memory_metrics import copy_fidelity
-from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Trajectory
@@ -127,7 +127,7 @@ def test_a_given_memory_is_input_and_never_counts_as_invented_by_the_agent(
     turn = len(read_groups(folder / record(1)).groups[0].trajectories[1].turns) - 1
     result = replay(place, turn=turn, memory=given, out=tmp_path)
     (group,) = read_groups(result.path).groups
-    recorded, again = (readings(each, Texts(Codec.load(result.model))) for each in group.trajectories)
+    recorded, again = (readings(each, GroupTexts(Codec.load(result.model))) for each in group.trajectories)
     assert [each.given for each in again] == [False] * (turn - 1) + [True]
     wrote = recorded[: turn - 1]  # all that is the agent's own in both
     share = copy_fidelity(wrote)
@@ -231,21 +231,25 @@ def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path
 @pytest.mark.parametrize(
     ("episode", "options", "place"),
     [
-        ("a.jsonl.zst#3/2", {"turn": 5}, Place(Path("a.jsonl.zst"), 3, 2, 5)),
-        ("a.jsonl.zst", {"group": 3, "rollout": 2}, Place(Path("a.jsonl.zst"), 3, 2)),
-        ("RUN#/r/q/s/7/e/3/2/t/5", {}, Place(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 5)),
+        ("a.jsonl.zst#3/2", {"turn": 5}, EpisodePlace(Path("a.jsonl.zst"), 3, 2, 5)),
+        ("a.jsonl.zst", {"group": 3, "rollout": 2}, EpisodePlace(Path("a.jsonl.zst"), 3, 2)),
+        ("RUN#/r/q/s/7/e/3/2/t/5", {}, EpisodePlace(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 5)),
         (
             "RUN#/r/q/s/7/e/3/2/t/5?sort=reward",
             {"turn": 1},
-            Place(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 1),
+            EpisodePlace(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 1),
         ),
-        ("RUN", {"step": 7, "group": 0, "rollout": 1}, Place(Path("RUN/trajectories/step-000007.jsonl.zst"), 0, 1)),
-        ("EVAL#/e/3/2/t/5", {}, Place(Path("EVAL") / EPISODES, 3, 2, 5)),
-        ("EVAL#/r/eval/s/all/e/3/2", {}, Place(Path("EVAL") / EPISODES, 3, 2)),
+        (
+            "RUN",
+            {"step": 7, "group": 0, "rollout": 1},
+            EpisodePlace(Path("RUN/trajectories/step-000007.jsonl.zst"), 0, 1),
+        ),
+        ("EVAL#/e/3/2/t/5", {}, EpisodePlace(Path("EVAL") / EPISODES, 3, 2, 5)),
+        ("EVAL#/r/eval/s/all/e/3/2", {}, EpisodePlace(Path("EVAL") / EPISODES, 3, 2)),
     ],
 )
 def test_an_episode_is_named_in_the_forms_people_have_it_in(
-    episode: str, options: dict[str, int], place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    episode: str, options: dict[str, int], place: EpisodePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN" / "trajectories").mkdir(parents=True)

@@ -19,7 +19,7 @@ from palimpsest.evaluation.summary import EvalSummary, score, summarise
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.report.axis_labels import QUESTIONS
-from palimpsest.report.quickstart_report import Cell, Results, lead, render
+from palimpsest.report.quickstart_report import Results, TableCell, lead, render
 from palimpsest.reward.compose import check_reward
 
 from support.agents import base_codec  # isort: skip
@@ -167,7 +167,7 @@ def test_the_figures_of_pruning_are_those_measured_and_nothing_for_what_was_not(
 
 def results() -> Results:
     method = METHODS["memact"]
-    cells = {name: {2: Cell(score([1.0]), 90, 1, 0), 8: Cell(score([0.0]), 400, 1, 0)} for name in POLICIES}
+    cells = {name: {2: TableCell(score([1.0]), 90, 1, 0), 8: TableCell(score([0.0]), 400, 1, 0)} for name in POLICIES}
     return Results(
         "memact", 0, 6, 60.0, cells, [0.5], [2], [], "", words=QUESTIONS, agent="prune", labels=method.labels,
         others=method.others, note=method.note,

@@ -12,13 +12,13 @@ import pytest
 
 import palimpsest
 from palimpsest.evaluation.summary import Score, student
-from palimpsest.report.quickstart_report import Cell, Results, over_seeds, write_seeds_report
+from palimpsest.report.quickstart_report import Results, TableCell, over_seeds, write_seeds_report
 from support.command import Run
 
 
 def results(seed: int, right: float, **changes: Any) -> Results:
     """Of an agent that got `right` of 64 problems at both lengths."""
-    cell = Cell(Score(right, 0.0, 1.0), 100.0 + seed, 64, seed)
+    cell = TableCell(Score(right, 0.0, 1.0), 100.0 + seed, 64, seed)
     cells = {name: {1: cell, 4: cell} for name in ("agent_before", "agent")}
     fixed: Any = {"method": "memagent", "trained": 4, "planned": 4, "wall_s": 60.0, "samples": (), "config": "seed: 0"}
     return Results(seed=seed, cells=cells, rewards=[0.0, right], lengths=[4, 4], **fixed | changes)
@@ -42,7 +42,7 @@ def test_seeds_that_agree_have_no_interval_and_a_missing_one_leaves_no_mean() ->
 
 def test_what_a_right_answer_costs_is_the_mean_over_seeds_where_all_have_one() -> None:
     def costing(seed: int, tokens: float | None) -> Results:
-        cell = Cell(Score(0.5, 0.0, 1.0), 100.0, 64, 0, tokens)
+        cell = TableCell(Score(0.5, 0.0, 1.0), 100.0, 64, 0, tokens)
         return replace(results(seed, 0.5), cells={"agent": {1: cell}})
 
     assert over_seeds([costing(0, 200.0), costing(1, 300.0)]).cells["agent"][1].tokens_per_correct == 250

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from palimpsest.config.schema import OptimConfig
-from palimpsest.engines.embedded.checkpoint_state import FACTS, Facts, read_facts
+from palimpsest.engines.embedded.checkpoint_state import FACTS, CheckpointFacts, read_facts
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.errors import CheckpointError
 
@@ -17,7 +17,7 @@ WHOLE = {"format": 1, "version": 5, "grad_skipped": 2, "reference": None}
 
 
 def test_facts_are_read_as_they_were_written(tmp_path: Path) -> None:
-    facts = Facts(2, 5, 2, "digest")
+    facts = CheckpointFacts(2, 5, 2, "digest")
     (tmp_path / FACTS).write_text(facts.to_json())
     assert read_facts(tmp_path) == facts
 

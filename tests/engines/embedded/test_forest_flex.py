@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from palimpsest.engines.embedded.forest import attention as forest_flex
-from palimpsest.engines.embedded.forest.attention import Plan, dense, plan_of, seen
+from palimpsest.engines.embedded.forest.attention import AttentionPlan, dense, plan_of, seen
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests
 from support.forests import batch_of_rows, grown
 
@@ -25,7 +25,7 @@ def laid_out(seed: int, length: int, depth: int = 3) -> Forest:
     return build_forests(batch_of_rows(rows, draw).segments, 100_000, 10_000, min_shared=1)[0]
 
 
-def tensors(plan: Plan) -> list[torch.Tensor]:
+def tensors(plan: AttentionPlan) -> list[torch.Tensor]:
     torch.manual_seed(0)
     places = len(plan.exits)
     return [torch.randn(1, 4, len(plan.places), 16), torch.randn(1, 2, places, 16), torch.randn(1, 2, places, 16)]

@@ -58,7 +58,7 @@ def test_the_probe_of_a_sampler_reaches_beyond_a_sliding_window(name: str, monke
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma3"])
 def test_the_probe_of_a_learner_reaches_beyond_a_sliding_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_window(*args: Any, window: int | None = None) -> attention.Plan:
+    def without_window(*args: Any, window: int | None = None) -> attention.AttentionPlan:
         return attention.plan_of(*args)
 
     model = built(name)

@@ -28,7 +28,7 @@ import ray
 import ray._private.worker as rays
 from ray._private import services
 
-from palimpsest.engines.ray.actor_group import Group
+from palimpsest.engines.ray.actor_group import ActorGroup
 from palimpsest.engines.ray.ray_runtime import PRINTS, TRIES, open_sockets, patient, said_as_warnings
 
 tries: list[str] = []
@@ -56,7 +56,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
 
         monkeypatch.setattr(ray, "init", init)
         config = load_recipe("memagent-quickstart", ["engine.name=ray", *overrides])
-        Group(config, None, 0)._connect(tmp_path, "test-starts")
+        ActorGroup(config, None, 0)._connect(tmp_path, "test-starts")
         return called
 
     return connect
@@ -151,8 +151,8 @@ def test_a_folder_named_from_where_the_run_began_has_its_whole_path_for_other_pr
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(process_guard, "start", lambda *_: None)
     for name in ("_connect", "_create", "collect"):
-        monkeypatch.setattr(Group, name, lambda *_: None)
-    group = Group(load_recipe("memagent-quickstart", ["engine.name=ray", "cluster.folder=here"]), None, 0)
+        monkeypatch.setattr(ActorGroup, name, lambda *_: None)
+    group = ActorGroup(load_recipe("memagent-quickstart", ["engine.name=ray", "cluster.folder=here"]), None, 0)
     group.start()
     assert group.folder.parent == tmp_path / "here"
 
@@ -160,10 +160,10 @@ def test_a_folder_named_from_where_the_run_began_has_its_whole_path_for_other_pr
 async def test_what_keeps_processes_from_starting_is_told_before_the_first_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def start(group: Group) -> None:
+    def start(group: ActorGroup) -> None:
         raise EngineError("no room for 8 GPUs")
 
-    monkeypatch.setattr(Group, "start", start)
+    monkeypatch.setattr(ActorGroup, "start", start)
     config = load_recipe("memagent-quickstart", ["engine.name=ray"])
     engine = open_engine(config, objective="policy")
     assert engine.learner is not None
@@ -189,7 +189,7 @@ def test_ray_itself_is_started_again_and_nothing_is_left(monkeypatch: pytest.Mon
         return look(*arguments)
 
     monkeypatch.setattr(services, "get_node", get_node)
-    group = Group(load_recipe("memagent-quickstart", ["engine.name=ray"]), None, 1)
+    group = ActorGroup(load_recipe("memagent-quickstart", ["engine.name=ray"]), None, 1)
     try:
         group.start()
         assert not late
@@ -221,7 +221,7 @@ def test_a_cluster_of_ours_lets_in_nobody_without_its_token(tmp_path: Path, monk
     for name in ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"):  # the token stays: Ray keeps the first of a process
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    group = Group(load_recipe("memagent-quickstart", ["engine.name=ray"]), None, 0)
+    group = ActorGroup(load_recipe("memagent-quickstart", ["engine.name=ray"]), None, 0)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(tmp_path)}
     try:
         group.start()

@@ -18,12 +18,12 @@ if find_spec("ray") is None:
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from palimpsest.engines.ray.actor_group import Group
+from palimpsest.engines.ray.actor_group import ActorGroup
 from palimpsest.engines.ray.ray_runtime import Limit
 
 
-def group_of(*overrides: str) -> Group:
-    return Group(load_recipe("memagent-quickstart", ["engine.name=ray", *overrides]), "policy", 0)
+def group_of(*overrides: str) -> ActorGroup:
+    return ActorGroup(load_recipe("memagent-quickstart", ["engine.name=ray", *overrides]), "policy", 0)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", get)
-    monkeypatch.setattr(Group, "close", lambda group: ended.append(group))
+    monkeypatch.setattr(ActorGroup, "close", lambda group: ended.append(group))
     return ended
 
 

@@ -22,13 +22,13 @@ import ray
 import torch
 
 from palimpsest.engines.ray import actor_group as groups
-from palimpsest.engines.ray.actor_group import Group
+from palimpsest.engines.ray.actor_group import ActorGroup
 from palimpsest.engines.ray.engine import risk_of
 from palimpsest.engines.ray.sharding import computed_in
 
 
-def group_of(*overrides: str, copies: int = 0) -> Group:
-    return Group(load_recipe("memagent-quickstart", ["engine.name=ray", *overrides]), "policy", copies)
+def group_of(*overrides: str, copies: int = 0) -> ActorGroup:
+    return ActorGroup(load_recipe("memagent-quickstart", ["engine.name=ray", *overrides]), "policy", copies)
 
 
 # ---- whom you trust -------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Placement:
         return all(bundle.get("GPU", 0) <= 1 for bundle in self.bundles) and len(self.bundles) < 9
 
 
-def places(monkeypatch: pytest.MonkeyPatch, group: Group, ranks: list[float], copies: list[float]) -> list[Any]:
+def places(monkeypatch: pytest.MonkeyPatch, group: ActorGroup, ranks: list[float], copies: list[float]) -> list[Any]:
     """What is reserved, then for each rank and sampler which of it is its own; None: Ray puts it anywhere."""
     monkeypatch.setattr(groups, "placement_group", lambda bundles, strategy: Placement(bundles, strategy))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 16.0})
@@ -162,7 +162,7 @@ def test_a_process_without_a_gpu_of_its_own_computes_on_a_cpu_wherever_it_runs(
             made.append(config.model.device)
 
     monkeypatch.setattr(ray, "remote", lambda _: Actor())
-    monkeypatch.setattr(Group, "_place", lambda *_: [{}] * 3)
+    monkeypatch.setattr(ActorGroup, "_place", lambda *_: [{}] * 3)
     ranks, samplers = gpus
     settings = (f"cluster.gpus_per_learner={ranks}", f"cluster.gpus_per_sampler={samplers}", "cluster.learners=2")
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 16.0})

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from palimpsest import files
 from palimpsest.config.schema import ModelConfig, OptimConfig, RunConfig
-from palimpsest.engines.embedded.checkpoint_state import Facts
+from palimpsest.engines.embedded.checkpoint_state import CheckpointFacts
 from palimpsest.engines.embedded.forest import forest_model
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model, trainable
@@ -245,10 +245,10 @@ def test_a_checkpoint_of_another_kind_or_cut_short_is_refused(
         with pytest.raises(CheckpointError, match=r"learner\.json"):
             learner.load(tiny_model_folder)
         (tmp_path / "learner").mkdir()
-        (tmp_path / "learner" / "learner.json").write_text(Facts(1, 5, 0, None).to_json())
+        (tmp_path / "learner" / "learner.json").write_text(CheckpointFacts(1, 5, 0, None).to_json())
         with pytest.raises(CheckpointError, match=r"saved by engine\.name=embedded"):
             learner.load(tmp_path)
-        (tmp_path / "learner" / "learner.json").write_text(Facts(2, 5, 0, None).to_json())
+        (tmp_path / "learner" / "learner.json").write_text(CheckpointFacts(2, 5, 0, None).to_json())
         shard = next((two / "plain" / "learner").glob("shard-00001-*")).read_bytes()
         (tmp_path / "learner" / "shard-00001-model-00001-of-00001.safetensors").write_bytes(shard)
         with pytest.raises(CheckpointError, match="use an older one"):

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from palimpsest.engines.embedded.forest.layout import build_forests, pack, row_of
 from palimpsest.engines.protocol import StepBatch
-from palimpsest.engines.ray.rank_batches import Plan, cost, deal, padding, plan
+from palimpsest.engines.ray.rank_batches import RankPlan, cost, deal, padding, plan
 from support.forests import batch_of_rows, grown
 
 
-def dealt(steps: list[StepBatch], ranks: int, tokens: int = 60) -> Plan:
+def dealt(steps: list[StepBatch], ranks: int, tokens: int = 60) -> RankPlan:
     return plan(steps, ranks, number=1, micro_batch_tokens=tokens, max_context=512, skips_silent=False)
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from palimpsest import files
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.embedded.checkpoint_state import Facts
+from palimpsest.engines.embedded.checkpoint_state import CheckpointFacts
 from palimpsest.engines.ray import sharding
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.errors import CheckpointError, EngineError, NotWritten
@@ -19,7 +19,7 @@ from palimpsest.runs.checkpoint import Checkpoints
 from support.disks import no_file_over
 from support.processes import one_rank
 
-FACTS = Facts(2, version=1, grad_skipped=0, reference=None)
+FACTS = CheckpointFacts(2, version=1, grad_skipped=0, reference=None)
 TENSORS = {"master/a": torch.arange(8.0), "exp_avg/a": torch.ones(8)}
 
 

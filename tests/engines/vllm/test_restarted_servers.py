@@ -12,7 +12,7 @@ import pytest
 
 from palimpsest.config.sampler import SamplerConfig
 from palimpsest.engines.protocol import Limits
-from palimpsest.engines.vllm.client import Client
+from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.engines.vllm.engine import ServedLearner, VllmSampler
 from palimpsest.errors import SamplerError
 from palimpsest.types import SamplingParams
@@ -42,10 +42,10 @@ class Ends:
     def __init__(self, server: Wire, started: list[Path]) -> None:
         self._server, self._started, self.running = server, started, True
 
-    def start(self, model: Path) -> Client:
+    def start(self, model: Path) -> VllmClient:
         self._started.append(model)
         self.running = True
-        return Client("server", self._server.url)
+        return VllmClient("server", self._server.url)
 
     def check(self) -> None: ...
     def stop(self) -> None: ...

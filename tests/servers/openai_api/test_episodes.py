@@ -16,7 +16,7 @@ from palimpsest.app.agent import serve_agent
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import SamplerError
 from palimpsest.rollout.trajectory_file import turn_from_json
-from palimpsest.servers.openai.agent_app import Limits
+from palimpsest.servers.openai.agent_app import ServerLimits
 from palimpsest.servers.openai.chat_completions import unboxed
 from palimpsest.servers.openai.served_episodes import Bounds
 from support.serving import body, scripted
@@ -240,7 +240,7 @@ async def test_a_client_that_times_out_and_comes_back_finds_its_episode() -> Non
 
 
 async def test_an_episode_that_nobody_waits_for_is_cancelled() -> None:
-    client, service, sampler = scripted(None, gate=asyncio.Event(), limits=Limits(bounds=Bounds(linger_s=0.01)))
+    client, service, sampler = scripted(None, gate=asyncio.Event(), limits=ServerLimits(bounds=Bounds(linger_s=0.01)))
     request = asyncio.create_task(client.post(PATH, json=about("Who?")))
     while not sampler.prompts:
         await asyncio.sleep(0.01)
@@ -253,7 +253,7 @@ async def test_an_episode_that_nobody_waits_for_is_cancelled() -> None:
 
 async def test_beyond_the_queue_requests_are_told_to_come_later() -> None:
     gate = asyncio.Event()
-    client, service, _ = scripted(None, gate=gate, limits=Limits(bounds=Bounds(running=1, waiting=1)))
+    client, service, _ = scripted(None, gate=gate, limits=ServerLimits(bounds=Bounds(running=1, waiting=1)))
     requests = list[asyncio.Task[Any]]()
     for number in range(2):
         requests.append(asyncio.create_task(client.post(PATH, json=about(f"Who{number}?"))))
@@ -269,9 +269,9 @@ async def test_beyond_the_queue_requests_are_told_to_come_later() -> None:
 @pytest.mark.parametrize(
     ("script", "limits", "status", "code"),
     [
-        ({"failure": SamplerError("http://10.0.0.7/x: gone")}, Limits(), 503, "engine_failed"),
-        ({"gate": asyncio.Event()}, Limits(bounds=Bounds(episode_s=0.05)), 504, "timed_out"),
-        ({"failure": RuntimeError("no idea of /srv/x")}, Limits(), 500, "policy_failed"),
+        ({"failure": SamplerError("http://10.0.0.7/x: gone")}, ServerLimits(), 503, "engine_failed"),
+        ({"gate": asyncio.Event()}, ServerLimits(bounds=Bounds(episode_s=0.05)), 504, "timed_out"),
+        ({"failure": RuntimeError("no idea of /srv/x")}, ServerLimits(), 500, "policy_failed"),
     ],
 )
 async def test_an_outcome_without_an_answer_is_an_error_whose_words_stay_in_the_log(
@@ -343,7 +343,7 @@ async def test_a_document_that_is_cut_is_told_or_refused() -> None:
 
 
 async def test_an_episode_lingers_from_the_last_leave_on() -> None:
-    client, service, sampler = scripted(None, gate=asyncio.Event(), limits=Limits(bounds=Bounds(linger_s=0.4)))
+    client, service, sampler = scripted(None, gate=asyncio.Event(), limits=ServerLimits(bounds=Bounds(linger_s=0.4)))
     first = asyncio.create_task(client.post(PATH, json=about("Who?", stream=True)))
     while not sampler.prompts:
         await asyncio.sleep(0.01)
@@ -427,7 +427,7 @@ async def test_the_agent_is_the_one_model() -> None:
     client, _, _ = scripted(None)
     (model,) = (await client.get("/v1/models")).json()["data"]
     assert (model["id"], model["palimpsest"]["policy"]) == ("palimpsest", "overwrite")
-    assert model["max_model_len"] == Limits().body_bytes
+    assert model["max_model_len"] == ServerLimits().body_bytes
     assert (model["palimpsest"]["chunk_size"], model["palimpsest"]["window"]) == (24, 1024)
     assert (await client.get("/v1/models/palimpsest")).json() == model
     refused = await client.post(PATH, json={**about("Who?"), "model": "gpt-5"})
@@ -436,7 +436,7 @@ async def test_the_agent_is_the_one_model() -> None:
 
 
 async def test_memory_is_given_back_once_nothing_has_run_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, service, _ = scripted(None, limits=Limits(bounds=Bounds(rest_s=0.2)))
+    client, service, _ = scripted(None, limits=ServerLimits(bounds=Bounds(rest_s=0.2)))
     rests = list[int]()
     monkeypatch.setattr(type(service.agent), "rest", lambda _: rests.append(service.episodes.running))
     for question in ("Who?", "What?"):
@@ -480,7 +480,7 @@ async def test_several_questions_are_answered_from_one_reading() -> None:
 
 
 async def test_a_body_that_comes_too_slowly_is_refused() -> None:
-    client, service, _ = scripted(None, limits=Limits(body_seconds=0.05))
+    client, service, _ = scripted(None, limits=ServerLimits(body_seconds=0.05))
 
     async def slowly() -> Any:
         while True:
@@ -493,7 +493,7 @@ async def test_a_body_that_comes_too_slowly_is_refused() -> None:
 
 
 async def test_a_body_beyond_the_limit_is_refused_with_what_to_do() -> None:
-    client, _, _ = scripted(None, limits=Limits(body_bytes=100))
+    client, _, _ = scripted(None, limits=ServerLimits(body_bytes=100))
     answer = await client.post(PATH, json=about("Who?"))
     assert answer.status_code == 413
     assert "divide the document" in answer.json()["error"]["message"]

@@ -9,7 +9,7 @@ import pytest
 
 from palimpsest.servers.http_service import Refused
 from palimpsest.servers.openai.request_bodies import Ask, FilePart, Message, Own
-from palimpsest.servers.openai.request_inputs import Input, Rule, input_of
+from palimpsest.servers.openai.request_inputs import DocumentRule, Input, input_of
 
 
 def read(*messages: Message, room: int = 1000, **own: Any) -> Input:
@@ -36,13 +36,13 @@ def user(text: str, *files: FilePart) -> Message:
 def test_the_field_comes_first_whatever_else_is_there() -> None:
     file = FilePart(b"file", "a.txt")
     found = read(user("Who?", file), document="Anna is here.", question="Where?")
-    assert (found.rule, found.document.text, found.questions) == (Rule.FIELD, "Anna is here.", ("Where?",))
+    assert (found.rule, found.document.text, found.questions) == (DocumentRule.FIELD, "Anna is here.", ("Where?",))
 
 
 def test_files_of_all_messages_in_their_order_are_the_document() -> None:
     one, two = FilePart(b"one", "a.txt"), FilePart(b"two", "b.txt")
     found = read(user("First?", one), Message("assistant", "Yes."), user("And then?", two))
-    assert found.rule is Rule.FILES
+    assert found.rule is DocumentRule.FILES
     assert found.document is not None
     assert [part.file for part in found.document.parts] == ["a.txt", "b.txt"]
     assert found.questions == ("And then?",)
@@ -50,7 +50,7 @@ def test_files_of_all_messages_in_their_order_are_the_document() -> None:
 
 def test_earlier_messages_are_the_document_with_their_roles() -> None:
     found = read(Message("system", "Be short."), user("Anna is here."), Message("assistant", "Good."), user("Who?"))
-    assert found.rule is Rule.MESSAGES
+    assert found.rule is DocumentRule.MESSAGES
     assert found.document is not None
     assert found.document.text == "user:\nAnna is here.\n\nassistant:\nGood."
     assert (found.questions, found.instructions) == (("Who?",), "Be short.")
@@ -60,7 +60,7 @@ def test_earlier_messages_are_the_document_with_their_roles() -> None:
 @pytest.mark.parametrize("room", [5, 1000])
 def test_what_is_in_tags_is_the_document_and_what_is_around_it_is_passed_where_there_is_room(room: int) -> None:
     found = read(user("Be brief.\n<document>\nAnna is here.\n</document>\nWho?"), room=room)
-    assert (found.rule, text_of(found)) == (Rule.TAGS, "Anna is here.")
+    assert (found.rule, text_of(found)) == (DocumentRule.TAGS, "Anna is here.")
     assert (found.questions, found.left_out) == (("Who?",), room == 5)
     assert found.asked == (("Who?",) if room == 5 else ("Be brief.\n\nWho?",))
 
@@ -69,31 +69,31 @@ def test_tags_that_nothing_closes_are_a_part_of_the_message() -> None:
     """At once; with a quadratic rule this test would not end for an hour."""
     message = "<document>" * 200_000
     found = read(user(message), room=10**7)
-    assert (found.rule, text_of(found), found.questions) == (Rule.WHOLE, message, (message,))
+    assert (found.rule, text_of(found), found.questions) == (DocumentRule.WHOLE, message, (message,))
 
 
 @pytest.mark.parametrize("room", [5, 1000])
 @pytest.mark.parametrize("gap", ["\n\n", "\n"])
 def test_of_a_pasted_text_the_paragraph_that_asks_is_the_question(gap: str, room: int) -> None:
     found = read(user(f"Anna is here.{gap}Bob too.{gap}Who?\n"), room=room)
-    assert (found.rule, text_of(found)) == (Rule.PARAGRAPH, f"Anna is here.{gap}Bob too.")
+    assert (found.rule, text_of(found)) == (DocumentRule.PARAGRAPH, f"Anna is here.{gap}Bob too.")
     assert found.questions == ("Who?",)
     found = read(user(f"Who?{gap}Anna is here.{gap}Bob too."), room=room)
-    assert (found.rule, text_of(found)) == (Rule.FIRST, f"Anna is here.{gap}Bob too.")
+    assert (found.rule, text_of(found)) == (DocumentRule.FIRST, f"Anna is here.{gap}Bob too.")
     assert found.questions == ("Who?",)
 
 
 def test_a_first_paragraph_that_ends_with_a_colon_asks_too() -> None:
     found = read(user("Summarise this:\n\nAnna is here.\n\nBob too."))
-    assert (found.rule, found.questions) == (Rule.FIRST, ("Summarise this:",))
+    assert (found.rule, found.questions) == (DocumentRule.FIRST, ("Summarise this:",))
     found = read(user("Anna is here.\n\nSummarise this."))
-    assert (found.rule, found.questions) == (Rule.PARAGRAPH, ("Summarise this.",))
+    assert (found.rule, found.questions) == (DocumentRule.PARAGRAPH, ("Summarise this.",))
 
 
 def test_one_paragraph_is_read_and_asked() -> None:
     """The agent always reads, whatever a message looks like."""
     found = read(user("Anna sells tea. Who sells tea?"))
-    assert (found.rule, text_of(found)) == (Rule.WHOLE, "Anna sells tea. Who sells tea?")
+    assert (found.rule, text_of(found)) == (DocumentRule.WHOLE, "Anna sells tea. Who sells tea?")
     assert found.questions == (text_of(found),)
     found = read(user("Anna sells tea. Who sells tea?"), room=20)
     assert (text_of(found), found.questions) == ("Anna sells tea.", ("Who sells tea?",))

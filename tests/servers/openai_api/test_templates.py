@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from palimpsest.servers.openai.request_bodies import Ask, Message, Own
-from palimpsest.servers.openai.request_inputs import Input, Rule, input_of
+from palimpsest.servers.openai.request_inputs import DocumentRule, Input, input_of
 from support.chat_templates import LIBRECHAT, OPEN_WEBUI, OTHER, QUESTION, SOURCES, STORY
 from support.serving import scripted
 
@@ -42,52 +42,55 @@ def chat(*texts: str) -> tuple[Message, ...]:
     return tuple(Message(role, text) for role, text in zip(roles, texts, strict=False) if text)
 
 
-PROMPTS: dict[str, tuple[tuple[Message, ...], Rule]] = {
-    "Open WebUI": (chat("", OPEN_WEBUI.format(context=SOURCES) + f"\n{QUESTION}"), Rule.TAGS),
+PROMPTS: dict[str, tuple[tuple[Message, ...], DocumentRule]] = {
+    "Open WebUI": (chat("", OPEN_WEBUI.format(context=SOURCES) + f"\n{QUESTION}"), DocumentRule.TAGS),
     "Open WebUI, with the query's tags": (
         chat("", OPEN_WEBUI.format(context=SOURCES) + QUERY.format(question=QUESTION)),
-        Rule.TAGS,
+        DocumentRule.TAGS,
     ),
-    "Open WebUI, as a system message": (chat(OPEN_WEBUI.format(context=SOURCES), QUESTION), Rule.TAGS),
+    "Open WebUI, as a system message": (chat(OPEN_WEBUI.format(context=SOURCES), QUESTION), DocumentRule.TAGS),
     "Open WebUI, second question": (
         chat("You are helpful.", "Who plays harp?", "Roy.", OPEN_WEBUI.format(context=SOURCES) + f"\n{QUESTION}"),
-        Rule.TAGS,
+        DocumentRule.TAGS,
     ),
-    "LibreChat": (chat("Instructions:\n" + LIBRECHAT.format(story=STORY), QUESTION), Rule.TAGS),
-    "LibreChat, text before the message": (chat("", f"{LIBRECHAT_TEXT}\n{QUESTION}"), Rule.LABEL),
-    "LibreChat, text as a system message": (chat(LIBRECHAT_TEXT, QUESTION), Rule.LABEL),
-    "documents, question last": (chat("", f"{DOCUMENTS}\n\n{QUESTION}"), Rule.TAGS),
-    "documents, question first": (chat("", f"{QUESTION}\n\n{DOCUMENTS}"), Rule.TAGS),
-    "documents in the system message": (chat(f"Answer briefly.\n{DOCUMENTS}", QUESTION), Rule.TAGS),
-    "source": (chat("", f"<source>{STORY}</source>\n{QUESTION}"), Rule.TAGS),
-    "LangChain, stuffed": (chat(f"{STUFF}\n\n{STORY}", QUESTION), Rule.LABEL),
-    "LangChain, stuffed under a label": (chat(f"{STUFF}\nContext: {STORY}", QUESTION), Rule.LABEL),
+    "LibreChat": (chat("Instructions:\n" + LIBRECHAT.format(story=STORY), QUESTION), DocumentRule.TAGS),
+    "LibreChat, text before the message": (chat("", f"{LIBRECHAT_TEXT}\n{QUESTION}"), DocumentRule.LABEL),
+    "LibreChat, text as a system message": (chat(LIBRECHAT_TEXT, QUESTION), DocumentRule.LABEL),
+    "documents, question last": (chat("", f"{DOCUMENTS}\n\n{QUESTION}"), DocumentRule.TAGS),
+    "documents, question first": (chat("", f"{QUESTION}\n\n{DOCUMENTS}"), DocumentRule.TAGS),
+    "documents in the system message": (chat(f"Answer briefly.\n{DOCUMENTS}", QUESTION), DocumentRule.TAGS),
+    "source": (chat("", f"<source>{STORY}</source>\n{QUESTION}"), DocumentRule.TAGS),
+    "LangChain, stuffed": (chat(f"{STUFF}\n\n{STORY}", QUESTION), DocumentRule.LABEL),
+    "LangChain, stuffed under a label": (chat(f"{STUFF}\nContext: {STORY}", QUESTION), DocumentRule.LABEL),
     "LangChain, stuffed into tags": (
         chat(f"Answer from the context below:\n\n<context>\n{STORY}\n</context>", QUESTION),
-        Rule.TAGS,
+        DocumentRule.TAGS,
     ),
     "LangChain, one message": (
         chat("", f"Answer the question based only on the following context:\n{STORY}\n\nQuestion: {QUESTION}\n"),
-        Rule.LABEL,
+        DocumentRule.LABEL,
     ),
-    "LangChain, hub": (chat("", f"{STUFF}\nQuestion: {QUESTION} \nContext: {STORY} \nAnswer:"), Rule.LABEL),
+    "LangChain, hub": (chat("", f"{STUFF}\nQuestion: {QUESTION} \nContext: {STORY} \nAnswer:"), DocumentRule.LABEL),
     "LangChain, question at the end": (
         chat("", f"{STUFF}\n\n{STORY}\n\nQuestion: {QUESTION}\nHelpful Answer:"),
-        Rule.LABEL,
+        DocumentRule.LABEL,
     ),
-    "LlamaIndex": (chat("", LLAMA_INDEX), Rule.LABEL),
-    "LlamaIndex, with its system message": (chat(LLAMA_INDEX_SYSTEM, LLAMA_INDEX), Rule.LABEL),
-    "AnythingLLM": (chat(ANYTHING_LLM, QUESTION), Rule.LABEL),
-    "a label and a question": (chat("", f"Context: {STORY}\n\n{QUESTION}"), Rule.LABEL),
-    "a heading": (chat("", f"## Context\n{STORY}\n\n## Question\n{QUESTION}"), Rule.LABEL),
-    "dashes": (chat("", f"---\n{STORY}\n---\n{QUESTION}"), Rule.FENCE),
-    "a fence, question first": (chat("", f"{QUESTION}\n```\n{STORY}\n```"), Rule.FENCE),
-    "pasted, question last": (chat("", f"{STORY}\n\n{QUESTION}"), Rule.PARAGRAPH),
-    "pasted, question first": (chat("", f"{QUESTION}\n\n{STORY}"), Rule.FIRST),
-    "pasted, on the next line": (chat("", f"{STORY}\n{QUESTION}"), Rule.PARAGRAPH),
-    "pasted, with a system message": (chat("You are a helpful assistant.", f"{STORY}\n\n{QUESTION}"), Rule.PARAGRAPH),
-    "a bare system message": (chat(STORY, QUESTION), Rule.SYSTEM),
-    "an earlier message": (chat("", STORY, "I see.", QUESTION), Rule.MESSAGES),
+    "LlamaIndex": (chat("", LLAMA_INDEX), DocumentRule.LABEL),
+    "LlamaIndex, with its system message": (chat(LLAMA_INDEX_SYSTEM, LLAMA_INDEX), DocumentRule.LABEL),
+    "AnythingLLM": (chat(ANYTHING_LLM, QUESTION), DocumentRule.LABEL),
+    "a label and a question": (chat("", f"Context: {STORY}\n\n{QUESTION}"), DocumentRule.LABEL),
+    "a heading": (chat("", f"## Context\n{STORY}\n\n## Question\n{QUESTION}"), DocumentRule.LABEL),
+    "dashes": (chat("", f"---\n{STORY}\n---\n{QUESTION}"), DocumentRule.FENCE),
+    "a fence, question first": (chat("", f"{QUESTION}\n```\n{STORY}\n```"), DocumentRule.FENCE),
+    "pasted, question last": (chat("", f"{STORY}\n\n{QUESTION}"), DocumentRule.PARAGRAPH),
+    "pasted, question first": (chat("", f"{QUESTION}\n\n{STORY}"), DocumentRule.FIRST),
+    "pasted, on the next line": (chat("", f"{STORY}\n{QUESTION}"), DocumentRule.PARAGRAPH),
+    "pasted, with a system message": (
+        chat("You are a helpful assistant.", f"{STORY}\n\n{QUESTION}"),
+        DocumentRule.PARAGRAPH,
+    ),
+    "a bare system message": (chat(STORY, QUESTION), DocumentRule.SYSTEM),
+    "an earlier message": (chat("", STORY, "I see.", QUESTION), DocumentRule.MESSAGES),
 }
 
 

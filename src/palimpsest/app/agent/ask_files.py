@@ -16,10 +16,10 @@ from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import Objects, as_folder
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
-from palimpsest.data.files.text_files import Document, read_files
+from palimpsest.data.files.text_files import TextDocument, read_files
 from palimpsest.errors import ConfigError
 from palimpsest.events import Event, MemoryUngrounded, of_type
-from palimpsest.metrics.reading_trace import Texts, last_memory, origins, readings
+from palimpsest.metrics.reading_trace import GroupTexts, last_memory, origins, readings
 from palimpsest.plugins import held_by
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.rollout.episode import ANSWER, failure
@@ -85,7 +85,7 @@ class Asked:
     """What the reply boxes, or names as its final answer, else all it says; None where there is no reply."""
     answers: tuple[str | None, ...]
     """One a question, where several were asked at once; else `answer` alone."""
-    document: Document
+    document: TextDocument
     trajectory: Trajectory
     quotes: tuple[Quote, ...]
     """Of the sentences of the last memory, in its order."""
@@ -205,7 +205,7 @@ ask = blocking(ask_async)
 
 async def chat_async(
     config: RunConfig,
-    document: Document,
+    document: TextDocument,
     next_question: Callable[[], str | None],
     told: Callable[[Asked], None],
     *,
@@ -228,7 +228,7 @@ chat = blocking(chat_async)
 
 
 async def _answer(
-    agent: OpenAgent, document: Document, questions: Sequence[str], on_memory: OnMemory | None, progress: Progress
+    agent: OpenAgent, document: TextDocument, questions: Sequence[str], on_memory: OnMemory | None, progress: Progress
 ) -> Asked:
     problem = Problem.asking("question", [Question(each, ()) for each in questions], document.text)
     codec = agent.engine.codec
@@ -261,16 +261,18 @@ class MemoryChanges:
         if turn.name == ANSWER:
             return None
         alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED, None, tuple(events))
-        memory = last_memory(alone, Texts(self._codec))
+        memory = last_memory(alone, GroupTexts(self._codec))
         if memory is None:
             return None
         before, self._before = self._before, memory.text
         return MemoryChange(number, self._sections, memory.text, before)
 
 
-def asked_of(config: RunConfig, problem: Problem, document: Document, trajectory: Trajectory, codec: Codec) -> Asked:
+def asked_of(
+    config: RunConfig, problem: Problem, document: TextDocument, trajectory: Trajectory, codec: Codec
+) -> Asked:
     """What an episode came to, with the places in the document that its last memory is from."""
-    texts = Texts(codec)
+    texts = GroupTexts(codec)
     read = readings(trajectory, texts)
     memory = read[-1].memory_after if read else last_memory(trajectory, texts)
     first = read[0].memory_before.ids if read else None  # what a prompt shows where there is no memory yet

@@ -18,7 +18,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError
 from palimpsest.events import DocumentTruncated
-from palimpsest.metrics.reading_trace import Texts, memories
+from palimpsest.metrics.reading_trace import GroupTexts, memories
 from palimpsest.plugins import held_by
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing, graded
@@ -218,5 +218,5 @@ def in_words(problem: Problem, trajectory: Trajectory, codec: Codec, grade: Grad
         PlayedTurn(turn.name, codec.decode(turn.prompt_ids), codec.decode(turn.completion.token_ids, control=False))
         for turn in trajectory.turns
     )
-    written = tuple(memory.text for memory in memories(trajectory, Texts(codec)))
+    written = tuple(memory.text for memory in memories(trajectory, GroupTexts(codec)))
     return Episode(problem, trajectory, turns, written, grade)

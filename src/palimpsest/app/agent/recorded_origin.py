@@ -60,7 +60,7 @@ _FORMS = "FILE.jsonl.zst#GROUP/ROLLOUT, or a folder and the viewer's link, RUN#/
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpisodePlace:
     """Where an episode lies, and a turn of it."""
 
     file: Path
@@ -81,7 +81,7 @@ class Place:
 class RecordedEpisode:
     """An episode of a file."""
 
-    place: Place
+    place: EpisodePlace
     recorded: Group
     """Its group."""
 
@@ -106,7 +106,7 @@ def place_of(
     group: int | None = None,
     rollout: int | None = None,
     turn: int | None = None,
-) -> Place:
+) -> EpisodePlace:
     """What `episode` and the options together name. Raises ConfigError, DataError."""
     path, _, fragment = episode.partition("#")
     match = _LINK.fullmatch(fragment.partition("?")[0]) or _SHORT.fullmatch(fragment)
@@ -121,7 +121,7 @@ def place_of(
         if name not in known:
             raise ConfigError(f"{episode}: which {name} is not said; give --{name}, or {_FORMS}")
     numbers = {name: int(value) for name, value in known.items() if name != "step"}
-    return Place(_file(Path(path), known.get("step")), numbers["group"], numbers["rollout"], numbers.get("turn"))
+    return EpisodePlace(_file(Path(path), known.get("step")), numbers["group"], numbers["rollout"], numbers.get("turn"))
 
 
 def is_baseline(name: str) -> bool:
@@ -150,7 +150,7 @@ def _file(path: Path, step: int | str | None) -> Path:
     raise DataError(f"{path}: holds neither {TRAJECTORIES}/ nor {EPISODES}; give {_FORMS}")
 
 
-def read_episode(place: Place) -> RecordedEpisode:
+def read_episode(place: EpisodePlace) -> RecordedEpisode:
     """The episode at a place. Raises DataError for one that isn't there, or of other types than a record's."""
     recording = read_episodes(place.file) if place.file.name == EPISODES else read_groups(place.file)
     groups = recording.groups
@@ -177,7 +177,7 @@ _TRAINED = re.compile(r"(?P<step>\d+)/(?P<round>\d+)/")
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class RecordedWeights:
     """Of a model in a folder."""
 
     path: str
@@ -187,7 +187,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class EpisodeOrigin:
     """All that playing it again needs, but the model itself and the document."""
 
     config: RunConfig
@@ -197,7 +197,7 @@ class Origin:
     """The draws of turn t are keyed by (*key, problem, rollout, t)."""
     training: bool
     """Whether it was played to be trained on, with the training's sampling and the whole of its reward."""
-    weights: Weights
+    weights: RecordedWeights
     drawn: tuple[int, int] | None = None
     """Of training: step and round, for its data source."""
 
@@ -227,7 +227,7 @@ def _same(one: Problem, other: Problem) -> bool:
     return (one.id, one.question, one.answers) == (other.id, other.question, other.answers)
 
 
-def origin_of(episode: RecordedEpisode, model: str | None) -> Origin:
+def origin_of(episode: RecordedEpisode, model: str | None) -> EpisodeOrigin:
     """How `episode` was played; `model` puts other weights in place of those.
 
     Raises ConfigError, DataError or RunError.
@@ -243,7 +243,7 @@ def origin_of(episode: RecordedEpisode, model: str | None) -> Origin:
     )
 
 
-def _of_training(episode: RecordedEpisode, run: Path, model: str | None) -> Origin:
+def _of_training(episode: RecordedEpisode, run: Path, model: str | None) -> EpisodeOrigin:
     config, trajectory = load_config(run), episode.trajectory
     match = _TRAINED.match(trajectory.group_id)
     if match is None:
@@ -255,7 +255,7 @@ def _of_training(episode: RecordedEpisode, run: Path, model: str | None) -> Orig
     occurrence: tuple[Key, ...] = ("occurrence", int(rest[1:])) if rest.startswith("#") else ()
     variant = build_variant(config) if is_variant(trajectory) else None
     weights = _given(model) if model is not None else _trained_weights(run, config, trajectory, step)
-    return Origin(
+    return EpisodeOrigin(
         config=_with_model(config, weights.path),
         policy=variant.policy if variant else build_policy(config.policy),
         key=(config.seed, "train", step, round_number, *occurrence),
@@ -265,7 +265,7 @@ def _of_training(episode: RecordedEpisode, run: Path, model: str | None) -> Orig
     )
 
 
-def _of_evaluation(episode: RecordedEpisode, folder: Path, model: str | None) -> Origin:
+def _of_evaluation(episode: RecordedEpisode, folder: Path, model: str | None) -> EpisodeOrigin:
     identity = read_identity(folder)
     name = episode.trajectory.group_id.removesuffix(f"/{episode.problem.id}")
     if "endpoint" in identity and model is None:
@@ -276,7 +276,7 @@ def _of_evaluation(episode: RecordedEpisode, folder: Path, model: str | None) ->
     weights = _given(model) if model is not None else _evaluated_weights(folder, identity)
     run = _run_around(Path(weights.path))
     config = _identified(RunConfig() if run is None else load_config(run), identity, policy, folder)
-    return Origin(
+    return EpisodeOrigin(
         config=_with_model(config, weights.path),
         policy=build_policy(policy),
         key=(config.seed, "quickstart" if "trained" in identity else "eval", name),
@@ -319,11 +319,11 @@ def _with_model(config: RunConfig, path: str) -> RunConfig:
     return on_embedded(config.model_copy(update={"model": config.model.model_copy(update={"path": path})}))
 
 
-def _given(model: str) -> Weights:
-    return Weights(model, False, f"the weights of {model}, as asked for")
+def _given(model: str) -> RecordedWeights:
+    return RecordedWeights(model, False, f"the weights of {model}, as asked for")
 
 
-def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step: int) -> Weights:
+def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step: int) -> RecordedWeights:
     """Those with as many optimiser steps as the recorded turns say, or of the nearest step."""
     version = trajectory.turns[0].completion.policy_version if trajectory.turns else None
     saved = checkpoint_paths(run / CHECKPOINTS)
@@ -332,11 +332,11 @@ def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step:
     told = ["the weights that training began with", *(f"the checkpoint {path.name}" for path in saved)]
     if version is not None and version in versions:
         at = versions.index(version)
-        return Weights(models[at], True, f"{told[at]}, which sampled it")
+        return RecordedWeights(models[at], True, f"{told[at]}, which sampled it")
     steps = [0, *map(checkpoint_step, saved)]
     at = min(range(len(steps)), key=lambda each: (abs(steps[each] - (step - 1)), -steps[each]))
     lost = f"those after step {step - 1}, which sampled it, weren't kept"
-    return Weights(models[at], False, f"{told[at]}, the nearest: {lost}")
+    return RecordedWeights(models[at], False, f"{told[at]}, the nearest: {lost}")
 
 
 def _first_model(run: Path, config: RunConfig) -> str:
@@ -354,15 +354,17 @@ def _version(checkpoint: Path) -> int | None:
     return version if type(version) is int else None
 
 
-def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> Weights:
+def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> RecordedWeights:
     """The model with the fingerprint of the identity, among those that the files around name."""
     candidates = list(dict.fromkeys(_models_around(folder)))
     for path in candidates:
         if weights_fingerprint(path) == identity.get("weights"):
-            return Weights(path, True, f"the weights of {path}, which sampled it")
+            return RecordedWeights(path, True, f"the weights of {path}, which sampled it")
     if not candidates:
         raise RunError(f"{folder}: which model played isn't told by any file; give --model")
-    return Weights(candidates[0], False, f"the weights of {candidates[0]}, which are others than those that sampled it")
+    return RecordedWeights(
+        candidates[0], False, f"the weights of {candidates[0]}, which are others than those that sampled it"
+    )
 
 
 def _models_around(folder: Path) -> Iterator[str]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import files
-from palimpsest.app.agent.recorded_origin import Origin, RecordedEpisode, origin_of, place_of, read_episode
+from palimpsest.app.agent.recorded_origin import EpisodeOrigin, RecordedEpisode, origin_of, place_of, read_episode
 from palimpsest.app.composition import OpenAgent, with_agent
 from palimpsest.app.evaluate.rescoring import UNSET_URL
 from palimpsest.app.python_calls import blocking
@@ -38,7 +38,7 @@ from palimpsest.events import DocumentTruncated, Event, ReadingEnded, Recalled, 
 from palimpsest.memory.overwrite import Document, OverwritePolicy
 from palimpsest.memory.policy import Teachable
 from palimpsest.memory.recall import RecallPolicy
-from palimpsest.metrics.reading_trace import Texts, last_memory, readings
+from palimpsest.metrics.reading_trace import GroupTexts, last_memory, readings
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing, graded
 from palimpsest.rollout.episode import failure, play
@@ -71,7 +71,7 @@ class Edit:
         return holds(ids, self.ids) if self.text else ids in ((), self.ids)
 
 
-def edited(memory: str, recorded: Trajectory, origin: Origin, turn: int, codec: Codec) -> Edit:
+def edited(memory: str, recorded: Trajectory, origin: EpisodeOrigin, turn: int, codec: Codec) -> Edit:
     """`memory` as what `turn` of a recorded episode is to remember. Raises ConfigError where it can't."""
     policy, name = origin.policy.teachable(), origin.config.policy.name
     known = _remembered(recorded, turn, codec)
@@ -113,7 +113,7 @@ def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
     if turn == 0:
         return piece
     before = recorded.turns[turn - 1]
-    written = (each.memory_after for each in readings(recorded, Texts(codec)) if each.turn is before)
+    written = (each.memory_after for each in readings(recorded, GroupTexts(codec)) if each.turn is before)
     return next((text.ids or codec.encode(text.text) for text in written), piece)
 
 
@@ -143,7 +143,7 @@ def _nothing(policy: Teachable, empty: Sequence[int]) -> Sequence[int]:
 
 
 def _writing(
-    ids: Sequence[int], recorded: Trajectory, origin: Origin, policy: Teachable, turn: int, codec: Codec
+    ids: Sequence[int], recorded: Trajectory, origin: EpisodeOrigin, policy: Teachable, turn: int, codec: Codec
 ) -> Completion:
     """A reply of the turn before that writes `ids` in the policy's form. Raises ConfigError where they are too many."""
     if len(ids) > policy.memory_tokens:
@@ -266,7 +266,7 @@ def _checked(episode: RecordedEpisode, turn: int | None) -> int:
 
 
 async def _replayed(
-    episode: RecordedEpisode, origin: Origin, agent: OpenAgent, first: int, memory: str | None, out: Path
+    episode: RecordedEpisode, origin: EpisodeOrigin, agent: OpenAgent, first: int, memory: str | None, out: Path
 ) -> Replay:
     recorded, codec = episode.trajectory, agent.engine.codec
     known = list(recorded.turns[:first])
@@ -295,7 +295,7 @@ async def _replayed(
 
 async def _play(
     problem: Problem,
-    origin: Origin,
+    origin: EpisodeOrigin,
     agent: OpenAgent,
     known: Sequence[Turn],
     prepare: Callable[[], Any] | None,
@@ -318,7 +318,7 @@ async def _play(
 
 
 def _with_document(
-    problem: Problem, trajectory: Trajectory, origin: Origin, codec: Codec
+    problem: Problem, trajectory: Trajectory, origin: EpisodeOrigin, codec: Codec
 ) -> tuple[Problem, Callable[[], Any] | None, str]:
     """The problem with its document, what its policy prepares of it, and where it is from."""
     sections = [section for turn in trajectory.turns if (section := turn.piece("section")) is not None]
@@ -338,7 +338,7 @@ def _with_document(
     )
 
 
-def _needs_none(problem: Problem, origin: Origin, codec: Codec) -> bool:
+def _needs_none(problem: Problem, origin: EpisodeOrigin, codec: Codec) -> bool:
     """Whether its policy takes the problem as it was recorded; one whose tools search the document doesn't."""
     try:
         origin.policy.admit(problem, codec)
@@ -374,7 +374,7 @@ def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: i
             )
 
 
-async def _graded(problem: Problem, trajectory: Trajectory, origin: Origin, engine: Engine) -> Grade:
+async def _graded(problem: Problem, trajectory: Trajectory, origin: EpisodeOrigin, engine: Engine) -> Grade:
     """As the recorded one was: in training by the whole reward."""
     config = origin.config.reward
     if config.judge is not None and config.judge.url == UNSET_URL:
@@ -390,7 +390,7 @@ def _parts_at(recorded: Trajectory, replayed: Trajectory, first: int) -> int | N
 
 
 def _end(trajectory: Trajectory, grade: Grade, codec: Codec) -> End:
-    memory = last_memory(trajectory, Texts(codec))
+    memory = last_memory(trajectory, GroupTexts(codec))
     text = None if memory is None else memory.text
     return End(text, trajectory.answer, str(trajectory.outcome), grade.value, grade.reason)
 

@@ -20,7 +20,7 @@ from palimpsest.app.python_calls import finish
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.model import model_path
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.files.text_files import Document
+from palimpsest.data.files.text_files import TextDocument
 from palimpsest.engines.open import give_back_freed_memory
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import ConfigError, PromptTooLong
@@ -33,10 +33,16 @@ from palimpsest.plugin_options import options_of
 from palimpsest.retrieval.search import check_token
 from palimpsest.rollout.episode import OnToken, OnTurn, play
 from palimpsest.servers.http_service import Server, bound, check_host
-from palimpsest.servers.openai.agent_app import AgentService, Limits, ServerOptions, check_model_name, check_origins
+from palimpsest.servers.openai.agent_app import (
+    AgentService,
+    ServerLimits,
+    ServerOptions,
+    check_model_name,
+    check_origins,
+)
 from palimpsest.servers.openai.episode_log import Store
 from palimpsest.servers.openai.request_inputs import Input
-from palimpsest.servers.openai.served_agent import Card, Change, Draws, Plan, Watch
+from palimpsest.servers.openai.served_agent import Card, Change, Draws, EpisodePlan, Watch
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Question, Trajectory, Turn
 
@@ -62,7 +68,7 @@ class Service:
     """None: nothing is kept on disk."""
     drain_seconds: int = 30
     """For running requests, once a signal came."""
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     model_name: str = MAIN
     options: ServerOptions = field(default_factory=ServerOptions)
 
@@ -185,7 +191,7 @@ class ServedAgent:
             question_length(Problem.asking("question", [Question(each, ()) for each in questions]), self.codec) <= most
         )
 
-    def plan(self, given: Input, limit: int | None) -> Plan:
+    def plan(self, given: Input, limit: int | None) -> EpisodePlan:
         text = given.document.text
         problem = Problem.asking("question", [Question(each, ()) for each in given.asked], text)
         if (tokens := question_length(problem, self.codec)) > (most := self._question_room):
@@ -200,9 +206,9 @@ class ServedAgent:
         read = sum(map(len, chunks)) if chunks else len(self.codec.encode(text))
         if read > _LARGE:
             give_back_freed_memory()
-        return Plan(problem, policy, prepared, len(chunks), read + len(self.codec.encode(problem.question)))
+        return EpisodePlan(problem, policy, prepared, len(chunks), read + len(self.codec.encode(problem.question)))
 
-    def watch(self, plan: Plan) -> Watch:
+    def watch(self, plan: EpisodePlan) -> Watch:
         changes = MemoryChanges(self.codec, plan.sections)
 
         def watched(turn: Turn, events: Sequence[Event]) -> Change | None:
@@ -213,7 +219,7 @@ class ServedAgent:
 
     async def play(
         self,
-        plan: Plan,
+        plan: EpisodePlan,
         draws: Draws,
         on_turn: OnTurn,
         on_token: OnToken | None,
@@ -240,7 +246,7 @@ class ServedAgent:
     def rest(self) -> None:
         give_back_freed_memory()
 
-    def facts(self, plan: Plan, document: Document, trajectory: Trajectory) -> dict[str, Any]:
+    def facts(self, plan: EpisodePlan, document: TextDocument, trajectory: Trajectory) -> dict[str, Any]:
         cuts = [event.detail for event in trajectory.events if event.kind == DocumentTruncated.kind]
         cut = {"truncated": {"tokens": cuts[0]["tokens"], "kept": cuts[0]["kept"]}} if cuts else {}
         asked = asked_of(self._config, plan.problem, document, trajectory, self.codec)

@@ -18,10 +18,10 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.data.fingerprints import write_manifest
-from palimpsest.data.synthetic.ruler_definitions import TASKS, Sample, Task, fitted
+from palimpsest.data.synthetic.ruler_definitions import TASKS, RulerSample, RulerTask, fitted
 from palimpsest.data.synthetic.ruler_tasks import (
     Essay,
-    Questions,
+    RulerQuestions,
     answering,
     common_words,
     frequent_words,
@@ -39,7 +39,7 @@ _ASKS_FOR = {"essay": "--haystack", "squad": "--squad", "hotpotqa": "--hotpot"}
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class TaskTexts:
     """The user's files that tasks are made of."""
 
     haystack: Path | None = None
@@ -47,7 +47,7 @@ class Texts:
     squad: Path | None = None
     hotpot: Path | None = None
 
-    def of(self, task: Task) -> Path | None:
+    def of(self, task: RulerTask) -> Path | None:
         """The file a task needs."""
         return {"essay": self.haystack, "squad": self.squad, "hotpotqa": self.hotpot}.get(task.haystack)
 
@@ -67,9 +67,9 @@ class _Maker:
     seed: int
     count: Callable[[str], int]
     essay: Essay | None
-    questions: dict[str, Questions]
+    questions: dict[str, RulerQuestions]
 
-    def sample(self, name: str, length: int, index: int) -> Sample:
+    def sample(self, name: str, length: int, index: int) -> RulerSample:
         task, key = TASKS[name], (self.seed, "ruler", name, length, index)
         match task.kind:
             case "niah":
@@ -84,7 +84,7 @@ class _Maker:
                 questions = self.questions[task.haystack]
                 return answering(questions.asked[index], questions, key)
 
-    def measure(self, sample: Sample) -> Callable[[int], int]:
+    def measure(self, sample: RulerSample) -> Callable[[int], int]:
         """Tokens by the size of the context."""
         return lambda size: sample.length(sample.context(size), self.count)
 
@@ -102,7 +102,7 @@ class _Maker:
             yield _row(name, index, sample, sample.context(size), self.count)
 
 
-def _row(name: str, index: int, sample: Sample, context: str, count: Callable[[str], int]) -> dict[str, Any]:
+def _row(name: str, index: int, sample: RulerSample, context: str, count: Callable[[str], int]) -> dict[str, Any]:
     return {
         "index": index,
         "input": sample.prompt.question(sample.names),
@@ -125,7 +125,7 @@ def make_ruler(
     count: int,
     out: Path,
     seed: int = 0,
-    texts: Texts | None = None,
+    texts: TaskTexts | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> MadeRuler:
@@ -133,7 +133,7 @@ def make_ruler(
 
     Raises ConfigError, ModelError for the tokenizer, DataError.
     """
-    progress, texts = progress or Silent(), texts or Texts()
+    progress, texts = progress or Silent(), texts or TaskTexts()
     chosen, left_out = _chosen(tasks, texts)
     codec = Codec.load(tokenizer)
     maker = _maker(seed, lambda text: len(codec.encode(text)), chosen, texts, count)
@@ -158,7 +158,7 @@ def make_ruler(
     return MadeRuler(out, edition, problems, left_out)
 
 
-def _chosen(tasks: Sequence[str], texts: Texts) -> tuple[list[str], dict[str, str]]:
+def _chosen(tasks: Sequence[str], texts: TaskTexts) -> tuple[list[str], dict[str, str]]:
     if list(tasks) == ["all"]:
         lacking = {
             name: _ASKS_FOR[task.haystack]
@@ -175,7 +175,7 @@ def _chosen(tasks: Sequence[str], texts: Texts) -> tuple[list[str], dict[str, st
     return list(dict.fromkeys(tasks)), {}
 
 
-def _maker(seed: int, count: Callable[[str], int], chosen: Sequence[str], texts: Texts, number: int) -> _Maker:
+def _maker(seed: int, count: Callable[[str], int], chosen: Sequence[str], texts: TaskTexts, number: int) -> _Maker:
     needed = {TASKS[name].haystack for name in chosen}
     essay = Essay.read(texts.haystack) if texts.haystack and "essay" in needed else None
     questions = {}
@@ -186,7 +186,7 @@ def _maker(seed: int, count: Callable[[str], int], chosen: Sequence[str], texts:
     return _Maker(seed, count, essay, questions)
 
 
-def _enough(questions: Questions, number: int, path: Path) -> Questions:
+def _enough(questions: RulerQuestions, number: int, path: Path) -> RulerQuestions:
     if len(questions.asked) < number:
         raise DataError(f"{path}: holds {len(questions.asked)} questions, --n asks for {number}; lower it")
     return questions
@@ -201,6 +201,6 @@ def _write(path: Path, rows: Iterator[dict[str, Any]], tick: Tick) -> int:
     return number
 
 
-def _sources(chosen: Sequence[str], texts: Texts) -> list[dict[str, str]]:
+def _sources(chosen: Sequence[str], texts: TaskTexts) -> list[dict[str, str]]:
     paths = dict.fromkeys(path for name in chosen if (path := texts.of(TASKS[name])) is not None)
     return [{"file": path.name, "sha256": files.sha256(path)} for path in paths]

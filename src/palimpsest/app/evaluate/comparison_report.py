@@ -22,11 +22,11 @@ from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep, check_taken, 
 from palimpsest.app.evaluate.run_comparison import Comparison
 from palimpsest.config.load import split_overrides
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.pairing import Cell
+from palimpsest.evaluation.pairing import ProblemCell
 from palimpsest.evaluation.sample_log import IDENTITY, write_json
 from palimpsest.evaluation.summary import Score
 from palimpsest.report.page import embedded, page
-from palimpsest.report.plots import FORMATS, Axis, Lines, Measured, accuracy_by_cost, accuracy_by_length
+from palimpsest.report.plots import FORMATS, LengthLabels, Lines, Measured, accuracy_by_cost, accuracy_by_length
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.text.display_text import visible
 
@@ -60,12 +60,12 @@ def write_folder(comparison: Comparison, out: Path) -> list[Path]:
     return [out / "compare.html", out / "compare.json", *write_plots(comparison, out / "accuracy.svg")]
 
 
-def _lines(comparison: Comparison) -> tuple[Lines, Axis]:
+def _lines(comparison: Comparison) -> tuple[Lines, LengthLabels]:
     tasks = list(dict.fromkeys(comparison.task(cell) for cell in comparison.cells))
     sized = all(cell.size > 0 for cell in comparison.cells)
     places = {cell: float(cell.size if sized else place) for place, cell in enumerate(comparison.cells)}
     names = {place: f"{cell.size:,}" if sized else comparison.label(cell) for cell, place in places.items()}
-    axis = Axis("size of the problems (chunks or documents)" if sized else "set", names, sized)
+    axis = LengthLabels("size of the problems (chunks or documents)" if sized else "set", names, sized)
     if _is_one_configuration(comparison):
         return _seed_lines(comparison, places), axis
     lines: dict[str, list[Measured]] = {}
@@ -86,7 +86,7 @@ def _is_one_configuration(comparison: Comparison) -> bool:
     )
 
 
-def _seed_lines(comparison: Comparison, places: Mapping[Cell, float]) -> Lines:
+def _seed_lines(comparison: Comparison, places: Mapping[ProblemCell, float]) -> Lines:
     lines: dict[str, list[Measured]] = {}
     for band in comparison.bands:
         tokens = fmean(comparison.figures[band.cell][side].tokens_per_document for side in band.sides)

@@ -27,7 +27,7 @@ from palimpsest.text.codec import Codec
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EvaluationRow:
     """The figures of one policy on one set of problems, and what they are figures of."""
 
     summary: EvalSummary
@@ -85,7 +85,7 @@ class Evaluation:
 
     config: RunConfig
     """With the budgets that were chosen for the model's window; of several policies the first's."""
-    rows: tuple[Row, ...]
+    rows: tuple[EvaluationRow, ...]
     """The agent's: one a policy, set of problems and size; shortest first."""
     samples: tuple[Sample, ...]
     """The agent's."""
@@ -95,7 +95,7 @@ class Evaluation:
     """Where the model was asked, and how far that is exact; None: it was opened here."""
     rows_left_out: int = 0
     """Rows of the data whose gold paragraph isn't there (`data.on_missing_gold=skip`)."""
-    baseline_rows: tuple[Row, ...] = ()
+    baseline_rows: tuple[EvaluationRow, ...] = ()
     baseline_samples: tuple[Sample, ...] = ()
     documents: tuple[int, ...] = ()
     """Per context, where several numbers were asked for."""

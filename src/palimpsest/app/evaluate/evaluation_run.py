@@ -16,7 +16,7 @@ from palimpsest.app.config_resolution import Recipe, Remote
 from palimpsest.app.evaluate.baselines import Baselines, Planned, Sets, plan_baselines
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, given, move_aside, read_problems
 from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep, changes, choose, with_budgets
-from palimpsest.app.evaluate.evaluation_result import Evaluation, Row, report_evaluation
+from palimpsest.app.evaluate.evaluation_result import Evaluation, EvaluationRow, report_evaluation
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import Objects, as_folder
 from palimpsest.config.data import listed
@@ -255,13 +255,13 @@ def _identity(sweep: Sweep, engine: Engine) -> dict[str, Any]:
     return evaluation_identity(config, policies, sweep.problems, engine.limits.endpoint)
 
 
-def _rows(planned: Sequence[Planned], samples: Samples, baselines: Baselines) -> tuple[Row, ...]:
+def _rows(planned: Sequence[Planned], samples: Samples, baselines: Baselines) -> tuple[EvaluationRow, ...]:
     """The figures of each set: policies in their order, each from short to long."""
     rows = []
     summaries = summaries_of([each.episodes for each in planned], samples)
     for each, summary in zip(planned, summaries, strict=True):
         fits = baselines.fits.get(each.data)
-        rows.append(Row(summary, each.policy, each.data, each.episodes.baseline, each.problems, fits))
+        rows.append(EvaluationRow(summary, each.policy, each.data, each.episodes.baseline, each.problems, fits))
     order = {policy: index for index, policy in enumerate(dict.fromkeys(each.policy for each in planned))}
     return tuple(sorted(rows, key=lambda row: (order[row.policy], row.summary.length)))
 

@@ -20,7 +20,7 @@ from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import score
 from palimpsest.memory.registry import admit_all, build_policy, policy_class
 from palimpsest.metrics.hazards import HOLDS, SIGHTS, WANTED, Hazards, near_miss_share
-from palimpsest.metrics.reading_trace import Texts
+from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.progress.reporter import Progress
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing
@@ -86,7 +86,7 @@ async def _play(config: RunConfig, problems: list[Problem], hazards: Hazards, pr
     policy = build_policy(chosen)
     admit_all(policy, problems, codec, window)
 
-    def count(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> dict[str, float]:
+    def count(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> dict[str, float]:
         hazards.add(problem, trajectory, bool(grade.value), texts)
         return {}
 

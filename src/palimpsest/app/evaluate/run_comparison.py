@@ -26,7 +26,7 @@ from palimpsest.app.quickstart_methods import TITLES
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.evaluation import comparison
 from palimpsest.evaluation.comparison import SideBySide, settings_of_evaluation, settings_of_run
-from palimpsest.evaluation.pairing import Cell, Flip
+from palimpsest.evaluation.pairing import Flip, ProblemCell
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, logs_below, read_identity, read_log
 from palimpsest.evaluation.summary import interval_notes
 from palimpsest.runs.run_folder import CONFIG, load_config
@@ -38,13 +38,13 @@ Folder = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side(comparison.Side):
+class ComparedRun(comparison.Side):
     """What one folder holds; its name is its path, without what all sides have in common."""
 
     folder: Path
 
 
-def read_sides(folders: Sequence[Folder]) -> list[Side]:
+def read_sides(folders: Sequence[Folder]) -> list[ComparedRun]:
     """The sides, by names that tell them apart. Raises RunError."""
     paths = [Path(folder) for folder in folders]
     names = short_names([str(path) for path in paths])
@@ -64,7 +64,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return [str(Path(*each[shared:])) for each in parts]
 
 
-def _side(folder: Path, name: str) -> Side:
+def _side(folder: Path, name: str) -> ComparedRun:
     logs = list(_logs(folder))
     if not logs:
         raise RunError(
@@ -77,7 +77,7 @@ def _side(folder: Path, name: str) -> Side:
     samples = {sample.key: sample for each in read for sample in each.samples}
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
-    return Side(
+    return ComparedRun(
         name=name,
         folder=folder,
         samples=tuple(each for each in samples.values() if each.baseline is None),
@@ -135,7 +135,7 @@ FORMAT = 2
 class Comparison(SideBySide):
     """Two or more sides; differences are against the first."""
 
-    sides: tuple[Side, ...]
+    sides: tuple[ComparedRun, ...]
 
     @property
     def flips(self) -> dict[str, tuple[Flip, ...]]:
@@ -158,7 +158,7 @@ class Comparison(SideBySide):
         rows = [self._row(cell, name) for cell, sides in self.figures.items() for name in sides]
         return Table.of(rows)
 
-    def _row(self, cell: Cell, name: str) -> dict[str, Any]:
+    def _row(self, cell: ProblemCell, name: str) -> dict[str, Any]:
         own = self.figures[cell][name]
         pairing = self.cell_pairings.get(cell, {}).get(name)
         difference = pairing.difference if pairing else None
@@ -213,7 +213,7 @@ class Comparison(SideBySide):
             "notes": list(self.notes),
         }
 
-    def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:
+    def _cell_json(self, cell: ProblemCell, flips: int | None) -> dict[str, Any]:
         pairs = self.cell_pairings.get(cell, {})
         return {
             "set": cell.set,
@@ -241,9 +241,9 @@ def compare(*folders: Folder, quiet: bool = False) -> Comparison:
     return Comparison(sides, titles=TITLES if any((side.folder / CONFIG).is_file() for side in sides) else {})
 
 
-def _size(cell: Cell) -> int | None:
+def _size(cell: ProblemCell) -> int | None:
     return None if cell.size < 0 else cell.size
 
 
-def _side_json(side: Side) -> dict[str, Any]:
+def _side_json(side: ComparedRun) -> dict[str, Any]:
     return {"name": side.name, "folder": str(side.folder), **side.counts(), "seeds": side.seeds}

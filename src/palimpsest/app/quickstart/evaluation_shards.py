@@ -18,7 +18,7 @@ from pathlib import Path
 
 from palimpsest.app.composition import Evaluator, evaluation_identity, measure_memory
 from palimpsest.app.config_resolution import on_embedded
-from palimpsest.app.quickstart.worker_pool import Report
+from palimpsest.app.quickstart.worker_pool import TaskReport
 from palimpsest.app.quickstart_methods import METHODS
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import PolicyConfig, RunConfig
@@ -66,7 +66,7 @@ class Shard:
         log = self.path / SAMPLES
         return sum(sample.turns for sample in read_samples(log)[0]) if log.is_file() else 0
 
-    def run(self, report: Report) -> None:
+    def run(self, report: TaskReport) -> None:
         """Play it."""
         asyncio.run(play_shard(self, report))
 
@@ -76,7 +76,7 @@ def set_name(policy: str, point: int) -> str:
     return f"{policy}@{point}"
 
 
-async def play_shard(shard: Shard, report: Report) -> None:
+async def play_shard(shard: Shard, report: TaskReport) -> None:
     """Play what the shard's log does not hold yet."""
     config = on_embedded(parse_config(shard.config))  # whatever trained it
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": shard.model})})
@@ -100,7 +100,7 @@ async def play_shard(shard: Shard, report: Report) -> None:
         await asyncio.wait([telling])
 
 
-async def _tell_turns(sampler: Sampler, report: Report) -> None:
+async def _tell_turns(sampler: Sampler, report: TaskReport) -> None:
     """Report the turns that were begun, until cancelled: long episodes go side by side and end at the same time."""
     told, playing = 0, True
     while playing:

@@ -33,7 +33,7 @@ from palimpsest.evaluation.summary import T_975, EvalSummary, student, summarise
 from palimpsest.memory.registry import build_evaluated, build_policy
 from palimpsest.provenance import MADE_WITH, facts
 from palimpsest.report.page import view_command
-from palimpsest.report.quickstart_report import Cell, Results, write_report, write_seeds_report
+from palimpsest.report.quickstart_report import Results, TableCell, write_report, write_seeds_report
 from palimpsest.runs.jsonl_rows import read_rows, with_number
 from palimpsest.runs.resume_rules import made_with
 from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, load_config
@@ -82,7 +82,7 @@ def _results(
         trained=max(sizes, default=planned),
         planned=planned,
         wall_s=wall_s,
-        cells={name: {m: Cell.of(summary) for m, summary in row.items()} for name, row in summaries.items()},
+        cells={name: {m: TableCell.of(summary) for m, summary in row.items()} for name, row in summaries.items()},
         rewards=[float(row["reward/mean"]) for row in rows],
         metrics=rows,
         lengths=sizes,

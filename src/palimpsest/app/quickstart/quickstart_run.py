@@ -34,7 +34,7 @@ from palimpsest.app.quickstart.quickstart_results import (
     publish,
     publish_seeds,
 )
-from palimpsest.app.quickstart.worker_pool import Report, Task, WorkerPool
+from palimpsest.app.quickstart.worker_pool import Task, TaskReport, WorkerPool
 from palimpsest.app.quickstart_methods import METHODS, Method
 from palimpsest.app.resume import QUICKSTART, Resume, resumable
 from palimpsest.app.train.run_handle import Run
@@ -47,7 +47,7 @@ from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.reporter import Progress, Stage, Tick
 from palimpsest.report.quickstart_report import Results
 from palimpsest.runs.checkpoint import CHECKPOINTS, step_name
-from palimpsest.runs.resume_rules import Origin
+from palimpsest.runs.resume_rules import RunOrigin
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 
@@ -231,7 +231,7 @@ class RivalTraining:
     """The rival's own run configuration as YAML."""
     folder: str
 
-    def run(self, report: Report) -> None:
+    def run(self, report: TaskReport) -> None:
         """Train to the end, going on from what is there."""
         config = parse_config(self.config)
         with open_run(self.folder, config, resume=True, on_warning=report.message) as folder:
@@ -264,7 +264,7 @@ async def run_quickstart(
     _admit(method, config, prepared)
     with (
         open_run(
-            out, config, resume=resume, force=force, on_warning=progress.message, origin=Origin(QUICKSTART)
+            out, config, resume=resume, force=force, on_warning=progress.message, origin=RunOrigin(QUICKSTART)
         ) as folder,
         resumable(out, progress),
         WorkerPool(max(1, config.evaluation.processes - 1)) as pool,

@@ -29,7 +29,7 @@ from palimpsest.errors import PalimpsestError, RunError
 _PATIENCE_S = 5.0  # for a worker to end by itself
 
 
-class Report(Protocol):
+class TaskReport(Protocol):
     """What a task tells while it runs."""
 
     def part(self, count: int = 1) -> None:
@@ -44,7 +44,7 @@ class Report(Protocol):
 class Task(Protocol):
     """Work for another process: a dataclass, of JSON values, in a module that can be imported."""
 
-    def run(self, report: Report) -> None:
+    def run(self, report: TaskReport) -> None:
         """Do it."""
         ...
 
@@ -52,7 +52,7 @@ class Task(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Handed:
     task: Task
-    report: Report
+    report: TaskReport
     future: Future[None]
 
 
@@ -78,7 +78,7 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def submit(self, task: Task, report: Report) -> Future[None]:
+    def submit(self, task: Task, report: TaskReport) -> Future[None]:
         """Have `task` done by the next free worker. `report` is called from other threads."""
         handed = _Handed(task, report, Future())
         with self._lock:

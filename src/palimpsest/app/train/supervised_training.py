@@ -29,7 +29,7 @@ from palimpsest.progress.reporter import Progress
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.driver import Finished
 from palimpsest.runs.loggers import build_loggers, check_sinks
-from palimpsest.runs.resume_rules import Origin
+from palimpsest.runs.resume_rules import RunOrigin
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
@@ -76,7 +76,7 @@ async def imitate_async(
     check_fit(trajectories, vocab=engine.limits.vocab, max_context=window)
     if chosen:
         progress.message(f"{imitated.records}: {chosen}")
-    origin = Origin(SFT, imitated.to_json())
+    origin = RunOrigin(SFT, imitated.to_json())
     with (
         open_run(out, config, resume=resume, force=force, on_warning=progress.message, origin=origin) as folder,
         resumable(out, progress),
@@ -205,7 +205,7 @@ async def run_cold_start(
     limits = engine.limits
     check = partial(check_fit, vocab=limits.vocab, max_context=limits.max_context)
     lessons = Drawn(build_lessons(config, wanted, policy, codec, limits.max_context), wanted, check)
-    with open_run(out, settings, resume=resume, force=force, on_warning=warn, origin=Origin(SFT)) as folder:
+    with open_run(out, settings, resume=resume, force=force, on_warning=warn, origin=RunOrigin(SFT)) as folder:
         trainer = SupervisedTrainer(
             config=settings,
             folder=folder,

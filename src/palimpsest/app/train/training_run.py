@@ -40,7 +40,7 @@ from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint
 from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.jsonl_rows import read_rows, whole
 from palimpsest.runs.loggers import build_loggers, check_sinks
-from palimpsest.runs.resume_rules import GIVEN, Origin
+from palimpsest.runs.resume_rules import GIVEN, RunOrigin
 from palimpsest.runs.run_folder import METRICS, RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.training.loop import Trainer
@@ -204,9 +204,9 @@ async def run_training(
         return finished
 
 
-def _origin(config: RunConfig) -> Origin:
+def _origin(config: RunConfig) -> RunOrigin:
     given = objects_in(config)
-    return Origin(detail={GIVEN: list(given)} if given else {})
+    return RunOrigin(detail={GIVEN: list(given)} if given else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from palimpsest.config.model import model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import T_975
-from palimpsest.metrics.reading_trace import Texts, memories
+from palimpsest.metrics.reading_trace import GroupTexts, memories
 from palimpsest.provenance import facts
 from palimpsest.report.page import ToldStory, told_beside, view_command
 from palimpsest.report.run_reports import ToldEpisode, TrainingResults, write_training_report
@@ -228,7 +228,7 @@ def _episodes(folder: Path, config: RunConfig) -> list[ToldEpisode]:
     groups = _last_groups(folder)
     if not groups:
         return []
-    texts = Texts(Codec.load(model_path(config.model)))
+    texts = GroupTexts(Codec.load(model_path(config.model)))
     graded = sorted(
         (played for group in groups for played in _of_each_worth(group)), key=lambda each: -(each[2].value or 0)
     )
@@ -245,7 +245,7 @@ def _of_each_worth(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
     return list(first.values())
 
 
-def _told(problem: Problem, trajectory: Trajectory, grade: Grade, texts: Texts) -> ToldEpisode:
+def _told(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> ToldEpisode:
     written = [memory.text.strip() for memory in memories(trajectory, texts)]
     gold = " or ".join(problem.answers)
     return ToldEpisode(problem.question, written, trajectory.answer or "", gold, grade.value)

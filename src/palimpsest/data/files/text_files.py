@@ -89,7 +89,7 @@ _BETWEEN = "\n\n"  # two files
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DocumentPart:
     """One file's text in a document."""
 
     file: str
@@ -100,16 +100,16 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class TextDocument:
     """One text, and which file each part of it is from."""
 
     text: str
-    parts: tuple[Part, ...]
+    parts: tuple[DocumentPart, ...]
 
     def place(self, start: int, end: int) -> tuple[str, int, int] | None:
         """(file, [start, end) in the text of that file) of a piece of the document; None where no one file has it.
 
-        >>> document = Document("a\\nOne.\\n\\nb\\nTwo.", (Part("a", 2, 6), Part("b", 10, 14)))
+        >>> document = TextDocument("a\\nOne.\\n\\nb\\nTwo.", (DocumentPart("a", 2, 6), DocumentPart("b", 10, 14)))
         >>> document.place(10, 13), document.place(4, 12)
         (('b', 0, 3), None)
         """
@@ -118,7 +118,7 @@ class Document:
         return (part.file, start - part.start, end - part.start) if inside else None
 
 
-def read_files(paths: Sequence[str | os.PathLike[str]]) -> Document:
+def read_files(paths: Sequence[str | os.PathLike[str]]) -> TextDocument:
     """The document of files, folders and `-`, in the order given. Raises DataError."""
     named = [os.fspath(path) for path in paths]
     if not named:
@@ -128,7 +128,7 @@ def read_files(paths: Sequence[str | os.PathLike[str]]) -> Document:
     return document_of([(name, text) for path in named for name, text in _texts(path)])
 
 
-def document_of(texts: Sequence[tuple[str, str]]) -> Document:
+def document_of(texts: Sequence[tuple[str, str]]) -> TextDocument:
     """The document of (name, text) of one file or several. Raises DataError for one without text.
 
     >>> document_of([("a", "One."), ("b", "Two.")]).text
@@ -143,18 +143,18 @@ def document_of(texts: Sequence[tuple[str, str]]) -> Document:
 _SCANNED = "; a scan has to be read by a text recogniser (ocrmypdf, say) first"
 
 
-def _joined(texts: Sequence[tuple[str, str]]) -> Document:
+def _joined(texts: Sequence[tuple[str, str]]) -> TextDocument:
     if len(texts) == 1:
         name, text = texts[0]
-        return Document(text, (Part(name, 0, len(text)),))
-    pieces, parts, length = list[str](), list[Part](), 0
+        return TextDocument(text, (DocumentPart(name, 0, len(text)),))
+    pieces, parts, length = list[str](), list[DocumentPart](), 0
     for name, text in texts:
         head = f"{_BETWEEN if pieces else ''}{name}\n"
         pieces += head, text
         length += len(head)
-        parts.append(Part(name, length, length + len(text)))
+        parts.append(DocumentPart(name, length, length + len(text)))
         length += len(text)
-    return Document("".join(pieces), tuple(parts))
+    return TextDocument("".join(pieces), tuple(parts))
 
 
 def _texts(path: str) -> Iterator[tuple[str, str]]:

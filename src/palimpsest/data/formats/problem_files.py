@@ -113,7 +113,7 @@ Paths = str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOptions:
     """How files are read."""
 
     format: str | DataFormat | None = None
@@ -128,19 +128,19 @@ class Reading:
     """Make of a record that asks several questions as many that ask one."""
 
 
-AS_IT_IS = Reading()
+AS_IT_IS = ReadOptions()
 
 
 def read_problems(
-    path: Paths, *, format: str | DataFormat | None = None, limit: int | None = None, reading: Reading | None = None
+    path: Paths, *, format: str | DataFormat | None = None, limit: int | None = None, reading: ReadOptions | None = None
 ) -> Iterator[Problem]:
     """The problems of a file, contexts as the file has them. `format` overrides what the columns say."""
-    return (assemble(record) for record in read_records(path, reading or Reading(format), limit=limit))
+    return (assemble(record) for record in read_records(path, reading or ReadOptions(format), limit=limit))
 
 
 def read_records(
     path: Paths,
-    reading: Reading = AS_IT_IS,
+    reading: ReadOptions = AS_IT_IS,
     limit: int | None = None,
     skipped: list[str] | None = None,
     seen: Counter[str] | None = None,
@@ -187,14 +187,14 @@ def paths_of(path: Paths) -> list[Path]:
     return [Path(path)] if isinstance(path, str | Path) else [Path(each) for each in path]
 
 
-def _records(path: Path, reading: Reading, skipped: list[str] | None) -> Iterator[Record]:
+def _records(path: Path, reading: ReadOptions, skipped: list[str] | None) -> Iterator[Record]:
     found = format_of(path, reading)
     if isinstance(found, RowFormat):
         return found.read(path, skipped)
     return found.read(path)
 
 
-def format_of(path: Path, reading: Reading = AS_IT_IS) -> DataFormat:
+def format_of(path: Path, reading: ReadOptions = AS_IT_IS) -> DataFormat:
     """What reads `path`: the format that is given, if it is the name of a shipped one or recognises the file; else the
     shipped one whose columns the first row has. Raises DataError."""
     format = reading.format
@@ -207,7 +207,7 @@ def format_of(path: Path, reading: Reading = AS_IT_IS) -> DataFormat:
     return RowFormat(named(format), reading)
 
 
-def _rows(path: Path, reading: Reading) -> Iterator[Row]:
+def _rows(path: Path, reading: ReadOptions) -> Iterator[Row]:
     """Of `path`, or of the file of questions in it, by our names."""
     return mapped_rows(questions_file(path) if path.is_dir() else path, columns_for(path, reading.columns))
 
@@ -217,7 +217,7 @@ class RowFormat:
     """A shipped format: rows of JSON, JSON lines, parquet or a table, known by their columns."""
 
     columns: Format
-    reading: Reading = AS_IT_IS
+    reading: ReadOptions = AS_IT_IS
 
     @property
     def name(self) -> str:

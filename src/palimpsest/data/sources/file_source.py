@@ -38,7 +38,7 @@ from palimpsest.data.assemble import ANYWHERE, Corpus, Placing, assemble, check_
 from palimpsest.data.formats.problem_files import (
     AS_IT_IS,
     Paths,
-    Reading,
+    ReadOptions,
     paths_of,
     read_corpus,
     read_records,
@@ -115,7 +115,7 @@ class FileSource:
         documents: int | None = None,
         limit: int | None = None,
         seed: int = 0,
-        reading: Reading = AS_IT_IS,
+        reading: ReadOptions = AS_IT_IS,
         placing: Placing = ANYWHERE,
     ) -> FileSource:
         """Read and check. Distractors come from the whole of a file, `limit` or not, and from `reading.corpus`."""
@@ -264,7 +264,7 @@ class SearchFileSource:
         objectives: Sequence[int],
         limit: int | None = None,
         seed: int = 0,
-        reading: Reading = AS_IT_IS,
+        reading: ReadOptions = AS_IT_IS,
     ) -> SearchFileSource:
         """Read and check files of any known format. Raises DataError."""
         questions, skipped = list[Problem](), list[str]()

@@ -17,7 +17,7 @@ from palimpsest import plugins
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.data.assemble import Placing
 from palimpsest.data.formats.custom_format import DataFormat, own_format
-from palimpsest.data.formats.problem_files import Paths, Reading
+from palimpsest.data.formats.problem_files import Paths, ReadOptions
 from palimpsest.data.sources.file_source import FileSource, SearchFileSource, Split
 from palimpsest.data.synthetic.documents import SyntheticSource
 from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
@@ -70,10 +70,10 @@ def _of_files(config: DataConfig, paths: Paths, split: Split) -> ProblemSource:
     return replace(source, shuffle=config.shuffle)
 
 
-def reading_of(config: DataConfig) -> Reading:
+def reading_of(config: DataConfig) -> ReadOptions:
     """How the section's files are read. Raises ConfigError for a format of the user's that can't be used."""
     format = named_format(config.format, config.format_options)
-    return Reading(format, config.corpus, config.map, config.on_missing_gold == "skip", config.each_question)
+    return ReadOptions(format, config.corpus, config.map, config.on_missing_gold == "skip", config.each_question)
 
 
 def rows_left_out(source: ProblemSource) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EvidenceChain:
     """The chain of (subject, relation) a question goes along."""
 
     chain: tuple[tuple[str, Relation], ...]
@@ -169,27 +169,29 @@ class Evidence:
     answer: str
 
 
-def draw_question(world: World, hops: int, rng: random.Random) -> Evidence:
+def draw_question(world: World, hops: int, rng: random.Random) -> EvidenceChain:
     """A question with its chain of facts, in reasoning order."""
     subject = rng.choice(PEOPLE)
     if hops == 1:
         relation = rng.choice(RELATIONS)
-        return Evidence(((subject, relation),), relation.question.format(s=subject), world.value(subject, relation))
+        return EvidenceChain(
+            ((subject, relation),), relation.question.format(s=subject), world.value(subject, relation)
+        )
     tie, attribute = rng.choice(TIES), rng.choice(ATTRIBUTES)
     bridge = world.value(subject, tie)
     assert tie.of is not None
     question = attribute.question.format(s=tie.of.format(s=subject))
-    return Evidence(((subject, tie), (bridge, attribute)), question, world.value(bridge, attribute))
+    return EvidenceChain(((subject, tie), (bridge, attribute)), question, world.value(bridge, attribute))
 
 
-def distractor(world: World, evidence: Evidence, rng: random.Random) -> str:
+def distractor(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
     """A sentence that is not evidence: filler, or any other fact."""
     if rng.random() < FILLER_SHARE:
         return rng.choice(FILLER)
     return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), rng.choice(RELATIONS)))
 
 
-def near_miss(world: World, evidence: Evidence, rng: random.Random) -> str:
+def near_miss(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
     """A fact with the subject, or else the relation, of one of the evidence's."""
     subject, relation = rng.choice(evidence.chain)
     if rng.random() < 0.5:
@@ -197,13 +199,15 @@ def near_miss(world: World, evidence: Evidence, rng: random.Random) -> str:
     return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
 
 
-def rival(world: World, evidence: Evidence, rng: random.Random) -> str:
+def rival(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
     """The last hop's relation, of somebody else."""
     _, relation = evidence.chain[-1]
     return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
 
 
-def _other_fact(world: World, evidence: Evidence, rng: random.Random, draw: Callable[[], tuple[str, Relation]]) -> str:
+def _other_fact(
+    world: World, evidence: EvidenceChain, rng: random.Random, draw: Callable[[], tuple[str, Relation]]
+) -> str:
     evidence_keys = {(subject, relation.name) for subject, relation in evidence.chain}
     while True:
         subject, relation = draw()

@@ -14,7 +14,7 @@ Matcher = Literal["string_match_all", "string_match_part"]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RulerPrompt:
     """What stands around a context; {query}, {values}... are filled in."""
 
     before: str
@@ -41,7 +41,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RulerTask:
     """One of the thirteen."""
 
     kind: Kind
@@ -53,36 +53,36 @@ class Task:
     matcher: Matcher = "string_match_all"
 
 
-PROMPTS: dict[str, Prompt] = {
-    "niah": Prompt(
+PROMPTS: dict[str, RulerPrompt] = {
+    "niah": RulerPrompt(
         "Some special magic {values} are hidden within the following text. Make sure to memorize it. I will quiz you "
         "about the {values} afterwards.\n",
         "\nWhat are all the special magic {values} for {query} mentioned in the provided text?",
         " The special magic {values} for {query} mentioned in the provided text are",
         128,
     ),
-    "niah of one": Prompt(
+    "niah of one": RulerPrompt(
         "A special magic {value} is hidden within the following text. Make sure to memorize it. I will quiz you "
         "about the {value} afterwards.\n",
         "\nWhat is the special magic {value} for {query} mentioned in the provided text?",
         " The special magic {value} for {query} mentioned in the provided text is",
         128,
     ),
-    "vt": Prompt(
+    "vt": RulerPrompt(
         "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n",
         "\nQuestion: Find all variables that are assigned the value {query} in the text above.",
         " Answer: According to the chain(s) of variable assignment in the text above, {count} variables are assigned "
         "the value {query}, they are: ",
         30,
     ),
-    "cwe": Prompt(
+    "cwe": RulerPrompt(
         "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones "
         "that appear most often.\n",
         "\nQuestion: What are the 10 most common words in the above list?",
         " Answer: The top 10 words that appear most often in the list are:",
         120,
     ),
-    "fwe": Prompt(
+    "fwe": RulerPrompt(
         "Read the following coded text and track the frequency of each coded word. Find the three most frequently "
         "appeared coded words. ",
         "\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are the three most frequently "
@@ -90,7 +90,7 @@ PROMPTS: dict[str, Prompt] = {
         " Answer: According to the coded text above, the three most frequently appeared words are:",
         50,
     ),
-    "qa": Prompt(
+    "qa": RulerPrompt(
         "Answer the question based on the given documents. Only give me the answer and do not output any other "
         "words.\n\nThe following are given documents.\n\n",
         "\n\nAnswer the question based on the given documents. Only give me the answer and do not output any other "
@@ -101,20 +101,20 @@ PROMPTS: dict[str, Prompt] = {
     ),
 }
 
-TASKS: dict[str, Task] = {
-    "niah_single_1": Task("niah", "noise"),
-    "niah_single_2": Task("niah", "essay"),
-    "niah_single_3": Task("niah", "essay", values="uuids"),
-    "niah_multikey_1": Task("niah", "essay", numbers={"keys": 4}),
-    "niah_multikey_2": Task("niah", "needle"),
-    "niah_multikey_3": Task("niah", "needle", keys="uuids", values="uuids"),
-    "niah_multivalue": Task("niah", "essay", numbers={"values": 4}),
-    "niah_multiquery": Task("niah", "essay", numbers={"keys": 4, "queries": 4}),
-    "vt": Task("vt", "noise", numbers={"chains": 1, "hops": 4}),
-    "cwe": Task("cwe", numbers={"common": 10, "common_times": 30, "uncommon_times": 3}),
-    "fwe": Task("fwe", numbers={"asked": 3}),
-    "qa_1": Task("qa", "squad", matcher="string_match_part"),
-    "qa_2": Task("qa", "hotpotqa", matcher="string_match_part"),
+TASKS: dict[str, RulerTask] = {
+    "niah_single_1": RulerTask("niah", "noise"),
+    "niah_single_2": RulerTask("niah", "essay"),
+    "niah_single_3": RulerTask("niah", "essay", values="uuids"),
+    "niah_multikey_1": RulerTask("niah", "essay", numbers={"keys": 4}),
+    "niah_multikey_2": RulerTask("niah", "needle"),
+    "niah_multikey_3": RulerTask("niah", "needle", keys="uuids", values="uuids"),
+    "niah_multivalue": RulerTask("niah", "essay", numbers={"values": 4}),
+    "niah_multiquery": RulerTask("niah", "essay", numbers={"keys": 4, "queries": 4}),
+    "vt": RulerTask("vt", "noise", numbers={"chains": 1, "hops": 4}),
+    "cwe": RulerTask("cwe", numbers={"common": 10, "common_times": 30, "uncommon_times": 3}),
+    "fwe": RulerTask("fwe", numbers={"asked": 3}),
+    "qa_1": RulerTask("qa", "squad", matcher="string_match_part"),
+    "qa_2": RulerTask("qa", "hotpotqa", matcher="string_match_part"),
 }
 
 NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
@@ -131,10 +131,10 @@ _AIM = 0.993
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RulerSample:
     """One question with a context of any size."""
 
-    prompt: Prompt
+    prompt: RulerPrompt
     names: Mapping[str, str]
     """What the prompt's fields stand for."""
     outputs: tuple[str, ...]

@@ -24,7 +24,7 @@ from pathlib import Path
 from palimpsest.data.assemble import document_block
 from palimpsest.data.formats.problem_files import format_of, read_records
 from palimpsest.data.record import Record
-from palimpsest.data.synthetic.ruler_definitions import NEEDLE, NOISE, PROMPTS, Sample, Task
+from palimpsest.data.synthetic.ruler_definitions import NEEDLE, NOISE, PROMPTS, RulerSample, RulerTask
 from palimpsest.data.synthetic.world import ATTRIBUTES
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
@@ -152,7 +152,7 @@ class Essay:
         return _SENTENCE_END.split(text if text.endswith((".", "!", "?")) else f"{text}.") if text else []
 
 
-def niah(task: Task, key: Key, *, essay: Essay | None, count: Callable[[str], int]) -> Sample:
+def niah(task: RulerTask, key: Key, *, essay: Essay | None, count: Callable[[str], int]) -> RulerSample:
     """One item. `count` tells how many sentences of noise a needle is worth."""
     rng = keyed_random(*key)
     keys = list(islice(distinct(task.keys, rng), task.numbers.get("keys", 1)))
@@ -173,7 +173,7 @@ def niah(task: Task, key: Key, *, essay: Essay | None, count: Callable[[str], in
     else:
         others = _Needles(task, key, frozenset({*keys, *outputs}), max(1, count(needles[0]) // count(NOISE[0])))
         context = _in_lines(needles, key, others.lines)
-    return Sample(
+    return RulerSample(
         PROMPTS["niah" if per_key * asked > 1 else "niah of one"],
         {"values": task.values, "value": task.values.removesuffix("s"), "query": _listed(queries)},
         outputs,
@@ -233,7 +233,7 @@ def _noise_lines(size: int) -> list[str]:
 class _Needles:
     """Lines of needles that nobody asks for, `worth` units each, and a last one of noise for what is left."""
 
-    def __init__(self, task: Task, key: Key, taken: frozenset[str], worth: int) -> None:
+    def __init__(self, task: RulerTask, key: Key, taken: frozenset[str], worth: int) -> None:
         self._keys = distinct(task.keys, keyed_random(*key, "keys"), taken)
         self._values = distinct(task.values, keyed_random(*key, "values"), taken)
         self._kind, self._worth = task.values, worth
@@ -252,7 +252,7 @@ class _Needles:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RulerQuestion:
     """One question with its documents."""
 
     text: str
@@ -264,14 +264,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class RulerQuestions:
     """Questions of a file, in its order, and the documents of all of them."""
 
-    asked: tuple[Question, ...]
+    asked: tuple[RulerQuestion, ...]
     documents: tuple[str, ...]
 
 
-def read_squad(path: Path) -> Questions:
+def read_squad(path: Path) -> RulerQuestions:
     """SQuAD's own file, version 1.1 or 2.0, or its rows; questions without an answer are left out. Raises DataError."""
     if (found := format_of(path).name) != "squad":
         raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas, or its rows; is {found}")
@@ -280,26 +280,26 @@ def read_squad(path: Path) -> Questions:
     for record in records:
         articles.setdefault(record.metadata.get("title"), {})[record.context or ""] = None
     asked = tuple(_of_article(record, articles[record.metadata.get("title")]) for record in records if record.answers)
-    return Questions(asked, tuple(sorted({text for texts in articles.values() for text in texts})))
+    return RulerQuestions(asked, tuple(sorted({text for texts in articles.values() for text in texts})))
 
 
-def _of_article(record: Record, texts: Iterable[str]) -> Question:
+def _of_article(record: Record, texts: Iterable[str]) -> RulerQuestion:
     own = record.context or ""
-    return Question(record.question, record.answers, (own,), tuple(text for text in texts if text != own))
+    return RulerQuestion(record.question, record.answers, (own,), tuple(text for text in texts if text != own))
 
 
-def read_hotpot(path: Path) -> Questions:
+def read_hotpot(path: Path) -> RulerQuestions:
     """Questions with their paragraphs, all of which every context holds, as published. Raises DataError."""
     asked = []
     for record in read_records(path):
         if record.paragraphs is None:
             raise DataError(f"{path}: problem {record.id} has no paragraphs; give HotpotQA's distractor setting")
-        asked.append(Question(record.question, record.answers, record.paragraphs))
+        asked.append(RulerQuestion(record.question, record.answers, record.paragraphs))
     documents = sorted({text for question in asked for text in question.needed})
-    return Questions(tuple(asked), tuple(documents))
+    return RulerQuestions(tuple(asked), tuple(documents))
 
 
-def answering(question: Question, questions: Questions, key: Key) -> Sample:
+def answering(question: RulerQuestion, questions: RulerQuestions, key: Key) -> RulerSample:
     """One item: the question's documents in drawn places among the others."""
     rng = keyed_random(*key)
     held = {*question.needed, *question.near}
@@ -316,7 +316,7 @@ def answering(question: Question, questions: Questions, key: Key) -> Sample:
         return document_block(chosen)
 
     most = ends[-1] if ends else 0
-    return Sample(PROMPTS["qa"], {"query": question.text}, question.answers, question.needed, context, most)
+    return RulerSample(PROMPTS["qa"], {"query": question.text}, question.answers, question.needed, context, most)
 
 
 # ---- Chains of variables, and words to be counted ------------------------------------------------------------
@@ -329,7 +329,7 @@ _SHORT = 4096  # tokens: below, words of cwe are repeated fewer times
 _SHORT_TIMES = (6, 1)
 
 
-def variables(task: Task, key: Key) -> Sample:
+def variables(task: RulerTask, key: Key) -> RulerSample:
     """Chains `VAR A = 12345`, `VAR B = VAR A`... in order among lines of noise; asked are all of the first."""
     rng = keyed_random(*key)
     hops, chains = task.numbers["hops"], task.numbers["chains"]
@@ -348,10 +348,10 @@ def variables(task: Task, key: Key) -> Sample:
         return "\n".join(inserted(made, chain, keyed_random(*key, "places", size)))
 
     filled = {"query": value, "count": str(hops + 1)}
-    return Sample(PROMPTS["vt"], filled, tuple(names), tuple(text.strip() for text in chain), context)
+    return RulerSample(PROMPTS["vt"], filled, tuple(names), tuple(text.strip() for text in chain), context)
 
 
-def common_words(task: Task, key: Key, length: int) -> Sample:
+def common_words(task: RulerTask, key: Key, length: int) -> RulerSample:
     """A numbered list in which ten words stand more often than any other."""
     numbers = task.numbers
     times, others = (numbers["common_times"], numbers["uncommon_times"]) if length >= _SHORT else _SHORT_TIMES
@@ -365,10 +365,10 @@ def common_words(task: Task, key: Key, length: int) -> Sample:
         keyed_random(*key, "order").shuffle(listed)
         return " ".join(f"{place}. {word}" for place, word in enumerate(listed, 1))
 
-    return Sample(PROMPTS["cwe"], {}, tuple(common), (), context)
+    return RulerSample(PROMPTS["cwe"], {}, tuple(common), (), context)
 
 
-def frequent_words(task: Task, key: Key, length: int) -> Sample:
+def frequent_words(task: RulerTask, key: Key, length: int) -> RulerSample:
     """Coded words, the k-th of them as often as 1/k^2; the first is dots, and the next three are asked for."""
     rng = keyed_random(*key)
     prompt = PROMPTS["fwe"]
@@ -383,4 +383,4 @@ def frequent_words(task: Task, key: Key, length: int) -> Sample:
         keyed_random(*key, "order").shuffle(listed)
         return " ".join(listed)
 
-    return Sample(prompt, {}, tuple(ranked[1 : 1 + task.numbers["asked"]]), (), context)
+    return RulerSample(prompt, {}, tuple(ranked[1 : 1 + task.numbers["asked"]]), (), context)

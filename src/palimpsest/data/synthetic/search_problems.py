@@ -37,7 +37,7 @@ SOURCE = "synthetic_search"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SearchStep:
     """One search of a plan."""
 
     objective: str
@@ -51,16 +51,16 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SearchPlan:
     """What answers a problem."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[SearchStep, ...]
     """In the order of the objectives, and of reasoning within one."""
     answer: str
     """The text after the answer's marker: the answer, or a JSON object of several."""
 
 
-def plan(problem: Problem) -> Plan:
+def plan(problem: Problem) -> SearchPlan:
     """The searches and the answer of a problem of this source. Raises DataError for another.
 
     >>> problem = make_search_problem(0, "train", 0, objectives=2, people=8)
@@ -72,7 +72,7 @@ def plan(problem: Problem) -> Plan:
         raise DataError(
             f"problem {problem.id}: no steps in its metadata; only problems of data.source={SOURCE} have a plan"
         )
-    return Plan(tuple(Step(**step) for step in steps), problem.answers[0])
+    return SearchPlan(tuple(SearchStep(**step) for step in steps), problem.answers[0])
 
 
 def make_search_problem(

@@ -32,7 +32,7 @@ ONE_FILE, SHARES = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CheckpointFacts:
     format: int
     version: int
     """Optimiser steps taken."""
@@ -45,10 +45,10 @@ class Facts:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
 
-def read_facts(folder: Path) -> Facts:
+def read_facts(folder: Path) -> CheckpointFacts:
     """Of the state in `folder`. Raises OSError, or ValueError where they have another shape."""
     stored = json.loads((folder / FACTS).read_text("utf-8"))
-    if not isinstance(stored, dict) or stored.keys() != {field.name for field in dataclasses.fields(Facts)}:
+    if not isinstance(stored, dict) or stored.keys() != {field.name for field in dataclasses.fields(CheckpointFacts)}:
         raise ValueError(f"{folder / FACTS} does not hold what a learner saves")
     for name in ("format", "version", "grad_skipped"):
         if type(stored[name]) is not int or stored[name] < 0:
@@ -57,10 +57,10 @@ def read_facts(folder: Path) -> Facts:
         raise ValueError(f"{folder / FACTS}: reference={stored['reference']!r:.40} is no digest")
     if stored["format"] not in (ONE_FILE, SHARES):
         raise ValueError(f"{folder / FACTS} has format {stored['format']}, this version reads {ONE_FILE} and {SHARES}")
-    return Facts(**stored)
+    return CheckpointFacts(**stored)
 
 
-def facts_of_shares(checkpoint: Path) -> Facts:
+def facts_of_shares(checkpoint: Path) -> CheckpointFacts:
     """Of a checkpoint that ranks can take up. Raises CheckpointError for one that they can't, else as `read_facts`."""
     facts = read_facts(checkpoint / STATE_FOLDER)
     if facts.format != SHARES:

@@ -31,7 +31,7 @@ from palimpsest.models.model_folder import open_model, open_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class EncoderPreset:
     """How an encoder wants to be used."""
 
     pooling: Literal["mean", "first"] = "mean"
@@ -42,13 +42,13 @@ class Reading:
 
 
 PRESETS = {
-    "e5": Reading("mean", "query: ", "passage: "),
-    "bge": Reading("first", "Represent this sentence for searching relevant passages: "),
-    "plain": Reading(),
+    "e5": EncoderPreset("mean", "query: ", "passage: "),
+    "bge": EncoderPreset("first", "Represent this sentence for searching relevant passages: "),
+    "plain": EncoderPreset(),
 }
 
 
-def reading_of(encoder: str, preset: str = "auto", **changes: Any) -> Reading:
+def reading_of(encoder: str, preset: str = "auto", **changes: Any) -> EncoderPreset:
     """A preset with what is not None in `changes` put in its place; `auto` goes by the encoder's name.
 
     >>> reading_of("intfloat/e5-base-v2").query_prefix, reading_of("my/model", max_tokens=64).max_tokens
@@ -65,7 +65,7 @@ def reading_of(encoder: str, preset: str = "auto", **changes: Any) -> Reading:
 class TextEncoder:
     """A loaded encoder; `tools.dense.Encoder`."""
 
-    def __init__(self, path: str, reading: Reading, *, device: str = "auto") -> None:
+    def __init__(self, path: str, reading: EncoderPreset, *, device: str = "auto") -> None:
         """`path`: folder or hub id. Raises ModelError with the reason if it can't be used."""
         self._tokenizer, self._model, folder = _load(path)
         self._reading, self._device = reading, pick_device(device)

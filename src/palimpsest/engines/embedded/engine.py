@@ -31,7 +31,7 @@ from palimpsest.errors import ModelError
 from palimpsest.text.codec import Codec
 
 
-class Weights:
+class SharedWeights:
     """The learner's weights and the sampler's, the same or a copy, and the way from the one to the other.
 
     Learner and engine both hold it, neither the other: an engine is gone with its memory as soon as nobody has it,
@@ -62,7 +62,7 @@ class Weights:
 class EmbeddedLearner:
     """A `ForestLearner` on a compute thread. Satisfies `palimpsest.engines.protocol.Learner`."""
 
-    def __init__(self, learner: ForestLearner, thread: ComputeThread, weights: Weights) -> None:
+    def __init__(self, learner: ForestLearner, thread: ComputeThread, weights: SharedWeights) -> None:
         self._learner, self._thread, self._weights = learner, thread, weights
 
     @property
@@ -116,7 +116,7 @@ class EmbeddedEngine:
         self.codec = Codec.load(config.model)
         self.model = trainable(config.model) if objective else load_model(config.model)
         check_vocabulary(self.codec, self.limits.vocab, config.model.path)
-        self._weights = Weights(self.model, self.model, self._thread, self._thread)
+        self._weights = SharedWeights(self.model, self.model, self._thread, self._thread)
         self.learner: EmbeddedLearner | None = None
         if objective is None:
             self.model.requires_grad_(False)
@@ -124,7 +124,7 @@ class EmbeddedEngine:
         if separate:
             self._sampling_thread = ComputeThread(settings.threads)
             sampled = copy.deepcopy(self.model).requires_grad_(False)
-            self._weights = Weights(self.model, sampled, self._thread, self._sampling_thread)
+            self._weights = SharedWeights(self.model, sampled, self._thread, self._sampling_thread)
         steps_each = config.train.optimizer_steps if objective == "policy" else 1
         self.trainer = ForestLearner(
             self.model,

@@ -34,7 +34,7 @@ from palimpsest.engines.embedded.checkpoint_state import (
     FACTS,
     ONE_FILE,
     SHARES,
-    Facts,
+    CheckpointFacts,
     fingerprint,
     read_facts,
     read_shares,
@@ -131,7 +131,7 @@ class ForestLearner:
         inner.mkdir(exist_ok=True)
         save_file(self._optimizer.state(), inner / "optimizer.safetensors")
         reference = _fingerprint(self._reference) if self._reference is not None else None
-        facts = Facts(ONE_FILE, self._optimizer.steps, self._optimizer.skipped, reference)
+        facts = CheckpointFacts(ONE_FILE, self._optimizer.steps, self._optimizer.skipped, reference)
         (inner / FACTS).write_text(facts.to_json())
         return hashes(folder)
 

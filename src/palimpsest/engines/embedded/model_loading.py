@@ -34,8 +34,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.config.install_hints import install_line
-from palimpsest.config.model import SHIPPED, model_path
-from palimpsest.config.model import AdapterConfig, ModelConfig
+from palimpsest.config.model import SHIPPED, AdapterConfig, ModelConfig, model_path
 from palimpsest.engines.embedded.architecture import check_class, max_context
 from palimpsest.engines.embedded.parity import admit
 from palimpsest.errors import ModelError

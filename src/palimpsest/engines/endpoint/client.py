@@ -29,20 +29,20 @@ from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.engines.endpoint.wire_formats import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
-    Answered,
     ChatForm,
     Form,
+    RequestResult,
     TextForm,
     TokenForm,
 )
 from palimpsest.errors import ConfigError, EngineError, ModelError, PromptTooLong, SamplerError, nearest
 from palimpsest.http_connections import Connections, Unanswered
 from palimpsest.http_services import (
-    Again,
     Breaker,
     Down,
     GaveUp,
-    Reply,
+    HttpReply,
+    RetryableError,
     ServiceDown,
     attempted,
     check_address,
@@ -68,7 +68,7 @@ _URL = "engine.url (--base-url)"
 """The address, by the names that a user may have given it under."""
 
 
-class Refused(SamplerError):
+class EndpointRejected(SamplerError):
     """The endpoint took offence at the request itself (400, 404, 422...): another one may pass."""
 
     def __init__(self, said: str, status: int) -> None:
@@ -84,11 +84,11 @@ class _Broken(Down):
     """A server's error that may be about this request (500, 501)."""
 
 
-class _Busy(Again):
+class _Busy(RetryableError):
     """Others come first (408, 429)."""
 
 
-class Client:
+class EndpointClient:
     """One endpoint. `close` it."""
 
     def __init__(self, config: EndpointEngineConfig) -> None:
@@ -139,11 +139,11 @@ class Client:
                 answer = (await self._sent(method, url, body)).json()
         except Unanswered as nobody:
             raise EngineError(f"{self.url}: can't be reached ({nobody}); check {_URL}, and that it runs") from None
-        except (SamplerError, PromptTooLong, Again, ValueError):
+        except (SamplerError, PromptTooLong, RetryableError, ValueError):
             return None
         return answer if isinstance(answer, dict) else None
 
-    async def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> Reply:
+    async def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> HttpReply:
         """A reply of status 200. Raises Again, Down, Refused, PromptTooLong or EngineError."""
         reply = await self._connections.ask(method, url, body, limit=_REPLY_BYTES, timeout_s=self._config.timeout_s)
         if reply.status != 200:
@@ -152,13 +152,13 @@ class Client:
             raise SamplerError(f"{self.url}: the reply holds the key it was asked with, so it isn't kept")
         return reply
 
-    def _json(self, reply: Reply) -> Any:
+    def _json(self, reply: HttpReply) -> Any:
         try:
             return reply.json()
         except ValueError:
-            raise Again(f"not JSON: {reply.quoted(100, self._key)}") from None
+            raise RetryableError(f"not JSON: {reply.quoted(100, self._key)}") from None
 
-    def _failure(self, reply: Reply) -> Exception:
+    def _failure(self, reply: HttpReply) -> Exception:
         """What a status other than 200 means."""
         said = f"status {reply.status}: {reply.quoted(300, self._key)}"
         told = f"{self.url}: {said}"
@@ -177,7 +177,7 @@ class Client:
             return kind(said, retry_after(reply.headers))
         if reply.status in (400, 413, 422) and _TOO_LONG.search(said):
             return PromptTooLong(f"{told}; lower the budgets, or say its window by engine.max_context")
-        return Refused(told, reply.status)
+        return EndpointRejected(told, reply.status)
 
 
 # ---- What an endpoint can do, found out once before anything is played ---------------------------------------
@@ -204,7 +204,7 @@ class Found:
     """How an endpoint is asked."""
 
     form: Form
-    answered: Answered
+    answered: RequestResult
     """To the word."""
     window: int | None
     """Tokens, as the endpoint says; None: it doesn't."""
@@ -222,7 +222,7 @@ class Found:
 
 
 async def probe(
-    client: Client,
+    client: EndpointClient,
     settings: EndpointEngineConfig,
     model: str,
     own: Codec | None,
@@ -242,7 +242,7 @@ async def probe(
             answered, name = await _asked(client, form)
         except Unavailable as error:
             raise EngineError(f"{error}; try again later") from None  # another mode would be another evaluation
-        except (Again, SamplerError) as error:
+        except (RetryableError, SamplerError) as error:
             reasons[form.mode] = str(error)
             continue
         window = _window(models, model)
@@ -270,7 +270,7 @@ def _forms(
             yield ChatForm(codec, model, replace(fields, spare=settings.thinking_tokens), options)
 
 
-async def _asked(client: Client, form: Form) -> tuple[Answered, str | None]:
+async def _asked(client: EndpointClient, form: Form) -> tuple[RequestResult, str | None]:
     """Its answer to a word, and what it calls the model. Raises SamplerError or Again where it is not understood."""
     prompt = user_turn(form.codec, _WORD, ()).fill({})
     params = SamplingParams(max_tokens=_TOKENS, temperature=0.0, stop_ids=form.codec.stop_ids)
@@ -326,7 +326,7 @@ def _listed(models: Any) -> list[dict[str, Any]]:
     return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
 
 
-async def _agrees(client: Client, model: str, codec: Codec) -> bool:
+async def _agrees(client: EndpointClient, model: str, codec: Codec) -> bool:
     """Whether the server's tokenizer was asked and is ours. Raises ModelError if it is another."""
     root = client.url.removesuffix("/v1")
     for text in HOSTILE:

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.model import SHIPPED, ModelConfig, model_path
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.endpoint.client import Client, Found, model_of, probe
-from palimpsest.engines.endpoint.wire_formats import Answered
+from palimpsest.engines.endpoint.client import EndpointClient, Found, model_of, probe
+from palimpsest.engines.endpoint.wire_formats import RequestResult
 from palimpsest.engines.protocol import CompletionDelta, Counts, Endpoint, Limits, SamplerStats, check_prompt
 from palimpsest.errors import ConfigError, EngineError, ModelError, SamplerError
-from palimpsest.http_services import Again
+from palimpsest.http_services import RetryableError
 from palimpsest.models.model_files import read_object
 from palimpsest.models.model_folder import tokenizer_folder
 from palimpsest.text.codec import Codec
@@ -36,7 +36,7 @@ class EndpointSampler:
 
     version = 0
 
-    def __init__(self, client: Client, found: Found, *, vocab: int, max_context: int) -> None:
+    def __init__(self, client: EndpointClient, found: Found, *, vocab: int, max_context: int) -> None:
         self._client, self._found, self._vocab = client, found, vocab
         self.max_context = max_context
         self._counts = Counts()
@@ -65,7 +65,7 @@ class EndpointSampler:
         logprobs = answered.logprobs or (0.0,) * len(answered.token_ids)
         return Completion(answered.token_ids, logprobs, answered.stop_reason)
 
-    def _as_found(self, answer: Any, answered: Answered) -> Answered:
+    def _as_found(self, answer: Any, answered: RequestResult) -> RequestResult:
         """`answered`, if it is by the model that was found and as exact as `limits.endpoint` says. Raises Again, and
         EngineError for another model."""
         probed, name = self._found.answered, model_of(answer)
@@ -76,9 +76,9 @@ class EndpointSampler:
                 "--model (model.path)"
             )
         if probed.exact and not answered.exact:
-            raise Again("no token ids came back, which it gave before")
+            raise RetryableError("no token ids came back, which it gave before")
         if answered.token_ids and probed.logprobs is not None and answered.logprobs is None:
-            raise Again("no log-probabilities came back, which it gave before")
+            raise RetryableError("no log-probabilities came back, which it gave before")
         return answered
 
     async def stream(
@@ -113,7 +113,7 @@ class EndpointEngine:
         found = _finished(_found(settings, config.model.path, own, counting, more))
         self.codec = found.form.codec
         window, vocab = _window(settings, found, folder, config.model.path), _vocabulary(folder, self.codec)
-        self._client = Client(settings)
+        self._client = EndpointClient(settings)
         self.sampler = EndpointSampler(self._client, found, vocab=vocab, max_context=window)
         endpoint = Endpoint(
             url=self._client.url,
@@ -134,7 +134,7 @@ class EndpointEngine:
 
 
 async def _found(settings: EndpointEngineConfig, model: str, own: Codec | None, counting: Codec, more: Any) -> Found:
-    client = Client(settings)  # of its own: this is another event loop than the one that plays
+    client = EndpointClient(settings)  # of its own: this is another event loop than the one that plays
     try:
         return await probe(client, settings, model, own, counting, more)
     finally:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from palimpsest.errors import SamplerError
-from palimpsest.http_services import Again, told_error
+from palimpsest.http_services import RetryableError, told_error
 from palimpsest.text.chat import messages_of
 from palimpsest.text.codec import Codec
 from palimpsest.types import SamplingParams, StopReason
@@ -71,7 +71,7 @@ CHAT_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class RequestResult:
     """What came of one request."""
 
     token_ids: tuple[int, ...]
@@ -102,10 +102,10 @@ class Form:
         """The request. Raises SamplerError for a prompt that this form can't ask."""
         raise NotImplementedError
 
-    def read(self, answer: Any, prompt_ids: Sequence[int], params: SamplingParams) -> Answered:
+    def read(self, answer: Any, prompt_ids: Sequence[int], params: SamplingParams) -> RequestResult:
         """What was answered to it. Raises Again, or SamplerError where another attempt would bring the same."""
         if error := told_error(answer):
-            raise Again(f"the endpoint answered an error: {error}")
+            raise RetryableError(f"the endpoint answered an error: {error}")
         try:
             choice, usage = answer["choices"][0], answer.get("usage") or {}
             ended = choice.get("finish_reason")
@@ -117,10 +117,10 @@ class Form:
             prompt, cached, generated = map(_count, counts)
             self.check_prompt(choice, prompt_ids)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise Again(f"not the answer of a completions endpoint ({error!r:.100})") from None
+            raise RetryableError(f"not the answer of a completions endpoint ({error!r:.100})") from None
         return replace(answered, prompt_tokens=prompt, cached_tokens=min(cached, prompt), generated_tokens=generated)
 
-    def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> Answered:
+    def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> RequestResult:
         """What a choice says."""
         text = self.text(choice)
         if not isinstance(text, str):
@@ -131,14 +131,14 @@ class Form:
         """Where the text stands."""
         return choice["text"]
 
-    def encoded(self, text: str, params: SamplingParams, ended: StopReason) -> Answered:
+    def encoded(self, text: str, params: SamplingParams, ended: StopReason) -> RequestResult:
         """A text as ids: cut where it exceeds the budget, which the endpoint counts in other tokens."""
         most = (params.max_tokens + 1) * _TOKEN_CHARS  # megabytes that nobody asked for are not encoded
         ids = tuple(self.codec.encode(text[:most]))
         if len(ids) > params.max_tokens or len(text) > most:
-            return Answered(ids[: params.max_tokens], None, StopReason.LENGTH, exact=False)
+            return RequestResult(ids[: params.max_tokens], None, StopReason.LENGTH, exact=False)
         stop = self.codec.stop_ids[:1] if ended is StopReason.STOP and len(ids) < params.max_tokens else ()
-        return Answered((*ids, *stop), None, ended, exact=False)
+        return RequestResult((*ids, *stop), None, ended, exact=False)
 
     def check_prompt(self, choice: Any, prompt_ids: Sequence[int]) -> None:
         """Raise Again if the endpoint tells that it read another prompt."""
@@ -161,7 +161,7 @@ class TokenForm(Form):
             asked |= {"stop": stop_texts(self.codec, params)}
         return self._body(params) | asked
 
-    def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> Answered:
+    def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> RequestResult:
         """See `Form.reply`."""
         told = choice.get("logprobs") or {}
         ids = sampled_ids(choice, told)
@@ -171,13 +171,13 @@ class TokenForm(Form):
             raise ValueError("a token is no id")
         if len(ids) > params.max_tokens:
             raise ValueError(f"{len(ids)} tokens came back, max_tokens is {params.max_tokens}")
-        return Answered(ids or self.codec.stop_ids[:1], checked_logprobs(told, len(ids)), ended, exact=True)
+        return RequestResult(ids or self.codec.stop_ids[:1], checked_logprobs(told, len(ids)), ended, exact=True)
 
     def check_prompt(self, choice: Any, prompt_ids: Sequence[int]) -> None:
         """See `Form.check_prompt`."""
         read = choice.get("prompt_token_ids")
         if read is not None and read != list(prompt_ids):
-            raise Again(f"it read another prompt ({len(read)} tokens) than it was sent ({len(prompt_ids)})")
+            raise RetryableError(f"it read another prompt ({len(read)} tokens) than it was sent ({len(prompt_ids)})")
 
 
 class TextForm(Form):

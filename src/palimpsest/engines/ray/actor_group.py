@@ -35,7 +35,7 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.engines.ray.actors import Rank, SamplerCopy
 from palimpsest.engines.ray.ray_runtime import (
     TRIES,
-    Answers,
+    GroupResults,
     Limit,
     environment,
     line_of,
@@ -58,7 +58,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STARTING = threading.Lock()  # ray.init is of the whole process
 
 
-class Group:
+class ActorGroup:
     """The processes of one engine."""
 
     def __init__(self, config: RunConfig, objective: Objective | None, copies: int) -> None:
@@ -68,12 +68,12 @@ class Group:
         self.samplers: list[Any] = []
         self.folder = Path()
         """Where weights lie on their way to the samplers."""
-        self._guard: process_guard.Guard | None = None
+        self._guard: process_guard.ProcessGuard | None = None
         self._owns_ray = False
         self._said = ExitStack()
         """While it is open, what Ray says is a warning."""
         self._ended = threading.Event()
-        self._answers = Answers()
+        self._answers = GroupResults()
         self._placed: list[PlacementGroup] = []
         self._up = threading.RLock()
         self._state = "new"

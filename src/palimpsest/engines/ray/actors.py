@@ -22,10 +22,10 @@ from safetensors import safe_open
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.compute import set_threads
 from palimpsest.engines.embedded.model_loading import load_model, pick_device
-from palimpsest.engines.embedded.sampling.continuous_batch import Batch, Counters, Request
+from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Counters, Request
 from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.ray.learner import RankLearner
-from palimpsest.engines.ray.rank_batches import Part
+from palimpsest.engines.ray.rank_batches import RankPart
 from palimpsest.errors import CheckpointError, RunError, SamplerError
 from palimpsest.types import Completion, SamplingParams
 
@@ -66,7 +66,7 @@ class Rank:
     def pid(self) -> int:
         return os.getpid()
 
-    def update(self, part: Part) -> tuple[list[UpdateStats], int]:
+    def update(self, part: RankPart) -> tuple[list[UpdateStats], int]:
         """What was computed here, and the version after it."""
         return self._learner.update(part), self._learner.version
 
@@ -91,7 +91,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BatchStep:
     """What a step of a batch is to take in, requests by number."""
 
     arrivals: Sequence[tuple[int, NDArray, SamplingParams, bool]]  # type: ignore[type-arg]
@@ -99,7 +99,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ActorReply:
     """What came out of one."""
 
     ended: Sequence[tuple[int, Completion | str]]
@@ -116,7 +116,7 @@ class SamplerCopy:
         settings = config.engine
         set_threads(settings.threads)  # type: ignore[union-attr]
         self._model = load_model(config.model).requires_grad_(False)
-        self._batch = Batch(
+        self._batch = ContinuousBatch(
             self._model,
             batch_slots=settings.batch_slots,  # type: ignore[union-attr]
             prefill_tokens=settings.prefill_tokens,  # type: ignore[union-attr]
@@ -132,7 +132,7 @@ class SamplerCopy:
     def pid(self) -> int:
         return os.getpid()
 
-    def step(self, step: Step) -> Reply:
+    def step(self, step: BatchStep) -> ActorReply:
         """See `Batch.step`."""
         fresh = {number: Request(prompt.copy(), params, streamed) for number, prompt, params, streamed in step.arrivals}
         self._requests |= fresh
@@ -146,7 +146,7 @@ class SamplerCopy:
         streamed = [(numbers[id(request)], token, logprob) for request, token, logprob in stepped.streamed]
         for number, _ in ended:
             del self._requests[number]
-        return Reply(ended, streamed, self._batch.counters, self._batch.evicted)
+        return ActorReply(ended, streamed, self._batch.counters, self._batch.evicted)
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
         return self._batch.score(prompt_ids, ids)

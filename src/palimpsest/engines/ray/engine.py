@@ -40,9 +40,9 @@ from palimpsest.engines.protocol import (
     StepBatch,
     UpdateStats,
 )
-from palimpsest.engines.ray.actor_group import Group, check_gpus
-from palimpsest.engines.ray.actors import Reply, Step
-from palimpsest.engines.ray.rank_batches import Plan, merged, plan
+from palimpsest.engines.ray.actor_group import ActorGroup, check_gpus
+from palimpsest.engines.ray.actors import ActorReply, BatchStep
+from palimpsest.engines.ray.rank_batches import RankPlan, merged, plan
 from palimpsest.engines.ray.sharding import skeleton, source_of
 from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.text.codec import Codec
@@ -57,7 +57,7 @@ Ids = Sequence[int]
 class RemoteBatch:
     """A `Batch` in the process of a sampler. Satisfies `embedded.sampling.sampler.Steps`."""
 
-    def __init__(self, group: Group, index: int, vocab: int) -> None:
+    def __init__(self, group: ActorGroup, index: int, vocab: int) -> None:
         self.vocab, self.version, self.counters, self.evicted = vocab, 0, Counters(), 0
         self._group, self._index = group, index
         self._requests: dict[int, Request] = {}
@@ -75,8 +75,9 @@ class RemoteBatch:
         self._last += len(fresh)
         self._requests |= fresh
         gone = [number for number, request in self._requests.items() if request in dropped]
-        reply: Reply = self._call(
-            "step", Step([(n, request.prompt, request.params, request.streamed) for n, request in fresh.items()], gone)
+        reply: ActorReply = self._call(
+            "step",
+            BatchStep([(n, request.prompt, request.params, request.streamed) for n, request in fresh.items()], gone),
         )
         for number in gone:
             del self._requests[number]
@@ -108,7 +109,7 @@ class RemoteBatch:
 class Samplers:
     """Satisfies `palimpsest.engines.protocol.Sampler`."""
 
-    def __init__(self, group: Group, copies: int, context: Context, vocab: int) -> None:
+    def __init__(self, group: ActorGroup, copies: int, context: Context, vocab: int) -> None:
         self.max_context = context.tokens
         self._threads = [ComputeThread() for _ in range(copies)]
         self._batches = [RemoteBatch(group, index, vocab) for index in range(copies)]
@@ -161,7 +162,7 @@ class RayLearner:
     """Satisfies `palimpsest.engines.protocol.Learner`."""
 
     def __init__(
-        self, config: RunConfig, objective: Objective, group: Group, samplers: Samplers | None, limits: Limits
+        self, config: RunConfig, objective: Objective, group: ActorGroup, samplers: Samplers | None, limits: Limits
     ) -> None:
         self._config, self._cluster, self._group, self._samplers = config, config.cluster, group, samplers
         self._skips_silent = skips_silent(objective, config.loss)
@@ -178,7 +179,7 @@ class RayLearner:
         idle = {"learner/idle_share": dealt.idle_share, "learner/padding_share": dealt.padding_share}
         return [merged(of_step, idle) for of_step in zip(*each, strict=True)]
 
-    def _plan(self, steps: Sequence[StepBatch]) -> Plan:
+    def _plan(self, steps: Sequence[StepBatch]) -> RankPlan:
         settings = self._config.engine
         assert isinstance(settings, RayEngineConfig)
         self._updates += 1
@@ -191,7 +192,7 @@ class RayLearner:
             skips_silent=self._skips_silent,
         )
 
-    def _update(self, dealt: Plan) -> list[tuple[list[UpdateStats], int]]:
+    def _update(self, dealt: RankPlan) -> list[tuple[list[UpdateStats], int]]:
         self._group.start()
         size = self._cluster.tensor_parallel
         calls = [rank.update.remote(dealt.parts[number // size]) for number, rank in enumerate(self._group.ranks)]
@@ -267,7 +268,7 @@ class RayEngine:
         if cluster.address is not None:
             notes.append(risk_of(cluster.address))
         self.limits = Limits(vocab, context.tokens, slots, "; ".join(notes))
-        self._group = Group(config, objective, copies)
+        self._group = ActorGroup(config, objective, copies)
         self.sampler = Samplers(self._group, copies, context, vocab)
         self.learner: RayLearner | None = None
         if objective is not None:

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from palimpsest import files
 from palimpsest.config.engine import ClusterConfig
 from palimpsest.config.schema import RunConfig, is_served
-from palimpsest.engines.embedded.checkpoint_state import SHARES, Facts, fingerprint
+from palimpsest.engines.embedded.checkpoint_state import SHARES, CheckpointFacts, fingerprint
 from palimpsest.engines.embedded.compute import set_threads
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of, scores_of
 from palimpsest.engines.embedded.learner import check_savable
@@ -38,7 +38,7 @@ from palimpsest.engines.embedded.model_loading import DTYPES, pick_device
 from palimpsest.engines.embedded.optim import Optimizer, total_norm
 from palimpsest.engines.embedded.weight_transfer import no_room, size_of
 from palimpsest.engines.protocol import Objective, UpdateStats
-from palimpsest.engines.ray.rank_batches import Part
+from palimpsest.engines.ray.rank_batches import RankPart
 from palimpsest.engines.ray.sharding import (
     ForestModel,
     checked_copy,
@@ -132,7 +132,7 @@ class RankLearner:
     def version(self) -> int:
         return self._optimizer.steps
 
-    def update(self, part: Part) -> list[UpdateStats]:
+    def update(self, part: RankPart) -> list[UpdateStats]:
         """Take the optimiser steps of an update; what this rank computed of each. Raises RunError, on all ranks."""
         self._check_plan(part)
         steps = part.forests(self._device, torch.float32)
@@ -147,7 +147,7 @@ class RankLearner:
         """Write this rank's share, on rank 0 the model's files too; the SHA-256 of what this rank wrote. Raises
         NotWritten."""
         self._root.reshard()
-        facts = Facts(SHARES, self._optimizer.steps, self._optimizer.skipped, self._origin)
+        facts = CheckpointFacts(SHARES, self._optimizer.steps, self._optimizer.skipped, self._origin)
         with on_disk():
             written = save_state(folder, self._optimizer.live(), facts)
             return written | files.hashes(folder, write_model(self._model, folder, self._config.model, self._codec))
@@ -182,7 +182,7 @@ class RankLearner:
 
     # ---- parts ----------------------------------------------------------------------------------------------
 
-    def _check_plan(self, part: Part) -> None:
+    def _check_plan(self, part: RankPart) -> None:
         """Compare the number of the update and the passes of its steps over all ranks."""
         plan = repr((part.number, self.version, part.passes.tolist())).encode()
         digest = int.from_bytes(hashlib.sha256(plan).digest()[:7])

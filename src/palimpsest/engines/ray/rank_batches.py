@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from palimpsest.engines.embedded.forest.layout import Forest, Packed, Row, pack, rows_of, with_signal
+from palimpsest.engines.embedded.forest.layout import Forest, Packed, SegmentRow, pack, rows_of, with_signal
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.types import Segment
 
@@ -33,7 +33,7 @@ Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """What one rank computes of an update."""
 
     number: int
@@ -69,14 +69,14 @@ class Part:
         ends = np.cumsum(self.passes).tolist()
         return [passes[end - size : end] for end, size in zip(ends, self.passes.tolist(), strict=True)]
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[SegmentRow]:
         ids = np.split(self.ids.astype(np.int64), np.cumsum(self.lengths)[:-1])
         cut = np.cumsum(self.counts)[:-1]
         before = np.split(self.before.astype(np.int64), cut)
         columns = (self.advantages, self.weights, self.logprobs)
         advantages, weights, logprobs = (np.split(column.astype(np.float64), cut) for column in columns)
         return [
-            Row(
+            SegmentRow(
                 index=int(place),
                 tokens=ids[r][:-1],
                 before=before[r],
@@ -90,7 +90,7 @@ class Part:
 
 
 def _lay_out(
-    rows: tuple[Row, ...], shared: NDArray[np.int64], device: torch.device | str, dtype: torch.dtype
+    rows: tuple[SegmentRow, ...], shared: NDArray[np.int64], device: torch.device | str, dtype: torch.dtype
 ) -> Forest:
     return Packed(rows, np.array([len(row.tokens) for row in rows], np.int64), shared).lay_out(device, dtype)
 
@@ -103,10 +103,10 @@ def padding(device: torch.device | str, dtype: torch.dtype) -> Forest:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RankPlan:
     """An update, dealt out."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RankPart, ...]
     """One a rank."""
     idle_share: float
     """Of the ranks' time, as costs have it, how much they wait for the busiest in a pass."""
@@ -122,7 +122,7 @@ def plan(
     micro_batch_tokens: int,
     max_context: int,
     skips_silent: bool,
-) -> Plan:
+) -> RankPlan:
     """Deal the forests of each step to `ranks`. Raises ValueError as `forest.layout.build_forests` does."""
     dealt = []
     for batch in steps:
@@ -134,7 +134,7 @@ def plan(
     spent = sum(cost(forest) for hand in padded for forest in hand if forest)
     held = ranks * sum(max(cost(f) if f else 0.0 for f in at) for hands in dealt for at in _passes(hands))
     empty = sum(forest is None for hand in padded for forest in hand)
-    return Plan(parts, 1 - spent / held if held else 0.0, empty / max(1, ranks * sum(slots)))
+    return RankPlan(parts, 1 - spent / held if held else 0.0, empty / max(1, ranks * sum(slots)))
 
 
 def _passes(hands: Sequence[Sequence[Packed]]) -> list[list[Packed | None]]:
@@ -142,7 +142,7 @@ def _passes(hands: Sequence[Sequence[Packed]]) -> list[list[Packed | None]]:
     return [[hand[at] if at < len(hand) else None for hand in hands] for at in range(max(map(len, hands)))]
 
 
-def _enough(rows: Sequence[Row], max_tokens: int, ranks: int) -> list[Packed]:
+def _enough(rows: Sequence[SegmentRow], max_tokens: int, ranks: int) -> list[Packed]:
     """Forests of `max_tokens`, or of fewer as long as there are fewer than ranks and rows to part."""
     packed = pack(rows, max_tokens)
     while len(packed) < min(ranks, len(rows)) and max_tokens > 1:
@@ -168,7 +168,7 @@ def cost(forest: Packed) -> float:
     return float(forest.physical_tokens + pairs.sum() / PAIRS_PER_TOKEN)
 
 
-def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | None]]) -> Part:
+def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | None]]) -> RankPart:
     forests = [forest for hand in hands for forest in hand]
     rows = [row for forest in forests if forest for row in forest.rows]
 
@@ -176,7 +176,7 @@ def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | 
         return np.concatenate([np.zeros(0), *(getattr(row, name) for row in rows)]).astype(np.float32)
 
     ids = [np.append(row.tokens, row.targets[-1]) for row in rows]
-    return Part(
+    return RankPart(
         number=number,
         passes=np.array(passes, np.int32),
         rows=np.array([len(forest.rows) if forest else 0 for forest in forests], np.int32),

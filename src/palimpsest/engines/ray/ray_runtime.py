@@ -58,7 +58,7 @@ class Limit:
         return f"{what}: not done within {self.seconds * self.times:g} s; raise cluster.{self.key}={self.seconds:g}"
 
 
-class Answers:
+class GroupResults:
     """Of the processes of one group."""
 
     def __init__(self) -> None:

@@ -56,7 +56,7 @@ from palimpsest.config.engine import ClusterConfig
 from palimpsest.config.model import model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.architecture import ROOT, check_class, head_of, text_config
-from palimpsest.engines.embedded.checkpoint_state import FACTS, Facts, facts_of_shares
+from palimpsest.engines.embedded.checkpoint_state import FACTS, CheckpointFacts, facts_of_shares
 from palimpsest.engines.embedded.forest.forest_model import adopt, hidden_at, token_logprobs
 from palimpsest.engines.embedded.forest.layout import Forest
 from palimpsest.engines.embedded.model_loading import (
@@ -81,7 +81,7 @@ COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """Where a model comes from, without its weights."""
 
     path: str
@@ -90,7 +90,7 @@ class Source:
     """transformers' configuration."""
 
 
-def source_of(config: ModelConfig) -> Source:
+def source_of(config: ModelConfig) -> ModelSource:
     """Raises ModelError for a model that ranks can't take."""
     from transformers import AutoConfig
 
@@ -102,10 +102,10 @@ def source_of(config: ModelConfig) -> Source:
     with refusing(f"model {path}: not loadable as a causal language model"):
         described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     check_class(described)
-    return Source(path, folder, described)
+    return ModelSource(path, folder, described)
 
 
-def skeleton(source: Source, layers: int | None = None, device: str = "meta") -> Any:
+def skeleton(source: ModelSource, layers: int | None = None, device: str = "meta") -> Any:
     """The model without its weights; with `layers`, with random ones of so many layers."""
     from transformers import AutoModelForCausalLM
 
@@ -122,7 +122,7 @@ def skeleton(source: Source, layers: int | None = None, device: str = "meta") ->
     return model.eval()
 
 
-def checked_copy(source: Source) -> Any:
+def checked_copy(source: ModelSource) -> Any:
     """Two layers of random weights, on which the forest was tried. Raises ModelError."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -192,7 +192,7 @@ def _base(model: Any) -> Any:
     return getattr(model, "get_base_model", lambda: model)()
 
 
-def _with_adapters(model: Any, config: ModelConfig, source: Source) -> tuple[Any, dict[str, Tensor]]:
+def _with_adapters(model: Any, config: ModelConfig, source: ModelSource) -> tuple[Any, dict[str, Tensor]]:
     """`model` with adapters, on the meta device, and the values that these begin with.
 
     They are drawn as in one process: beside weights that take no memory, since all their numbers are one.
@@ -252,7 +252,7 @@ def _fill_buffers(model: Any, small: Any, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def _read(model: Any, source: Source, adapters: dict[str, Tensor]) -> None:
+def _read(model: Any, source: ModelSource, adapters: dict[str, Tensor]) -> None:
     """Fill the shares from the files, and the adapters with what they begin with."""
     weights = {plain_name(name): weight for name, weight in model.named_parameters() if name not in adapters}
     there = check_weights(source.path, source.folder)
@@ -301,7 +301,7 @@ def on_disk() -> Iterator[None]:
         raise NotWritten(str(error) or type(error).__name__) from None
 
 
-def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: Facts) -> dict[str, str]:
+def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: CheckpointFacts) -> dict[str, str]:
     """Write this rank's share of `tensors` under `learner/`; the SHA-256 of each file of this rank's, by its path."""
     inner, rank = folder / STATE_FOLDER, dist.get_rank()
     inner.mkdir(exist_ok=True)

@@ -226,7 +226,7 @@ class ServerFailed(SamplerError):
     """The server did not answer, or not as a sound one: it is to be looked at before it is asked again."""
 
 
-class Client:
+class VllmClient:
     """One server. `close` it."""
 
     def __init__(self, name: str, url: str, *, socket: Path | None = None, key: str | None = None) -> None:

@@ -38,7 +38,7 @@ from palimpsest.engines.protocol import (
     UpdateStats,
     check_prompt,
 )
-from palimpsest.engines.vllm.client import Client, Probe, probe_ids
+from palimpsest.engines.vllm.client import Probe, VllmClient, probe_ids
 from palimpsest.engines.vllm.pool import Member, Pool, time_limit
 from palimpsest.engines.vllm.server_process import ServerProcess, check_python
 from palimpsest.errors import ConfigError, SamplerError
@@ -59,7 +59,7 @@ class VllmSampler:
         self._settings, self._vocab, self._dtype = settings, limits.vocab, dtype
         self.max_context = min(limits.max_context, settings.max_context or limits.max_context)
         key = token_from(settings.api_key_env, "sampler.api_key_env")
-        members = [Member(Client(url, url, key=key), None) for url in settings.urls]
+        members = [Member(VllmClient(url, url, key=key), None) for url in settings.urls]
         for index in range(0 if settings.urls else settings.servers):
             process = ServerProcess(settings, index, mode=mode, dtype=dtype, window=self.max_context, folder=logs)
             members.append(Member(None, process))
@@ -175,7 +175,7 @@ class ServedLearner:
         """`handover` is where weights lie on their way."""
         self._learner, self._sampler, self._handover = learner, sampler, handover
         self._published: int | None = None
-        self._guard: process_guard.Guard | None = None
+        self._guard: process_guard.ProcessGuard | None = None
         self._count = 0
 
     @property

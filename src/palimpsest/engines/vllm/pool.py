@@ -24,7 +24,7 @@ from pathlib import Path
 from time import perf_counter
 
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
-from palimpsest.engines.vllm.client import Client, Probe, Scored, ServerFailed, is_tied
+from palimpsest.engines.vllm.client import Probe, Scored, ServerFailed, VllmClient, is_tied
 from palimpsest.engines.vllm.server_process import ServerProcess
 from palimpsest.errors import SamplerError
 
@@ -35,7 +35,7 @@ from palimpsest.errors import SamplerError
 class Member:
     """One server."""
 
-    client: Client | None
+    client: VllmClient | None
     """None: it isn't started yet."""
     process: ServerProcess | None
     """None: it is the user's."""
@@ -84,7 +84,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedWeights:
     folder: Path
     version: int
     tag: str
@@ -125,7 +125,7 @@ class Pool:
         self._settings, self._mode, self._window = settings, mode, window
         self._homes: dict[str, Member] = {}
         """The server that holds the prefix of a group."""
-        self.published: Published | None = None
+        self.published: PublishedWeights | None = None
         self._run = secrets.token_hex(4)
         self._room = asyncio.Event()
         """Set when a request may find a server that found none before."""
@@ -151,7 +151,7 @@ class Pool:
     # ---- which server ---------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def admitted(self, group: str | None) -> AsyncIterator[tuple[Client, str]]:
+    async def admitted(self, group: str | None) -> AsyncIterator[tuple[VllmClient, str]]:
         """A server with room for one request, and what it says of its weights. Raises SamplerError if none is left."""
         member = await self._next(group)
         published, client = self.published, member.client
@@ -194,7 +194,7 @@ class Pool:
         idlest = min(usable, key=lambda member: member.in_flight)
         return idlest if idlest.in_flight < self._settings.max_in_flight else None
 
-    async def _look_at(self, member: Member, client: Client, tag: str, error: ServerFailed) -> None:
+    async def _look_at(self, member: Member, client: VllmClient, tag: str, error: ServerFailed) -> None:
         """Ask a server that failed for its health and its version; without both in order it leaves the pool."""
         try:
             async with time_limit(_LOOK_S, client.name):
@@ -217,7 +217,7 @@ class Pool:
         try:
             async with self._lock:
                 tag = f"{self._run}-{version}-{folder.name}"
-                self.published = Published(folder.resolve(), version, tag, probe)
+                self.published = PublishedWeights(folder.resolve(), version, tag, probe)
                 self._homes.clear()
                 await self._bring_up()
         finally:
@@ -255,7 +255,7 @@ class Pool:
                 if not starting.cancelled():
                     starting.result()
 
-    def _start_those_down(self, published: Published) -> None:
+    def _start_those_down(self, published: PublishedWeights) -> None:
         """Have servers that ended or left start on the published weights, each once; nothing waits for them here."""
         for member in self._members:
             if member.process is not None and not member.up and member.starting is None:
@@ -266,7 +266,7 @@ class Pool:
     def _why(self) -> str:
         return "no server is left: " + "; ".join(member.reason for member in self._members)
 
-    async def _load(self, member: Member, published: Published) -> None:
+    async def _load(self, member: Member, published: PublishedWeights) -> None:
         """Have a server that is up sample from the published weights, or leave."""
         known, member.sound = member.up, False
         assert member.client is not None
@@ -280,7 +280,7 @@ class Pool:
         except SamplerError as error:
             await self._part(member, error)
 
-    async def _start(self, member: Member, process: ServerProcess, published: Published) -> None:
+    async def _start(self, member: Member, process: ServerProcess, published: PublishedWeights) -> None:
         """Start a server on the published weights and warm it up: the first request may compile for a while. It samples
         if no others were published meanwhile."""
         try:
@@ -299,7 +299,7 @@ class Pool:
         except SamplerError as error:
             await self._part(member, error)
 
-    async def _answered(self, client: Client, process: ServerProcess) -> None:
+    async def _answered(self, client: VllmClient, process: ServerProcess) -> None:
         """Wait until a server that starts answers. Raises SamplerError if it ends."""
         while True:
             process.check()
@@ -313,11 +313,11 @@ class Pool:
         if member.process is not None:
             await asyncio.to_thread(member.process.stop)
 
-    async def _check_weights(self, member: Member, client: Client, published: Published) -> None:
+    async def _check_weights(self, member: Member, client: VllmClient, published: PublishedWeights) -> None:
         if published.probe is not None:
             member.scored = await client.check_weights(published.probe, published.tag, member.scored)
 
-    async def _admit(self, client: Client) -> None:
+    async def _admit(self, client: VllmClient) -> None:
         """Refuse a server that can't serve this run."""
         window, model = await client.model()
         if is_tied(model):

@@ -21,7 +21,7 @@ from pathlib import Path
 from palimpsest.config.install_hints import install_line
 from palimpsest.config.sampler import PYTHON, LogprobsMode, SamplerConfig
 from palimpsest.engines import process_guard
-from palimpsest.engines.vllm.client import Client
+from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.errors import ConfigError, SamplerError
 
 _CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
@@ -45,7 +45,7 @@ class ServerProcess:
         self._key = secrets.token_hex(16)
         self._cpu = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._guard: process_guard.Guard | None = None
+        self._guard: process_guard.ProcessGuard | None = None
         self._mark = ""
         self._folder = Path()
 
@@ -53,7 +53,7 @@ class ServerProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self, model: Path) -> Client:
+    def start(self, model: Path) -> VllmClient:
         """Start it on the weights in `model`; who asks it. It answers some time later. Raises ConfigError."""
         self._cpu = on_cpu(self._settings)
         self._folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))  # for its owner alone
@@ -70,7 +70,7 @@ class ServerProcess:
                 env=self._environment(),
                 start_new_session=True,  # the terminal's Ctrl-C is for this process
             )
-        return Client(f"vLLM server {self._index}", "http://localhost", socket=socket, key=self._key)
+        return VllmClient(f"vLLM server {self._index}", "http://localhost", socket=socket, key=self._key)
 
     def stop(self) -> None:
         """End it and what it started. Waits for that; a second call does nothing."""

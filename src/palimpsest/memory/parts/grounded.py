@@ -66,7 +66,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from palimpsest.memory.parts.sentence_match import Fault, Match, Source, UnitWords, read_source
+from palimpsest.memory.parts.sentence_match import Match, Mismatch, SentenceSource, UnitWords, read_source
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import Cutter
 from palimpsest.text.sentences import Unit, flat, sentences, stands_in, unit_spans, units
@@ -95,7 +95,7 @@ def supported(unit: str, sources: Sequence[str], threshold: float = THRESHOLD) -
     plain = flat(unit)
     if any(stands_in(plain, source.text) for source in read):
         return None
-    faults = list[Fault]()
+    faults = list[Mismatch]()
     for source in read:
         fault = _whole_or_halves(unit, source, threshold)
         if fault is None:
@@ -107,7 +107,7 @@ def supported(unit: str, sources: Sequence[str], threshold: float = THRESHOLD) -
     return max(faults).why if faults else "nothing is in sight"
 
 
-def _whole_or_halves(unit: str, source: Source, threshold: float) -> Fault | None:
+def _whole_or_halves(unit: str, source: SentenceSource, threshold: float) -> Mismatch | None:
     fault, _ = _nearest(UnitWords.of(unit), source, threshold)
     if fault is None:
         return None
@@ -133,11 +133,11 @@ def _halves(unit: str) -> list[tuple[str, str]]:
     return [(unit[: joint.start()], unit[joint.end() :]) for joint in joints[:SPLITS]]
 
 
-def _nearest(unit: UnitWords, source: Source, threshold: float) -> tuple[Fault | None, tuple[int, ...]]:
+def _nearest(unit: UnitWords, source: SentenceSource, threshold: float) -> tuple[Mismatch | None, tuple[int, ...]]:
     """None if a window of `source` says `unit`, else what the nearest one lacks; and the window."""
-    best, nearest = Fault(0.0, "nothing in sight says it"), tuple[int, ...]()
+    best, nearest = Mismatch(0.0, "nothing in sight says it"), tuple[int, ...]()
     if not unit.content:
-        return Fault(0.0, "it has no word of its own"), nearest
+        return Mismatch(0.0, "it has no word of its own"), nearest
     seen = set[tuple[int, ...]]()
     for centre in _candidates(unit, source):
         for window in _windows(centre, len(source.sentences)):
@@ -151,7 +151,7 @@ def _nearest(unit: UnitWords, source: Source, threshold: float) -> tuple[Fault |
     return best, nearest
 
 
-def _candidates(unit: UnitWords, source: Source) -> list[int]:
+def _candidates(unit: UnitWords, source: SentenceSource) -> list[int]:
     shared = Counter[int]()
     for form in {unit.words.stems[i] for i in unit.content}:
         shared.update(source.having.get("~" + form, ()))
@@ -174,7 +174,7 @@ _ENDS = (".", "!", "?", "。", "！", "？")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class GroundedRule:
     """What of a reply may enter the memory."""
 
     how: Grounded = "off"
@@ -197,7 +197,7 @@ class Sifted:
 
 
 def sift(
-    written: Sequence[int], sources: Iterable[Sequence[int]], codec: Codec, rule: Rule, *, cut_off: bool = False
+    written: Sequence[int], sources: Iterable[Sequence[int]], codec: Codec, rule: GroundedRule, *, cut_off: bool = False
 ) -> Sifted:
     """The units of `written` [T] that a source supports; `cut_off`: the reply ended where its budget did."""
     text = codec.decode(written)
@@ -213,10 +213,10 @@ def sift(
     return Sifted([i for span in kept if cutter for i in cutter.cut(*span)], dropped)
 
 
-def unsupported(found: Sequence[str], sources: Sequence[str], rule: Rule) -> list[str | None]:
+def unsupported(found: Sequence[str], sources: Sequence[str], rule: GroundedRule) -> list[str | None]:
     """[found] why no source supports each; None: one does.
 
-    >>> unsupported(["Anna eats figs.", "Anna runs."], ["- anna  eats figs. Omar runs."], Rule("verbatim"))
+    >>> unsupported(["Anna eats figs.", "Anna runs."], ["- anna  eats figs. Omar runs."], GroundedRule("verbatim"))
     [None, 'nothing in sight says it']
     """
     if rule.how == "close":

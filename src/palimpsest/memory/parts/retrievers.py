@@ -38,7 +38,7 @@ def words(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class MemoryHit:
     """The best memory for a query."""
 
     place: int
@@ -47,7 +47,7 @@ class Hit:
 
 
 @dataclass
-class Index(ABC):
+class MemoryIndex(ABC):
     """Memories of one episode in the order in which they were written."""
 
     size: int = 0
@@ -64,15 +64,15 @@ class Index(ABC):
         self.size += 1
         self._added(counts)
 
-    def best(self, query: str) -> Hit | None:
+    def best(self, query: str) -> MemoryHit | None:
         """The memory most similar to `query`, however little; the first of several. None without any memory."""
         if not self.size:
             return None
         scores = self._scores(Counter(words(query)))
         if not scores:
-            return Hit(0, 0.0)
+            return MemoryHit(0, 0.0)
         place = min(scores, key=lambda place: (-scores[place], place))
-        return Hit(place, scores[place]) if scores[place] > 0 else Hit(0, 0.0)
+        return MemoryHit(place, scores[place]) if scores[place] > 0 else MemoryHit(0, 0.0)
 
     def ranked(self, query: str) -> list[int]:
         """The places of all texts, the most similar to `query` first; of equals the one that was added first.
@@ -99,13 +99,13 @@ class Index(ABC):
 
 
 @dataclass
-class WordRecall(Index):
+class WordRecall(MemoryIndex):
     def _scores(self, query: Counter[str]) -> dict[int, float]:
         return {place: shared / len(query) for place, shared in self._shared(query).items()}
 
 
 @dataclass
-class Jaccard(Index):
+class Jaccard(MemoryIndex):
     lengths: list[int] = field(default_factory=list)
 
     def _added(self, counts: Counter[str]) -> None:
@@ -117,7 +117,7 @@ class Jaccard(Index):
 
 
 @dataclass
-class TfIdf(Index):
+class TfIdf(MemoryIndex):
     def _scores(self, query: Counter[str]) -> dict[int, float]:
         """Cosines; memories without a word of the query have 0 and are left out."""
         weights = {word: math.log((1 + self.size) / (1 + len(p[0]))) + 1 for word, p in self.postings.items()}
@@ -136,7 +136,7 @@ class TfIdf(Index):
 
 
 @dataclass
-class Bm25(Index):
+class Bm25(MemoryIndex):
     lengths: list[int] = field(default_factory=list)
     total: int = 0
     k1: float = 1.5
@@ -159,14 +159,14 @@ class Bm25(Index):
 
 
 Retriever = Literal["words", "jaccard", "tfidf", "bm25"]
-RETRIEVERS: dict[Retriever, type[Index]] = {"words": WordRecall, "jaccard": Jaccard, "tfidf": TfIdf, "bm25": Bm25}
+RETRIEVERS: dict[Retriever, type[MemoryIndex]] = {"words": WordRecall, "jaccard": Jaccard, "tfidf": TfIdf, "bm25": Bm25}
 
 
 @dataclass
-class History:
+class MemoryHistory:
     """The memories an agent wrote in one episode: an ordered list with step ids, duplicates included."""
 
-    index: Index
+    index: MemoryIndex
     minimum: float | None
     """A hit must be more similar than this; None takes the top one at any similarity, 0 included."""
     steps: list[int] = field(default_factory=list)
@@ -180,7 +180,7 @@ class History:
         self.memories.append(ids)
         self.texts.append(text)
 
-    def look_up(self, query: str) -> Hit | None:
+    def look_up(self, query: str) -> MemoryHit | None:
         """The best memory for `query` if it is similar enough."""
         hit = self.index.best(query)
         if hit is None or (self.minimum is not None and hit.similarity <= self.minimum):

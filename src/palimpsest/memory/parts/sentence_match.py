@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from palimpsest.text.sentences import flat
-from palimpsest.text.word_forms import MONTHS, Kind, Sentence, is_pair, worded
+from palimpsest.text.word_forms import MONTHS, Sentence, WordKind, is_pair, worded
 
 # ---- A source and a unit as words, in the form in which this file lays one over the other --------------------
 
@@ -22,7 +22,7 @@ PRONOUNS = frozenset(str.split("he she it they his her its their"))
 
 
 @dataclass(slots=True)
-class Source:
+class SentenceSource:
     """A source, read once."""
 
     text: str
@@ -43,7 +43,7 @@ class Source:
 
 
 @lru_cache(maxsize=32)
-def read_source(text: str) -> Source:
+def read_source(text: str) -> SentenceSource:
     """The sentences of a source, each with its words."""
     sentences = worded(text)
     having: dict[str, list[int]] = {}
@@ -53,7 +53,7 @@ def read_source(text: str) -> Source:
         leads.append(number if new else leads[-1])
         for form in sentence.places:
             having.setdefault(form, []).append(number)
-    return Source(flat(text), sentences, having, leads)
+    return SentenceSource(flat(text), sentences, having, leads)
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class UnitWords:
         words = Sentence()
         for sentence in worded(text):
             words.extend(sentence)
-        content = [i for i, kind in enumerate(words.kinds) if kind is not Kind.FUNCTION]
+        content = [i for i, kind in enumerate(words.kinds) if kind is not WordKind.FUNCTION]
         quotes = [content_of(worded(quote)) for quote in _QUOTED.findall(text.replace('""', '"'))]
         name = _FIRST_NAME.search(text)
         return cls(words, content, quotes, name_runs(words), name[0] if name else "")
@@ -84,14 +84,14 @@ class UnitWords:
     @property
     def lacks_a_subject(self) -> bool:
         """Whether it begins with a verb or a pronoun, as the second part of a unit may."""
-        return self.words.kinds[0] is Kind.WORD or self.words.exact[0] in PRONOUNS
+        return self.words.kinds[0] is WordKind.WORD or self.words.exact[0] in PRONOUNS
 
 
 def name_runs(words: Sentence) -> list[list[int]]:
     """Places of names, those together that may be one name."""
     runs: list[list[int]] = []
     for place, kind in enumerate(words.kinds):
-        if kind is Kind.NAME:
+        if kind is WordKind.NAME:
             near = runs and words.clauses[runs[-1][-1]] == words.clauses[place]
             between = words.exact[runs[-1][-1] + 1 : place] if near else ()
             if near and all(word in _LINKS for word in between):
@@ -120,7 +120,7 @@ def content_of(sentences: Sequence[Sentence]) -> list[str]:
         exact
         for sentence in sentences
         for exact, kind in zip(sentence.exact, sentence.kinds, strict=True)
-        if kind is not Kind.FUNCTION
+        if kind is not WordKind.FUNCTION
     ]
 
 
@@ -141,7 +141,7 @@ _POINTERS = frozenset(str.split("the this these"))
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Fault:
+class Mismatch:
     """Why a window doesn't say a unit; ordered by how much it has of it."""
 
     share: float
@@ -151,7 +151,7 @@ class Fault:
 class Match:
     """A unit laid over a window of a source."""
 
-    def __init__(self, unit: UnitWords, window: tuple[int, ...], source: Source) -> None:
+    def __init__(self, unit: UnitWords, window: tuple[int, ...], source: SentenceSource) -> None:
         self.unit, self.window, self.source = unit, window, source
         self.sentences = [source.sentences[number] for number in window]
         words = unit.words
@@ -163,48 +163,48 @@ class Match:
         for run in unit.runs:
             self._keep_together(run)
 
-    def fault(self, threshold: float) -> Fault | None:
+    def fault(self, threshold: float) -> Mismatch | None:
         """None if the window says the unit: at least `threshold` of its ordinary words, and all else."""
         words, kinds = self.unit.words, self.unit.words.kinds
-        ordinary = [i for i in self.unit.content if kinds[i] is Kind.WORD]
+        ordinary = [i for i in self.unit.content if kinds[i] is WordKind.WORD]
         had = len(self.found) / len(self.unit.content)
         if had < HALF or len(self.unit.content) - len(self.found) > MOST:
             first = next(i for i in self.unit.content if i not in self.found)
-            return Fault(had, f"nothing near says {words.exact[first]!r}")
+            return Mismatch(had, f"nothing near says {words.exact[first]!r}")
         missing = [i for i in self.unit.content if i not in self.found and not self._abbreviated(i)]
         had = 1 - len(missing) / len(self.unit.content)
-        strict = [i for i in missing if kinds[i] is not Kind.WORD]
-        loose = [i for i in missing if kinds[i] is Kind.WORD and not self._is_seam(i)]
+        strict = [i for i in missing if kinds[i] is not WordKind.WORD]
+        loose = [i for i in missing if kinds[i] is WordKind.WORD and not self._is_seam(i)]
         if strict and not self._replaces_a_pronoun(strict):
             unsaid = [i for i in strict if not self._is_ordinary(i)]
             if unsaid:
-                return Fault(had, f"nothing near says {words.exact[unsaid[0]]!r}")
+                return Mismatch(had, f"nothing near says {words.exact[unsaid[0]]!r}")
             loose += strict
         share = 1 - len(loose) / max(1, len(ordinary))
         if share < threshold:
-            return Fault(had, f"{share:.2f} of its words are in the nearest sentence, not {words.exact[loose[0]]!r}")
+            return Mismatch(had, f"{share:.2f} of its words are in the nearest sentence, not {words.exact[loose[0]]!r}")
         return self._order_fault(had)
 
-    def _order_fault(self, had: float) -> Fault | None:
+    def _order_fault(self, had: float) -> Mismatch | None:
         said = content_of(self.sentences) if self.unit.quotes else []
         for quote in self.unit.quotes:
             if not _has_run(said, quote):
-                return Fault(had, f"nothing near quotes {' '.join(quote)!r}")
+                return Mismatch(had, f"nothing near quotes {' '.join(quote)!r}")
         if self._negated_otherwise():
-            return Fault(had, "it denies what the nearest sentence says, or the other way round")
+            return Mismatch(had, "it denies what the nearest sentence says, or the other way round")
         if not self._joined():
-            return Fault(had, "a name from another sentence")
+            return Mismatch(had, "a name from another sentence")
         if (wrong := self._misplaced()) > MISPLACED:
-            return Fault(had, f"{wrong} names or numbers are elsewhere in the nearest sentence")
+            return Mismatch(had, f"{wrong} names or numbers are elsewhere in the nearest sentence")
         return None
 
-    def _places(self, exact: str, form: str, kind: Kind) -> list[tuple[int, int]]:
-        strict = kind in (Kind.NAME, Kind.NUMBER)
+    def _places(self, exact: str, form: str, kind: WordKind) -> list[tuple[int, int]]:
+        strict = kind in (WordKind.NAME, WordKind.NUMBER)
         return [
             (number, place)
             for number, sentence in enumerate(self.sentences)
-            for place in sentence.places.get(exact if kind is Kind.NUMBER else "~" + form, ())
-            if not strict or sentence.exact[place] == exact or sentence.kinds[place] is Kind.WORD
+            for place in sentence.places.get(exact if kind is WordKind.NUMBER else "~" + form, ())
+            if not strict or sentence.exact[place] == exact or sentence.kinds[place] is WordKind.WORD
         ]
 
     def _keep_together(self, run: Sequence[int]) -> None:
@@ -231,10 +231,10 @@ class Match:
     def _abbreviated(self, place: int) -> bool:
         words = self.unit.words
         exact, kind = words.exact[place], words.kinds[place]
-        if kind not in (Kind.NAME, Kind.WORD):
+        if kind not in (WordKind.NAME, WordKind.WORD):
             return False
         dotted = place in words.dotted and place + 1 < len(words)
-        may_be_short = dotted or (len(exact) == 1 and kind is Kind.NAME)
+        may_be_short = dotted or (len(exact) == 1 and kind is WordKind.NAME)
         if may_be_short and any(_shortens(exact, other) for one in self.sentences for other in one.exact):
             return True
         if any(
@@ -244,7 +244,7 @@ class Match:
             if at + 1 < len(sentence) and len(sentence.exact[at]) > 2
         ):
             return True
-        if kind is not Kind.NAME:
+        if kind is not WordKind.NAME:
             return False
         if 2 <= len(exact) <= 6 and any(exact in self.source.initials_of(number) for number in self.window):
             return True
@@ -257,14 +257,14 @@ class Match:
     def _is_ordinary(self, place: int) -> bool:
         """Whether a word with a capital letter has it because it begins the unit."""
         words = self.unit.words
-        if words.kinds[place] is not Kind.NAME or place != self.unit.content[0]:
+        if words.kinds[place] is not WordKind.NAME or place != self.unit.content[0]:
             return False
         exact = words.exact[place]
         if exact.endswith(("ed", "ing", "ly")):
             return True
         having = self.source.having.get("~" + words.stems[place], ())
         return any(
-            self.source.sentences[number].kinds[at] is Kind.WORD
+            self.source.sentences[number].kinds[at] is WordKind.WORD
             for number in having[:8]
             for at in self.source.sentences[number].places["~" + words.stems[place]]
         )
@@ -292,12 +292,12 @@ class Match:
         """Whether unit and window don't negate the same words."""
         content = self.unit.content
         used = {at: i for i, places in self.found.items() for at in places}
-        mine = {b for a, b in pairwise(content) if self.unit.words.kinds[a] is Kind.NEGATION}
+        mine = {b for a, b in pairwise(content) if self.unit.words.kinds[a] is WordKind.NEGATION}
         theirs = set[int]()
         for number, sentence in enumerate(self.sentences):
             for at, kind in enumerate(sentence.kinds):
-                if kind is Kind.NEGATION:
-                    after = (i for i in range(at + 1, len(sentence)) if sentence.kinds[i] > Kind.FUNCTION)
+                if kind is WordKind.NEGATION:
+                    after = (i for i in range(at + 1, len(sentence)) if sentence.kinds[i] > WordKind.FUNCTION)
                     theirs.add(used.get((number, next(after, -1)), -1))
         return bool(mine - theirs if mine else theirs - {-1})
 
@@ -308,7 +308,7 @@ class Match:
         kinds = self.unit.words.kinds
         for number in range(len(self.sentences)):
             alone = [i for i, at in self.found.items() if all(n == number for n, _ in at)]
-            if len(alone) < 2 or not any(kinds[i] is Kind.WORD for i in alone):
+            if len(alone) < 2 or not any(kinds[i] is WordKind.WORD for i in alone):
                 return False
         return True
 
@@ -321,12 +321,12 @@ class Match:
         return sum(
             not self._in_order(a, b)
             for a, b in pairwise(content)
-            if max(kinds[a], kinds[b]) >= Kind.NAME and not self._date(a, b)
+            if max(kinds[a], kinds[b]) >= WordKind.NAME and not self._date(a, b)
         )
 
     def _date(self, a: int, b: int) -> bool:
         words = self.unit.words
-        return any(words.exact[i] in MONTHS and words.kinds[j] is Kind.NUMBER for i, j in ((a, b), (b, a)))
+        return any(words.exact[i] in MONTHS and words.kinds[j] is WordKind.NUMBER for i, j in ((a, b), (b, a)))
 
     def _in_order(self, a: int, b: int) -> bool:
         for number, place in self.found[a][:8]:
@@ -340,7 +340,7 @@ class Match:
         """Whether one of unit and sentence is passive, or a genitive, and the other is not."""
         mine, theirs = self.unit.words.exact, sentence.exact
         for x, y in ((a, p), (b, q)):
-            if self.unit.words.kinds[x] is Kind.WORD and ("by" in mine[x + 1 : x + 5]) != (
+            if self.unit.words.kinds[x] is WordKind.WORD and ("by" in mine[x + 1 : x + 5]) != (
                 "by" in theirs[y + 1 : y + 5]
             ):
                 return True

@@ -99,7 +99,7 @@ class Said:
 
 
 @dataclass(slots=True)
-class Episode:
+class ToolEpisode:
     """What one episode has got so far; a policy object keeps nothing of it."""
 
     problem: Problem
@@ -238,7 +238,7 @@ class ToolAgentPolicy(MemoryPolicy):
     async def run(self, problem: Problem, model: Model) -> Answered:
         """Play until a reply calls nothing, or a limit is reached."""
         self.admit(problem, model.codec)
-        episode = Episode(problem, model, self.begin(problem, model.codec))
+        episode = ToolEpisode(problem, model, self.begin(problem, model.codec))
         while episode.turns < self.max_turns:
             await self.make_room(episode)
             completion = await self.generate(episode, episode.history.ids(), "act", self.turn_tokens)
@@ -251,10 +251,10 @@ class ToolAgentPolicy(MemoryPolicy):
                 await self.answer_calls(episode, completion, found)
         return Answered(None, Outcome.OUT_OF_TURNS)
 
-    async def make_room(self, episode: Episode) -> None:
+    async def make_room(self, episode: ToolEpisode) -> None:
         """What is done with the history before a turn: here nothing."""
 
-    async def generate(self, episode: Episode, prompt: Prompt, name: str, budget: int) -> Completion | None:
+    async def generate(self, episode: ToolEpisode, prompt: Prompt, name: str, budget: int) -> Completion | None:
         """A model call with what the context leaves of its budget; None if it leaves nothing."""
         room = min(budget, self.context_tokens - len(prompt))
         if room < 1:
@@ -263,7 +263,7 @@ class ToolAgentPolicy(MemoryPolicy):
         counts: dict[str, Any] = {"tool_calls": episode.tool_calls, "prunes": episode.prunes}
         return await episode.model.generate(prompt, name=name, max_tokens=room, context_tokens=len(prompt), **counts)
 
-    def answered(self, completion: Completion, episode: Episode) -> Answered:
+    def answered(self, completion: Completion, episode: ToolEpisode) -> Answered:
         """The end of an episode whose last reply calls nothing."""
         text = said_text(completion.token_ids, episode.model.codec)
         if completion.stop_reason is not StopReason.LENGTH:
@@ -271,7 +271,7 @@ class ToolAgentPolicy(MemoryPolicy):
         cut_by_context = len(completion.token_ids) < self.turn_tokens
         return Answered(text, Outcome.OUT_OF_CONTEXT if cut_by_context else Outcome.ANSWER_TRUNCATED)
 
-    async def answer_calls(self, episode: Episode, completion: Completion, found: Sequence[Found]) -> None:
+    async def answer_calls(self, episode: ToolEpisode, completion: Completion, found: Sequence[Found]) -> None:
         """Answer the calls of a reply and take both into the history. Calls that are not for a tool come first."""
         told = [self.told_at_once(episode, call, number) for number, call in enumerate(found)]
         waiting = [self._ask(episode, call) for call, said in zip(found, told, strict=True) if said is None]
@@ -282,7 +282,7 @@ class ToolAgentPolicy(MemoryPolicy):
             results.append(self._result(episode, call, said))
         episode.history = episode.history.append(Exchange(tuple(completion.token_ids), tuple(results)))
 
-    def told_at_once(self, episode: Episode, call: Found, number: int) -> Said | None:
+    def told_at_once(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
         """What comes back for a call that no tool has to be asked for; None for one that a tool must answer."""
         if isinstance(call, Malformed):
             return Said(call.reason, "malformed")
@@ -297,7 +297,7 @@ class ToolAgentPolicy(MemoryPolicy):
         fault = argument_fault(call.arguments, spec.parameters)
         return None if fault is None else Said(fault, "bad_arguments")
 
-    async def _ask(self, episode: Episode, call: Found) -> Said:
+    async def _ask(self, episode: ToolEpisode, call: Found) -> Said:
         """What a tool says."""
         assert isinstance(call, ToolCall)
         tool = next(tool for tool in self.built if tool.spec.name == call.name)
@@ -326,7 +326,7 @@ class ToolAgentPolicy(MemoryPolicy):
         head = (self.tool_chars + 1) // 2
         return f"{text[:head]} {mark} {text[len(text) - (self.tool_chars - head) :]}"
 
-    def _result(self, episode: Episode, call: Found, said: Said) -> Result:
+    def _result(self, episode: ToolEpisode, call: Found, said: Said) -> Result:
         """The result of a call under a new id, and the event that counts it."""
         result_id = self.result_id(episode.problem, episode.results)
         episode.results += 1
@@ -338,7 +338,7 @@ class ToolAgentPolicy(MemoryPolicy):
         self.record(episode, call, said, {"id": result_id, "tool": name, "tokens": len(ids)})
         return Result(result_id, ids, (call.start, call.end))
 
-    def record(self, episode: Episode, call: Found, said: Said, about: Mapping[str, Any]) -> None:
+    def record(self, episode: ToolEpisode, call: Found, said: Said, about: Mapping[str, Any]) -> None:
         """The event of a call."""
         if said.error is None and isinstance(call, ToolCall):
             episode.tool_calls += 1

@@ -21,11 +21,11 @@ from typing import Any
 from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import JudgeError
 from palimpsest.http_services import (
-    Again,
     Breaker,
     Down,
     GaveUp,
-    Reply,
+    HttpReply,
+    RetryableError,
     ServiceDown,
     attempted,
     check_address,
@@ -119,21 +119,21 @@ class ChatClient:
         if answer.status >= 500:
             raise Down(said, retry_after(answer.headers))
         if answer.status in (408, 429):
-            raise Again(said, retry_after(answer.headers))
+            raise RetryableError(said, retry_after(answer.headers))
         if answer.status in _REFUSALS:
             raise _Refused(f"{self.url}: {said}")
         hint = "; does reward.judge.url lack /v1?" if answer.status == 404 else ""
         raise JudgeError(f"{self.url}: {said}{hint}")
 
-    def _text(self, answer: Reply) -> str:
+    def _text(self, answer: HttpReply) -> str:
         try:
             body = answer.json()
             if error := told_error(body, self._key):
-                raise Again(f"the judge answered an error: {error}")
+                raise RetryableError(f"the judge answered an error: {error}")
             choice: Any = body["choices"][0]
             text, ended = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, TypeError, LookupError, AttributeError):
-            raise Again(f"not a chat completion: {answer.quoted(100, self._key)}") from None
+            raise RetryableError(f"not a chat completion: {answer.quoted(100, self._key)}") from None
         if not isinstance(text, str) or not text.strip():
             why = "; reward.judge.max_tokens is too small for its thinking" if ended == "length" else ""
             ended = redacted(str(ended), self._key)

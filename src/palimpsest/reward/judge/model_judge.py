@@ -199,7 +199,7 @@ class Verdict(StrEnum):
     CORRECT = "correct"
 
 
-class Chat(Protocol):
+class ChatModel(Protocol):
     async def complete(self, messages: Sequence[Message]) -> str:
         """The text of the completion. Raises JudgeError."""
         ...
@@ -210,7 +210,7 @@ class Chat(Protocol):
 class Judge:
     """Asks for verdicts, and remembers them. For one event loop; `close` it."""
 
-    def __init__(self, config: JudgeConfig, chat: Chat, cache: VerdictCache | None = None) -> None:
+    def __init__(self, config: JudgeConfig, chat: ChatModel, cache: VerdictCache | None = None) -> None:
         self._config, self._chat, self._cache = config, chat, cache
         self._asking: dict[str, asyncio.Task[Verdict]] = {}
 

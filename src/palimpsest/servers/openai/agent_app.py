@@ -6,13 +6,14 @@
 Guaranteed: what servers/http_service.py and servers/request_log.py do; with a key every
 path but /health and /ready asks for it; every error is OpenAI's error object; bodies, their sum, episodes that run
 and that wait are bounded; what a client sends never becomes a control token, a path or an address that is asked for.
+Labels of metrics are outcomes and statuses, never text of a client, so that their number is bounded.
 Not covered: TLS, slow clients, shares of the places between clients.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -21,17 +22,80 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import ConfigError
-from palimpsest.servers.http_service import Guard, Intake, ReadingThreads, json_response
-from palimpsest.servers.openai.chat_completions import Chat
+from palimpsest.servers.http_service import Intake, ReadingThreads, RequestGuard, json_response
+from palimpsest.servers.openai.chat_completions import ChatRoutes
 from palimpsest.servers.openai.episode_log import Store
 from palimpsest.servers.openai.request_bodies import Bodies, openai_error
 from palimpsest.servers.openai.request_resolver import Orders, check_model
 from palimpsest.servers.openai.responses import Responses
 from palimpsest.servers.openai.served_agent import AgentInterface
 from palimpsest.servers.openai.served_episodes import Bounds, Episodes
-from palimpsest.servers.openai.server_metrics import CONTENT_TYPE, metrics_text
 from palimpsest.servers.request_log import RequestLog
+
+# ---- What the server counts, in Prometheus' text format 0.0.4 ------------------------------------------------
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_EPISODE_COUNTERS = {
+    "episodes_begun": "Episodes that were started.",
+    "episodes_joined": "Requests whose episode was running already.",
+    "episodes_stored": "Requests whose episode was in the store.",
+    "turns": "Turns of episodes that have ended.",
+    "tokens_in": "Prompt tokens of episodes that have ended.",
+    "tokens_sampled": "Sampled tokens of episodes that have ended.",
+}
+_ENGINE_COUNTERS = {
+    "prompt_tokens": "Prompt tokens that the model was asked for.",
+    "computed_prompt_tokens": "Prompt tokens that were computed, not shared with another prompt.",
+    "generated_tokens": "Tokens that the model sampled.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Samples of one name."""
+
+    name: str
+    kind: str
+    """`counter` or `gauge`."""
+    help: str
+    samples: Sequence[tuple[str, float]]
+    """(labels as they are printed, value)."""
+
+    def lines(self) -> Iterator[str]:
+        """
+        >>> list(Family("a_total", "counter", "Of a.", [('{b="c"}', 2)]).lines())
+        ['# HELP a_total Of a.', '# TYPE a_total counter', 'a_total{b="c"} 2']
+        """
+        yield f"# HELP {self.name} {self.help}"
+        yield f"# TYPE {self.name} {self.kind}"
+        for labels, value in self.samples:
+            yield f"{self.name}{labels} {value:.15g}"
+
+
+def metrics_text(
+    statuses: Mapping[int, int], counts: Mapping[str, int], stats: SamplerStats, *, running: int, waiting: int
+) -> str:
+    """`counts`: of episodes, as `Episodes.counts` has them."""
+
+    def families() -> Iterator[Family]:
+        by_status = [(f'{{status="{code}"}}', n) for code, n in sorted(statuses.items())]
+        yield Family("palimpsest_requests_total", "counter", "Requests by the status of their answer.", by_status)
+        outcomes = [(name.removeprefix("outcome:"), n) for name, n in sorted(counts.items()) if ":" in name]
+        by_outcome = [(f'{{outcome="{name}"}}', n) for name, n in outcomes]
+        yield Family("palimpsest_episodes_total", "counter", "Episodes that have ended.", by_outcome)
+        for name, said in _EPISODE_COUNTERS.items():
+            value = counts.get(name.removeprefix("episodes_"), 0)
+            yield Family(f"palimpsest_{name}_total", "counter", said, [("", value)])
+        for name, said in _ENGINE_COUNTERS.items():
+            yield Family(f"palimpsest_engine_{name}_total", "counter", said, [("", getattr(stats, name))])
+        yield Family("palimpsest_episodes_running", "gauge", "Episodes that run.", [("", running)])
+        yield Family("palimpsest_episodes_waiting", "gauge", "Episodes that wait for a place.", [("", waiting)])
+
+    return "".join(f"{line}\n" for family in families() for line in family.lines())
+
 
 # ---- What the operator of the server chooses -----------------------------------------------------------------
 
@@ -84,7 +148,7 @@ def check_model_name(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What the server takes at most."""
 
     body_bytes: int = 64 << 20
@@ -109,7 +173,7 @@ class AgentService:
         *,
         model: str,
         token: str | None,
-        limits: Limits,
+        limits: ServerLimits,
         options: ServerOptions | None = None,
     ) -> None:
         """`model`: the agent's name as clients ask for it."""
@@ -118,11 +182,11 @@ class AgentService:
         self._threads = ReadingThreads(_THREADS, "document")
         self.episodes = Episodes(agent, store, limits.bounds, self._threads)
         origins = self._options.cors_origins
-        self._guard = Guard(token, form=openai_error, pages=False, open_paths=_OPEN, origins=origins)
+        self._guard = RequestGuard(token, form=openai_error, pages=False, open_paths=_OPEN, origins=origins)
         self._bodies = Bodies(Intake(), most=limits.body_bytes, seconds=limits.body_seconds)
         self._orders = orders = Orders(agent, model, self.episodes, self._bodies)
         lenient = self._options.ignore_unsupported
-        self._chat = Chat(orders, self.episodes, self._bodies, agent, lenient)
+        self._chat = ChatRoutes(orders, self.episodes, self._bodies, agent, lenient)
         self._responses = Responses(orders, self.episodes, self._bodies, lenient)
 
     def app(self) -> Starlette:

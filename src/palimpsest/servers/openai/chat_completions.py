@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from palimpsest.servers.http_service import Refused, json_response
-from palimpsest.servers.openai.episode_progress import SILENCE_S, Episode
+from palimpsest.servers.openai.episode_progress import SILENCE_S, ServedEpisode
 from palimpsest.servers.openai.request_bodies import (
     Ask,
     Bodies,
@@ -99,7 +99,7 @@ SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies are to hand on each event at once."""
 
 
-class Chat:
+class ChatRoutes:
     """The route and what it needs."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Chat:
         return json_response({**facts, **whole, "palimpsest": own_facts(episode, result, given)}, headers=headers)
 
     async def _events(
-        self, ask: Ask, episode: Episode, given: Mapping[str, str], facts: dict[str, Any]
+        self, ask: Ask, episode: ServedEpisode, given: Mapping[str, str], facts: dict[str, Any]
     ) -> AsyncIterator[bytes]:
         usage_key = {"usage": None} if ask.include_usage else {}
 
@@ -169,7 +169,7 @@ class Chat:
             self._episodes.leave(episode)
 
 
-def note_episode(request: Request, order: Order, episode: Episode) -> None:
+def note_episode(request: Request, order: Order, episode: ServedEpisode) -> None:
     """Have the log line of a request name its rule and its episode, and how that ended."""
     note(request, input=str(order.input.rule), episode=episode.id, outcome=_Ending(episode))
 
@@ -177,7 +177,7 @@ def note_episode(request: Request, order: Order, episode: Episode) -> None:
 class _Ending:
     """How an episode has ended when it is printed."""
 
-    def __init__(self, episode: Episode) -> None:
+    def __init__(self, episode: ServedEpisode) -> None:
         self._episode = episode
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ def _event(value: object) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-async def timely(episode: Episode, progress: bool, raw: bool) -> AsyncIterator[tuple[str, str]]:
+async def timely(episode: ServedEpisode, progress: bool, raw: bool) -> AsyncIterator[tuple[str, str]]:
     """An episode's news, and a `comment` wherever nothing else was to be told for a while."""
     told, answer = time.monotonic(), Unboxed(raw)
     async for news in episode.follow():
@@ -207,7 +207,7 @@ async def timely(episode: Episode, progress: bool, raw: bool) -> AsyncIterator[t
         yield "content", rest
 
 
-async def ended_or_gone(request: Request, episode: Episode, episodes: Episodes) -> dict[str, Any]:
+async def ended_or_gone(request: Request, episode: ServedEpisode, episodes: Episodes) -> dict[str, Any]:
     """How an episode ended. Raises ClientDisconnect if the client leaves before."""
     episodes.join(episode)
     ended, gone = asyncio.create_task(episode.ended()), asyncio.create_task(_gone(request))
@@ -295,7 +295,7 @@ def ignored_headers(request: Request, ask: Ask) -> dict[str, str]:
     return {"X-Palimpsest-Ignored": said}
 
 
-def own_facts(episode: Episode, result: dict[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+def own_facts(episode: ServedEpisode, result: dict[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
     """What OpenAI's interface has no place for; `given`: what `Input.facts` gives of the request."""
     names = (
         "outcome",

@@ -25,7 +25,7 @@ News = tuple[str, str]
 """(`reasoning` or `content`, text)."""
 
 
-class Episode:
+class ServedEpisode:
     """One that runs, or has ended: what is told of it, and who listens."""
 
     def __init__(self, name: str) -> None:
@@ -144,7 +144,7 @@ def _overlap(text: str, mark: str) -> int:
 class Telling:
     """Of one episode."""
 
-    def __init__(self, episode: Episode, watch: Watch, text: AnswerText) -> None:
+    def __init__(self, episode: ServedEpisode, watch: Watch, text: AnswerText) -> None:
         self._episode, self._watch, self._text = episode, watch, text
         self._late: list[Callable[[], News]] = []
         episode.catch_up = self.catch_up

@@ -50,7 +50,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 MESSAGES = 10_000
 
 
-class Strict(BaseModel):
+class StrictBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
@@ -59,7 +59,7 @@ Metadata = Annotated[
 ]
 
 
-class Own(Strict):
+class Own(StrictBody):
     """The field `palimpsest`: what OpenAI's interface has no place for."""
 
     document: str | None = None
@@ -72,12 +72,12 @@ class Own(Strict):
     seed: int | None = None
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictBody):
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class ChatBody(Strict):
+class ChatBody(StrictBody):
     model: str
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=MESSAGES)
     max_tokens: int | None = Field(default=None, ge=1)

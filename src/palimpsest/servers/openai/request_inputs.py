@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
 
-from palimpsest.data.files.text_files import Document, document_of
+from palimpsest.data.files.text_files import TextDocument, document_of
 from palimpsest.errors import DataError
 from palimpsest.servers.http_service import Refused
 from palimpsest.servers.openai.message_documents import (
@@ -45,7 +45,7 @@ from palimpsest.servers.openai.message_documents import (
 from palimpsest.servers.openai.request_bodies import INSTRUCTING, Ask, FilePart, Message, user_text
 
 
-class Rule(StrEnum):
+class DocumentRule(StrEnum):
     """The first that applies is named."""
 
     FIELD = "palimpsest_field"
@@ -64,8 +64,8 @@ class Rule(StrEnum):
 class Input:
     """What is read and what is asked."""
 
-    rule: Rule
-    document: Document
+    rule: DocumentRule
+    document: TextDocument
     questions: tuple[str, ...]
     instructions: str = ""
     left_out: bool = False
@@ -96,7 +96,7 @@ _INSTRUCTION = 4000
 class _Found:
     """Of one message or of several."""
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[DocumentRule, ...] = ()
     texts: tuple[Named, ...] = ()
     question: str = ""
     instructions: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ def input_of(ask: Ask, text_of_file: TextOfFile, takes: TakesAll) -> Input:
     except DataError as error:
         raise Refused(400, str(error), code="invalid_document") from None
     instructions = _joined([part for part in found.instructions if not says_nothing(part)])
-    given = Input(min(found.rules, key=list(Rule).index), document, questions, instructions)
+    given = Input(min(found.rules, key=list(DocumentRule).index), document, questions, instructions)
     if given.instructions and not takes(given.asked):
         return Input(given.rule, document, questions, left_out=True)
     return given
@@ -130,10 +130,10 @@ def _given(ask: Ask, said: Sequence[Message], text_of_file: TextOfFile) -> _Foun
     """What is named as a document."""
     own, files = ask.own, [part for each in said for part in each.files]
     if own.document is not None:
-        return _Found((Rule.FIELD,), (("document", own.document),), user_text(said), (ask.instructions,))
+        return _Found((DocumentRule.FIELD,), (("document", own.document),), user_text(said), (ask.instructions,))
     if files:
         texts = [text_of_file(part) for part in files]
-        return _Found((Rule.FILES,), tuple(texts), user_text(said), (ask.instructions,))
+        return _Found((DocumentRule.FILES,), tuple(texts), user_text(said), (ask.instructions,))
     return None
 
 
@@ -146,8 +146,8 @@ def _of_messages(ask: Ask, said: Sequence[Message], asked: bool, takes: Takes) -
     if last is None:
         other = bool(system.texts or earlier.texts)
         last = _unmarked(ask, said[-1].text, asked, other, takes)
-    if not system.texts and last.rules == (Rule.WHOLE,) and len(ask.instructions) > len(said[-1].text):
-        system, last = _Found((Rule.SYSTEM,), (("", ask.instructions),)), _Found(question=last.question)
+    if not system.texts and last.rules == (DocumentRule.WHOLE,) and len(ask.instructions) > len(said[-1].text):
+        system, last = _Found((DocumentRule.SYSTEM,), (("", ask.instructions),)), _Found(question=last.question)
     return _Found(
         system.rules + earlier.rules + last.rules,
         system.texts + earlier.texts + last.texts,
@@ -158,28 +158,28 @@ def _of_messages(ask: Ask, said: Sequence[Message], asked: bool, takes: Takes) -
 
 def _of_system(message: str) -> _Found:
     if (held := tagged(message)) is not None:
-        return _Found((Rule.TAGS,), held.texts, "", (held.before, held.asked, held.after))
+        return _Found((DocumentRule.TAGS,), held.texts, "", (held.before, held.asked, held.after))
     if (found := labelled_instructions(message)) is not None:
-        return _Found((Rule.LABEL,), ((found.name, found.text),), "", (found.instructions,))
+        return _Found((DocumentRule.LABEL,), ((found.name, found.text),), "", (found.instructions,))
     if len(message) > _INSTRUCTION:
-        return _Found((Rule.SYSTEM,), (("", message),))
+        return _Found((DocumentRule.SYSTEM,), (("", message),))
     return _Found(instructions=(message,))
 
 
 def _of_earlier(messages: Sequence[Message]) -> _Found:
     """Texts between tags, and then what was said, with roles."""
-    texts, rest, rules = list[Named](), list[Message](), list[Rule]()
+    texts, rest, rules = list[Named](), list[Message](), list[DocumentRule]()
     for each in messages:
         held = tagged(each.text) if each.role == "user" else None
         if held is None:
             rest.append(each)
             continue
         texts += held.texts
-        rules.append(Rule.TAGS)
+        rules.append(DocumentRule.TAGS)
         rest.append(Message(each.role, _joined((held.before, held.asked, held.after))))
     if any(each.text.strip() for each in rest):
         texts.append(("messages" if texts else "", _with_roles(rest)))
-        rules.append(Rule.MESSAGES)
+        rules.append(DocumentRule.MESSAGES)
     return _Found(tuple(rules), tuple(texts))
 
 
@@ -187,7 +187,7 @@ def _marked(message: str, takes: Takes) -> _Found | None:
     """Of the user's last message, where it says itself what is to be read."""
     if (held := tagged(message)) is not None:
         return _around(held, takes)
-    for rule, of in ((Rule.LABEL, labelled), (Rule.FENCE, fenced)):
+    for rule, of in ((DocumentRule.LABEL, labelled), (DocumentRule.FENCE, fenced)):
         if (found := of(message)) is not None and takes(found.question):
             return _Found((rule,), ((found.name, found.text),), found.question, (found.instructions,))
     return None
@@ -197,32 +197,32 @@ def _around(held: Tagged, takes: Takes) -> _Found:
     """What is asked around the texts: between tags of its own, after the texts, or before them. A question beyond the
     policy's room is taken apart like a pasted text."""
     if held.asked:
-        return _Found((Rule.TAGS,), held.texts, held.asked, (held.before, held.after))
+        return _Found((DocumentRule.TAGS,), held.texts, held.asked, (held.before, held.after))
     before, question = held.before, held.after
     if not question or (asks(before) and not asks(question)):
         before, question = question, before
     parts = None if takes(question) else pasted(question, takes)
     if parts is None:
-        return _Found((Rule.TAGS,), held.texts, question, (before,))
+        return _Found((DocumentRule.TAGS,), held.texts, question, (before,))
     if len(parts.text) <= _INSTRUCTION:
-        return _Found((Rule.TAGS,), held.texts, parts.question, (before, parts.text))
-    return _Found((Rule.TAGS,), (*held.texts, ("", parts.text)), parts.question, (before,))
+        return _Found((DocumentRule.TAGS,), held.texts, parts.question, (before, parts.text))
+    return _Found((DocumentRule.TAGS,), (*held.texts, ("", parts.text)), parts.question, (before,))
 
 
 def _unmarked(ask: Ask, message: str, asked: bool, other: bool, takes: Takes) -> _Found:
     """`other`: whether there is something else to read."""
     if asked:
-        return _Found((), ()) if other else _Found((Rule.WHOLE,), (("", message),), message)
+        return _Found((), ()) if other else _Found((DocumentRule.WHOLE,), (("", message),), message)
     if other and len(message) <= _INSTRUCTION and takes(message):
         return _Found(question=message)
     parts = pasted(message, takes)
     if parts is None and not takes(message):
         parts = by_sentence(message, takes)
     if parts is not None:
-        rule = Rule.FIRST if parts.first else Rule.PARAGRAPH
+        rule = DocumentRule.FIRST if parts.first else DocumentRule.PARAGRAPH
         return _Found((rule,), (("", parts.text),), parts.question)
     if other or takes(message):
-        return _Found(question=message) if other else _Found((Rule.WHOLE,), (("", message),), message)
+        return _Found(question=message) if other else _Found((DocumentRule.WHOLE,), (("", message),), message)
     raise Refused(
         400,
         f"{ask.field}: one paragraph beyond the longest question; put the question into a paragraph of its own at the "
@@ -232,7 +232,7 @@ def _unmarked(ask: Ask, message: str, asked: bool, other: bool, takes: Takes) ->
     )
 
 
-def _document(texts: Sequence[Named]) -> Document:
+def _document(texts: Sequence[Named]) -> TextDocument:
     """Texts without names are one. Raises DataError for one without text."""
     if any(name for name, _ in texts):
         return document_of([(name or "document", text) for name, text in texts])

@@ -32,7 +32,7 @@ from palimpsest.servers.openai.chat_completions import (
     timely,
     usage,
 )
-from palimpsest.servers.openai.episode_progress import Episode
+from palimpsest.servers.openai.episode_progress import ServedEpisode
 from palimpsest.servers.openai.request_bodies import (
     MESSAGES,
     Ask,
@@ -40,7 +40,7 @@ from palimpsest.servers.openai.request_bodies import (
     Message,
     Metadata,
     Own,
-    Strict,
+    StrictBody,
     checked,
     invalid,
     json_object,
@@ -63,11 +63,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """What can't be done here, and the values that ask for nothing."""
 
 
-class ResponseStreamOptions(Strict):
+class ResponseStreamOptions(StrictBody):
     include_obfuscation: bool = False
 
 
-class ResponseBody(Strict):
+class ResponseBody(StrictBody):
     model: str
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MESSAGES)]
     instructions: str | None = None
@@ -130,7 +130,7 @@ class Responses:
             raise failed
         return json_response(reply.ended(result), headers=headers)
 
-    async def _events(self, reply: _Reply, episode: Episode) -> AsyncIterator[bytes]:
+    async def _events(self, reply: _Reply, episode: ServedEpisode) -> AsyncIterator[bytes]:
         numbers, said = count(), ""
 
         def event(kind: str, **more: Any) -> bytes:
@@ -163,7 +163,7 @@ class Responses:
 class _Reply:
     """One response as an object."""
 
-    def __init__(self, asked: ResponseBody, episode: Episode, given: Mapping[str, str]) -> None:
+    def __init__(self, asked: ResponseBody, episode: ServedEpisode, given: Mapping[str, str]) -> None:
         """`given`: what `Input.facts` gives of the request."""
         self.asked, self.given, self._episode = asked, given, episode
         token = secrets.token_hex(16)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from palimpsest.config.schema import SamplingConfig
-from palimpsest.data.files.text_files import Document
+from palimpsest.data.files.text_files import TextDocument
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.events import Event
 from palimpsest.rollout.episode import OnToken, OnTurn
@@ -44,7 +44,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EpisodePlan:
     """An episode that can begin: it fits."""
 
     problem: Problem
@@ -100,16 +100,16 @@ class AgentInterface(Protocol):
         """Whether the policy has room for these questions. Called on a thread where they are long."""
         ...
 
-    def plan(self, given: Input, limit: int | None) -> Plan:
+    def plan(self, given: Input, limit: int | None) -> EpisodePlan:
         """Encode and check; `limit`: tokens of an answer. Raises ConfigError, DataError, and PromptTooLong for a
         question or a document beyond what the model takes. Called on a thread."""
         ...
 
-    def watch(self, plan: Plan) -> Watch: ...
+    def watch(self, plan: EpisodePlan) -> Watch: ...
 
     async def play(
         self,
-        plan: Plan,
+        plan: EpisodePlan,
         draws: Draws,
         on_turn: OnTurn,
         on_token: OnToken | None,
@@ -123,7 +123,7 @@ class AgentInterface(Protocol):
         """Nothing has run for a while: let go of memory that nothing needs. Called on a thread."""
         ...
 
-    def facts(self, plan: Plan, document: Document, trajectory: Trajectory) -> dict[str, Any]:
+    def facts(self, plan: EpisodePlan, document: TextDocument, trajectory: Trajectory) -> dict[str, Any]:
         """`answer`, `quotes`, `unsupported`, `failure`, and `truncated` where not all was read. Called on a thread."""
         ...
 

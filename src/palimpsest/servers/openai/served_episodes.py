@@ -21,8 +21,8 @@ from palimpsest.errors import ConfigError, DataError, PalimpsestError, PromptToo
 from palimpsest.events import Event
 from palimpsest.servers.http_service import ReadingThreads, Refused
 from palimpsest.servers.openai.episode_log import Store, StoreFailed
-from palimpsest.servers.openai.episode_progress import AnswerText, Episode, Telling, whole
-from palimpsest.servers.openai.served_agent import AgentInterface, Order, Plan
+from palimpsest.servers.openai.episode_progress import AnswerText, ServedEpisode, Telling, whole
+from palimpsest.servers.openai.served_agent import AgentInterface, EpisodePlan, Order
 from palimpsest.text.chat_template import Refusal
 from palimpsest.text.reply_tags import left_open
 from palimpsest.types import Outcome, Trajectory, Turn
@@ -52,7 +52,7 @@ class Episodes:
         self.agent, self.store, self.bounds, self._threads = agent, store, bounds, threads
         self.counts: Counter[str] = Counter()
         """`begun`, `joined`, `stored`, `outcome:NAME`, and sums over the episodes that were played to an end."""
-        self._running: dict[str, Episode] = {}
+        self._running: dict[str, ServedEpisode] = {}
         self._seeds: dict[str, int] = {}  # of the episodes that requests started
         self._slots = asyncio.Semaphore(bounds.running)
         self.draining = False
@@ -72,7 +72,7 @@ class Episodes:
         """Of the episode that the same request started; None where there is none."""
         return self._seeds.get(request)
 
-    def begin(self, order: Order) -> Episode:
+    def begin(self, order: Order) -> ServedEpisode:
         """The episode of an order: one that runs already, one that ended, or a new one. Raises Refused."""
         name = order.key(self.agent)
         if (known := self._running.get(name)) is not None:
@@ -87,8 +87,8 @@ class Episodes:
             raise Refused(429, f"{why}; try again later", code="queue_full", headers={"Retry-After": "5"})
         return self._start(name, order)
 
-    def _start(self, name: str, order: Order) -> Episode:
-        episode = Episode(name)
+    def _start(self, name: str, order: Order) -> ServedEpisode:
+        episode = ServedEpisode(name)
         self._running[name] = episode
         if self._rest is not None:
             self._rest.cancel()
@@ -100,26 +100,26 @@ class Episodes:
         episode.task.add_done_callback(lambda _: self._end(episode, _CANCELLED))  # one cancelled before it began
         return episode
 
-    def ended(self, name: str) -> Episode | None:
+    def ended(self, name: str) -> ServedEpisode | None:
         """One that the store holds the end of, if it ended well."""
         result = None if self.store is None else self.store.result(name)
         if result is None:
             return None
-        episode = Episode(name)
+        episode = ServedEpisode(name)
         episode.news = [(kind, text) for kind, text in result["news"]]
         episode.result, episode.stored = result, True
         return episode
 
-    def join(self, episode: Episode) -> None:
+    def join(self, episode: ServedEpisode) -> None:
         episode.followers += 1
         self._linger(episode)
 
-    def leave(self, episode: Episode) -> None:
+    def leave(self, episode: ServedEpisode) -> None:
         """Of the last follower: it may come back for a while."""
         episode.followers -= 1
         self._linger(episode)
 
-    def _linger(self, episode: Episode) -> None:
+    def _linger(self, episode: ServedEpisode) -> None:
         """Count anew from now, if nobody waits for it."""
         if episode.lingers is not None:
             episode.lingers.cancel()
@@ -128,7 +128,7 @@ class Episodes:
             loop = asyncio.get_running_loop()
             episode.lingers = loop.call_later(self.bounds.linger_s, self._cancel_unfollowed, episode)
 
-    def cancel(self, episode: Episode) -> None:
+    def cancel(self, episode: ServedEpisode) -> None:
         if episode.task is not None and episode.result is None:
             episode.task.cancel()
 
@@ -140,11 +140,11 @@ class Episodes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _cancel_unfollowed(self, episode: Episode) -> None:
+    def _cancel_unfollowed(self, episode: ServedEpisode) -> None:
         if not episode.followers:
             self.cancel(episode)
 
-    async def _run(self, episode: Episode, order: Order) -> None:
+    async def _run(self, episode: ServedEpisode, order: Order) -> None:
         """Whatever happens, the episode ends: those who follow it wait for that."""
         result = _failed("failed", "the server failed; its log says why")
         try:
@@ -157,7 +157,7 @@ class Episodes:
         finally:
             self._end(episode, result)
 
-    def _end(self, episode: Episode, result: dict[str, Any]) -> None:
+    def _end(self, episode: ServedEpisode, result: dict[str, Any]) -> None:
         if episode.result is None:
             self.counts[f"outcome:{result['outcome']}"] += 1
             self._running.pop(episode.id, None)
@@ -166,7 +166,7 @@ class Episodes:
                 loop = asyncio.get_running_loop()
                 self._rest = loop.call_later(self.bounds.rest_s, lambda: loop.run_in_executor(None, self.agent.rest))
 
-    async def _outcome(self, episode: Episode, order: Order) -> dict[str, Any]:
+    async def _outcome(self, episode: ServedEpisode, order: Order) -> dict[str, Any]:
         try:
             async with self._slots:
                 episode.started = True
@@ -179,12 +179,12 @@ class Episodes:
             refused = isinstance(error, ConfigError | DataError)
             return _failed("refused" if refused else "sampler_failed", str(error))
 
-    def _keep(self, episode: Episode, result: dict[str, Any]) -> None:
+    def _keep(self, episode: ServedEpisode, result: dict[str, Any]) -> None:
         """Store how an episode ended. Raises StoreFailed."""
         if self.store is not None and result["outcome"] in _KEPT:
             self.store.append(episode.id, {"result": {**result, "news": episode.news}})
 
-    async def _played(self, episode: Episode, order: Order) -> dict[str, Any]:
+    async def _played(self, episode: ServedEpisode, order: Order) -> dict[str, Any]:
         agent, store, wanted, on_thread = self.agent, self.store, order.input, self._threads.run
         recorded = list[Turn]()
         if store is not None:
@@ -234,7 +234,7 @@ class _Kept:
             raise
 
 
-def _without_internals(episode: Episode, result: dict[str, Any]) -> dict[str, Any]:
+def _without_internals(episode: ServedEpisode, result: dict[str, Any]) -> dict[str, Any]:
     """`result` as clients may see it: an error of the policy or the engine, which may quote paths, addresses or what
     others asked, goes to the log; of it the client is told the class."""
     if result["outcome"] not in (Outcome.POLICY_FAILED, Outcome.SAMPLER_FAILED):
@@ -270,7 +270,7 @@ def _head(order: Order) -> dict[str, Any]:
     }
 
 
-def _result(plan: Plan, trajectory: Trajectory, facts: dict[str, Any]) -> dict[str, Any]:
+def _result(plan: EpisodePlan, trajectory: Trajectory, facts: dict[str, Any]) -> dict[str, Any]:
     answers = [turn for turn in trajectory.turns if turn.name == "answer"] or list(trajectory.turns[-1:])
     truncated = trajectory.outcome in (Outcome.ANSWER_TRUNCATED, Outcome.OUT_OF_TURNS)
     return {

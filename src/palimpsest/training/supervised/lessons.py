@@ -50,8 +50,8 @@ from statistics import fmean
 from typing import Any
 
 from palimpsest.config.data import SearchDataConfig, SyntheticConfig
-from palimpsest.data.synthetic.documents import Evidence, World, distractor, draw_question, near_miss, rival
-from palimpsest.data.synthetic.search_problems import Step, SyntheticSearchSource, plan
+from palimpsest.data.synthetic.documents import EvidenceChain, World, distractor, draw_question, near_miss, rival
+from palimpsest.data.synthetic.search_problems import SearchStep, SyntheticSearchSource, plan
 from palimpsest.data.synthetic.world import FILLER, PEOPLE
 from palimpsest.errors import ConfigError
 from palimpsest.events import Event, What, told
@@ -145,7 +145,7 @@ class Lessons:
         prompt, reply = self._reading(self._read_scene(world, evidence, rng, most), own)
         return self._lesson(index, "read", prompt, reply)
 
-    def _read_scene(self, world: World, evidence: Evidence, rng: random.Random, most: int) -> ReadScene:
+    def _read_scene(self, world: World, evidence: EvidenceChain, rng: random.Random, most: int) -> ReadScene:
         def facts(count: int) -> tuple[str, ...]:
             return tuple(self._fact(world, evidence, rng) for _ in range(count))
 
@@ -156,27 +156,27 @@ class Lessons:
         bridge = world.value(*evidence.chain[0]) if len(evidence.chain) > 1 else None
         return ReadScene(evidence.question, memory, recalled, section, rng.random() < LAST, said, bridge)
 
-    def _answer_scene(self, world: World, evidence: Evidence, rng: random.Random, most: int) -> AnswerScene:
+    def _answer_scene(self, world: World, evidence: EvidenceChain, rng: random.Random, most: int) -> AnswerScene:
         statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
         known = rng.random() < KNOWN
         held = statements if known else rng.sample(statements, rng.randint(0, len(statements) - 1))
         others = tuple(self._other(world, evidence, rng) for _ in range(2 * most))
         return AnswerScene(evidence.question, tuple(held), others, evidence.answer if known else UNKNOWN)
 
-    def _fact(self, world: World, evidence: Evidence, rng: random.Random) -> str:
+    def _fact(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
         """A fact as documents have them, evidence now and then."""
         if rng.random() < EVIDENCE:
             return world.sentence(*rng.choice(evidence.chain), rng)
         return self._other(world, evidence, rng)
 
-    def _other(self, world: World, evidence: Evidence, rng: random.Random) -> str:
+    def _other(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
         """A fact that is not evidence, as documents have them."""
         while True:
             draw = rival if rng.random() < fmean(self.data.rivals) else rng.choice((near_miss, distractor))
             if (sentence := draw(world, evidence, rng)) not in FILLER:
                 return sentence
 
-    def _most_facts(self, world: World, evidence: Evidence, rng: random.Random) -> int:
+    def _most_facts(self, world: World, evidence: EvidenceChain, rng: random.Random) -> int:
         """Facts that a memory has room for."""
         length = len(self.codec.encode(" " + world.sentence(*evidence.chain[0], rng)))
         room: int = self.policy.memory_tokens // length
@@ -426,15 +426,15 @@ class Teacher:
         inner = ", ".join(f'"{name}": " {value}"' for name, value in values.items())
         return f"{said} FINAL_ANSWER: {{{inner}}}"
 
-    def _found(self, text: str) -> list[Step]:
+    def _found(self, text: str) -> list[SearchStep]:
         """The steps so far whose fact is in sight."""
         return [step for step in self.steps[: self.searched] if step.fact in text]
 
-    def _note(self, step: Step) -> str:
+    def _note(self, step: SearchStep) -> str:
         """A fact under the name of its question, if it has one."""
         return f"{self._name(step)} {step.fact}"
 
-    def _name(self, step: Step) -> str:
+    def _name(self, step: SearchStep) -> str:
         return f" {step.objective}" if self.problem.metadata.get("objectives") else ""
 
     def _value(self, name: str) -> str:

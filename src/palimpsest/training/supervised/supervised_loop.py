@@ -32,7 +32,7 @@ from palimpsest.engines.protocol import Learner, StepBatch
 from palimpsest.errors import DataError, RunError
 from palimpsest.rollout.segments import segments_of
 from palimpsest.rollout.trajectory_file import read_groups
-from palimpsest.runs.driver import Driver, Evaluate, Finished, Report
+from palimpsest.runs.driver import Driver, Evaluate, Finished, StepReport
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
@@ -78,7 +78,7 @@ class SupervisedTrainer:
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         return await driver.run()
 
-    async def step(self, step: int) -> Report:
+    async def step(self, step: int) -> StepReport:
         """One optimiser step."""
         start = time.perf_counter()
         batch = StepBatch(self._segments(step))
@@ -94,7 +94,7 @@ class SupervisedTrainer:
             "learn_tokens_per_s": tokens / seconds,
             "rss_mb": psutil.Process().memory_info().rss / 2**20,
         }
-        return Report(metrics, timings)
+        return StepReport(metrics, timings)
 
     def state(self) -> Mapping[str, Any]:
         """Which trajectories are imitated; their order is a function of seed and step."""

@@ -35,7 +35,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class NeededAgain:
     """A deleted result that was needed later."""
 
     turn: int
@@ -51,7 +51,7 @@ class Deleted:
     id: str
     tokens: int | None
     """None where no prompt showed it."""
-    again: Again | None
+    again: NeededAgain | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +134,15 @@ def _deleted(story: Story, index: int, id_: str) -> Deleted:
     return Deleted(id_, None if ids is None else len(ids), _again(story, index, call, text))
 
 
-def _again(story: Story, index: int, call: ToolCalled | None, text: str | None) -> Again | None:
+def _again(story: Story, index: int, call: ToolCalled | None, text: str | None) -> NeededAgain | None:
     turns = story.trajectory.turns
     for later in range(index, len(turns)):
         for one in of_type(story.events_after[later + 1], ToolCalled):
             if call is not None and (one.tool, _plain(one)) == (call.tool, _plain(call)):
-                return Again(later, "same call")
+                return NeededAgain(later, "same call")
             ids = turns[later + 1].piece(RESULT + one.id) if later + 1 < len(turns) else None
             if text and ids is not None and _said(story, ids, one.id) == text:
-                return Again(later, "same text")
+                return NeededAgain(later, "same text")
     return None
 
 

@@ -28,11 +28,11 @@ from typing import Literal, TypeVar
 
 from palimpsest.events import Event, Pruned, Replayed, SummedUp, of_type
 from palimpsest.metrics.memory_metrics import CHOICES
-from palimpsest.metrics.reading_trace import Reading, Text, given_turn, readings
+from palimpsest.metrics.reading_trace import ReadingTurn, Text, given_turn, readings
 from palimpsest.text.sentences import flat, sentences, stands_in
 from palimpsest.types import Problem, Span, Trajectory, Turn
-from palimpsest.viewer.analysis.memory_diff import MemoryDiff, Run, Source, aligned, memory_diff
-from palimpsest.viewer.analysis.token_words import SpeltTexts, Words
+from palimpsest.viewer.analysis.memory_diff import EqualRun, MemoryDiff, PromptSource, aligned, memory_diff
+from palimpsest.viewer.analysis.token_words import SpeltTexts, TokenWords
 from palimpsest.viewer.records.recorded_episodes import IdsCodec
 
 # ---- What an answer needs, as it is looked for in texts ------------------------------------------------------
@@ -107,7 +107,7 @@ _LATEST = 256  # texts in words, differences
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TimelineStep:
     """A turn that may write a memory."""
 
     turn: int
@@ -122,7 +122,7 @@ class Step:
     """Tokens of the document read before its section."""
     sight_known: bool
     """Whether the prompt says what was in sight (`Story.sight`)."""
-    reading: Reading | None
+    reading: ReadingTurn | None
     """None for agents with tools."""
 
 
@@ -133,14 +133,14 @@ class Story:
         self.problem = problem
         self.trajectory = trajectory
         self.texts = texts
-        self._words: _Latest[int, Words] = _Latest(_LATEST)
+        self._words: _Latest[int, TokenWords] = _Latest(_LATEST)
         self._diffs: _Latest[int, MemoryDiff] = _Latest(_LATEST)
-        self._runs: dict[int, list[Run]] = {}
+        self._runs: dict[int, list[EqualRun]] = {}
         self._invented: dict[int, tuple[str, ...] | None] = {}
         self._empty = texts.known("")
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[TimelineStep, ...]:
         """In order."""
         told = any(isinstance(event.what, Pruned | SummedUp) for event in self.trajectory.events)
         return tuple(self._of_tools() if told else self._of_readings())
@@ -181,11 +181,11 @@ class Story:
             after[at].append(event)
         return tuple(map(tuple, after))
 
-    def words(self, text: Text) -> Words:
+    def words(self, text: Text) -> TokenWords:
         """A text in words."""
         return self._words.made(id(text), lambda: self.texts.spelling.words(self._ids(text)), text)
 
-    def runs(self, number: int) -> list[Run]:
+    def runs(self, number: int) -> list[EqualRun]:
         """What a step kept, in words of the memory before and after."""
         runs = self._runs.get(number)
         if runs is None:
@@ -263,7 +263,7 @@ class Story:
         before, after = self.words(step.before), self.words(step.after)
         sources = None
         if step.sight_known:
-            sources = [Source(name, self.words(text)) for name, text in self.sight(number)]
+            sources = [PromptSource(name, self.words(text)) for name, text in self.sight(number)]
         return memory_diff(before, after, sources, self.lost(number), self.runs(number))
 
     def _ids(self, text: Text) -> Sequence[int]:
@@ -285,27 +285,27 @@ class Story:
         """A memory, without the policy's words for an empty one."""
         return self._empty if memory.ids and memory.ids == self._placeholder else memory
 
-    def _of_readings(self) -> list[Step]:
-        steps: list[Step] = []
+    def _of_readings(self) -> list[TimelineStep]:
+        steps: list[TimelineStep] = []
         indices = {id(turn): index for index, turn in enumerate(self.trajectory.turns)}
         offset: int | None = 0
         for reading in readings(self.trajectory, self.texts):
             before, after = self._said(reading.memory_before), self._said(reading.memory_after)
             index, section = indices[id(reading.turn)], reading.section
             sight_known = reading.sources is not None
-            steps.append(Step(index, before, after, reading.changed, section, offset, sight_known, reading))
+            steps.append(TimelineStep(index, before, after, reading.changed, section, offset, sight_known, reading))
             offset = None if section is None or offset is None else offset + len(section.ids)
         return steps
 
-    def _of_tools(self) -> list[Step]:
-        steps: list[Step] = []
+    def _of_tools(self) -> list[TimelineStep]:
+        steps: list[TimelineStep] = []
         before = self.texts.known("")
         for index in range(len(self.trajectory.turns)):
             written = [_memory_of(event) for event in self.events_after[index + 1]]
             memory = next((text for text in reversed(written) if text is not None), None)
             if memory is not None:
                 after = self.texts.known(memory)
-                steps.append(Step(index, before, after, True, None, None, True, None))
+                steps.append(TimelineStep(index, before, after, True, None, None, True, None))
                 before = after
         return steps
 

@@ -34,7 +34,7 @@ from palimpsest.events import (
     of_type,
 )
 from palimpsest.types import StopReason, Turn
-from palimpsest.viewer.analysis.episode_timeline import Step
+from palimpsest.viewer.analysis.episode_timeline import TimelineStep
 
 STATES = {
     "failed": "something failed: the sampler, the policy, the time or the window",
@@ -71,7 +71,7 @@ _MARKS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 
 
 def marks(
-    turn: Turn, happened: Sequence[Event], step: Step | None, invented: bool, last: bool, edited: bool = False
+    turn: Turn, happened: Sequence[Event], step: TimelineStep | None, invented: bool, last: bool, edited: bool = False
 ) -> list[str]:
     """All that fit a turn, from the gravest on."""
     found = {name for name, fits in _MARKS for event in happened if fits(event.what)}
@@ -88,7 +88,7 @@ def marks(
     return [name for name in STATES if name in found] or ["sampled"]
 
 
-def _differs(step: Step) -> bool:
+def _differs(step: TimelineStep) -> bool:
     return step.before.ids != step.after.ids if step.after.ids else step.before.text != step.after.text
 
 

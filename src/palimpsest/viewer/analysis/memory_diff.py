@@ -41,7 +41,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from palimpsest.types import RESULT, Span
-from palimpsest.viewer.analysis.token_words import Tokens, Words
+from palimpsest.viewer.analysis.token_words import Tokens, TokenWords
 
 # ---- Which words of two texts are the same ones, in order ----------------------------------------------------
 
@@ -50,7 +50,7 @@ _SMALL = 4096  # pairs of words that are compared exactly
 _DEPTH = 12
 
 
-class Run(NamedTuple):
+class EqualRun(NamedTuple):
     """Equal words."""
 
     before: int
@@ -65,7 +65,7 @@ class _Part(NamedTuple):
     after: tuple[int, int]
 
 
-def aligned(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Run]:
+def aligned(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[EqualRun]:
     """Runs of words that are kept.
 
     >>> aligned("the cat sat on the mat".split(), "a cat sat on a mat".split())
@@ -75,19 +75,19 @@ def aligned(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Run]:
     return _legible(_runs(pairs), len(before), len(after))
 
 
-def _runs(pairs: Sequence[tuple[int, int]]) -> list[Run]:
-    runs: list[Run] = []
+def _runs(pairs: Sequence[tuple[int, int]]) -> list[EqualRun]:
+    runs: list[EqualRun] = []
     for a, b in pairs:
         if runs and (last := runs[-1]).before + last.length == a and last.after + last.length == b:
             runs[-1] = last._replace(length=last.length + 1)
         else:
-            runs.append(Run(a, b, 1))
+            runs.append(EqualRun(a, b, 1))
     return runs
 
 
-def _legible(runs: list[Run], before: int, after: int) -> list[Run]:
+def _legible(runs: list[EqualRun], before: int, after: int) -> list[EqualRun]:
     """Without runs that are shorter than what changed on either side: a word that two texts share by chance."""
-    ends = [Run(0, 0, 0), *runs, Run(before, after, 0)]
+    ends = [EqualRun(0, 0, 0), *runs, EqualRun(before, after, 0)]
     changed = [max(b.before - a.before - a.length, b.after - a.after - a.length) for a, b in pairwise(ends)]
     return [run for run, left, right in zip(runs, changed, changed[1:], strict=False) if run.length >= min(left, right)]
 
@@ -160,7 +160,7 @@ def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 # ---- What a memory has of the one before, what it took from where, and what is in nothing that was in sight --
 
 
-class Origin(StrEnum):
+class WordOrigin(StrEnum):
     """Where words of a memory are from."""
 
     KEPT = "kept"
@@ -172,32 +172,32 @@ class Origin(StrEnum):
     UNKNOWN = "unknown"
 
 
-_RANK = {origin: place for place, origin in enumerate(Origin)}
+_RANK = {origin: place for place, origin in enumerate(WordOrigin)}
 """Of equal sources the one with the lowest counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PromptSource:
     """A named piece of the prompt."""
 
     name: str
-    words: Words
+    words: TokenWords
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> WordOrigin:
         """What words are that stand in it.
 
-        >>> none = Words((), (), (0,))
-        >>> Source("result:a", none).origin.value, Source("notes", none).origin.value
+        >>> none = TokenWords((), (), (0,))
+        >>> PromptSource("result:a", none).origin.value, PromptSource("notes", none).origin.value
         ('section', 'recalled')
         """
         if self.name in ("section", "document") or self.name.startswith(RESULT):
-            return Origin.SECTION
-        return {"memory": Origin.MEMORY, "question": Origin.QUESTION}.get(self.name, Origin.RECALLED)
+            return WordOrigin.SECTION
+        return {"memory": WordOrigin.MEMORY, "question": WordOrigin.QUESTION}.get(self.name, WordOrigin.RECALLED)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """Where words stand in a source."""
 
     name: str
@@ -207,16 +207,16 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WordPiece:
     """Words in a row of the memory after that have one origin."""
 
-    origin: Origin
+    origin: WordOrigin
     words: Span
     tokens: Span
     characters: Span
     ids: Tokens
     text: str
-    source: Place | None
+    source: SourcePlace | None
     """None from nowhere and unknown."""
 
 
@@ -238,21 +238,21 @@ class Dropped:
 class MemoryDiff:
     """In the order of the memory after; what was dropped in the order of the memory before."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[WordPiece, ...]
     dropped: tuple[Dropped, ...]
 
     def applied(self, before: Sequence[int]) -> Tokens:
         """[T] the ids of the memory after, of those of the memory before and of what is new."""
         ids: list[int] = []
         for piece in self.pieces:
-            if piece.origin is Origin.KEPT and piece.source is not None:
+            if piece.origin is WordOrigin.KEPT and piece.source is not None:
                 ids += before[slice(*piece.source.tokens)]
             else:
                 ids += piece.ids
         return tuple(ids)
 
     @property
-    def in_order(self) -> Iterator[Piece | Dropped]:
+    def in_order(self) -> Iterator[WordPiece | Dropped]:
         """Pieces, and what was dropped where it stood: before what took its place."""
         dropped = list(self.dropped)
         for piece in self.pieces:
@@ -263,11 +263,11 @@ class MemoryDiff:
 
 
 def memory_diff(
-    before: Words,
-    after: Words,
-    sources: Sequence[Source] | None,
+    before: TokenWords,
+    after: TokenWords,
+    sources: Sequence[PromptSource] | None,
     lost: Mapping[int, Span] | None = None,
-    kept: Sequence[Run] | None = None,
+    kept: Sequence[EqualRun] | None = None,
 ) -> MemoryDiff:
     """The difference of two memories of one `Spelling`.
 
@@ -275,23 +275,23 @@ def memory_diff(
     memory after lacks stands in the memory before, in characters; `kept`: what `aligned` says, where it is known.
     """
     runs = aligned(before.words, after.words) if kept is None else kept
-    held = Source("memory", before)
+    held = PromptSource("memory", before)
     stretches = list(_stretches(runs, len(after)))
     wanted = {key for start, end, run in stretches if run is None for key in after.keys[start:end]}
     known = sorted((*(sources or ()), held), key=lambda source: _RANK[source.origin])
     found = [_Places(source, wanted) for source in known] if wanted else []
-    rest = Origin.UNKNOWN if sources is None else Origin.NOWHERE
-    pieces: list[Piece] = []
+    rest = WordOrigin.UNKNOWN if sources is None else WordOrigin.NOWHERE
+    pieces: list[WordPiece] = []
     for start, end, run in stretches:
         if run is None:
             pieces += _new(after, (start, end), found, rest)
         else:
             at = (run.before, run.before + run.length)
-            pieces.append(_piece(after, (start, end), Origin.KEPT, _place(held, at)))
+            pieces.append(_piece(after, (start, end), WordOrigin.KEPT, _place(held, at)))
     return MemoryDiff(tuple(pieces), tuple(_dropped(before, runs, len(after), lost or {})))
 
 
-def _stretches(runs: Sequence[Run], size: int) -> Iterator[tuple[int, int, Run | None]]:
+def _stretches(runs: Sequence[EqualRun], size: int) -> Iterator[tuple[int, int, EqualRun | None]]:
     """[start, end) of each run, and of what is between."""
     done = 0
     for run in runs:
@@ -303,7 +303,7 @@ def _stretches(runs: Sequence[Run], size: int) -> Iterator[tuple[int, int, Run |
         yield done, size, None
 
 
-def _new(after: Words, stretch: Span, found: Sequence[_Places], rest: Origin) -> Iterator[Piece]:
+def _new(after: TokenWords, stretch: Span, found: Sequence[_Places], rest: WordOrigin) -> Iterator[WordPiece]:
     """Pieces of words that aren't kept."""
     place, left = stretch[0], stretch[0]
     while place < stretch[1]:
@@ -324,7 +324,7 @@ def _new(after: Words, stretch: Span, found: Sequence[_Places], rest: Origin) ->
 class _Places:
     """Where words that are looked for stand in a source."""
 
-    def __init__(self, source: Source, wanted: set[str]) -> None:
+    def __init__(self, source: PromptSource, wanted: set[str]) -> None:
         self.source = source
         self.keys = source.words.keys
         self._at: dict[str, list[int]] = {}
@@ -332,7 +332,7 @@ class _Places:
             if key in wanted:
                 self._at.setdefault(key, []).append(place)
 
-    def longest(self, keys: Sequence[str], start: int, end: int) -> tuple[int, bool, int, Source]:
+    def longest(self, keys: Sequence[str], start: int, end: int) -> tuple[int, bool, int, PromptSource]:
         """(words, whether the word before matches too, where it begins, source) of the longest run from `start` on."""
         places, length = self._at.get(keys[start], []), 1
         if not places:
@@ -347,23 +347,23 @@ class _Places:
         return length, bool(near), (near or places)[0], self.source
 
 
-def part_of(piece: Piece, words: Span, before: Words, after: Words) -> Piece:
+def part_of(piece: WordPiece, words: Span, before: TokenWords, after: TokenWords) -> WordPiece:
     """Some words of a piece that is kept or moved."""
     if piece.source is None:
         return _piece(after, words, piece.origin, None)
     moved = piece.source.words[0] - piece.words[0]
-    place = _place(Source(piece.source.name, before), (words[0] + moved, words[1] + moved))
+    place = _place(PromptSource(piece.source.name, before), (words[0] + moved, words[1] + moved))
     return _piece(after, words, piece.origin, place)
 
 
-def _dropped(before: Words, runs: Sequence[Run], size: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
+def _dropped(before: TokenWords, runs: Sequence[EqualRun], size: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
     done = [0, 0]
-    for run in [*runs, Run(len(before), size, 0)]:
+    for run in [*runs, EqualRun(len(before), size, 0)]:
         yield from _parts(before, (done[0], run.before), done[1], lost)
         done = [run.before + run.length, run.after + run.length]
 
 
-def _parts(before: Words, words: Span, at: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
+def _parts(before: TokenWords, words: Span, at: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
     """Dropped words in a row, cut where evidence begins or ends."""
     if words[0] == words[1]:
         return
@@ -375,15 +375,17 @@ def _parts(before: Words, words: Span, at: int, lost: Mapping[int, Span]) -> Ite
         yield Dropped((start, end), tokens, characters, text, at, evidence[start - words[0]])
 
 
-def _lost_at(before: Words, word: int, lost: Mapping[int, Span]) -> tuple[int, ...]:
+def _lost_at(before: TokenWords, word: int, lost: Mapping[int, Span]) -> tuple[int, ...]:
     start, end = before.characters((word, word + 1))
     return tuple(number for number, span in lost.items() if start < span[1] and span[0] < end)
 
 
-def _piece(after: Words, words: Span, origin: Origin, source: Place | None) -> Piece:
+def _piece(after: TokenWords, words: Span, origin: WordOrigin, source: SourcePlace | None) -> WordPiece:
     tokens, characters = after.tokens(words), after.characters(words)
-    return Piece(origin, words, tokens, characters, after.ids[slice(*tokens)], after.text[slice(*characters)], source)
+    return WordPiece(
+        origin, words, tokens, characters, after.ids[slice(*tokens)], after.text[slice(*characters)], source
+    )
 
 
-def _place(source: Source, words: Span) -> Place:
-    return Place(source.name, words, source.words.tokens(words), source.words.characters(words))
+def _place(source: PromptSource, words: Span) -> SourcePlace:
+    return SourcePlace(source.name, words, source.words.tokens(words), source.words.characters(words))

@@ -51,7 +51,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GroupForestRow:
     """A segment."""
 
     rollout: int
@@ -65,10 +65,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Forest:
+class GroupForest:
     """Of a group."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[GroupForestRow, ...]
     """Segments in lexicographic order, so that those that share a beginning are neighbours."""
     nodes: tuple[Node, ...]
 
@@ -118,7 +118,7 @@ def computed(segments: Sequence[tuple[Segment, Sequence[float]]]) -> Computed:
     return Computed(len(rows), total, total - shared)
 
 
-def prefix_forest(trajectories: Sequence[Trajectory]) -> Forest:
+def prefix_forest(trajectories: Sequence[Trajectory]) -> GroupForest:
     """The forest of all segments of some trajectories."""
     rows = [
         _row(rollout, number, segment)
@@ -129,7 +129,7 @@ def prefix_forest(trajectories: Sequence[Trajectory]) -> Forest:
     shared = [0, *(common_length(a.tokens, b.tokens) for a, b in pairwise(rows)), 0]
     nodes: list[Node] = []
     _grow(nodes, rows, shared, (0, len(rows)), 0, None)
-    return Forest(tuple(rows), tuple(nodes))
+    return GroupForest(tuple(rows), tuple(nodes))
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -146,13 +146,18 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return min(start, size)
 
 
-def _row(rollout: int, number: int, segment: Segment) -> Row:
+def _row(rollout: int, number: int, segment: Segment) -> GroupForestRow:
     turns = [index for index in segment.turn_index if index >= 0]
-    return Row(rollout, number, (min(turns), max(turns)), segment.token_ids, segment.loss_mask)
+    return GroupForestRow(rollout, number, (min(turns), max(turns)), segment.token_ids, segment.loss_mask)
 
 
 def _grow(
-    nodes: list[Node], rows: Sequence[Row], shared: Sequence[int], part: tuple[int, int], depth: int, parent: int | None
+    nodes: list[Node],
+    rows: Sequence[GroupForestRow],
+    shared: Sequence[int],
+    part: tuple[int, int],
+    depth: int,
+    parent: int | None,
 ) -> None:
     """Add the nodes of rows [first, last), which share `depth` tokens; by a stack, as a forest may be very deep."""
     stack = [(part, depth, parent)]

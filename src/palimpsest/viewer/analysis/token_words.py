@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from palimpsest.metrics.reading_trace import Text, Texts
+from palimpsest.metrics.reading_trace import GroupTexts, Text
 from palimpsest.text.codec import Codec
 from palimpsest.text.sentences import stands_in
 from palimpsest.types import Span
@@ -61,7 +61,7 @@ class Word:
     """Its text without case, white space and the marks around it; marks alone stay what they are."""
 
 
-class Words:
+class TokenWords:
     """A text as words."""
 
     def __init__(self, ids: Tokens, words: Sequence[Word], starts: Sequence[int]) -> None:
@@ -110,7 +110,7 @@ class Spelling:
         self._joined = _Memo(self._decoded)
         self._compared, self._by_token = 0, True
 
-    def words(self, ids: Sequence[int]) -> Words:
+    def words(self, ids: Sequence[int]) -> TokenWords:
         """The words of `ids` [T]."""
         key = tuple(ids)
         flags = np.frombuffer(bytearray(map(self._flags.__getitem__, key)), np.uint8)
@@ -122,7 +122,7 @@ class Spelling:
         starts = [*([0] if key else []), *(np.flatnonzero(begins) + 1).tolist(), len(key)]
         if len(starts) > 2 and not self._words[key[starts[-2] :]].text.strip():
             del starts[-2]  # no word is behind it
-        return Words(key, list(map(self._words.__getitem__, (key[a:b] for a, b in pairwise(starts)))), starts)
+        return TokenWords(key, list(map(self._words.__getitem__, (key[a:b] for a, b in pairwise(starts)))), starts)
 
     def _join(self, ids: Tokens, at: int, flags: Any) -> None:
         """Flag the tokens from `at` on that spell whole characters together; where none do, nothing begins there."""
@@ -228,7 +228,7 @@ def _longest_word(sentence: str) -> str:
     return max(sentence.split(), key=len, default="")
 
 
-class SpeltTexts(Texts):
+class SpeltTexts(GroupTexts):
     """The texts of one group, spelt token by token."""
 
     def __init__(self, spelling: Spelling) -> None:

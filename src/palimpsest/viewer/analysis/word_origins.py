@@ -31,7 +31,15 @@ from itertools import pairwise
 from palimpsest.text.sentences import flat
 from palimpsest.types import Span
 from palimpsest.viewer.analysis.episode_timeline import Story
-from palimpsest.viewer.analysis.memory_diff import MemoryDiff, Origin, Piece, Place, Run, aligned, part_of
+from palimpsest.viewer.analysis.memory_diff import (
+    EqualRun,
+    MemoryDiff,
+    SourcePlace,
+    WordOrigin,
+    WordPiece,
+    aligned,
+    part_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,11 @@ class Blamed:
     """Index of the turn that wrote them; -1: they were held before the first."""
     age: int
     """Turns since; of the whole episode if they were held before it."""
-    origin: Origin
+    origin: WordOrigin
     """`memory` for words that were held before the first turn."""
     offset: int | None
     """Tokens of the document read before them; None where they are from no section."""
-    source: Place | None
+    source: SourcePlace | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class _Followed:
         return _Followed(self.at + by, self.length, self.last)
 
 
-_Found = tuple[_Followed, int, Piece | None]
+_Found = tuple[_Followed, int, WordPiece | None]
 """Words, the number of the step they came in at, the piece they were then."""
 
 
@@ -101,13 +109,13 @@ def _through_step(story: Story, at: int, followed: Sequence[_Followed], found: l
     for words in new:
         for piece in _pieces(story, at, words):
             part = words.part(*piece.words)
-            if piece.origin in (Origin.MEMORY, Origin.KEPT) and piece.source is not None:
+            if piece.origin in (WordOrigin.MEMORY, WordOrigin.KEPT) and piece.source is not None:
                 yield part.moved(piece.source.words[0] - piece.words[0])
             else:
                 found.append((part, at, piece))
 
 
-def _pieces(story: Story, at: int, words: _Followed) -> Iterator[Piece]:
+def _pieces(story: Story, at: int, words: _Followed) -> Iterator[WordPiece]:
     """The pieces of a step's difference that hold some of the words."""
     pieces = story.diff(at).pieces
     first = bisect_right(pieces, words.at, key=lambda piece: piece.words[0]) - 1
@@ -129,7 +137,7 @@ def _between_steps(story: Story, at: int, followed: Sequence[_Followed], found: 
     found += [(words, at, None) for words in lost]
 
 
-def _carried(runs: Sequence[Run], followed: Sequence[_Followed]) -> tuple[list[_Followed], list[_Followed]]:
+def _carried(runs: Sequence[EqualRun], followed: Sequence[_Followed]) -> tuple[list[_Followed], list[_Followed]]:
     """Words that runs carry back, and those that they don't."""
     kept, new = [], []
     for words in followed:
@@ -174,7 +182,7 @@ def _blamed(story: Story, number: int, found: _Found) -> Blamed:
     memory, span = story.words(story.steps[number].after), (words.last, words.last + words.length)
     characters = memory.characters(span)
     turn = story.steps[at].turn if at >= 0 else -1
-    origin = piece.origin if piece else (Origin.MEMORY if at < 0 else Origin.UNKNOWN)
+    origin = piece.origin if piece else (WordOrigin.MEMORY if at < 0 else WordOrigin.UNKNOWN)
     source = _source(story, at, words, piece) if piece and piece.source else None
     offset = story.steps[at].offset if at >= 0 else None
     return Blamed(
@@ -190,7 +198,7 @@ def _blamed(story: Story, number: int, found: _Found) -> Blamed:
     )
 
 
-def _source(story: Story, at: int, words: _Followed, piece: Piece) -> Place | None:
+def _source(story: Story, at: int, words: _Followed, piece: WordPiece) -> SourcePlace | None:
     """Where these words of a piece stand in its source."""
     assert piece.source is not None
     text = next((text for name, text in story.sight(at) if name == piece.source.name), None)
@@ -198,7 +206,7 @@ def _source(story: Story, at: int, words: _Followed, piece: Piece) -> Place | No
         return None
     start = piece.source.words[0] + words.at - piece.words[0]
     span, held = (start, start + words.length), story.words(text)
-    return Place(piece.source.name, span, held.tokens(span), held.characters(span))
+    return SourcePlace(piece.source.name, span, held.tokens(span), held.characters(span))
 
 
 # ---- What a memory holds that was invented at an earlier turn and kept ---------------------------------------
@@ -227,16 +235,16 @@ class Unfounded:
         """Words of the memory after a step that are from nowhere, each with the index of the turn that wrote it."""
         if not self._story.readable:
             return {}
-        found = [one for one in blame(self._story, number) if one.origin is Origin.NOWHERE]
+        found = [one for one in blame(self._story, number) if one.origin is WordOrigin.NOWHERE]
         return {word: one.turn for one in found if one.turn != self._story.edited for word in range(*one.words)}
 
     def marked(self, number: int) -> tuple[MemoryDiff, tuple[int | None, ...]]:
         """The difference of a step, its kept and moved pieces cut where unfounded words begin or end; and for each
         piece the turn that wrote it from nowhere, where that is an earlier one."""
         diff, since = self._story.diff(number), self.words(number)
-        pieces, turns = list[Piece](), list[int | None]()
+        pieces, turns = list[WordPiece](), list[int | None]()
         for piece in diff.pieces:
-            carried = piece.origin in (Origin.KEPT, Origin.MEMORY) and any(
+            carried = piece.origin in (WordOrigin.KEPT, WordOrigin.MEMORY) and any(
                 word in since for word in range(*piece.words)
             )
             for part in self._cut(number, piece, since) if carried else (piece,):
@@ -244,7 +252,7 @@ class Unfounded:
                 turns.append(since.get(part.words[0]) if carried else None)
         return replace(diff, pieces=tuple(pieces)), tuple(turns)
 
-    def _cut(self, number: int, piece: Piece, since: Mapping[int, int]) -> list[Piece]:
+    def _cut(self, number: int, piece: WordPiece, since: Mapping[int, int]) -> list[WordPiece]:
         step, (start, end) = self._story.steps[number], piece.words
         edges = [word for word in range(start + 1, end) if since.get(word) != since.get(word - 1)]
         before, after = self._story.words(step.before), self._story.words(step.after)

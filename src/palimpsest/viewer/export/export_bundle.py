@@ -21,8 +21,8 @@ from urllib.parse import quote
 from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.text.json_text import to_json
 from palimpsest.viewer.records.recorded_episodes import AGENT, MOST_MEASURED, unrecorded
-from palimpsest.viewer.records.sources import Kind, NotThere, Source
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.records.sources import NotThere, Source, SourceKind
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 
 MOST_BYTES = 20_000_000
 """Of a file."""
@@ -57,7 +57,7 @@ class Export:
     told: list[str] = field(default_factory=list)
     episodes: list[Place] = field(default_factory=list)
 
-    def add(self, answers: Answers, path: str, query: Mapping[str, str] | None = None) -> Any:
+    def add(self, answers: ViewerApi, path: str, query: Mapping[str, str] | None = None) -> Any:
         """What the path gives; None where there is nothing."""
         try:
             found = answers.get(path, query or {})
@@ -72,11 +72,11 @@ class Export:
         self.size += len(packed) * 4 // 3
 
 
-def collect(answers: Answers, source: Source, only: Sequence[Place] = (), step: str | None = None) -> Export:
+def collect(answers: ViewerApi, source: Source, only: Sequence[Place] = (), step: str | None = None) -> Export:
     """What a file of `source` is to hold. Raises ConfigError for an episode or step that isn't there."""
     export, chosen = _collected(answers, source, only, step)
     first: dict[str, Any] = {"run": source.key}
-    if source.kind is Kind.RECORD:
+    if source.kind is SourceKind.RECORD:
         first["step"] = chosen
     if only and chosen is not None:
         first = {"run": source.key, "step": chosen, "group": only[0][0], "rollout": only[0][1]}
@@ -84,7 +84,9 @@ def collect(answers: Answers, source: Source, only: Sequence[Place] = (), step: 
     return export
 
 
-def _collected(answers: Answers, source: Source, only: Sequence[Place], step: str | None) -> tuple[Export, str | None]:
+def _collected(
+    answers: ViewerApi, source: Source, only: Sequence[Place], step: str | None
+) -> tuple[Export, str | None]:
     """And the step whose episodes it holds."""
     export, at = Export(), f"/api/runs/{quote(source.key, safe='')}"
     runs = answers.get("/api/runs")["runs"]
@@ -118,7 +120,7 @@ def chosen_step(source: Source, steps: Sequence[int | str], asked: str | None) -
     return asked or (known[-1] if known else None)
 
 
-def _rows(answers: Answers, export: Export, at: str) -> list[dict[str, Any]]:
+def _rows(answers: ViewerApi, export: Export, at: str) -> list[dict[str, Any]]:
     """A row for each episode of the step."""
     found = answers.get(f"{at}/episodes", {})
     rows = list(found["rows"])
@@ -140,7 +142,7 @@ def check_places(only: Sequence[Place], rows: Sequence[Mapping[str, Any]]) -> No
             raise ConfigError(f"--only {place[0]}/{place[1]}: no such episode in this step; GROUP/ROLLOUT count from 0")
 
 
-def _episodes(answers: Answers, export: Export, at: str, rows: list[dict[str, Any]], only: Sequence[Place]) -> None:
+def _episodes(answers: ViewerApi, export: Export, at: str, rows: list[dict[str, Any]], only: Sequence[Place]) -> None:
     check_places(only, rows)
     for place in only or worst_first(rows):
         if not only and (len(export.episodes) >= _EPISODES or export.size > _BYTES):
@@ -153,7 +155,7 @@ def _episodes(answers: Answers, export: Export, at: str, rows: list[dict[str, An
     _strips(answers, export)
 
 
-def _measures(answers: Answers, export: Export, at: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _measures(answers: ViewerApi, export: Export, at: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """What memories kept and invented, of the groups that episodes are taken of."""
     groups, measured = list(dict.fromkeys(group for group, _ in export.episodes)), dict[str, Any]()
     for start in range(0, len(groups), MOST_MEASURED):
@@ -193,7 +195,7 @@ def left_out(what: str, error: PalimpsestError) -> str:
     return f"{what} is left out: it can't be told ({said})"
 
 
-def _episode(answers: Answers, export: Export, at: str, place: Place) -> bool:
+def _episode(answers: ViewerApi, export: Export, at: str, place: Place) -> bool:
     """Whether it is there now: whole or not at all."""
     before, size = dict(export.answers), export.size
     group = f"{at}/groups/{place[0]}"
@@ -213,7 +215,7 @@ def _episode(answers: Answers, export: Export, at: str, place: Place) -> bool:
     return True
 
 
-def _strips(answers: Answers, export: Export) -> None:
+def _strips(answers: ViewerApi, export: Export) -> None:
     """Tokens and blame of the turns, as far as there is room."""
     left = 0
     for path in [path for path in export.answers if re.search(r"/turns/\d+$", path)]:
@@ -227,7 +229,7 @@ def _strips(answers: Answers, export: Export) -> None:
         export.told.append(f"token strips and blame of {left} turns are left out")
 
 
-def _if_told(answers: Answers, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
+def _if_told(answers: ViewerApi, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
     """What the path gives; None where it can't be told, which is told."""
     try:
         return export.add(answers, path, query)

@@ -31,8 +31,8 @@ from palimpsest.types import Group, StopReason, Turn
 from palimpsest.viewer.export.export_bundle import Content, Place, check_places, chosen_step, left_out
 from palimpsest.viewer.records import recorded_episodes as records
 from palimpsest.viewer.records.run_status import Status
-from palimpsest.viewer.records.sources import Kind, Source, updated
-from palimpsest.viewer.screens.viewer_api import Answers
+from palimpsest.viewer.records.sources import Source, SourceKind, updated
+from palimpsest.viewer.screens.viewer_api import ViewerApi
 
 _STOPS = {StopReason.STOP: "stop", StopReason.LENGTH: "max_tokens"}
 _STATUS = {Status.FINISHED: "success", Status.RUNNING: "started"}
@@ -46,11 +46,11 @@ Episode = tuple[Sample, Recorded | None]
 """Its set has no name where no evaluation played it; None: its turns were not recorded."""
 
 
-def inspect_logs(answers: Answers, source: Source, only: Sequence[Place], step: str | None) -> list[Content]:
+def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[Place], step: str | None) -> list[Content]:
     """The log of a record or of a run's step; of an evaluation the agent's, then those of further policies and of
     baselines. Raises ConfigError for what isn't recorded."""
     steps = answers.get(f"/api/runs/{source.key}/steps")
-    recorded, told, evaluated = list[Recorded](), list[str](), source.kind is Kind.EVALUATION
+    recorded, told, evaluated = list[Recorded](), list[str](), source.kind is SourceKind.EVALUATION
     if steps or only or step is not None or not evaluated:
         recorded, told = _recorded(answers, source, chosen_step(source, steps, step), only)
         told += [f"episodes are of step {step or steps[-1]}"] if len(steps) > 1 else []
@@ -78,7 +78,7 @@ def inspect_logs(answers: Answers, source: Source, only: Sequence[Place], step: 
 
 
 def _recorded(
-    answers: Answers, source: Source, step: str | None, only: Sequence[Place]
+    answers: ViewerApi, source: Source, step: str | None, only: Sequence[Place]
 ) -> tuple[list[Recorded], list[str]]:
     """The chosen episodes of a step, all where none is named; and what was left out."""
     if step is None:
@@ -98,13 +98,17 @@ def _recorded(
     return found, told
 
 
-def _log_of(answers: Answers, source: Source, player: str, episodes: Sequence[Episode], told: Sequence[str]) -> Content:
+def _log_of(
+    answers: ViewerApi, source: Source, player: str, episodes: Sequence[Episode], told: Sequence[str]
+) -> Content:
     """The log of an agent, or of one baseline."""
     facts, samples = answers.facts, [sample for sample, _ in episodes]
     model, policies = facts.model(source) or "unknown", facts.policies(source)
     held = {records.episode_key(sample) for sample, place in episodes if place is not None}
     left = [*told, *records.unrecorded(samples, held, "and have a score without messages")]
-    status = _STATUS.get(facts.row(source)["status"], "cancelled") if source.kind is Kind.EVALUATION else "success"
+    status = (
+        _STATUS.get(facts.row(source)["status"], "cancelled") if source.kind is SourceKind.EVALUATION else "success"
+    )
     task = source.name if player == records.AGENT else f"{source.name}, {player.partition(': ')[2]}"
     log = inspect_log(episodes, answers.decoders.of(source).codec, task, model, updated(source) or 0.0, status)
     policy = records.policy_of(samples[0], policies) or ", ".join(policies) or None

@@ -38,8 +38,8 @@ from palimpsest.types import Group
 from palimpsest.viewer.records.episode_rows import Row, UnknownFormat, checked, row_of
 from palimpsest.viewer.records.sources import (
     Damaged,
+    FilePiece,
     NotThere,
-    Piece,
     content_of,
     is_compressed,
     next_line,
@@ -121,7 +121,7 @@ _LOOK_EVERY = 16
 class _Begun:
     """A piece of which not all lines were read."""
 
-    piece: Piece
+    piece: FilePiece
     at: int = 0
     """Where the next line begins, in the piece's content."""
     lines: list[tuple[int, int, Row]] = field(default_factory=list)
@@ -154,7 +154,7 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class IndexedRows:
     """The rows of a file as far as they were read."""
 
     rows: list[Row]
@@ -176,9 +176,9 @@ class RecordIndex:
         self._cache = cache
         self._lock = threading.Lock()
         self._read: _Read | None = None
-        self._unpacked: tuple[Piece, bytes] | None = None
+        self._unpacked: tuple[FilePiece, bytes] | None = None
 
-    def rows(self, seconds: float | None = None) -> Rows:
+    def rows(self, seconds: float | None = None) -> IndexedRows:
         """Every episode's row, or those that could be read within some seconds. Raises NotThere."""
         until = None if seconds is None else time.monotonic() + seconds
         with self._lock, self._opened() as file:
@@ -187,7 +187,7 @@ class RecordIndex:
             share = 1.0 if not more else read.next / max(1, read.size)
             if not more:
                 self._unpacked = None
-            return Rows(list(read.rows), len(read.places), self._torn(read), more, share)
+            return IndexedRows(list(read.rows), len(read.places), self._torn(read), more, share)
 
     def group(self, place: int) -> Group:
         """The group at a 0-based place. Raises NotThere where there is none, DataError for what is no group."""
@@ -215,16 +215,16 @@ class RecordIndex:
             if not 0 <= place < len(read.places):
                 raise NotThere(f"{self.path.name}: no group {place}; it has {len(read.places)}")
             return [
-                (where, unpacked[1] if unpacked and unpacked[0] == Piece(*where[:2]) else None)
+                (where, unpacked[1] if unpacked and unpacked[0] == FilePiece(*where[:2]) else None)
                 for where in read.places[place]
             ]
 
     def _group_at(self, file: BinaryIO, content: bytes | None, start: int, end: int, inner: int) -> Group:
         if content is None:
-            content = content_of(file, Piece(start, end), compressed=self._compressed)
+            content = content_of(file, FilePiece(start, end), compressed=self._compressed)
         return groups_in(self.path, without_blank_lines(content))[inner]
 
-    def _content(self, file: BinaryIO, piece: Piece) -> bytes:
+    def _content(self, file: BinaryIO, piece: FilePiece) -> bytes:
         """The lines in a piece; the latest are kept, as a look at a group, and one that goes on, reads them again."""
         if self._unpacked is None or self._unpacked[0] != piece:
             self._unpacked = piece, content_of(file, piece, compressed=self._compressed)

@@ -30,7 +30,7 @@ from palimpsest.evaluation.episode_files import EPISODES, EpisodeKey
 from palimpsest.evaluation.pairing import cell_of
 from palimpsest.evaluation.sample_log import SUMMARY, Sample, logs_below
 from palimpsest.metrics.memory_metrics import memory_metrics
-from palimpsest.metrics.reading_trace import Texts
+from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.models.model_folder import cached_tokenizer
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.run_folder import CONFIG, TRAJECTORIES
@@ -38,8 +38,8 @@ from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
 from palimpsest.types import Group
 from palimpsest.viewer.records.record_index import RecordIndex, RowCache
-from palimpsest.viewer.records.run_facts import Facts, read_object
-from palimpsest.viewer.records.sources import Kind, NotThere, Source, gone, kept_inside
+from palimpsest.viewer.records.run_facts import RunFacts, read_object
+from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, gone, kept_inside
 
 # ---- Which tokenizer decodes a record ------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class Decoder:
 class Decoders:
     """The tokenizers of sources, each opened once. Threads may share it."""
 
-    def __init__(self, facts: Facts, tokenizer: str | None = None) -> None:
+    def __init__(self, facts: RunFacts, tokenizer: str | None = None) -> None:
         """`tokenizer`: a folder or hub id that decodes everything, in place of what the files name."""
         self._facts, self._given = facts, tokenizer
         self._lock = threading.Lock()
@@ -107,10 +107,10 @@ class Decoders:
             newest = next(reversed(checkpoint_paths(run / CHECKPOINTS)), None)
             if newest is not None:
                 yield str(newest)
-            model = self._facts.config(Source("", Kind.RUN, run, "")).get("model")
+            model = self._facts.config(Source("", SourceKind.RUN, run, "")).get("model")
             if isinstance(model, dict) and isinstance(model.get("path"), str):
                 yield model["path"]
-        elif source.kind is Kind.EVALUATION:
+        elif source.kind is SourceKind.EVALUATION:
             model = (read_object(source.path / SUMMARY) or {}).get("model")
             if isinstance(model, str):
                 yield from _of_model(model)
@@ -125,7 +125,7 @@ def _of_model(name: str) -> Iterator[str]:
 
 def run_of(source: Source) -> Path | None:
     """The run that a source is, or that its file lies in."""
-    places = (source.path, *list(source.path.parents)[: 0 if source.kind is Kind.RUN else 4])
+    places = (source.path, *list(source.path.parents)[: 0 if source.kind is SourceKind.RUN else 4])
     return next((place for place in places if (place / CONFIG).is_file()), None)
 
 
@@ -206,7 +206,7 @@ class Records:
 
 def steps_of(source: Source) -> list[int | str]:
     """The steps that have a record, or `all`."""
-    if source.kind is Kind.RUN:
+    if source.kind is SourceKind.RUN:
         return sorted(int(match[1]) for name in _names(source.path / TRAJECTORIES) if (match := _STEP.fullmatch(name)))
     return [ALL] if _single(source) is not None else []
 
@@ -214,7 +214,7 @@ def steps_of(source: Source) -> list[int | str]:
 def record_path(source: Source, step: str) -> Path:
     """The file of a step: a number, `all`, or `NAME.SHARD` of a quickstart's evaluation. Raises NotThere."""
     path = None
-    if source.kind is not Kind.RUN:
+    if source.kind is not SourceKind.RUN:
         path = _single(source) if step == ALL else None
     elif step.isascii() and step.isdigit() and len(step) < 12:
         path = source.path / TRAJECTORIES / f"step-{int(step):06d}.jsonl.zst"
@@ -226,14 +226,14 @@ def record_path(source: Source, step: str) -> Path:
         raise NotThere(
             f"{source.name}: no episodes are recorded of step {step[:60]} (train.record_every says of which)"
         )
-    return path if source.kind is Kind.RECORD else kept_inside(source, path)
+    return path if source.kind is SourceKind.RECORD else kept_inside(source, path)
 
 
 def _single(source: Source) -> Path | None:
-    if source.kind is Kind.RECORD:
+    if source.kind is SourceKind.RECORD:
         return source.path
     path = source.path / EPISODES
-    return path if source.kind is Kind.EVALUATION and path.is_file() else None
+    return path if source.kind is SourceKind.EVALUATION and path.is_file() else None
 
 
 def _names(folder: Path) -> list[str]:
@@ -244,7 +244,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _measured(group: Group, place: int, codec: Any) -> dict[str, Any]:
-    found, texts = {}, Texts(codec)
+    found, texts = {}, GroupTexts(codec)
     for rollout, (trajectory, grade) in enumerate(zip(group.trajectories, group.grades, strict=True)):
         if len(trajectory.turns) > MOST_TURNS:
             continue

@@ -34,7 +34,7 @@ from palimpsest.viewer.records.run_status import (
     spark,
     status_of_run,
 )
-from palimpsest.viewer.records.sources import Kind, Source, gone, last_change, leads_out, updated
+from palimpsest.viewer.records.sources import Source, SourceKind, gone, last_change, leads_out, updated
 
 REWARD = "reward/mean"
 _DEPTH, _VALUES = 32, 20_000
@@ -47,7 +47,7 @@ _ALIVE_SECONDS = 120.0
 """An evaluation without a summary whose log has grown since counts as running."""
 
 
-class Facts:
+class RunFacts:
     """Facts of sources, with their rows remembered. Threads may share it."""
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class Facts:
             "name": source.name,
             "updated": updated(source),
             "alarm": None,
-            "accuracy": _accuracy(source) if source.kind is Kind.EVALUATION else [],
+            "accuracy": _accuracy(source) if source.kind is SourceKind.EVALUATION else [],
         }
-        if source.kind is not Kind.RUN:
+        if source.kind is not SourceKind.RUN:
             return {
                 **known,
                 "status": _status_of_files(source),
@@ -98,7 +98,7 @@ class Facts:
         known = {**row, "path": str(source.path), "config": dict(leaves(config)), "trouble": trouble}
         known |= {"model": self.model(source), "policies": self.policies(source)}
         known["summary"] = read_object(source.path / SUMMARY) if source.path.is_dir() else None
-        if source.kind is not Kind.RUN:
+        if source.kind is not SourceKind.RUN:
             return known
         timings = self.tails.rows(source.path / TIMINGS)
         return {
@@ -136,29 +136,29 @@ class Facts:
 
     def model(self, source: Source) -> str | None:
         """Folder or hub id of the model; None where no file names it."""
-        if source.kind is Kind.EVALUATION:
+        if source.kind is SourceKind.EVALUATION:
             return _text(_summary_of(source).get("model"))
         model = self.config(source).get("model")
         return _text(model.get("path")) if isinstance(model, dict) else None
 
     def policies(self, source: Source) -> tuple[str, ...]:
         """Names of the memory policies that were played or trained; empty where no file names one."""
-        named = self.config(source).get("policies") if source.kind is Kind.EVALUATION else None
+        named = self.config(source).get("policies") if source.kind is SourceKind.EVALUATION else None
         if isinstance(named, dict) and named:
             return tuple(map(str, named))
-        policy = (_summary_of(source) if source.kind is Kind.EVALUATION else self.config(source)).get("policy")
+        policy = (_summary_of(source) if source.kind is SourceKind.EVALUATION else self.config(source)).get("policy")
         name = policy.get("name") if isinstance(policy, dict) else None
         return (name,) if isinstance(name, str) else ()
 
     def _configured(self, source: Source) -> tuple[dict[str, Any], str | None]:
         """A configuration, and in words why it can't be read."""
-        path = source.path / (CONFIG if source.kind is Kind.RUN else IDENTITY)
+        path = source.path / (CONFIG if source.kind is SourceKind.RUN else IDENTITY)
         if leads_out(source.path, path):
             return {}, None  # `_linked_out` names it
         try:
             changed = path.stat().st_mtime_ns
         except OSError:
-            return {}, None if source.kind is not Kind.RUN else f"{path.name} isn't there"
+            return {}, None if source.kind is not SourceKind.RUN else f"{path.name} isn't there"
         with self._lock:
             if self._configs.get(path, (None,))[0] != changed:
                 self._configs[path] = changed, *_config_in(path)
@@ -184,7 +184,7 @@ class Facts:
 
 def _linked_out(source: Source) -> str | None:
     """The files and folders of a run or evaluation that are elsewhere, in words; None where there are none."""
-    if source.kind is Kind.RECORD:
+    if source.kind is SourceKind.RECORD:
         return None
     names = [name for name in _READ if leads_out(source.path, source.path / name)]
     return f"not shown, as links out of the folder are not followed: {', '.join(names)}" if names else None
@@ -233,7 +233,7 @@ def _accuracy(source: Source) -> list[float]:
 def _status_of_files(source: Source) -> Status:
     if not source.path.exists():
         return Status.GONE
-    if source.kind is Kind.RECORD:
+    if source.kind is SourceKind.RECORD:
         return Status.FILE
     if (source.path / SUMMARY).is_file():
         return Status.FINISHED

@@ -57,22 +57,22 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """[start, end) in the file."""
 
     start: int
     end: int
 
 
-def next_piece(file: BinaryIO, start: int, *, compressed: bool) -> Piece | None:
+def next_piece(file: BinaryIO, start: int, *, compressed: bool) -> FilePiece | None:
     """The piece that begins at `start`; None at the end of the file. Raises Damaged."""
     size = os.fstat(file.fileno()).st_size
     if start >= size:
         return None
-    return Piece(start, _frame_end(file, start, size) if compressed else _lines_end(file, start, size))
+    return FilePiece(start, _frame_end(file, start, size) if compressed else _lines_end(file, start, size))
 
 
-def content_of(file: BinaryIO, piece: Piece, *, compressed: bool) -> bytes:
+def content_of(file: BinaryIO, piece: FilePiece, *, compressed: bool) -> bytes:
     """The lines in a piece. Raises Damaged for a wrong checksum, and for more than `MOST_BYTES`."""
     if piece.end - piece.start > MOST_BYTES:
         raise _too_large("a piece")
@@ -212,7 +212,7 @@ class LinkedOut(NotThere):
     """A link in the folder of a run or evaluation leads out of it."""
 
 
-class Kind(StrEnum):
+class SourceKind(StrEnum):
     """What a path holds."""
 
     RUN = "run"
@@ -229,7 +229,7 @@ class Source:
 
     key: str
     """Short, unique, safe in a URL."""
-    kind: Kind
+    kind: SourceKind
     path: Path
     name: str
     """For people: the end of its path."""
@@ -301,15 +301,15 @@ class Library:
         return next(key for key in numbered if key not in self._by_key)
 
 
-def found_in(path: Path) -> Iterator[tuple[Kind, Path]]:
+def found_in(path: Path) -> Iterator[tuple[SourceKind, Path]]:
     """What is to look at in a path, itself first: nothing where it is missing."""
     if path.is_file():
         if path.name in (CONFIG, SAMPLES):
             yield from found_in(path.parent)
         elif path.name == EPISODES and (path.parent / SAMPLES).is_file():
-            yield Kind.EVALUATION, path.parent  # the record alone has no score of the agent
+            yield SourceKind.EVALUATION, path.parent  # the record alone has no score of the agent
         elif is_record(path):
-            yield Kind.RECORD, path
+            yield SourceKind.RECORD, path
         return
     if path.name in _INNER and (path.parent / CONFIG).is_file():
         path = path.parent
@@ -321,14 +321,14 @@ def is_record(path: Path) -> bool:
     return path.name.endswith((".jsonl", ".jsonl.zst")) and path.name not in _NO_RECORDS
 
 
-def _walked(folder: Path, depth: int) -> Iterator[tuple[Kind, Path]]:
+def _walked(folder: Path, depth: int) -> Iterator[tuple[SourceKind, Path]]:
     is_run, is_evaluation = (folder / CONFIG).is_file(), (folder / SAMPLES).is_file()
     if is_run:
-        yield Kind.RUN, folder
+        yield SourceKind.RUN, folder
     elif is_evaluation:
-        yield Kind.EVALUATION, folder
+        yield SourceKind.EVALUATION, folder
     else:
-        yield from ((Kind.RECORD, file) for file in _records(folder))
+        yield from ((SourceKind.RECORD, file) for file in _records(folder))
     if depth == 0:
         return
     for inner in _folders(folder):
@@ -370,7 +370,9 @@ def kept_inside(source: Source, path: Path) -> Path:
 def updated(source: Source) -> float | None:
     """When a source was last written to, in seconds since 1970; None of what is gone."""
     names = (METRICS, EVENTS, CONFIG, SAMPLES)
-    return last_change([source.path / name for name in names] if source.kind is not Kind.RECORD else [source.path])
+    return last_change(
+        [source.path / name for name in names] if source.kind is not SourceKind.RECORD else [source.path]
+    )
 
 
 def last_change(paths: Iterable[Path]) -> float | None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.errors import RunError
-from palimpsest.evaluation.pairing import Cell, cell_of
+from palimpsest.evaluation.pairing import ProblemCell, cell_of
 from palimpsest.evaluation.sample_log import ASKED, SAMPLES, Logged, Sample, logs_below, read_log
 from palimpsest.evaluation.summary import accuracy_of
 from palimpsest.viewer.records.recorded_episodes import player_of
-from palimpsest.viewer.records.sources import Kind, NotThere, Source, kept_inside
+from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, kept_inside
 
 JUDGE = "judge"
 STRINGS = ("em", "sub_em", "f1", "string_match_all")
@@ -73,9 +73,9 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 def logs_of(source: Source) -> Mapping[str, Path]:
     """The logs of an evaluation or of a quickstart's, by the step that its episodes stand under."""
-    if source.kind is Kind.EVALUATION:
+    if source.kind is SourceKind.EVALUATION:
         return {"all": source.path / SAMPLES}
-    return logs_below(source.path) if source.kind is Kind.RUN else {}
+    return logs_below(source.path) if source.kind is SourceKind.RUN else {}
 
 
 EpisodePlaces = Mapping[tuple[str, str, int], tuple[int, int]]
@@ -102,7 +102,9 @@ def evaluation_view(
     order = {
         cell: place for place, cell in enumerate(sorted({cell_of(sample) for sample in first.values()}, key=_rank))
     }
-    rows.sort(key=lambda row: (-row["disagree"], order[Cell(row["set"], -1 if row["size"] is None else row["size"])]))
+    rows.sort(
+        key=lambda row: (-row["disagree"], order[ProblemCell(row["set"], -1 if row["size"] is None else row["size"])])
+    )
     return {
         "rows": rows,
         "cells": parts_view(samples, titles),
@@ -159,14 +161,14 @@ def _draw(sample: Sample, log: str, places: EpisodePlaces) -> dict[str, Any]:
     }
 
 
-def _rank(cell: Cell) -> tuple[str, int, str]:
+def _rank(cell: ProblemCell) -> tuple[str, int, str]:
     """Task by task, shorter ones first."""
     return cell.task, cell.size, cell.set
 
 
 def parts_view(samples: Sequence[Sample], titles: Mapping[str, str]) -> list[dict[str, Any]]:
     """Accuracy of each part by each player, shorter ones first within a task; of all episodes, recorded or not."""
-    parts: dict[tuple[Cell, str | None], list[Sample]] = {}
+    parts: dict[tuple[ProblemCell, str | None], list[Sample]] = {}
     for sample in samples:
         parts.setdefault((cell_of(sample), sample.baseline), []).append(sample)
     told = []

@@ -10,7 +10,7 @@ from typing import Any
 from palimpsest.types import Grade, Problem
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.event_labels import marks, replayed_in_words
-from palimpsest.viewer.analysis.prefix_forest import Forest, prefix_forest
+from palimpsest.viewer.analysis.prefix_forest import GroupForest, prefix_forest
 from palimpsest.viewer.screens.open_groups import Opened
 
 _MOST = 5_000_000  # tokens of prompts and completions of which a forest is made: some seconds
@@ -134,7 +134,7 @@ def _forest(opened: Opened) -> dict[str, Any]:
     }
 
 
-def _largest(forest: Forest) -> list[int]:
+def _largest(forest: GroupForest) -> list[int]:
     """The nodes that are shown: those that most is saved by, with all above them, in their order."""
 
     def saved(place: int) -> int:
@@ -152,7 +152,7 @@ def _largest(forest: Forest) -> list[int]:
     return sorted(chosen)
 
 
-def _node(opened: Opened, forest: Forest, place: int, number: dict[int, int]) -> dict[str, Any]:
+def _node(opened: Opened, forest: GroupForest, place: int, number: dict[int, int]) -> dict[str, Any]:
     node = forest.nodes[place]
     ids = forest.tokens(node)
     return {

@@ -24,8 +24,8 @@ from palimpsest.viewer.analysis.prefix_forest import Advantages, Computed, advan
 from palimpsest.viewer.analysis.token_words import Spelling, SpeltTexts
 from palimpsest.viewer.analysis.word_origins import Unfounded
 from palimpsest.viewer.records.recorded_episodes import MOST_TURNS, Decoders, Records, record_path, run_of
-from palimpsest.viewer.records.run_facts import Facts
-from palimpsest.viewer.records.sources import Kind, NotThere, Source
+from palimpsest.viewer.records.run_facts import RunFacts
+from palimpsest.viewer.records.sources import NotThere, Source, SourceKind
 
 # ---- A group that is looked at -------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ _Key = tuple[Path, int, int, int]
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptGroup:
     opened: Opened | None = None
     """None until the first look has read it."""
     tokens: int = 0
@@ -92,10 +92,10 @@ class _Kept:
 class OpenedGroups:
     """Groups by source, step and place. Threads may share it."""
 
-    def __init__(self, records: Records, decoders: Decoders, facts: Facts) -> None:
+    def __init__(self, records: Records, decoders: Decoders, facts: RunFacts) -> None:
         self._records, self._decoders, self._facts = records, decoders, facts
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._kept: OrderedDict[_Key, _KeptGroup] = OrderedDict()
 
     def look(self, source: Source, step: str, place: int, at: Callable[[Opened], T]) -> T:
         """What `at` finds in a group. Raises NotThere for what isn't in it, DataError for what can't be read."""
@@ -110,12 +110,12 @@ class OpenedGroups:
             except IndexError as error:
                 raise NotThere(f"{source.name}, group {place}: {error}") from None
 
-    def _of(self, source: Source, step: str, place: int) -> tuple[_Key, _Kept]:
+    def _of(self, source: Source, step: str, place: int) -> tuple[_Key, _KeptGroup]:
         path = record_path(source, step)
         state = path.stat()
         key = (path, place, state.st_size, state.st_mtime_ns)
         with self._lock:
-            kept = self._kept.setdefault(key, _Kept())
+            kept = self._kept.setdefault(key, _KeptGroup())
             self._kept.move_to_end(key)
             return key, kept
 
@@ -146,7 +146,9 @@ class OpenedGroups:
         if run is None:
             return None
         try:
-            return CreditConfig.model_validate(self._facts.config(Source("", Kind.RUN, run, "")).get("credit", {}))
+            return CreditConfig.model_validate(
+                self._facts.config(Source("", SourceKind.RUN, run, "")).get("credit", {})
+            )
         except ValidationError:
             return None
 

@@ -19,9 +19,9 @@ from typing import Any
 from palimpsest.events import Event, MemoryUngrounded, of_type
 from palimpsest.metrics.reading_trace import Text
 from palimpsest.types import RESULT, Span, Turn
-from palimpsest.viewer.analysis.episode_timeline import Step, Story, place_of
+from palimpsest.viewer.analysis.episode_timeline import Story, TimelineStep, place_of
 from palimpsest.viewer.analysis.event_labels import in_words, marks
-from palimpsest.viewer.analysis.memory_diff import Dropped, MemoryDiff, Origin, Piece
+from palimpsest.viewer.analysis.memory_diff import Dropped, MemoryDiff, WordOrigin, WordPiece
 from palimpsest.viewer.screens.open_groups import Opened
 
 # ---- The tokens that a turn sampled --------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def _kept_out(happened: Sequence[Event]) -> list[dict[str, str]]:
     ]
 
 
-def _memory_value(story: Story, step: Step) -> dict[str, Any]:
+def _memory_value(story: Story, step: TimelineStep) -> dict[str, Any]:
     return {
         "before": story.words(step.before).text,
         "after": story.words(step.after).text,
@@ -165,7 +165,7 @@ def _parts(diff: MemoryDiff, since: Sequence[int | None]) -> list[dict[str, Any]
     return [_part_value(part, turns.get(id(part))) for part in diff.in_order]
 
 
-def _part_value(part: Piece | Dropped, since: int | None) -> dict[str, Any]:
+def _part_value(part: WordPiece | Dropped, since: int | None) -> dict[str, Any]:
     if isinstance(part, Dropped):
         return {"origin": "dropped", "text": part.text, "tokens": list(part.tokens), "evidence": list(part.evidence)}
     source = part.source
@@ -183,7 +183,7 @@ def _part_value(part: Piece | Dropped, since: int | None) -> dict[str, Any]:
 
 def _counts(diff: MemoryDiff, since: Sequence[int | None]) -> dict[str, int]:
     """Words by origin, and how many were dropped."""
-    counts = Counter({UNFOUNDED: 0, **{origin.value: 0 for origin in Origin}})
+    counts = Counter({UNFOUNDED: 0, **{origin.value: 0 for origin in WordOrigin}})
     for piece, turn in zip(diff.pieces, since, strict=True):
         counts[piece.origin.value if turn is None else UNFOUNDED] += piece.words[1] - piece.words[0]
     return {**counts, "dropped": sum(each.words[1] - each.words[0] for each in diff.dropped)}
@@ -261,7 +261,7 @@ def _taken(diff: MemoryDiff, name: str) -> list[dict[str, Any]]:
     found = [
         {"characters": list(part.source.characters), "tokens": list(part.source.tokens), "part": number}
         for number, part in enumerate(diff.in_order)
-        if isinstance(part, Piece) and part.source is not None and part.source.name == name
+        if isinstance(part, WordPiece) and part.source is not None and part.source.name == name
     ]
     return sorted(found, key=lambda it: it["characters"])
 

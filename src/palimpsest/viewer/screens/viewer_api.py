@@ -26,8 +26,8 @@ from palimpsest.viewer.records.recorded_episodes import (
     record_path,
     steps_of,
 )
-from palimpsest.viewer.records.run_facts import Facts
-from palimpsest.viewer.records.sources import Kind, Library, NotThere, Source
+from palimpsest.viewer.records.run_facts import RunFacts
+from palimpsest.viewer.records.sources import Library, NotThere, Source, SourceKind
 from palimpsest.viewer.screens.episode_screen import blame_view, episode_view, search_view
 from palimpsest.viewer.screens.evaluation_screen import Samples, evaluation_view, logs_of, parts_view
 from palimpsest.viewer.screens.group_screen import group_view
@@ -58,7 +58,7 @@ _PATHS = (
 """Pattern to the method that answers it."""
 
 
-class Answers:
+class ViewerApi:
     """The API over a library. Threads may share it."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Answers:
         """`tokenizer`: decodes everything in place of what the files name; `cache`: folder for rows of large files;
         `titles`: what the tasks of a run's evaluations are called."""
         self.library, self._titles = library, titles
-        self.facts = Facts()
+        self.facts = RunFacts()
         self.decoders = Decoders(self.facts, tokenizer)
         self.records = Records(self.decoders, None if cache is None else RowCache(cache))
         self.opened = OpenedGroups(self.records, self.decoders, self.facts)
@@ -90,7 +90,7 @@ class Answers:
         """Open the first episode where one file is all that is shown: a long one takes a second, and is there when the
         page asks for it. Raises as `get` does."""
         sources = self.library.sources()
-        if len(sources) == 1 and sources[0].kind is Kind.RECORD:
+        if len(sources) == 1 and sources[0].kind is SourceKind.RECORD:
             self.get(f"/api/runs/{sources[0].key}/steps/{ALL}/groups/0/rollouts/0")
 
     def _runs(self, query: Query) -> Any:
@@ -116,7 +116,7 @@ class Answers:
 
     def _alarms(self, query: Query, key: str) -> Any:
         source = self.library.source(key)
-        return to_json(self.facts.alarms(source)) if source.kind is Kind.RUN else []
+        return to_json(self.facts.alarms(source)) if source.kind is SourceKind.RUN else []
 
     def _items(self, query: Query, key: str) -> Any:
         source = self.library.source(key)
@@ -184,7 +184,7 @@ class Answers:
 
     def _titles_of(self, source: Source) -> Mapping[str, str] | None:
         """None where the source is no run: its sets are anybody's."""
-        return self._titles if source.kind is Kind.RUN else None
+        return self._titles if source.kind is SourceKind.RUN else None
 
     def _places(self, source: Source) -> tuple[dict[tuple[str, str, int], tuple[int, int]], bool]:
         """(step, group id, draw) to (group, rollout) of the episodes that an evaluation recorded, as far as they could
@@ -204,7 +204,7 @@ class Answers:
 
     def _training(self, key: str) -> Source:
         source = self.library.source(key)
-        if source.kind is not Kind.RUN:
+        if source.kind is not SourceKind.RUN:
             raise NotThere(f"{key!r} is no run: it has no steps")
         return source
 

@@ -126,7 +126,7 @@ TILE = 1024  # queries of a rectangle at the most: its partial result is merged 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AttentionPart:
     queries: slice
     keys: slice
     causal: bool = False
@@ -135,10 +135,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """What the attention of one forest needs to know."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[AttentionPart, ...]
     """For the CPU; empty on CUDA."""
     exits: Tensor
     """[T]"""
@@ -152,7 +152,9 @@ class Plan:
     """For these layers: a BlockMask on CUDA, else [1, 1, Q, T] what is added to scores."""
 
 
-def plan_of(forest: Forest, dtype: torch.dtype, places: Tensor | None = None, *, window: int | None = None) -> Plan:
+def plan_of(
+    forest: Forest, dtype: torch.dtype, places: Tensor | None = None, *, window: int | None = None
+) -> AttentionPlan:
     """Attention of queries at `places` [Q], ascending; at all places if None. `dtype` is that of the model.
 
     `window`: what its sliding layers see.
@@ -165,11 +167,11 @@ def plan_of(forest: Forest, dtype: torch.dtype, places: Tensor | None = None, *,
     if device.type == "cuda":
         if window is not None:
             near = block_mask(exits, where, depths, window)
-        return Plan((), exits, where, block_mask(exits, where), window, near)
+        return AttentionPlan((), exits, where, block_mask(exits, where), window, near)
     if window is not None:
         visible = seen(exits, where, torch.arange(len(exits))) & (depths[where][:, None] - depths < window)
         near = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)[None, None]
-    return Plan(tuple(_Planner(forest, where.numpy(), dtype).parts), exits, where, None, window, near)
+    return AttentionPlan(tuple(_Planner(forest, where.numpy(), dtype).parts), exits, where, None, window, near)
 
 
 def seen(exits: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -183,7 +185,7 @@ class _Planner:
         has_query = np.zeros(forest.physical_tokens + 1, np.int64)
         has_query[places + 1] = 1
         self._before = np.cumsum(has_query)  # queries before each place
-        self.parts: list[Part] = []
+        self.parts: list[AttentionPart] = []
         self._walk(forest)
 
     def _walk(self, forest: Forest) -> None:
@@ -216,20 +218,20 @@ class _Planner:
         """Places of a node on themselves: for each run of queries, what stands before it, then its own triangle."""
         queries = self._queries(start, end)
         if queries.stop - queries.start == end - start:
-            self.parts.append(Part(queries, slice(start, end), causal=True))
+            self.parts.append(AttentionPart(queries, slice(start, end), causal=True))
             return
         places = self._places[queries].numpy()
         for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
             if len(run):
                 begin, stop = int(run[0]), int(run[-1]) + 1
                 self._rectangle(begin, stop, start, begin)
-                self.parts.append(Part(self._queries(begin, stop), slice(begin, stop), causal=True))
+                self.parts.append(AttentionPart(self._queries(begin, stop), slice(begin, stop), causal=True))
 
     def _rectangle(self, begin: int, stop: int, start: int, end: int) -> None:
         """Queries of places [begin, stop) on the keys [start, end), all of which they see."""
         queries = self._queries(begin, stop)
         for tile in range(queries.start, queries.stop, TILE) if end > start else ():
-            self.parts.append(Part(slice(tile, min(tile + TILE, queries.stop)), slice(start, end)))
+            self.parts.append(AttentionPart(slice(tile, min(tile + TILE, queries.stop)), slice(start, end)))
 
     def _square(self, start: int, stop: int) -> None:
         """Queries of whole subtrees on their keys, with a mask."""
@@ -237,7 +239,7 @@ class _Planner:
         if queries.start < queries.stop:
             hidden = ~seen(self._exits, self._places[queries], torch.arange(start, stop))
             mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf)
-            self.parts.append(Part(queries, slice(start, stop), mask=mask[None, None]))
+            self.parts.append(AttentionPart(queries, slice(start, stop), mask=mask[None, None]))
 
 
 # ---- Attention over prefix forests, through transformers' attention interface --------------------------------
@@ -265,7 +267,7 @@ def _interface(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    forest: Plan | None = None,
+    forest: AttentionPlan | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What a model's attention layers call, with [1, H, Q, D] queries and [1, G, T, D] keys; gives [1, Q, H, D]."""
@@ -309,7 +311,7 @@ def _precise(
     return result.to(query.dtype), None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float | None = None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float | None = None) -> Tensor:
     """[1, Q, H, D] attention of `query` [1, H, Q, D] over the paths of its places in `key` and `value` [1, G, T, D]."""
     if query.is_cuda:
         return flex(query, key, value, plan.blocks, scale)
@@ -319,7 +321,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float |
     return result
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float | None = None) -> Tensor:
+def dense(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float | None = None) -> Tensor:
     """`attend` with a mask of all pairs."""
     return _masked(
         query, key, value, seen(plan.exits, plan.places, torch.arange(len(plan.exits), device=query.device)), scale
@@ -336,7 +338,9 @@ class _Parts(torch.autograd.Function):
     """`attend` part by part, on the CPU."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float | None) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float | None
+    ) -> Tensor:
         rows, exact = query.transpose(1, 2), torch.promote_types(query.dtype, torch.float32)
         total = torch.zeros(rows.shape, dtype=exact).transpose(1, 2)
         norm = torch.full(rows.shape[:3], -torch.inf, dtype=exact).transpose(1, 2)  # log of the sum of exponentials

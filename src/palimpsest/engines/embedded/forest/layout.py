@@ -49,7 +49,7 @@ from palimpsest.engines.protocol import TrainSegment
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SegmentRow:
     """One segment as arrays."""
 
     index: int
@@ -64,7 +64,7 @@ class Row:
     logprobs: NDArray[np.float64]
 
 
-def row_of(item: TrainSegment, index: int) -> Row | None:
+def row_of(item: TrainSegment, index: int) -> SegmentRow | None:
     """The row of a segment, None if nothing of it is trained.
 
     Raises ValueError for a trained token without context.
@@ -81,7 +81,7 @@ def row_of(item: TrainSegment, index: int) -> Row | None:
     def trained(values: Sequence[float]) -> NDArray[np.float64]:
         return np.fromiter(compress(values, mask), np.float64, len(where))
 
-    return Row(
+    return SegmentRow(
         index=index,
         tokens=tokens[: where[-1]],
         before=where - 1,
@@ -279,7 +279,7 @@ class Forest:
 class Packed:
     """The rows of one forest, in lexicographic order, before each token has its place."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SegmentRow, ...]
     lengths: Ids
     """[R] tokens of each row that are read."""
     shared: Ids
@@ -312,7 +312,9 @@ def build_forests(
     return [each.lay_out(device, dtype) for each in packed]
 
 
-def rows_of(segments: Sequence[TrainSegment], max_context: int, chosen: Sequence[int] | None = None) -> list[Row]:
+def rows_of(
+    segments: Sequence[TrainSegment], max_context: int, chosen: Sequence[int] | None = None
+) -> list[SegmentRow]:
     """The segments with a trained token, or the `chosen` of them, in lexicographic order. Raises as `build_forests`."""
     found = (row_of(segments[i], i) for i in (range(len(segments)) if chosen is None else chosen))
     rows = [row for row in found if row is not None]
@@ -324,7 +326,7 @@ def rows_of(segments: Sequence[TrainSegment], max_context: int, chosen: Sequence
     return [rows[i] for i in in_order([row.tokens for row in rows])]
 
 
-def pack(rows: Sequence[Row], max_tokens: int, min_shared: int = MIN_SHARED) -> list[Packed]:
+def pack(rows: Sequence[SegmentRow], max_tokens: int, min_shared: int = MIN_SHARED) -> list[Packed]:
     """Forests of at most `max_tokens` places, if no row alone has more, of rows in lexicographic order."""
     if not rows:
         return []
@@ -339,7 +341,7 @@ def pack(rows: Sequence[Row], max_tokens: int, min_shared: int = MIN_SHARED) -> 
     ]
 
 
-def _forest(rows: list[Row], lengths: Ids, shared: Ids, device: torch.device, dtype: torch.dtype) -> Forest:
+def _forest(rows: list[SegmentRow], lengths: Ids, shared: Ids, device: torch.device, dtype: torch.dtype) -> Forest:
     trie = lay_out(lengths, shared)
     predicting = np.concatenate([places[row.before] for row, places in zip(rows, trie.places, strict=True)])
     places, predicts = np.unique(predicting, return_inverse=True)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from palimpsest.engines.embedded.architecture import head_of
 from palimpsest.engines.embedded.sampling.draw import draw, log_probabilities, uniforms
 from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill, pick_forward
-from palimpsest.engines.embedded.sampling.kv_cache import Copy, KVPool, KVShape, PrefixCache, Rows
+from palimpsest.engines.embedded.sampling.kv_cache import Copy, KVPool, KVShape, PoolRows, PrefixCache
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 
@@ -98,7 +98,7 @@ class Counters:
     busy_s: float = 0.0
 
 
-class Batch:
+class ContinuousBatch:
     """The sequences in flight on one model."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Batch:
         self._prefill_tokens, self._slots = prefill_tokens, batch_slots
         self._pool = KVPool(KVShape.of(model))
         self._cache = PrefixCache(self._pool, cache_tokens)
-        self._rows = Rows(batch_slots, self.vocab)
+        self._rows = PoolRows(batch_slots, self.vocab)
         self._forward: Forward = pick_forward(model, self._pool) if fused else HFForward(model, self._pool)
         self._waiting: list[Request] = []
         self._requests: dict[int, Request] = {}
@@ -147,7 +147,7 @@ class Batch:
         """Nothing is in flight: forget what was computed."""
         self._requests.clear()
         self._waiting.clear()
-        self._rows = Rows(self._slots, self.vocab)
+        self._rows = PoolRows(self._slots, self.vocab)
         self._rows.widen(self._pool.capacity)
         self._cache.clear()
 

@@ -315,7 +315,7 @@ def _agreeing(one: bytes, other: bytes) -> int:
 
 
 @dataclass(slots=True)
-class Rows:
+class PoolRows:
     slots: int
     vocab: int
     tokens: NDArray[np.int64] = field(init=False)
@@ -371,7 +371,7 @@ class Rows:
     def common(self, prompt: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """[rows] length of the common prefix of `prompt` and each row's ids.
 
-        >>> state = Rows(slots=2, vocab=9); state.widen(4); state.tokens[0, :3] = [5, 6, 7]
+        >>> state = PoolRows(slots=2, vocab=9); state.widen(4); state.tokens[0, :3] = [5, 6, 7]
         >>> state.common(np.array([5, 6, 8]), np.array([0, 1])).tolist()
         [2, 0]
         """

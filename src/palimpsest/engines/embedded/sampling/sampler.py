@@ -25,7 +25,13 @@ import numpy as np
 
 from palimpsest.engines.embedded.architecture import Context, context_of
 from palimpsest.engines.embedded.compute import ComputeThread
-from palimpsest.engines.embedded.sampling.continuous_batch import CACHE_TOKENS, Batch, Counters, Request, Stepped
+from palimpsest.engines.embedded.sampling.continuous_batch import (
+    CACHE_TOKENS,
+    ContinuousBatch,
+    Counters,
+    Request,
+    Stepped,
+)
 from palimpsest.engines.protocol import CompletionDelta, SamplerStats, check_prompt
 from palimpsest.errors import PalimpsestError, SamplerError
 from palimpsest.types import Completion, SamplingParams
@@ -242,7 +248,7 @@ class EmbeddedSampler(BatchSampler):
         fused: bool = True,
     ) -> None:
         """`thread`: the one that also trains `model`, where one does; `version`: its weights'. The others: `Batch`."""
-        batch = Batch(
+        batch = ContinuousBatch(
             model, batch_slots=batch_slots, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, fused=fused
         )
         batch.version = version
