@@ -1,6 +1,6 @@
 """What a credit rule is, and the rules that look at the outcome alone, giving each trajectory one advantage.
 
-    mean, mean_std, leave_one_out   with their formulas in credit/baselines.py
+    mean, mean_std, leave_one_out   with their formulas in credit/advantages.py
     my_module:my_rule               a function (group) -> advantages, or a class with the method `turn_advantages`
 
 Guaranteed: what comes back of a rule is finite and of the right lengths, or the run ends with the reason in words.
@@ -15,7 +15,7 @@ from numbers import Real
 from typing import Any
 
 from palimpsest import plugins
-from palimpsest.credit import baselines
+from palimpsest.credit import advantages as baselines
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.reward.custom_reward import is_async
 from palimpsest.types import Group, Trajectory

@@ -139,9 +139,7 @@ def build_contexts(
     """Build contexts of the questions of `sources`. In none are questions that `exclude` asks too, and those that an
     evaluation in a folder of `answered` got right without a document. Raises DataError."""
     progress = progress or Silent()
-    filters = filters or Filters()
-    if contexts.positions:
-        filters = replace(filters, gold_documents=len(contexts.positions))
+    filters = _with_positions(filters or Filters(), contexts)
     if corpora and not contexts.documents:
         raise ConfigError(f"--corpus {corpora[0]}: distractors are of assembled contexts: give --documents too")
     with new_folder(out, force=force, progress=progress) as folder:
@@ -153,28 +151,37 @@ def build_contexts(
             filters=filters,
             kept="paragraphs" if contexts.documents else "rows",
         )
-        planned = [
-            (f"{split.name}.jsonl" if size is None else f"{split.name}_{size}.jsonl", size, split)
-            for split in _splits(read, contexts)
-            for size in contexts.documents or (None,)
-        ]
+        planned = _planned(read, contexts)
         with progress.count("contexts", sum(len(split.records) for *_, split in planned)) as tick:
             problems = {
                 name: write_problems(folder / name, _ticked(own.problems(size, contexts), tick))
                 for name, size, own in planned
             }
+        sizes = {name: {"documents": size} if size else {} for name, size, _ in planned}
         edition = write_manifest(
             folder,
             made_by="palimpsest data build",
             seed=contexts.seed,
-            described={
-                name: {"problems": problems[name], **({"documents": size} if size else {})} for name, size, _ in planned
-            },
+            described={name: {"problems": problems[name], **sizes[name]} for name in problems},
             settings=_settings(contexts, filters),
             sources=read.sources,
             left_out=dict(read.left_out),
         )
     return Built(out, edition, problems, dict(read.left_out))
+
+
+def _with_positions(filters: Filters, contexts: Contexts) -> Filters:
+    """Given positions are for as many gold documents, so other questions are left out."""
+    return replace(filters, gold_documents=len(contexts.positions)) if contexts.positions else filters
+
+
+def _planned(read: Questions, contexts: Contexts) -> list[tuple[str, int | None, _Split]]:
+    """(file, documents of its contexts, its problems) of everything that is written."""
+    return [
+        (f"{split.name}.jsonl" if size is None else f"{split.name}_{size}.jsonl", size, split)
+        for split in _splits(read, contexts)
+        for size in contexts.documents or (None,)
+    ]
 
 
 def _paths(given: Sequence[str | Path]) -> list[Path]:
