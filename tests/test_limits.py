@@ -37,6 +37,8 @@ LONG = {
     "rollout.episode.play": "half of it is what an episode depends on",
     "app.evaluate.evaluation_run.evaluate_async": "half of it is the docstring of a public call",
     "app.agent.ask_files.ask_async": "two thirds of it are signature and docstring of a public call",
+    "app.datasets.dataset_builder.build_contexts": "a quarter of it is the signature of a public call",
+    "app.train.supervised_training.imitate_async": "a quarter of it is the signature of a public call",
     "app.train.training_run.train_async": "two thirds of it are signature and docstring of a public call",
 }
 LONG_FILES: dict[str, str] = {}
