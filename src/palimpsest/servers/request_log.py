@@ -34,6 +34,8 @@ class EndedRequest:
     """From the end of its head to the end of its answer."""
     first_byte: float | None
     """Seconds to the first byte of the answer's body; None where none was sent."""
+    streamed: bool
+    """Whether its body was sent in pieces."""
     whole: bool
     """Whether the answer was sent to its end."""
     notes: dict[str, Any]
@@ -58,30 +60,33 @@ class RequestLog:
             return
         began, status, whole = time.monotonic(), 500, False  # a defect is answered by starlette, outside of this
         first: float | None = None
+        streamed = False
         scope[_NOTES] = {}
 
         async def sending(message: Message) -> None:
-            nonlocal status, whole, first
+            nonlocal status, whole, first, streamed
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif message["type"] == "http.response.body":
                 if first is None and message.get("body"):
                     first = time.monotonic() - began
                 whole = not message.get("more_body", False)
+                streamed = streamed or not whole
             await send(message)
 
         try:
             await self._app(scope, receive, sending)
         finally:
             client, taken = (scope.get("client") or ("-", 0))[0], time.monotonic() - began
-            ended = EndedRequest(client, scope["method"], scope["path"], status, taken, first, whole, scope[_NOTES])
+            asked = (client, scope["method"], scope["path"])
+            ended = EndedRequest(*asked, status, taken, first, streamed, whole, scope[_NOTES])
             _log.info("%s", line_of(ended, self._secret))
 
 
 def line_of(ended: EndedRequest, secret: str | None = None) -> str:
     r"""The log line of a request; `secret`: never in it.
 
-    >>> line_of(EndedRequest("127.0.0.1", "GET", "/a\nGET /b", 404, 0.0021, 0.002, True, {}))[20:]
+    >>> line_of(EndedRequest("127.0.0.1", "GET", "/a\nGET /b", 404, 0.0021, 0.002, False, True, {}))[20:]
     ' 127.0.0.1 GET /a\\nGET\\x20/b 404 0.002s'
     """
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -89,7 +94,7 @@ def line_of(ended: EndedRequest, secret: str | None = None) -> str:
     words = [when, *map(_printable, (ended.client, ended.method, path)), str(ended.status), f"{ended.seconds:.3f}s"]
     if not ended.whole:
         words.append("left")
-    if ended.first_byte is not None and ended.seconds - ended.first_byte > 0.001:
+    if ended.streamed and ended.first_byte is not None:
         words.append(f"first_byte={ended.first_byte:.3f}s")
     words += [f"{name}={_printable(str(value))}" for name, value in ended.notes.items() if value is not None]
     return " ".join(words)
