@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -24,21 +25,33 @@ from support.view_folders import run_folder
 def test_it_prints_its_address_answers_and_ends_tidily(number: signal.Signals, tmp_path: Path) -> None:
     run_folder(tmp_path / "first", [{"step": 1, "reward/mean": 0.5}])
     with serving_process(["view", str(tmp_path), "--port", "0"], "/") as (url, process):
-        assert httpx2.get(f"{url}/").status_code == 200
-        assert httpx2.get(f"{url}/api/runs").json()["runs"][0]["name"] == "first"
+        assert httpx2.get(f"{url}/", timeout=60).status_code == 200
+        assert httpx2.get(f"{url}/api/runs", timeout=60).json()["runs"][0]["name"] == "first"
         process.send_signal(number)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
 
 
 ENDLESS = """
 import sys, time
 from pathlib import Path
 from palimpsest.cli.main import main
-from palimpsest.viewer.screens.viewer_api import ViewerApi as Answers
-Answers.get = lambda *_: time.sleep(600)
+from palimpsest.viewer.screens.viewer_api import ViewerApi
+def get(*_):
+    print("asked", flush=True)
+    time.sleep(600)
+ViewerApi.get = get
 sys.argv = ["palimpsest", "view", sys.argv[1], "--port", "0"]
 main()
 """
+
+
+def until_closed(url: str) -> None:
+    """Until nobody listens there."""
+    address = httpx2.URL(url)
+    with suppress(ConnectionError):
+        while True:
+            socket.create_connection((address.host, address.port), timeout=60).close()
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -56,17 +69,17 @@ def test_a_file_that_takes_forever_holds_up_no_end(again: bool, tmp_path: Path) 
         url = child.stdout.readline().removeprefix("viewer at ").strip()
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(httpx2.get, f"{url}api/runs", timeout=60)
-            time.sleep(1)
+            assert child.stdout.readline() == "asked\n"
             child.send_signal(signal.SIGINT)
             if again:
-                time.sleep(0.5)
+                until_closed(url)  # two signals that wait together are one
                 child.send_signal(signal.SIGINT)
-                assert child.wait(timeout=30) == -signal.SIGINT
+                assert child.wait(timeout=60) == -signal.SIGINT
                 assert asked.exception() is not None
             else:
                 assert asked.result().json() == {"error": "the viewer is ending"}
                 assert asked.result().status_code == 503
-                assert child.wait(timeout=30) == 0
+                assert child.wait(timeout=60) == 0
         assert "Traceback" not in child.communicate()[1]
     finally:
         child.kill()
@@ -82,7 +95,7 @@ def test_a_client_that_does_not_read_is_given_up_at_the_end_without_a_word(tmp_p
             client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 200)
             time.sleep(1)
             child.send_signal(signal.SIGINT)
-            assert child.wait(timeout=30) == 0
+            assert child.wait(timeout=60) == 0
         assert child.communicate()[1] == ""
 
 
@@ -90,10 +103,10 @@ def test_head_is_answered_as_get_without_a_body(tmp_path: Path) -> None:
     run_folder(tmp_path / "first")
     with serving_process(["view", str(tmp_path), "--port", "0"], "/") as (url, _):
         for path in ("/", "/api/runs"):
-            told, asked = httpx2.get(url + path), httpx2.head(url + path)
+            told, asked = httpx2.get(url + path, timeout=60), httpx2.head(url + path, timeout=60)
             assert (asked.status_code, asked.content) == (200, b"")
             assert asked.headers["content-length"] == told.headers["content-length"] == str(len(told.content))
-        assert httpx2.head(f"{url}/nowhere").status_code == 404
+        assert httpx2.head(f"{url}/nowhere", timeout=60).status_code == 404
 
 
 def test_help_has_examples(palimpsest: Run) -> None:

@@ -131,7 +131,7 @@ def test_no_file_of_the_working_folder_stands_in_for_a_module(tmp_path: Path, mo
 
 def gone(pid: int) -> bool:
     """Whether it ends soon: who adopts it may take a moment to look."""
-    for _ in range(100):
+    for _ in range(600):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return True
         time.sleep(0.1)

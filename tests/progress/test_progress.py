@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Callable
 
@@ -111,7 +112,10 @@ def test_a_stage_may_have_other_parts_than_planned_or_not_be_planned_at_all() ->
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """What a log holds of two steps, a message and an evaluation, none of which takes any time."""
+    """What a log holds of two steps, a message and an evaluation, which take hardly any time."""
+    clock = itertools.count(100.0, 1e-4).__next__
+    monkeypatch.setattr("palimpsest.progress.displays.time.monotonic", clock)
+    monkeypatch.setattr("palimpsest.progress.displays.Overall", lambda stages: Overall(stages, clock))
     stream = io.StringIO()
     display = Terminal(stream)
     with display.stages(PLAN[1:]) as staged:

@@ -191,7 +191,7 @@ def test_the_server_answers_from_a_dense_index(bert: Path, tmp_path: Path) -> No
     options = ("--backend", "dense", "--encoder", str(bert), "--max-tokens", "32", "--device", "cpu")
     with process(path, *options) as (url, _):
         body: dict[str, Any] = {"queries": TEXTS[:3], "topk": 1, "return_scores": True}
-        result = httpx2.post(f"{url}/retrieve", json=body).json()["result"]
+        result = httpx2.post(f"{url}/retrieve", json=body, timeout=60).json()["result"]
     assert [hits[0]["document"]["id"] for hits in result] == ["0", "1", "2"]
     assert [hits[0]["score"] for hits in result] == pytest.approx([1.0] * 3, abs=1e-6)
 

@@ -15,6 +15,7 @@ from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.rollout.episode import play
 from palimpsest.seeding import derive_seed
 from palimpsest.types import Completion, Outcome, Problem, Prompt, SamplingParams, StopReason, Trajectory
+from support.clock import leap
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy
 
 PROBLEM = Problem("p1", "yes? ", ("yes",), "fact.")
@@ -145,14 +146,17 @@ def test_a_cancellation_that_a_policy_makes_itself_is_an_error_like_any_other() 
 
 
 class Sleeper(MemoryPolicy):
+    """Reads, then spends a minute."""
+
     async def run(self, problem: Problem, model: Model) -> Answered:
         await model.generate([1], name="read", max_tokens=8)
-        await asyncio.sleep(60)
+        leap(60)
+        await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
 
 def test_an_episode_over_its_time_limit_keeps_its_turns() -> None:
-    trajectory = episode(SeedSampler(), Sleeper(), timeout_s=0.02)
+    trajectory = episode(SeedSampler(), Sleeper(), timeout_s=30)
     assert trajectory.outcome is Outcome.TIMED_OUT
     assert len(trajectory.turns) == 1
 

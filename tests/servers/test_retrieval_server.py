@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from palimpsest.retrieval.bm25 import Bm25Index
 from support.retrieval import process
 from support.serving_process import SOURCE
 
+WAIT_S = 60.0  # on a busy machine
+get, post = partial(httpx2.get, timeout=WAIT_S), partial(httpx2.post, timeout=WAIT_S)
 PASSAGES = [{"id": str(i), "title": f"City {i}", "text": f"place{i} lies by river{i % 3}"} for i in range(30)]
 
 
@@ -39,7 +42,7 @@ def url(corpus: Path) -> Iterator[str]:
 
 
 def ask(url: str, **body: Any) -> Any:
-    return httpx2.post(f"{url}/retrieve", json=body).json()
+    return post(f"{url}/retrieve", json=body).json()
 
 
 def test_answers_are_those_of_the_index(url: str, corpus: Path, tmp_path: Path) -> None:
@@ -62,7 +65,7 @@ def test_the_bytes_of_the_original_client_are_answered(url: str) -> None:
         "Accept-Encoding: gzip, deflate\r\nAccept: */*\r\nConnection: close\r\n"
         f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
     )
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(head.encode() + body)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     status, _, content = answer.partition(b"\r\n\r\n")
@@ -74,7 +77,7 @@ def test_the_bytes_of_the_original_client_are_answered(url: str) -> None:
 
 def test_keys_the_original_may_leave_out_or_send_as_null(url: str) -> None:
     for body in (b'{"queries": ["river1"], "topk": null}', b'{"queries": ["river1"]}'):
-        (hits,) = httpx2.post(f"{url}/retrieve", content=body).json()["result"]
+        (hits,) = post(f"{url}/retrieve", content=body).json()["result"]
         assert [set(hit) for hit in hits] == [{"document"}] * 5
 
 
@@ -93,7 +96,7 @@ def test_requests_at_once_get_their_own_answers_and_one_that_leaves_harms_no_one
         leaving.write(b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
         await leaving.drain()
         leaving.close()
-        async with httpx2.AsyncClient(timeout=60) as client:
+        async with httpx2.AsyncClient(timeout=WAIT_S) as client:
             bodies = [{"queries": [f"place{i % 30} unseen{i}"], "topk": 1} for i in range(60)]
             return await asyncio.gather(*(client.post(f"{url}/retrieve", json=body) for body in bodies))
 
@@ -146,7 +149,7 @@ def test_a_server_killed_while_it_builds_starts_clean(tmp_path: Path) -> None:
     ids=lambda value: str(value)[:30],
 )
 def test_a_wrong_request_is_answered_in_one_line(url: str, body: bytes, status: int, said: str) -> None:
-    answer = httpx2.post(f"{url}/retrieve", content=body)
+    answer = post(f"{url}/retrieve", content=body)
     assert answer.status_code == status
     assert said in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
@@ -165,23 +168,23 @@ def test_a_wrong_request_is_answered_in_one_line(url: str, body: bytes, status: 
 def test_a_wrong_path_or_method_is_answered_like_any_wrong_request(
     url: str, method: str, path: str, status: int, said: str
 ) -> None:
-    answer = httpx2.request(method, f"{url}{path}")
+    answer = httpx2.request(method, f"{url}{path}", timeout=WAIT_S)
     assert (answer.status_code, answer.json()) == (status, {"error": said})
-    counted = re.search(rf'total{{status="{status}"}} (\d+)', httpx2.get(f"{url}/metrics").text)
+    counted = re.search(rf'total{{status="{status}"}} (\d+)', get(f"{url}/metrics").text)
     assert counted
     assert int(counted[1]) >= 1
 
 
 def test_status_cache_and_metrics_tell_what_happened(url: str) -> None:
-    httpx2.post(f"{url}/cache_clear")
-    before = httpx2.get(f"{url}/cache_status").json()
+    post(f"{url}/cache_clear")
+    before = get(f"{url}/cache_status").json()
     ask(url, queries=["river0"], topk=2)
     ask(url, queries=["river0"], topk=2)
-    after = httpx2.get(f"{url}/cache_status").json()
+    after = get(f"{url}/cache_status").json()
     assert (after["entries"], after["hits"] - before["hits"], after["misses"] - before["misses"]) == (1, 1, 1)
-    assert httpx2.post(f"{url}/cache_clear").json() == {"cleared": 1}
-    assert httpx2.get(f"{url}/queue_status").json() == {"running": 0, "waiting": 0, "max_waiting": 256}
-    metrics = httpx2.get(f"{url}/metrics").text
+    assert post(f"{url}/cache_clear").json() == {"cleared": 1}
+    assert get(f"{url}/queue_status").json() == {"running": 0, "waiting": 0, "max_waiting": 256}
+    metrics = get(f"{url}/metrics").text
     assert re.search(r'^retrieval_requests_total\{status="200"\} \d+$', metrics, re.MULTILINE)
     assert re.search(r"^retrieval_queries_total \d+$", metrics, re.MULTILINE)
 
@@ -190,12 +193,12 @@ def test_a_token_is_asked_of_every_path_and_sigterm_ends_it_cleanly(corpus: Path
     with process(corpus, "--token", "secret", "--index", str(tmp_path / "i"), "--host", "0.0.0.0") as (address, child):
         local = address.replace("0.0.0.0", "127.0.0.1")
         for path in ("cache_status", "queue_status", "metrics"):
-            assert httpx2.get(f"{local}/{path}").status_code == 401
-            assert httpx2.get(f"{local}/{path}", headers={"Authorization": "Bearer secret"}).status_code == 200
-        assert httpx2.post(f"{local}/retrieve", json={"queries": ["x"]}).status_code == 401
-        assert httpx2.get(f"{local}/nowhere").status_code == httpx2.get(f"{local}/retrieve").status_code == 401
+            assert get(f"{local}/{path}").status_code == 401
+            assert get(f"{local}/{path}", headers={"Authorization": "Bearer secret"}).status_code == 200
+        assert post(f"{local}/retrieve", json={"queries": ["x"]}).status_code == 401
+        assert get(f"{local}/nowhere").status_code == get(f"{local}/retrieve").status_code == 401
         child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=15) == 0
+        assert child.wait(timeout=WAIT_S) == 0
     assert (tmp_path / "i" / "manifest.json").is_file()
 
 

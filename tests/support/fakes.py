@@ -24,15 +24,6 @@ def first_lessons(lessons: Any, count: int) -> list[Trajectory]:
     return [lessons.draw(index) for index in range(count)]
 
 
-async def rounds_while(waiting: asyncio.Task[Any]) -> int:
-    """How often the event loop came round while something was awaited: hardly ever, if that held the loop up."""
-    rounds = 0
-    while not waiting.done():
-        await asyncio.sleep(0.005)
-        rounds += 1
-    return rounds
-
-
 class LetterCodec:
     """A token a character; id 0 stops."""
 

@@ -19,6 +19,7 @@ from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError, EngineError, ModelError, PalimpsestError, PromptTooLong, SamplerError
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams, StopReason
+from support.clock import leap
 from support.endpoint_server import MODEL, WINDOW, Server, endpoint_server, reply
 
 T = TypeVar("T")
@@ -211,8 +212,19 @@ def test_trouble_that_passes_is_outlasted(
 ) -> None:
     monkeypatch.setattr(client_module, "_REPLY_BYTES", 1 << 20)
     server = Server(fault=lambda number: TROUBLE[trouble] if number == PROBES else None)
+
+    async def outlasted(engine: EndpointEngine) -> Completion:
+        params = SamplingParams(max_tokens=8, seed=5, stop_ids=engine.codec.stop_ids)
+        task = asyncio.create_task(engine.sampler.generate(PROMPT, params))
+        while len(server.asked) == PROBES:
+            await asyncio.sleep(0.001)
+        if trouble == "hang":
+            leap(60)
+        return await task
+
     with endpoint_server(server):
-        completion = asked(opened(server, tiny_model_folder, timeout_s=0.5 if trouble == "hang" else 20.0))
+        engine = opened(server, tiny_model_folder, timeout_s=30.0)
+        completion = run(engine, lambda: outlasted(engine))
     assert len(completion.token_ids) == 6
     assert len(server.asked) == PROBES + 2
     assert server.asked[-1] == server.asked[-2]  # the seed too

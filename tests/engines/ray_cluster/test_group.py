@@ -131,10 +131,11 @@ def test_a_cluster_that_can_not_be_joined_is_named_and_asked_for_no_longer_than_
 def test_an_address_where_nobody_listens_is_told_before_ray_looks_for_it(
     connect: Callable[..., int], tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    with pytest.raises(EngineError, match=rf"cluster\.address=127\.0\.0\.1:{port}: can't be joined: ConnectionRef"):
-        connect(AssertionError("Ray was asked"), overrides=joining(port, tmp_path))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody else gets the port, and nobody listens
+        port = silent.getsockname()[1]
+        with pytest.raises(EngineError, match=rf"address=127\.0\.0\.1:{port}: can't be joined: ConnectionRef"):
+            connect(AssertionError("Ray was asked"), overrides=joining(port, tmp_path))
 
 
 def test_a_folder_that_is_not_there_is_refused_before_a_model_is_read(tmp_path: Path) -> None:
