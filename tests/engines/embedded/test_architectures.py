@@ -79,11 +79,13 @@ def largest_gap(reference: Any, prompts: Sequence[Sequence[int]], completions: S
 
 
 def largest_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """Of all gradients, relative to the parameter's largest, or a thousandth of the model's largest where that is more.
+    """Of all gradients, relative to the parameter's largest, or a hundredth of the model's largest where that is more.
 
-    Classes take softmax and norms in float32, whatever the model's precision: what cancels out leaves 1e-7.
+    Classes take softmax and norms in float32, whatever the model's precision. A sum that cancels out keeps some
+    roundings of 2^-24 of the model's largest gradient: the bias of OPT's keys, whose gradient is 0, has one of them.
+    An error of 1e-4 of a hundredth is 16.
     """
-    least = 1e-3 * max(float(g.abs().max()) for g in wanted.values())
+    least = 1e-2 * max(float(g.abs().max()) for g in wanted.values())
     unwanted = max((float(g.abs().max()) for n, g in found.items() if n not in wanted), default=0.0)
     errors = [float((found[n] - g).abs().max()) / max(float(g.abs().max()), least) for n, g in wanted.items()]
     return max(*errors, unwanted / least)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,25 @@ def exact(tensors: list[Tensor]) -> float:
     return math.sqrt(sum(float(each.double().square().sum()) for each in tensors))
 
 
+def bound(tensors: list[Tensor]) -> float:
+    """Relative error where the squares of each piece are added one after the other in float32.
+
+    No order of additions loses more. Processors add 4, 8 or 16 squares at once; each doubling leaves a third of the
+    error.
+    """
+    pieces = [piece.square().numpy() for each in tensors for piece in each.flatten().split(PIECE) if len(piece)]
+    total = math.fsum(float(np.cumsum(squares, dtype=np.float32)[-1]) for squares in pieces)
+    return abs(math.sqrt(total) / exact(tensors) - 1)
+
+
 def test_the_norm_of_a_large_gradient_is_right() -> None:
-    large = drawn(10_000, 1_000)  # of which torch's is 4e-4 too small
-    assert float(total_norm([large])) == pytest.approx(exact([large]), rel=1e-5)
+    large = drawn(10_000, 1_000)  # of which torch's is 4e-4 too small where 8 squares are added at once
+    assert float(total_norm([large])) == pytest.approx(exact([large]), rel=bound([large]))
 
 
 def test_several_gradients_have_one_norm_and_none_have_0() -> None:
     several = [drawn(PIECE + 1), drawn(3, 5, seed=1) * 100, drawn(1, seed=2), torch.zeros(0)]
-    assert float(total_norm(several)) == pytest.approx(exact(several), rel=1e-5)
+    assert float(total_norm(several)) == pytest.approx(exact(several), rel=bound(several))
     assert float(total_norm([])) == 0.0
 
 
@@ -41,10 +53,11 @@ def test_small_gradients_are_clipped_as_torch_clips_them_to_the_bit(bound: float
 
 
 def test_a_large_gradient_is_scaled_to_the_bound() -> None:
-    weight = nn.Parameter(torch.zeros(4_000_000))
-    weight.grad = drawn(4_000_000)
+    weight = nn.Parameter(torch.zeros(10_000_000))
+    weight.grad = drawn(10_000_000)
+    most = bound([weight.grad]) + 1e-6  # torch divides by the norm and 1e-6
     clip_grad_norm([weight], 0.5)
-    assert exact([weight.grad]) == pytest.approx(0.5, rel=1e-5)
+    assert exact([weight.grad]) == pytest.approx(0.5, rel=most)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

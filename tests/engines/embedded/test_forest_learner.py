@@ -280,10 +280,16 @@ def test_the_shipped_model_in_single_precision() -> None:
     draw = random.Random(0)
     batch = batch_of_rows(grown(draw, depth=3, length=60, vocab=1000)[:12], draw, share=0.1)
     wanted = apart(exact(model), batch)
+    _, alone = apart(copy.deepcopy(model), batch)
     stats = learner_of(model).accumulate(batch)
     assert stats.loss == pytest.approx(wanted[0], rel=1e-4)
-    found = {name: gradient.double() for name, gradient in gradients(model).items()}
-    assert largest_error(found, wanted[1]) < 1e-4
+    forest, rounding = (largest_error(doubled(each), wanted[1]) for each in (gradients(model), alone))
+    assert forest < 8 * rounding  # that of the segments on their own, in float32 on this processor
+    assert rounding < 1e-3
+
+
+def doubled(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: gradient.double() for name, gradient in found.items()}
 
 
 # ---- models --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,8 +35,13 @@ def test_a_folder_of_weights_opens_as_the_same_model_with_a_projection_of_its_ow
     opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert opened.lm_head.weight is not opened.model.embed_tokens.weight
     ids = torch.arange(20)[None]
-    assert torch.equal(opened(ids).logits, model(ids).logits)
+    assert torch.equal(aligned(opened)(ids).logits, model(ids).logits)
     assert model.config.tie_word_embeddings is tied
+
+
+def aligned(model: Any) -> Any:
+    """A copy in memory of torch's own: sums over weights at the odd addresses of a file may have other last bits."""
+    return copy.deepcopy(model)
 
 
 def test_a_folder_in_several_files_lists_the_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +65,7 @@ def test_a_multimodal_model_s_text_model_is_untied_too(tmp_path: Path) -> None:
         assert "tie_word_embeddings" not in written["vision_config"]
     opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "embedded")
     ids = torch.arange(20)[None]
-    assert torch.equal(opened(ids).logits, model(ids).logits)
+    assert torch.equal(aligned(opened)(ids).logits, model(ids).logits)
 
 
 def test_a_disk_without_room_for_what_servers_read_is_told_with_the_room_and_the_key(
@@ -103,6 +109,8 @@ def test_adapters_are_merged_into_the_weights(tmp_path: Path, tied: bool) -> Non
 
 @pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
 def test_in_bfloat16_merging_moves_log_probabilities_about_as_far_as_bfloat16_does(tmp_path: Path) -> None:
+    """Two models that round independently are sqrt(2) times as far apart as one is from float32, on average over 19,200
+    numbers; without its adapters it would be 45 times."""
     plain = build_llama(96)
     model = with_adapters(build_llama(96).bfloat16())
     write_untied(model, tmp_path / "out")

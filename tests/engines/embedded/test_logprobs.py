@@ -5,6 +5,7 @@ Exact values are computed here in float64 and in one piece, from the formula of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -95,13 +96,20 @@ def errors(found: Sequence[Tensor], exact: Sequence[Tensor]) -> list[float]:
     return [float((f.double() - e).norm() / e.norm()) for f, e in zip(found, exact, strict=True)]
 
 
+def rounding_of_chunks(task: Task, size: int) -> float:
+    """Relative error of the projection's gradient where each chunk's is rounded to bfloat16 and their sum is exact."""
+    gap, hidden = task.gap(), task.hidden.double()
+    sizes = [(g.T @ h).norm() for g, h in zip(gap.split(size), hidden.split(size), strict=True)]
+    return 2.0**-8 * float(torch.stack(sizes).norm() / (gap.T @ hidden).norm())
+
+
 def test_the_heads_gradient_at_a_large_vocabulary_does_not_lose_bits_with_the_number_of_chunks() -> None:
-    """In bfloat16, 64 chunks are as exact as one; added up in bfloat16 they have 1.9 times the error."""
+    """In bfloat16, 64 chunks are about as exact as one; added up in bfloat16 they have 1.9 times the error."""
     task = Task(128, 8)
     exact = task.exact()
     many, one = (errors(task.computed(torch.bfloat16, size), exact) for size in (2, 128))
-    assert many[0] < 1.1 * one[0]
-    assert many[1] < 1.1 * one[1]
+    assert many[0] < math.hypot(one[0], rounding_of_chunks(task, 2))
+    assert many[1] < 1.1 * one[1]  # no sum over chunks: the same numbers, rounded to bfloat16 each
     single, bounds = errors(task.computed(torch.float32, 2), exact), float32_bounds(task)
     assert all(error < bound < error16 for error, bound, error16 in zip(single, bounds, one, strict=True))
 
