@@ -28,7 +28,7 @@ from palimpsest.engines.embedded.forest.layout import pack, rows_of
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine, StepBatch, UpdateStats
 from palimpsest.memory.registry import build_policy
-from palimpsest.metrics.reading_trace import Texts, readings
+from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.reward.compose import build_reward
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.segments import segments_of
@@ -79,7 +79,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
     print(f"question: {group.problem.question}  answer: {group.problem.answers[0]}")
 
     print(f"\n2. Turns of rollout {best}, one of {len(rewards)}")
-    for reading in readings(group.trajectories[best], Texts(codec)):
+    for reading in readings(group.trajectories[best], GroupTexts(codec)):
         prompt, completion = reading.turn.prompt_ids, reading.turn.completion.token_ids
         print(f"read chunk {reading.turn.step}: {len(prompt)} tokens in, {len(completion)} sampled")
         print(f"    memory before  {str(reading.memory_before).strip()}")

@@ -85,7 +85,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "reward": (1675, 9),
     "rollout": (1199, 5),
     "runs": (1825, 9),
-    "servers": (3721, 17),
+    "servers": (3726, 17),
     "text": (3123, 14),
     "tools": (297, 3),
     "training": (1954, 10),
