@@ -2,9 +2,10 @@
 
 A name here is one file; `OWNER/NAME/FILE` is any file of a data set of the hub.
 
-Guaranteed: the file appears under its name whole or not at all. Of the hub's files the next call continues what broke
-off, `HF_ENDPOINT` names a mirror, and a login (`hf auth login`) is used, as huggingface_hub does it.
-Not covered: continuing a file that is not on the hub.
+Guaranteed: the file appears under its name whole or not at all, and a download that failed leaves nothing. For files of
+the hub huggingface_hub resumes after a broken connection, uses a login (`hf auth login`), and asks the mirror that
+`HF_ENDPOINT` names.
+Not covered: resuming in a later call; resuming a file that is not on the hub.
 """
 
 from __future__ import annotations
@@ -78,11 +79,13 @@ def download(published: Published, folder: Path, *, force: bool = False, progres
     partial = files.hidden_name(out)
     partial.mkdir(parents=True, exist_ok=True)
     match = _OF_THE_HUB.fullmatch(published.place)
-    fetched = _of_the_hub(match[1], match[2], partial) if match else _of_a_page(published.place, partial / out.name)
-    free_file(out, force=force, progress=progress)
-    files.sync(fetched)
-    files.rename(fetched, out)
-    shutil.rmtree(partial)
+    try:
+        fetched = _of_the_hub(match[1], match[2], partial) if match else _of_a_page(published.place, partial / out.name)
+        free_file(out, force=force, progress=progress)
+        files.sync(fetched)
+        files.rename(fetched, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 
@@ -93,15 +96,15 @@ def _of_the_hub(name: str, file: str, folder: Path) -> Path:
         return Path(hf_hub_download(name, file, repo_type="dataset", local_dir=folder))
     except Exception as error:  # noqa: BLE001  its client differs between versions, and so does what it raises
         why = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name}/{file}: the hub does not give it ({why:.300}); the same command continues") from None
+        raise DataError(f"{name}/{file}: the hub does not give it ({why:.300})") from None
 
 
 def _of_a_page(url: str, out: Path) -> Path:
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, files.naming(out), out.open("wb") as file:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, out.open("wb") as file:
             shutil.copyfileobj(answer, file)
             if answer.length:
-                raise OSError(f"broke off, {answer.length:,} bytes are missing")
+                raise ValueError(f"broke off, {answer.length:,} bytes are missing")
     except (OSError, ValueError, HTTPException) as error:
         raise DataError(f"{url}: can't be fetched ({error}); fetch it elsewhere, or give a file you have") from None
     return out
