@@ -76,7 +76,7 @@ def test_what_is_imported_is_a_dependency_or_an_extra() -> None:
     foreign = imported - set(sys.stdlib_module_names) - {"palimpsest", "__future__"}
     optional = set().union(*EXTRAS.values())
     assert foreign <= NEEDED | optional | set(ELSEWHERE)
-    assert {"aiohttp", "certifi", "httpx2", "starlette", "uvicorn", "httptools"} <= NEEDED
+    assert {"aiohttp", "certifi", "starlette", "uvicorn", "httptools"} <= NEEDED
     assert not NEEDED & optional
 
 
