@@ -106,11 +106,6 @@ def test_a_quickstarts_card_has_the_agents_accuracy_at_each_length(tmp_path: Pat
     ]
 
 
-def test_a_converted_export_says_so_beside_the_accuracy(run: Path, tmp_path: Path) -> None:
-    card = card_of(export(run, tmp_path / "model", dtype="bfloat16").path)
-    assert "The evaluation played the checkpoint; this export is in bfloat16." in card.text
-
-
 def test_base_model_and_license_are_named_where_they_are_known(run: Path, tmp_path: Path, tiny_model: Any) -> None:
     (run / "config.yaml").rename(tmp_path / "kept.yaml")
     try:

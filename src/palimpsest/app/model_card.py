@@ -46,13 +46,9 @@ def model_card(
     *,
     step: int | None = None,
     adapter: bool = False,
-    changed: str | None = None,
 ) -> str:
-    """As Markdown, for the model in `folder`, of `run`.
-
-    `evaluations`: folders of `palimpsest eval` outside of the run's; `changed`: how the export differs from the
-    checkpoint. Raises RunError for an evaluation of other weights.
-    """
+    """As Markdown, for the model in `folder`, of `run`; `evaluations`: folders of `palimpsest eval` outside of the
+    run's. Raises RunError for an evaluation of other weights."""
     config = load_config(run) if (Path(run) / CONFIG).is_file() else None
     base, known_license = _base(run if config is None else config.model.path)
     front = {
@@ -63,15 +59,14 @@ def model_card(
     }
     rows = list(_accuracies(Path(run), folder, evaluations))
     table = ["| data | accuracy | 95% interval | graded |", "|---|---|---|---|", *rows[:_MOST_ROWS]]
-    told = [f"{_MOST_ROWS} of {len(rows)} sets are shown."] if len(rows) > _MOST_ROWS else []
-    told += [f"The evaluation played the checkpoint; this export is {changed}."] if changed else []
+    shown = f", {_MOST_ROWS} of {len(rows)} sets" if len(rows) > _MOST_ROWS else ""
     lines = loading(printable(name), None if config is None else config.policy, adapter=adapter)
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
         f"# {_plain(name)}",
         _origin(config, step, base, known_license),
-        "## Accuracy",
-        *(["\n".join(table), *told] if rows else ["These weights were not evaluated by palimpsest."]),
+        f"## Accuracy of the checkpoint{shown}",
+        "\n".join(table) if rows else "These weights were not evaluated by palimpsest.",
         "## Use",
         "\n".join(f"    {line}" for line in lines.values()),
     ]

@@ -91,8 +91,7 @@ def export(
         if adapter and not source.has_adapter:
             raise RunError(f"--adapter: {source.folder} holds a whole model and no adapter; leave it out")
         config = load_config(run) if (Path(run) / CONFIG).is_file() else None
-        changed, name = _changes(source, dtype, untied, adapter), to.resolve().name
-        card = model_card(run, source.folder, name, evaluations, step=source.step, adapter=adapter, changed=changed)
+        card = model_card(run, source.folder, to.resolve().name, evaluations, step=source.step, adapter=adapter)
         with _published(to) as hidden:
             _write(source, run, hidden, dtype, untied, adapter)
             files.write_plain(hidden / CARD, card.encode("utf-8", "replace"))
@@ -139,13 +138,6 @@ def _write(source: _Source, run: str, hidden: Path, dtype: str | None, untied: b
     _copy(source, hidden)
     if dtype is not None:
         cast(hidden, dtype)
-
-
-def _changes(source: _Source, dtype: str | None, untied: bool, adapter: bool) -> str | None:
-    """How what is written differs from the source, in words."""
-    merged = source.has_adapter and not adapter
-    told = {f"in {dtype}": dtype is not None, "merged with its base model": merged, "with an untied output": untied}
-    return ", ".join(words for words, holds in told.items() if holds) or None
 
 
 def _copy(source: _Source, hidden: Path) -> None:
