@@ -84,9 +84,14 @@ def test_pictures_exist() -> None:
             assert not picture or (path.parent / target).is_file(), f"{path.name} shows {target}"
 
 
-def test_every_page_is_reached_from_the_readme() -> None:
-    linked = {target for _, target in LINK.findall(page("README.md"))}
-    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
+def test_every_page_is_reached_from_the_index_and_the_index_from_the_readme() -> None:
+    linked = {target for _, target in LINK.findall(page("docs/README.md"))}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+    assert "docs/README.md" in {target for _, target in LINK.findall(page("README.md"))}
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len(page("README.md").split()) <= 900
 
 
 def commands() -> list[tuple[str, str]]:
@@ -234,7 +239,7 @@ def test_the_snippet_runs_with_any_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (snippet,) = snippets()
-    small = {'{"train.steps": 20}': repr(small_run(tiny_model_folder)), "[4, 64], limit=32": "[1, 2], limit=2"}
+    small = {'{"train.steps": 60}': repr(small_run(tiny_model_folder)), "[4, 64], limit=64": "[1, 2], limit=2"}
     for given, less in {**small, "chunks=16": "chunks=2"}.items():
         assert given in snippet
         snippet = snippet.replace(given, less)
