@@ -136,12 +136,16 @@ def sft(
             memory_first=memory_first,
             drop_too_long=drop_too_long,
         )
-    from palimpsest.app.train.supervised_training import imitate  # after the configuration is known to be right
+    from palimpsest.app.train import supervised_training as training  # after the configuration is known to be right
 
-    with going_on(resumed(asked.folder, force=force)):
-        finished = imitate(asked.config, imitated, asked.folder, resume=asked.resume, force=force, progress=Terminal())
-    again = f"; {resume_command(asked.folder)} goes on" if finished.interrupted else ""
-    steps = (asked.config.train if imitated or not asked.config.cold_start else asked.config.cold_start).steps
+    config, folder, done = asked.config, asked.folder, Terminal()
+    with going_on(resumed(folder, force=force)):
+        if imitated is None:
+            finished = training.learn_lessons(config, folder, resume=asked.resume, force=force, progress=done)
+        else:
+            finished = training.imitate(config, imitated, folder, resume=asked.resume, force=force, progress=done)
+    again = f"; {resume_command(folder)} goes on" if finished.interrupted else ""
+    steps = (config.cold_start if imitated is None and config.cold_start else config.train).steps
     Terminal().message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
 
 

@@ -49,7 +49,7 @@ from palimpsest.types import Trajectory
 
 async def imitate_async(
     config: RunConfig,
-    imitated: Imitated | None,
+    imitated: Imitated,
     out: Path,
     *,
     resume: bool = False,
@@ -57,12 +57,9 @@ async def imitate_async(
     progress: Progress,
     stop: GracefulStop | None = None,
 ) -> Finished:
-    """Imitate; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories. None: the recipe's lessons.
-    Raises ConfigError where there is neither."""
+    """Imitate; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
     check_sinks(config)
     check_models(config)
-    if imitated is None:
-        return await _lessons_alone(config, out, resume=resume, force=force, progress=progress, stop=stop)
     chosen = _recorded(imitated, progress)  # before the model: what is wrong with the records is told at once
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
     assert engine.learner is not None
@@ -215,10 +212,18 @@ async def run_cold_start(
         return await using(engine, trainer.run())
 
 
-async def _lessons_alone(
-    config: RunConfig, out: Path, *, resume: bool, force: bool, progress: Progress, stop: GracefulStop | None
+async def learn_lessons_async(
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress,
+    stop: GracefulStop | None = None,
 ) -> Finished:
-    """The lessons of a configuration, and no training with rewards."""
+    """The lessons of a configuration, and no training with rewards. Raises ConfigError for one without."""
+    check_sinks(config)
+    check_models(config)
     if config.cold_start is None:
         raise ConfigError(
             f"recipe {config.recipe}: it has no cold_start, whose lessons are learnt without data: give --from RUN "
@@ -237,6 +242,9 @@ async def _lessons_alone(
             stop=stop or GracefulStop(),
             warn=progress.message,
         )
+
+
+learn_lessons = blocking(learn_lessons_async)
 
 
 def build_lessons(
