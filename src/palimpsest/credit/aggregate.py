@@ -1,7 +1,7 @@
-"""How trained tokens are weighed against each other: the four meanings of `aggregate`.
+"""Loss aggregation: the weight of every trained token under the four values of `aggregate`.
 
-The loss of an optimiser step is the sum over its trained tokens of w * L, and w is, with the counts taken
-over the whole step, never over a rank or a micro-batch:
+The loss of an optimiser step is the sum of w * L over its trained tokens. The counts in w are over the whole step,
+never over a rank or a micro-batch:
 
     token        1 / (tokens of the step)                       MemAgent; the token mean of DAPO's code
     segment      1 / (segments * tokens of the segment)         GRPO's sequence mean over rows, as verl has it
@@ -9,13 +9,13 @@ over the whole step, never over a rank or a micro-batch:
     prompt       1 / (groups * tokens of the group)             DAPO's eq. 8 in each group, then the mean over
                                                                 groups: ScaleRL (arXiv 2510.13786)
 
-All weights of a step add up to 1. Under `token` and `segment` an agent that fractures more often, or writes
-more, pulls harder; under `trajectory` it pulls once. Not offered: division by a constant (Dr. GRPO, arXiv
-2503.20783), which is `token` with a step size that grows with the tokens of the step.
+All weights of a step add up to 1. A trajectory weighs more under `token` if it has more tokens, and under `segment` if
+it has more segments; under `trajectory` all weigh the same.
 
-Guaranteed: a segment without a trained token weighs nothing and counts nowhere, nor does a trajectory or a
-group that has no other; under `trajectory` and `prompt` the weights don't depend on how tokens are cut into
-segments.
+Guaranteed: a segment, trajectory or group without a trained token weighs nothing and is not counted. Under
+`trajectory` and `prompt` the weights don't depend on how tokens are cut into segments.
+Not covered: division by a constant (Dr. GRPO, arXiv 2503.20783), which is `token` with a step size that grows with the
+tokens of the step.
 """
 
 from __future__ import annotations

@@ -1,34 +1,24 @@
-"""From groups of graded trajectories to the batches of a fixed number of optimiser steps.
+"""Credit assignment: from graded groups and a credit rule to the batches of the optimiser steps.
 
-    rewards (overlong penalty taken off) -> advantage of every turn (this file, per group)
+    rewards (overlong penalty taken off) -> advantage of every turn (the credit rule, per group)
         -> times the weights of turns (Grade.turn_weights)
         -> of every token (credit/state.py) -> rows (all segments, or a sample: credit/dcpo.py)
-        -> weight of every token (aggregate, per optimiser step)
-
-Guaranteed: each trajectory counts once in its group's statistics, however many segments it has; an ungraded
-one is left out of statistics and training, and counted; where that leaves a single one of several, it gets
-advantage 0, as there is nothing to compare it with; mini-batches are whole groups, in order, their sizes
-differing by one at most; always exactly `optimizer_steps` batches come back. Where fewer groups than steps
-are left, the last batches have no segments: the loop skips those steps (a step on a zero gradient would still
-move the weights, by momentum and decay).
-
-Not covered: playing other groups in place of dropped ones (the training loop); dynamic sampling looks at the outcome
-alone, so a group of equal rewards is dropped though its turns may differ.
-
-Credit rules by name: from the grades of a group to the advantage of every turn.
+        -> weight of every token (credit/aggregate.py, per optimiser step)
 
     mean, mean_std, leave_one_out   the trajectory's advantage, at each of its turns (credit/outcome.py)
-    state_mix                       one of these, mixed with advantages of the turns' own (credit/state.py)
+    state_mix                       one of these, mixed with advantages of single turns (credit/state.py)
     my_module:my_rule               a function (group) -> advantages, or a class with the method `turn_advantages`
 
-A rule is shown the graded trajectories of a group alone, with what counts as their rewards (a penalty for long turns is
-off already), and gives for each of them a number, or one number a turn; in the place of a turn's, one number a token.
+A rule sees only the graded trajectories of a group, with the overlong penalty already taken off their rewards. It
+returns one number per trajectory or one per turn; a turn may have one number per token instead.
 
-Guaranteed, whatever the rule: an ungraded trajectory is in nobody's statistics, as no rule sees it; a lone survivor of
-a group that failures thinned out gets 0, as there is nothing to compare it with; what comes back is finite and of the
-right lengths, or the run ends with the reason in words; a rule is made anew for each step, so that a resumed run gives
-the same.
-Not covered: whether a user's rule is unbiased, or gives 0 where all rewards are equal (`palimpsest check` tells).
+Guaranteed: each trajectory counts once in its group's statistics, however many segments it has. An ungraded one is left
+out of statistics and training, and counted; a lone survivor gets advantage 0. Advantages are finite and of the right
+lengths, or the run ends with the reason. A rule is built again for each step, so a resumed run gives the same.
+Mini-batches are whole groups, in order, with sizes that differ by at most one. Exactly `optimizer_steps` batches come
+back; where groups are too few, the last have no segments and the loop skips those steps.
+Not covered: playing other groups in place of dropped ones; dynamic sampling by turns (it looks at the outcome alone);
+whether a custom rule is unbiased, or gives 0 where all rewards are equal (`palimpsest check` reports that).
 """
 
 from __future__ import annotations
@@ -83,7 +73,7 @@ def _state_mix(config: CreditConfig) -> StateMix:
     return build(StateMix, config.options, "credit.options", STATE_MIX)
 
 
-# ---- From groups of graded trajectories to the batches of a fixed number of optimiser steps ------------------
+# ---- Batches of the optimiser steps --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,20 @@
 """DAPO (arXiv 2503.14476): dynamic sampling (eq. 11) and the soft overlong punishment (eq. 13).
 
-The paper keeps a group only if 0 < number of correct answers < G: equal rewards give every trajectory the
-advantage 0, whatever the baseline, and such groups dilute the others. Dropped groups leave the denominator of
-`aggregate`; playing others in their place is the training loop's part. As in the paper it's the reward itself
-that is looked at, before any overlong penalty.
+Dynamic sampling keeps a group only if 0 < number of correct answers < G: equal rewards give every trajectory the
+advantage 0, whatever the baseline. Dropped groups leave the denominator of `aggregate`. As in the paper, the test looks
+at the reward before any overlong penalty.
 
-Soft overlong punishment: DAPO (arXiv 2503.14476, eq. 13).
-
-For a completion of y sampled tokens, with L = max_tokens and B = buffer, the paper adds to the reward
+For a completion of y sampled tokens, with L = max_tokens and B = buffer, the overlong punishment adds to the reward
 
     0                    y <= L - B
     ((L - B) - y) / B    L - B < y <= L
     -1                   L < y
 
-The paper's episodes are one completion long. An episode of several turns gets the mean over its turns, times
-`penalty`, so that one long turn in ten costs a tenth: a long document must not cost more than a short one.
-Applied before the group statistics; turns that sampled nothing count as short, turns of frozen roles not at all.
+The paper's episodes have one completion. An episode of several turns gets the mean over its turns, times `penalty`, so
+that a long document costs no more than a short one. It is applied before the group statistics. Turns that sampled
+nothing count as short; turns of frozen roles don't count.
+
+Not covered: playing other groups in place of dropped ones, which is up to the training loop.
 """
 
 from __future__ import annotations

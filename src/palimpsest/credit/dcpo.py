@@ -1,22 +1,21 @@
-"""Which segments of a group are trained, and how much each trajectory weighs then: DCPO, the algorithm of MemAct.
+"""DCPO, the algorithm of MemAct: which segments of a group are trained, and each trajectory's weight.
 
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)     over the trajectories of a group, each once; std divides by G - 1
 
-and every trained token of trajectory i gets A_i, in whichever of its segments it stands: that is
-`credit.rule: mean_std`, worked in credit/assign.py as for every method. What DCPO adds is here. Of a group either
-all segments are trained, or exactly n (`credit.segments`), sampled in rounds: a round takes the trajectories in a fresh
-random order, one segment each, and the last round stops at n. A trajectory gives each of its segments once, in random
-order, before it gives any again. So with n below the number of trajectories n of them give one segment; above it every
-one gives n / G, rounded up or down, however often it pruned.
+Every trained token of trajectory i gets A_i, in every segment; that is `credit.rule: mean_std` (credit/assign.py). DCPO
+adds the sampling: either all segments of a group are trained, or exactly n (`credit.segments`), drawn in rounds. A
+round takes the trajectories in a new random order, one segment each, and the last round stops at n. A trajectory gives
+each of its segments once, in random order, before it repeats any. So below the number of trajectories n of them give
+one segment; above it each gives n / G, rounded up or down, however often it pruned.
 
-Paper and code agree on the formula where n is at least G; below, the code's statistics see only the trajectories that
-were drawn, ours all, as the paper says. The code draws from the global, unseeded generator; here a draw is keyed by the
-group and the rollout, whatever their order. The code's rows are then averaged over their tokens (`aggregate: token`).
+Paper and code agree on the formula where n is at least G. Below, the code's statistics see only the trajectories that
+were drawn; ours see all, as the paper says. The code draws from the global, unseeded generator; here a draw is keyed
+by the group and the rollout. The code then averages rows over their tokens (`aggregate: token`).
 
-Guaranteed: pure; what is drawn depends on the key, the rollout numbers and their numbers of segments alone; a
-trajectory without a segment gives no row.
-Not covered: what sampling breaks by design: a token may be trained twice or not at all in a step. How much a
-trajectory weighs in the end is what `effective_weights` is for.
+Guaranteed: pure; a draw depends only on the key, the rollout numbers and their numbers of segments; a trajectory
+without a segment gives no row.
+Not covered: equal training of tokens. With sampling a token may be trained twice or not at all in a step;
+`effective_weights` reports how much each trajectory weighs.
 """
 
 from __future__ import annotations

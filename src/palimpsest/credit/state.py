@@ -1,35 +1,26 @@
-"""Credit of single turns and tokens beside the outcome's: the state mix, after ReMemR1 (arXiv 2509.23040).
+"""Turn-level and token-level credit: the state mix, after ReMemR1 (arXiv 2509.23040).
 
-    A_out,i    the trajectory's, by the rule that `outcome` names (one of one's own may give A_out,i,t)
+    A_out,i    the trajectory's, by the rule that `outcome` names (a custom rule may give A_out,i,t)
     A_st,i,t   R_st,i,t - mean of R_st,j,t over the trajectories j of the group that have a turn t
     A_i,t      alpha * A_out,i + (1 - alpha) * A_st,i,t
 
-No standard deviation in A_st, as in paper and code. Turns are compared with turns at the same step index, for they had
-as much of the document in sight. Where trajectories differ in length, the longer ones' last turns have fewer to compare
-with; a turn that is alone at its index has none, and gets A_st = 0 (`lone_step: zero`). The authors' code takes the
-mean over one as 0 there, so that the turn's raw reward is its advantage (`lone_step: raw`); it also adds the state's
-advantage up over two columns, twice what alpha says (`state_scale: 2`).
+As in paper and code, A_st has no standard deviation. Turns are compared at the same step index, where the same share
+of the document is in sight. A turn that is alone at its index gets A_st = 0 (`lone_step: zero`). The authors' code
+takes the mean over one as 0, so the turn's raw reward is its advantage (`lone_step: raw`); it also adds the state's
+advantage over two columns, twice what alpha says (`state_scale: 2`).
 
-Rewards of spans (`Grade.spans`) join those of turns, and credit single tokens: this file.
-
-Guaranteed: with alpha = 1 every turn gets exactly A_out,i, the same floating-point number, and no reward of a turn is
-asked for; a trajectory without a turn needs none.
-
-Credit of single tokens: rewards of spans (`Grade.spans`) join those of turns in the state mix (this file).
-
-With s_k the sum of the spans that cover token k of a turn of T sampled tokens, and m the mean of s_k over the turn:
+Rewards of spans (`Grade.spans`) join those of turns and credit single tokens. With s_k the sum of the spans that cover
+token k of a turn of T sampled tokens, and m the mean of s_k over the turn:
 
     R_t'    = R_t + m                                           the turn's reward, which is compared with the group's
     A_t,k   = A_t' + (1 - alpha) * state_scale * (s_k - m)      the token's advantage, A_t' being the turn's from R_t'
 
-both times the turn's weight, where it has one. So a span over a whole turn is worth what the same reward of the turn
-is, a part of a turn is credited against the rest of it, and the turn as a whole against the group's turns at its step.
+both times the turn's weight, where it has one. So a span over a whole turn equals that reward of the turn.
 
-Guaranteed: spans of no token, and a span cut in two of the same value, change nothing; without spans every token of a
-turn has exactly the turn's advantage. As rewards of turns, spans count under `credit.rule: state_mix` with an alpha
-below 1, or where a rule of the user's own looks at them.
-Not covered: a token that is trained once more in another context (`credit.final_segment: all`): there it has the mean
-of its turn.
+Guaranteed: with alpha = 1 every turn gets exactly A_out,i, and no reward of a turn is needed, nor is one for a
+trajectory without a turn. Empty spans, and a span cut in two of the same value, change nothing; without spans every token has
+exactly its turn's advantage. Spans count only under `credit.rule: state_mix` with alpha below 1, or in a custom rule.
+Not covered: a token that is trained again in another context (`credit.final_segment: all`) gets the mean of its turn.
 """
 
 from __future__ import annotations

@@ -1,21 +1,14 @@
-"""What a model's configuration says about how it is computed: its window, its kinds of layers, its last step to logits.
+"""Model architecture: context window, layer kinds, logits head, and which modules a model consists of.
 
-All of it is read from the part of the configuration that describes the text model: of a multimodal wrapper that is
-`text_config`, not the outer one.
+The configuration read is that of the text model: of a multimodal wrapper that is `text_config`, not the outer one.
 
-Guaranteed: a window that the configuration doesn't name, and layers whose state is not keys and values, are refused
-with the name of the class.
+The shortened forwards (sampling/forward.py, forest/forest_model.py) read weights and call modules one by one, so they
+would leave out anything else a model has: a bias, a norm, a factor, a hook. `is_plain` and `last_layer_is_plain`
+compare modules and parameters, never values: a bias of zeros is trained like any other.
+
+Guaranteed: a missing window, and layers whose state is not keys and values, are rejected with the name of the class. An
+unknown parameter, module, class or activation, a hook or a replaced `forward` sends the model through its own class.
 Not covered: what a class does without saying so in its configuration; `parity.py` compares numbers for that.
-
-Whether a model is made of the parts that the shortened forwards compute, and of no others.
-
-They read weights and call parts one by one (sampling/forward.py, forest/forest_model.py), so whatever else a model has
-would be
-left out: a bias, a norm, a factor, a hook. What counts is what the model is made of, never the values of its
-weights: a bias of zeros is trained like any other.
-
-Guaranteed: a parameter or module that is not named here, another class or activation, a hook or a replaced `forward`
-sends the model through its own class.
 """
 
 from __future__ import annotations
@@ -151,7 +144,7 @@ def head_of(model: Any) -> Head:
     return ScaledHead(projection, divisor, factor, cap)
 
 
-# ---- Whether a model is made of the parts that the shortened forwards compute, and of no others --------------
+# ---- Modules that the shortened forwards support -------------------------------------------------------------
 
 
 ROOT = {

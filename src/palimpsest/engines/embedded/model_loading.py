@@ -1,23 +1,20 @@
-"""Loads a causal language model from a folder or hub id, with low-rank adapters where they are asked for.
+"""Model loading: a causal language model from a folder or hub id, optionally with LoRA adapters.
 
-Guaranteed: a folder is looked through before anything in it is loaded (models/model_folder.py), weights come from
-safetensors alone and are finite, no code from the folder is run, the global random state is left as it was, and a model
-whose attention this engine can't follow is refused by name.
-Not covered: quantised weights, encoder-decoder models, models over several devices.
-
-Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) through peft, which the extra `lora` installs.
-
-A weight W [out, in] of a linear layer stays as it is; trained are A [rank, in] and B [out, rank] of
+LoRA (Hu et al., arXiv 2106.09685) uses peft, from the extra `lora`. A linear weight W [out, in] is frozen; A [rank, in]
+and B [out, rank] are trained in
 
     y = W x + alpha / rank * B A x,    B = 0 at the start
 
-A folder that a learner saved then holds the adapter alone (peft's adapter_model.safetensors and adapter_config.json,
-which names the model it belongs to); `load_model` opens it with the adapter merged into the weights.
+A folder that a learner saved then holds the adapter alone (adapter_model.safetensors and adapter_config.json, which
+names the base model); `load_model` opens it with the adapter merged into the weights.
 
-Guaranteed: the adapters begin the same in every process, and the global random state is left as it was; there is no
-dropout, since the learner must compute what the sampler computed.
-Not covered: adapters on the embeddings or the output projection (refused: the learner reads their weights directly);
-a check that the model behind an adapter is still the one it was trained on.
+Guaranteed: a folder is checked before anything in it is loaded (models/model_folder.py); weights are finite and come
+from safetensors alone; no code from the folder runs; a model whose attention this engine can't follow is rejected by
+name. The global random state is unchanged, and adapters start the same in every process. Dropout is off, since the
+learner must compute the same as the sampler.
+Not covered: quantised weights, encoder-decoder models, models over several devices; adapters on the embeddings or the
+output projection (rejected: the learner reads their weights directly); a check that the base model of an adapter is
+still the one it was trained on.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from palimpsest.errors import ModelError
 from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, refusing
 from palimpsest.models.model_folder import adapters_of, open_model
 
-# ---- Low-rank adapters (LoRA, Hu et al., arXiv 2106.09685) through peft, which the extra lora installs -------
+# ---- LoRA adapters, with peft --------------------------------------------------------------------------------
 
 
 def adapted(model: Any, config: AdapterConfig, path: str) -> Any:
@@ -133,7 +130,7 @@ def _peft(what: str) -> Any:
     return peft
 
 
-# ---- Loads a causal language model from a Hugging Face folder or hub id --------------------------------------
+# ---- Loading from a folder or hub id -------------------------------------------------------------------------
 
 
 _LOADING = threading.Lock()  # transformers changes torch for all threads while it loads: two at once lose weights

@@ -1,19 +1,15 @@
-"""Whether the sampler's and the forest's way to compute a model give the model's own numbers.
+"""Parity checks: the sampler's forward and the forest's give the logits of the model's own class.
 
-How far two correct kernels are apart depends on the model: in bfloat16 by a hundredth of the logits' spread, or by a
-third where a few hidden units are huge. So the model's own eager forward is computed twice, the second time padded
-and with attention in twice the precision: another way is right if it is no further off than a few times that noise.
+The distance of two correct kernels depends on the model: in bfloat16 a hundredth of the logits' spread, or a third
+where a few hidden units are huge. So the model's own eager forward is computed twice, the second time padded and with
+attention in twice the precision. Another way passes if it is off by at most a few times that noise.
 
-Guaranteed: a probe of a dozen tokens reaches beyond a sliding window of any size, for it is run with a narrow one.
+`admit` runs the checks of the sampler when a model is loaded; a learner runs those of the forest when it is built
+(forest/forest_model.py).
+
+Guaranteed: a probe of a dozen tokens reaches beyond any sliding window, because it runs with a narrow one. A model that
+passes is sampled as its class would; another is rejected in one line that names the class and what is missing.
 Not covered: numbers that differ only at lengths beyond the probe's, for another reason than the window.
-
-Axes: U places, V vocabulary.
-
-What is tried of a model when it is loaded: that the sampler's way to compute it gives the model's own numbers.
-
-Guaranteed: a model that passes is sampled as its class would; another is refused in one line that names the class and
-what is missing.
-Not covered: training, which a learner tries when it is built (forest/forest_model.py).
 
 Axes: U places, V vocabulary.
 """
@@ -136,7 +132,7 @@ def _window(holder: Any) -> Any:
     return getattr(holder, "sliding_window", None)
 
 
-# ---- What is tried of a model when it is loaded --------------------------------------------------------------
+# ---- Checks of the sampler when a model is loaded ------------------------------------------------------------
 
 
 ROWS: tuple[Ids, ...] = (tuple(range(1, 13)), tuple(range(21, 28)))

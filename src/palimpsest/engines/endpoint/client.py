@@ -1,20 +1,17 @@
-"""One OpenAI-compatible endpoint: asked over HTTP, and probed once for what it can do.
+"""HTTP client of an OpenAI-compatible endpoint, and a probe of what the endpoint supports.
 
-Guaranteed: a request is sent at most `attempts` times, after time-outs, dropped connections, 408, 429 and 5xx alone;
-what no attempt can mend (a refused key, an unknown model or path, a redirect, a used-up quota) is an EngineError at
-once, which names the fix; so is an endpoint that nobody answers at for `patience_s`. A reply is never larger than the
-limit, and one that holds the key is refused; the key is in no message. Cancelling the caller closes the connection. No
-redirect is followed, and no proxy of the environment is used.
-Not covered: endpoints that want more than a key in a header; streams.
-
-What an endpoint can do, found out once before anything is played: by asking it for a word.
+The probe runs once, before any episode, and asks for one word in each form:
 
     auto: tokens, completions (both with the model's tokenizer alone), chat; of each the most fields that it takes
 
-Guaranteed: a form is taken only if a request of it was answered as it should be, with as many prompt tokens as were
-sent where the endpoint counts them; a tokenizer that disagrees with the server's own, where it can be asked (vLLM,
-SGLang, llama.cpp), is refused with the text they disagree on.
-Not covered: an endpoint that changes while it is asked.
+Guaranteed: a request is sent at most `attempts` times, and again only after time-outs, dropped connections, 408, 429
+and 5xx. What a retry can't fix (a rejected key, an unknown model or path, a redirect, an exhausted quota) is an
+EngineError at once, which names the fix; so is an endpoint that does not answer for `patience_s`. A reply larger than
+the limit, or one that holds the key, is rejected; no message holds the key. Cancelling the caller closes the
+connection. Redirects are not followed and proxies of the environment are not used. A form is taken only if a request in
+it was answered correctly, with the number of prompt tokens that was sent where the endpoint counts them; a tokenizer
+that disagrees with the server's (vLLM, SGLang, llama.cpp) is rejected with the text in question.
+Not covered: endpoints that want more than a key in a header; streams; an endpoint that changes during the probe.
 """
 
 from __future__ import annotations
@@ -180,7 +177,7 @@ class EndpointClient:
         return EndpointRejected(told, reply.status)
 
 
-# ---- What an endpoint can do, found out once before anything is played ---------------------------------------
+# ---- Probe of what an endpoint supports ----------------------------------------------------------------------
 
 
 _WORD = "Say yes."

@@ -1,16 +1,13 @@
-"""The engine of `engine.name=ray`: a learner on ranks, samplers in copies, each a process.
+"""Ray engine (`engine.name=ray`): a learner on ranks, copies of the sampler, each in a process.
 
-Guaranteed: the event loop is never waited on; the same number of ranks and samplers gives the same bytes; processes are
-started when the first of them is needed, and all are gone after `close`. Samplers have weights of their own, so what is
-sampled while the learner learns (`train.ahead`) comes of those last published.
-Not covered: roles with a model of their own on GPUs of their own; each takes as many copies as `cluster.samplers` says.
+The driver decides the steps of every copy's batch as if the batch were local, so a run repeats byte for byte.
 
-The embedded sampler's copies in processes of their own, and the batch of each as the driver sees it.
-
-What is in a step of a batch is decided in the driver, as if the batch were there: so a run repeats byte for byte.
-
-Guaranteed: an episode's requests all go to one copy, chosen by the episode's name alone.
-Not covered: speed. Every step is a call to another process, about a millisecond; vLLM's servers are for that.
+Guaranteed: the event loop never blocks; the same numbers of ranks and samplers give the same bytes; processes start
+when the first of them is needed, and all have ended after `close`. All requests of an episode go to one copy, chosen by
+the episode's name. Samplers have separate weights: while the learner learns (`train.ahead`) they sample from the last
+published version.
+Not covered: roles with another model on separate GPUs; each role takes as many copies as `cluster.samplers` says.
+Speed: every step is a call to another process, about a millisecond; vLLM's servers are for that.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams
 
-# ---- The embedded sampler's copies in processes of their own, and the batch of each as the driver sees it ----
+# ---- Copies of the embedded sampler, one per process ---------------------------------------------------------
 
 
 Ids = Sequence[int]
@@ -155,7 +152,7 @@ class Samplers:
             await sampler.close()
 
 
-# ---- The engine of engine.name=ray ---------------------------------------------------------------------------
+# ---- Learner and engine --------------------------------------------------------------------------------------
 
 
 class RayLearner:

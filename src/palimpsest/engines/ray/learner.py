@@ -1,14 +1,12 @@
-"""One rank of a learner: computes its part of every update, knows torch.distributed and not Ray.
+"""Learner rank: computes one rank's part of every update with torch.distributed, without Ray.
 
-Guaranteed: the sum over ranks is the gradient of the whole step, to rounding; ranks whose plans differ refuse the
-update together, where they would wait for each other for ever; the same number of ranks gives the same bytes.
-Not covered: a rank that fails alone. Its peers wait in their next collective until whoever started them ends them.
+Gradient clipping uses one norm over all ranks; each rank scales its own share by it.
 
-Gradients scaled down to a norm that ranks hold shares of, by which each scales its own.
-
-Guaranteed: every rank gets the norm of all shares together, in whatever ways the gradients are sharded, and the same
-number.
-Not covered: gradients that are not summed over the ranks yet (`Partial`).
+Guaranteed: the sum over ranks is the gradient of the whole step, to rounding; ranks whose plans differ reject the
+update together instead of waiting for each other; the same number of ranks gives the same bytes. Every rank gets the
+same norm, of all shares, however the gradients are sharded.
+Not covered: a rank that fails alone: its peers wait in their next collective until the driver ends them; gradients that
+are not yet summed over the ranks (`Partial`).
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ from palimpsest.engines.ray.sharding import (
 from palimpsest.errors import NotWritten, RunError
 from palimpsest.text.codec import Codec
 
-# ---- Gradients scaled down to a norm that ranks hold shares of, by which each scales its own -----------------
+# ---- Gradient clipping by the norm over all ranks ------------------------------------------------------------
 
 
 def clip_by_mesh(parameters: list[nn.Parameter], bound: float) -> float:
@@ -87,7 +85,7 @@ def _squared_norm(grads: list[Tensor]) -> Tensor:
     return DTensor.from_local(squared, first.device_mesh, added).full_tensor()
 
 
-# ---- One rank of a learner -----------------------------------------------------------------------------------
+# ---- Learner rank --------------------------------------------------------------------------------------------
 
 
 class RankLearner:

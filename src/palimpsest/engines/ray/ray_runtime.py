@@ -1,13 +1,10 @@
-"""Ray's own processes on this machine, and calls waited for with a time limit.
+"""Ray processes on this machine, and results of remote calls with a time limit.
 
-Guaranteed: nothing that Ray has to tell is on the standard output, which is palimpsest's; it is a warning of a line,
-which the run's events.jsonl has, too. That one of the processes ended which Ray can't do without shows within seconds.
-A cluster of ours listens on loopback alone, or says so.
+Guaranteed: Ray writes nothing to standard output, which is palimpsest's; its messages are one-line warnings, also in
+the run's events.jsonl. If a process ends that Ray needs, the run reports it within seconds. A cluster that palimpsest
+starts listens on loopback, or a warning says so. After the first failure, every caller gets that failure, in any
+thread, whether it waits already or asks later.
 Not covered: a cluster that others started; what Ray's compiled part writes as it ends the process.
-
-What processes answer: waited for with a time limit, in any number of threads, up to the first failure.
-
-Guaranteed: whoever asks after a failure, or waits while it comes, is told the first one, which the others follow from.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ from ray.exceptions import RayError, RayTaskError
 from palimpsest.engines import process_guard
 from palimpsest.errors import GOES_ON, PalimpsestError, ProcessesLost
 
-# ---- What processes answer -----------------------------------------------------------------------------------
+# ---- Results with a time limit -------------------------------------------------------------------------------
 
 
 LOOK_S = 0.5  # between two looks at whether all was lost meanwhile
@@ -134,7 +131,7 @@ def line_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0]}"[:300]
 
 
-# ---- Ray's own processes on this machine, and what it says by itself -----------------------------------------
+# ---- Ray processes and messages ------------------------------------------------------------------------------
 
 
 NEEDED = ("gcs_server", "raylet")

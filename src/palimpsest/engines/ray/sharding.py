@@ -1,24 +1,21 @@
-"""A model of which every rank holds a share: how it is sharded, and how ranks save and load it together.
+"""Sharded models: how ranks shard a model, load it, and save weights, masters and moments together.
 
 The weights go from the files straight into the shares (meta device, then torch's distributed checkpoints); no process
-ever holds them all. What is checked of a model on loading (`forest.model.adopt`) is checked on a copy of two layers.
-
-Guaranteed: float32 weights, sums of gradients and moments, whatever is computed in; the same adapters at the start as
-in one process; a weight that is missing, of another shape or not finite is refused by name.
-Not covered: a window of context shared by ranks; experts; a folder that is an adapter itself (export it first).
-
-What ranks write and read together: masters and moments in shares, the model whole.
+ever holds them all. The checks at loading (`forest_model.adopt`) run on a copy of two layers. A checkpoint holds
 
     learner/shard-00001-model-00001-of-00001.safetensors    rank 0's share of masters and moments, and so on
     learner/learner.json                                    steps taken, gradients skipped, the reference's digest
     model.safetensors, config.json, tokenizer...            the model, in model.dtype; or its adapters
 
-torch's distributed checkpoints, in safetensors alone: their own format holds a pickle. No tensor in a share is a single
-number, which its consolidation would write as 0: the count of steps is in learner.json.
+These are torch's distributed checkpoints in safetensors alone, since their default format holds a pickle. No tensor in
+a share is a single number, which torch's consolidation would write as 0: the count of steps is in learner.json.
 
-Guaranteed: a share is read back and compared with memory before its hash is told; the same state in as many shares is
-the same bytes; any number of ranks reads what another number wrote, bit for bit.
-Not covered: a file system that not every rank sees (refused at the start, actor_group.py).
+Guaranteed: float32 weights, sums of gradients and moments, whatever the compute dtype; the same initial adapters as in
+one process; a weight that is missing, of another shape or not finite is rejected by name. A share is read back and
+compared with memory before its hash is reported. The same state in the same number of shares gives the same bytes, and
+any number of ranks reads what another number wrote, bit for bit.
+Not covered: context parallelism; experts; a folder that is an adapter itself (export it first); a file system that not
+every rank sees (rejected at the start, actor_group.py).
 """
 
 from __future__ import annotations
@@ -286,7 +283,7 @@ def _shares(model: Any) -> Iterator[tuple[str, Tensor]]:
         yield name, weight.to_local() if isinstance(weight, DTensor) else weight
 
 
-# ---- What ranks write and read together ----------------------------------------------------------------------
+# ---- Sharded state: masters and moments ----------------------------------------------------------------------
 
 
 FILE_BYTES = 4 << 30  # of the model's files at most, all of which rank 0 holds at once
@@ -371,7 +368,7 @@ def _reason(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[-1][:300]
 
 
-# ---- the model whole ----------------------------------------------------------------------------------------
+# ---- Full model ----------------------------------------------------------------------------------------------
 
 
 def write_model(model: Any, folder: Path, config: ModelConfig, codec: Codec, *, whole: bool = False) -> list[Path]:

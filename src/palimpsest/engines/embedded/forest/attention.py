@@ -1,47 +1,31 @@
-"""Attention over prefix forests: a plan of query and key ranges, FlexAttention on CUDA, transformers' interface.
+"""Attention over prefix forests: flash attention on ranges (CPU), FlexAttention (CUDA), a dense mask.
 
-Three ways to the same result: `parts` (CPU: flash attention on ranges of queries and keys, merged by their log-sum-
-exps), `flex` (CUDA, see forest_flex.py) and `dense` (any device, a mask of all pairs; the reference, and for what the
-others can't do: keys and values of different sizes, sliding windows on a CPU).
+A place attends to its path: the earlier places of its node and all places of the nodes above. Three implementations
+give the same result:
 
-The backward pass of `parts` needs nothing that the forward pass of each part kept: with the merged result and log-sum-
-exp, each part's share of the gradients is exact and they add up (as in ring attention, Liu et al., arXiv 2310.01889).
+- `parts` (CPU): flash attention on ranges of queries and keys, merged by their log-sum-exps;
+- `flex` (CUDA): FlexAttention with a block mask (Dong et al., arXiv 2412.05496), two comparisons per pair, which skips
+  blocks of 128 x 128 places that no path crosses. Compiled with `dynamic=True`; there are a dozen variants;
+- `dense` (any device): a mask of all pairs. The reference, and the one for keys and values of different sizes.
 
-Guaranteed: equal to attention over each segment on its own, to rounding; the same bytes for the same forest. A model
-call without a forest is plain `sdpa`, or the class's own eager attention where its scores are capped or have sinks,
-which `sdpa` would leave out. A forest is refused such attention, never computed without.
-Not covered: dropout (it is switched off where the model is loaded).
+`parts` divides the forest so that every pair of a place and one it attends to is in exactly one part:
 
-Axes: H query heads, G key-value heads, T places, Q queries, D head size.
-
-Attention over prefix forests on CUDA: FlexAttention with a block mask (Dong et al., arXiv 2412.05496).
-
-The mask is two comparisons per pair; blocks of 128 x 128 places that no path crosses are skipped. Kernel and mask are
-compiled for all lengths (`dynamic=True`): with fixed shapes every new length would be compiled anew. There are a dozen
-variants nevertheless: with and without a gradient, queries at all places or at some, one block of them or several.
-
-Guaranteed: the same pairs as the other paths see; what was not compiled is never computed uncompiled, which would hold
-all pairs. Not covered: training on a CPU, for which torch has no backward pass of it; heads smaller than 16, for which
-it has no kernel; forests of under about 1,000 tokens gain nothing from it.
-
-Axes: H query heads, G key-value heads, T places, Q queries, D head size.
-
-Attention over a forest as a list of parts, each a range of queries on a range of keys.
-
-A place sees its path: the places of its own node before it, and all places of the nodes above. So a forest is
-
-- for a long node, a triangle: its own places, causal;
+- for a long node, a triangle: its places, causal;
 - for a node with descendants, a rectangle: the queries of all its descendants, which are one range, on its keys;
-- for small subtrees that stand next to each other, one square with a mask: their triangles and rectangles would cost
-  more calls than the masked pairs cost time.
+- for small adjacent subtrees, one square with a mask, which is faster than many small calls.
 
-Every pair of a place and one it sees is in exactly one part. Where not all places have a query (in the last layer
-only those that predict), ranges of queries count those that have one.
+Where only some places have a query (the last layer), ranges of queries count those. Layers with a window narrower than
+the forest is deep use `AttentionPlan.near`, on a CPU a mask of all pairs. The backward pass of `parts` keeps nothing of
+single parts: with the merged result and log-sum-exp their gradients are exact and add up (as in ring attention, Liu et
+al., arXiv 2310.01889).
 
-Layers with a window narrower than the forest is deep take a mask of all pairs instead (`Plan.near`): a place then sees
-its path only so far back.
+Guaranteed: equal to attention over each segment alone, to rounding; the same bytes for the same forest. Uncompiled
+FlexAttention, which would hold all pairs, never runs. Without a forest a call is plain `sdpa`, or the class's own eager
+attention where scores are capped or have sinks; with a forest such attention is rejected.
+Not covered: dropout (switched off at loading); in `flex`, training on a CPU and heads smaller than 16. Forests of under
+about 1,000 tokens gain nothing from `flex`.
 
-Axes: T places, Q queries.
+Axes: H query heads, G key-value heads, T places, Q queries, D head size.
 """
 
 from __future__ import annotations
@@ -64,7 +48,7 @@ from transformers.masking_utils import sdpa_mask
 from palimpsest.engines.embedded.forest.layout import Forest, Ids
 from palimpsest.errors import ModelError
 
-# ---- Attention over prefix forests on CUDA -------------------------------------------------------------------
+# ---- FlexAttention on CUDA -----------------------------------------------------------------------------------
 
 
 VARIANTS = 64  # compiled forms of one function; torch's own limit of 8 is met by one model's steps
@@ -118,7 +102,7 @@ def flex(query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float | 
     return result.transpose(1, 2)
 
 
-# ---- Attention over a forest as a list of parts, each a range of queries on a range of keys ------------------
+# ---- Attention as a list of parts, each a range of queries on a range of keys --------------------------------
 
 
 SQUARE = 128  # places of a masked square at the most
@@ -242,7 +226,7 @@ class _Planner:
             self.parts.append(AttentionPart(queries, slice(start, stop), mask=mask[None, None]))
 
 
-# ---- Attention over prefix forests, through transformers' attention interface --------------------------------
+# ---- transformers' attention interface -----------------------------------------------------------------------
 
 
 NAME, PRECISE = "palimpsest_forest", "palimpsest_precise"

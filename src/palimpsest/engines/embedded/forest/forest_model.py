@@ -1,34 +1,21 @@
-"""A model over prefix forests: attention fitted, hidden states, log-probabilities of chosen tokens.
+"""Forward pass over prefix forests: hidden states and log-probabilities of the trained tokens.
 
-Guaranteed: a model that passes gives, on a small forest, the logits that it gives on the segments apart, to what
-rounding does to it; one whose attention can't take a forest (attention of its own, ALiBi, capped scores, sinks) is
-refused by name and never trained. Without a forest the model computes as before.
-Not covered: numbers that differ only at lengths beyond the probe's (see engines/embedded/parity.py).
+Only the places before a trained token need the last layer beyond its keys and values: its queries, feed-forward part
+and final norm are computed for those alone. With prompts of 75 tokens and completions of 12 that spares six sevenths of
+the largest products of one layer. The vocabulary projection runs in chunks of rows; where all logits exceed
+`KEPT_ELEMENTS`, the backward pass computes those of each chunk again instead of keeping them.
 
-Hidden states of a forest at the places that predict, without the part of the last layer that nobody reads.
+Memory in the backward pass, for a projection of P weights in bfloat16: 4 P bytes for the sum of gradients and 2 P for
+the gradient of a chunk (3.3 GB for the 0.54 billion of a 7B model; 2 P + 2 P if summed in bfloat16). A chunk's logits
+are at most 256 MiB in float32 on an accelerator, of which the backward pass holds about four copies.
 
-Only the places before a trained token need what comes behind the keys and values of the last layer: its queries, its
-feed-forward part and the final norm are computed for those alone. With prompts of 75 tokens and completions of 12
-that spares six sevenths of the largest products of one layer.
+Guaranteed: `adopt` compares the forest's logits with those of the separate segments on a small forest, to rounding; a
+model whose attention can't take a forest (custom attention, ALiBi, capped scores, sinks) is rejected by name. A model
+whose last layer is not plain (engines/embedded/architecture.py) runs its own decoder whole. Without a forest the model
+computes as before. The projection's gradient is summed over chunks in float32 or wider and rounded once.
+Not covered: numbers that differ only at lengths beyond the probe's (engines/embedded/parity.py).
 
-Guaranteed: the same numbers as the model's own forward of each segment, to rounding (forest/model.py tries it when a
-learner is built); models whose last layer is made of anything else (engines/embedded/architecture.py) go through their
-own decoder whole.
-
-Axes: T places, U places that predict, W hidden size, D head size.
-
-Log-probabilities of chosen tokens from hidden states, without ever holding all logits.
-
-The vocabulary projection is done for the states that predict only, in chunks of rows; where all logits are more than
-`KEPT_ELEMENTS`, those of each chunk are computed again in the backward pass instead of being kept.
-
-Guaranteed: the gradient of the projection's weights is summed over chunks in float32 at least, and the sum is rounded
-to the weights' type once; in bfloat16 its error doesn't grow with the number of chunks.
-Memory in the backward pass, for a projection of P weights in bfloat16: 4 P bytes for the sum, and 2 P for the gradient
-of a chunk (3.3 GB for the 0.54 billion of a 7B model; 2 P + 2 P if summed in bfloat16). A chunk's logits are at most
-256 MiB in float32 on an accelerator, of which the backward pass holds about four copies.
-
-Axes: N trained tokens, U distinct states they follow, W hidden size, V vocabulary.
+Axes: T places, U places that predict, N trained tokens, W hidden size, D head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -50,7 +37,7 @@ from palimpsest.engines.protocol import TrainSegment
 from palimpsest.errors import ModelError
 from palimpsest.types import Segment
 
-# ---- Hidden states of a forest at the places that predict, without the part of the last layer that nobody reads
+# ---- Hidden states at the places that predict ----------------------------------------------------------------
 
 
 def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> Tensor:
@@ -101,7 +88,7 @@ def _heads(layer: Any, name: str, hidden: Tensor, rotation: tuple[Tensor, Tensor
     return heads * cos + torch.cat([-right, left], dim=-1) * sin
 
 
-# ---- Fits a model with attention over prefix forests, or refuses it with the reason --------------------------
+# ---- Check of a model's attention over prefix forests --------------------------------------------------------
 
 
 # A prefix of three, below it branches of one level and of two, and a row of its own: a forest with every kind of part.
@@ -146,7 +133,7 @@ def _trained(row: tuple[int, ...]) -> TrainSegment:
     return TrainSegment(segment, (0.0,) * size, (0.0,) * size)
 
 
-# ---- Log-probabilities of chosen tokens from hidden states, without ever holding all logits ------------------
+# ---- Log-probabilities of trained tokens, without all logits in memory ---------------------------------------
 
 
 KEPT_ELEMENTS = 1 << 23  # logits kept for the backward pass at most: 32 MiB in float32

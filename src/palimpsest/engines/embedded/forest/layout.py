@@ -1,35 +1,23 @@
-"""Packs segments into prefix forests: each distinct prefix token is laid out, and computed, once.
+"""Prefix forest layout: packs segments so that each distinct prefix token is computed once.
 
-What is shared is the computation; what is trained stays per segment. Where segments part, one place predicts several
-next tokens, and a token sampled in two trajectories is trained twice, with each one's own advantage:
+The computation is shared; training stays per segment. Where segments part, one place predicts several next tokens, and
+a token sampled in two trajectories is trained twice, with each one's own advantage:
 
     segments    1 2 3 4     1 2 5     (4 and 5 are trained)
     places      1 2 3   (a row ends before its last trained token)
     predicts    the place of 3 predicts 4, that of 2 predicts 5
 
-Guaranteed: every trained token is predicted exactly once, at the place that holds its very context; a forest is
-within the token budget unless a single segment is longer; forests over the budget are cut where least is computed
-twice. Not covered: sharing over micro-batches, and of anything but a prefix.
+Lexicographic order of the rows is the depth-first order of their trie, so the layout follows from how much each row
+shares with the one before (`shared`): a row adds only the tokens after that. No loop runs over tokens.
 
-Axes: T places, U places that predict, N trained tokens, R segments, K nodes.
+Guaranteed: every trained token is predicted exactly once, at the place that holds its context. Within a tree every
+distinct prefix has one place, and the descendants of a token are the places from it up to its exit. The same rows give
+the same layout, in any order. A forest is within the token budget unless a single segment is longer; forests over the
+budget are cut where the least is computed twice.
+Not covered: sharing across micro-batches, and of anything but a prefix that begins at the first token.
 
-What of a step's segments is computed: the tokens each one needs, and what is trained of it.
-
-A row ends before its last trained token, which is predicted but never read.
-
-Axes: S tokens of a row, M trained tokens of it.
-
-The trie of a set of token rows, in depth-first order: which rows share what, where each token is laid out once.
-
-Rows in lexicographic order are the depth-first order of their trie, so all of it follows from how much each row shares
-with the one before (`shared`): a row adds the tokens behind that to the layout, and the rows that go on through a
-token are neighbours. No loop here runs over tokens.
-
-Guaranteed: within a tree every distinct prefix has exactly one place; the descendants of a token are the places from
-it up to its exit. The same rows give the same layout, in whatever order they come.
-Not covered: prefixes that begin anywhere but at the first token.
-
-Axes: R rows, T places.
+Axes: T places, U places that predict, N trained tokens, R segments (rows), K nodes, S tokens of a row, M trained tokens
+of a row.
 """
 
 from __future__ import annotations
@@ -45,7 +33,7 @@ from torch import Tensor
 
 from palimpsest.engines.protocol import TrainSegment
 
-# ---- What of a step's segments is computed -------------------------------------------------------------------
+# ---- Rows: the computed and the trained tokens of each segment -----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +91,7 @@ def with_signal(segments: Sequence[TrainSegment]) -> list[int]:
     return found or sorted(trained, key=lambda i: len(segments[i].segment.token_ids))[:1]
 
 
-# ---- The trie of a set of token rows, in depth-first order ---------------------------------------------------
+# ---- Trie of token rows, in depth-first order ----------------------------------------------------------------
 
 
 Ids = NDArray[np.int64]
@@ -209,7 +197,7 @@ def lay_out(lengths: Ids, shared: Ids) -> Trie:
     return Trie(places, np.repeat(np.arange(len(lengths)), added), depths, exits)
 
 
-# ---- Packs segments into prefix forests ----------------------------------------------------------------------
+# ---- Packing into prefix forests -----------------------------------------------------------------------------
 
 
 CUT_OVERHEAD = 64  # tokens whose computation costs as much as one more pass

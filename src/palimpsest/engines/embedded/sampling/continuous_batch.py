@@ -1,17 +1,14 @@
-"""Continuous batching, computed where it is called: one token for every sequence in flight with each step.
+"""Continuous batching: one token per step for every sequence in flight; also scores given tokens.
 
-A step admits waiting requests into free rows, carries every row in use on by one token, and hands finished ones back.
+A step admits waiting requests into free rows, decodes one token for every row in use, and returns finished requests.
 New prompts and decoded tokens share one call of the model. A prefix that another request has computed is copied
-instead of computed again (`kv_cache.py`).
+(`kv_cache.py`). `score` computes log-probabilities of given tokens with one forward of the model's own class.
 
 Guaranteed: token t of a request is drawn with the uniform of (its seed, t); the same requests in the same steps give
-the same bytes. Stored prefixes are dropped when the weights change and by `reset`, so that a batch need not depend on
-the one before.
-Not covered: independence of a logit's last bits from what else is in the batch, since matrix products of other heights
-round differently. Measured in float32 with 128, 16 and 5 rows, with and without sharing, fused and not: all of 12,160
-sampled ids equal, log-probabilities within 1e-6 nats. So it is with the prefix cache on, off or full.
-
-Log-probabilities of given tokens, by one forward of the model's own class.
+the same bytes. Stored prefixes are dropped when the weights change and by `reset`.
+Not covered: independence of a logit's last bits from the rest of the batch, since matrix products of other heights
+round differently. Measured in float32 with 128, 16 and 5 rows, with and without sharing, fused and not, and with the
+prefix cache on, off or full: all of 12,160 sampled ids equal, log-probabilities within 1e-6 nats.
 
 Axes: T scored tokens, V vocabulary.
 """
@@ -34,7 +31,7 @@ from palimpsest.engines.embedded.sampling.kv_cache import Copy, KVPool, KVShape,
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 
-# ---- Log-probabilities of given tokens, by one forward of the model's own class ------------------------------
+# ---- Log-probabilities of given tokens -----------------------------------------------------------------------
 
 
 CHUNK = 512  # tokens whose [V] log-probabilities are in memory at once
@@ -54,7 +51,7 @@ def score(model: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[fl
     return tuple(torch.cat(parts).tolist())
 
 
-# ---- Continuous batching, computed where it is called --------------------------------------------------------
+# ---- Continuous batching -------------------------------------------------------------------------------------
 
 
 MIN_SHARED = 16  # tokens worth waiting one prefill call for, or storing

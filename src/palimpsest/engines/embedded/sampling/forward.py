@@ -1,27 +1,20 @@
-"""Forward passes over the key-value pool: any transformers model, and Llama-like ones with little overhead.
+"""Forward passes over the key-value pool: any transformers model, and a fused Llama-like one.
 
-`HFForward` calls the unpatched model class with a cache object that writes into the pool and hands back views of it.
-this file computes the same for Llama-like models with less overhead per call.
-
-Axes: A decoded rows, B prefilled rows, S tokens of the longest, W hidden size, V vocabulary.
-
-The forward of Llama-like models with little overhead per call: fewer, larger operations on a CPU.
-
-What it does differently from the model's own class, and why the result is the same:
+`HFForward` calls the unpatched model class with a cache object that writes into the pool and returns views of it.
+`FusedForward` computes the same for Llama-like models with fewer, larger operations on a CPU:
 - query, key and value (and gate and up) are one product; the norm before it is folded into its weights;
-- the two halves that a rotation mixes are laid side by side, so a rotation is one complex product (queries and keys
-  are permuted alike, their products are unchanged);
+- the two halves that a rotation mixes are adjacent, so a rotation is one complex product (queries and keys are permuted
+  alike, their products are unchanged);
 - a prefill has no padding: products run over all tokens of all rows end to end, attention row by row;
-- in the last layer of a prefill only each row's last token is carried on.
+- the last layer of a prefill computes only each row's last token.
 
-Guaranteed: it is used only for models made of the modules it knows and of no other (engines/embedded/architecture.py),
-and after its logits
-have been compared with the model's own on a probe (`pick_forward`).
-Not covered: models on a GPU, in bfloat16 or above `MAX_PARAMETERS` (the copies of the weights would cost memory and
-save nothing there); position encodings that change with the length. The generic path takes those.
+Guaranteed: `FusedForward` serves only models made of the modules it knows (engines/embedded/architecture.py), after
+`pick_forward` has compared its logits with the model's own on a probe.
+Not covered by `FusedForward`: models on a GPU, in bfloat16 or above `MAX_PARAMETERS` (copies of the weights would cost
+memory and save nothing); position encodings that change with the length. `HFForward` takes those.
 
-Axes: A decoded rows, B prefilled rows, N tokens of the call, W hidden size, H query heads, G key-value heads,
-D head size, L keys.
+Axes: A decoded rows, B prefilled rows, S tokens of the longest, N tokens of the call, W hidden size, H query heads,
+G key-value heads, D head size, L keys, V vocabulary.
 """
 
 from __future__ import annotations
@@ -189,7 +182,7 @@ class HFForward:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
 
-# ---- The forward of Llama-like models with little overhead per call ------------------------------------------
+# ---- Fused forward of Llama-like models ----------------------------------------------------------------------
 
 
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})

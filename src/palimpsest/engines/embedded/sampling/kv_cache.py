@@ -1,38 +1,27 @@
-"""The key-value cache: a pool of rows, what is in each, and a radix tree of prefixes.
+"""Key-value cache: a pool of rows, their contents, and a prefix cache (radix tree over token ids).
 
-A request in flight owns one row, and rows in use are kept near the front, so that a decode step reads `pool[:n]` as a
-view, without gathering. What is kept for later requests lies elsewhere (this file).
+A request in flight owns one row of the pool. Rows in use are kept near the front, so a decode step reads `pool[:n]` as
+a view, without gathering; `PoolRows` holds each row's state as arrays, so it needs no Python loop over rows.
 
-Not covered: paging. Memory is all rows times the longest request so far, rounded up: on a large model choose
-`engine.batch_slots` accordingly.
-
-Axes: L layers, R rows, H key-value heads, C capacity in tokens, D head size, N tokens.
-
-Keys and values of prompts and finished sequences, each distinct prefix once: a radix tree over token ids.
-
-An edge of the tree is a run of ids; every id on it owns one slot of a store of fixed size. A prompt's longest stored
-prefix is found by walking down from the root, and its slots are gathered into the row that is to go on from it.
-Sequences that begin alike share the slots of their common beginning:
+The prefix cache keeps prompts and finished sequences, each distinct prefix once. An edge of its tree is a run of ids,
+and every id owns one slot of a store of fixed size. The longest stored prefix of a prompt is found by walking down from
+the root, and its slots are gathered into the row of the new request:
 
     stored          [s e c t i o n] -> [q u e s t i o n] -> [m e m 1]
                                                          -> [m e m 2]
     new prompt      [s e c t i o n   q u e s t i o n   m e m 3]         only m e m 3 is computed, and added
 
-Why not whole sequences in rows of the pool, which needs less code: 16 rollouts that read one section of 1,000 tokens
-would keep it 16 times. Measured with 8 to 16 decoded rows and six documents at once, such a store reached 3.7 to 4.3 of
-the 4.6 times fewer prompt tokens that one copy of each section makes possible.
+Whole sequences in rows of the pool would need less code, but 16 rollouts that read one section of 1,000 tokens would
+keep it 16 times. Measured with 8 to 16 decoded rows and six documents at once, such a store reached 3.7 to 4.3 of the
+4.6 times fewer prompt tokens that one copy of each section makes possible.
 
-Guaranteed: at most `capacity` tokens are stored; when they are used up, the leaf unused for longest goes first. A use
-of a sequence is a use of its beginnings, so nothing goes before what continues it.
-Not covered: what was stored with other weights; the owner calls `clear` when they change.
+Guaranteed: at most `capacity` tokens are stored; the least recently used leaf is evicted first. Using a sequence also
+uses its prefixes, so a prefix is never evicted before what continues it.
+Not covered: paging. Memory is all rows times the longest request so far, rounded up: on a large model choose
+`engine.batch_slots` accordingly. Entries of other weights: the owner calls `clear` when the weights change.
 
-Axes: S slots, N tokens, H key-value heads, D head size.
-
-What is in each row of the key-value pool, as arrays over rows, so that a decode step has no Python loop over rows.
-
-A row in use belongs to one request; what was computed for requests before it lives on in this file.
-
-Axes: R rows, C capacity in tokens, N decoded rows.
+Axes: L layers, R rows, S slots, N tokens (in `PoolRows`: decoded rows), H key-value heads, C capacity in tokens,
+D head size.
 """
 
 from __future__ import annotations
@@ -129,7 +118,7 @@ class KVPool:
         return torch.from_numpy(places.reshape(-1)).to(self.shape.device)
 
 
-# ---- Keys and values of prompts and finished sequences, each distinct prefix once ----------------------------
+# ---- Prefix cache --------------------------------------------------------------------------------------------
 
 
 ID_BYTES = 8  # edges are compared as bytes: one comparison for the whole edge
@@ -311,7 +300,7 @@ def _agreeing(one: bytes, other: bytes) -> int:
     return size // ID_BYTES if same.all() else int(same.argmin())
 
 
-# ---- What is in each row of the key-value pool ---------------------------------------------------------------
+# ---- Contents of the pool's rows -----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
