@@ -1,25 +1,21 @@
-"""Objects that a configuration names: `my_module:MyThing` of a user's file, `python:NAME` of a call from Python.
+"""Plugins: objects that a configuration names, as `my_module:MyThing` or `python:NAME`.
 
     policy.name=my_module:MyPolicy        reward.name=my_module:my_reward       credit.rule=my_module:my_rule
     data.format=my_module:MyFormat        logging.sinks=[my_module:MySink]      engine.name=my_module:MyEngine
 
-A module is looked for in the current folder too; `python:NAME` is an object that the call was given (this file). A
-class is constructed with the options given for it; a function gets them as keyword arguments.
-
-Guaranteed: what is wrong is a ConfigError of one line that begins with the key that named the thing: no such module, an
-error in the module, no such name in it (with the nearest one), an unknown or missing option, one of another type than
-its annotation says (plugin_options.py), a thing of another shape.
-Not covered: options without an annotation, which are passed on as they are; a module that changed after its import.
-
-Objects that a call from Python was given: what `python:NAME` in a configuration means.
+A module is searched for in the current folder too. A class is constructed with the options given for it; a function
+gets them as keyword arguments. `python:NAME` is an object passed to a call from Python:
 
     with giving({"python:my_reward": my_reward}):
         found("python:my_reward", "reward.name")          # my_reward
 
-A configuration is text, so it names an object by what it is called. The object itself is known to the call it was given
-to, and to the tasks and threads of that call: two calls at once don't see each other's.
+Only that call, its tasks and threads see the object, so two calls at once don't see each other's.
 
-Not covered: other processes, and later ones; a call there is given its objects again, or raises ConfigError.
+Guaranteed: an error is a ConfigError of one line that begins with the key that named the object: no such module, an
+error in the module, no such name in it (with the nearest one), an unknown or missing option, one whose type differs
+from its annotation (plugin_options.py), an object of another shape.
+Not covered: options without an annotation, which are passed on unchanged; a module that changed after its import;
+`python:NAME` in other or later processes, where a call gets its objects again or raises ConfigError.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ from typing import Any, TypeVar, cast
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError, nearest
 from palimpsest.plugin_options import annotations_of, check_value
 
-# ---- Objects that a call from Python was given ---------------------------------------------------------------
+# ---- python:NAME, objects of a call from Python --------------------------------------------------------------
 
 
 PREFIX = "python:"

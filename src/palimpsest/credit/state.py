@@ -17,8 +17,8 @@ token k of a turn of T sampled tokens, and m the mean of s_k over the turn:
 
 both times the turn's weight, where it has one. So a span over a whole turn equals that reward of the turn.
 
-Guaranteed: with alpha = 1 every turn gets exactly A_out,i, and no reward of a turn is needed, nor is one for a
-trajectory without a turn. Empty spans, and a span cut in two of the same value, change nothing; without spans every token has
+Guaranteed: with alpha = 1 every turn gets exactly A_out,i, and no reward of a turn is needed; a trajectory without a
+turn needs none. Empty spans, and a span cut in two of the same value, change nothing; without spans every token has
 exactly its turn's advantage. Spans count only under `credit.rule: state_mix` with alpha below 1, or in a custom rule.
 Not covered: a token that is trained again in another context (`credit.final_segment: all`) gets the mean of its turn.
 """

@@ -1,23 +1,15 @@
-"""Files of a model's folder, read within bounds: JSON, weight headers, tokenizer.json.
+"""Model files read within bounds: JSON, safetensors headers, tokenizer.json. No weight is read.
 
-Guaranteed: every file is a plain name in the folder that ends in .safetensors, an adapter's is
-adapter_model.safetensors; sizes in config.json that the weights don't bear out are refused before a model is built
-from them, so a configuration of a few bytes can't ask for more memory than its weights have.
-Not covered: whether the weights are those of the model that the configuration describes; loading says that, by way of
-`check_used` too.
+A normalizer of tokenizer.json rewrites text, that of added tokens at load too. Eight replacements, each ten times as
+long as what it replaces, turn one letter into a hundred megabytes.
 
-Small files of a model's folder, read within bounds.
-
-Guaranteed: what is opened is a plain file inside the folder (or, in the hub's own cache, one of its blobs), of a
-bounded size; what can't be read, or isn't what it should be, is a ModelError of one line.
-
-What a foreign tokenizer.json may do to a text before it is loaded: it must not blow it up.
-
-A normalizer rewrites text, that of added tokens at load too. Eight replacements, each ten times as long as what it
-replaces, make a hundred megabytes of one letter.
-
-Guaranteed: of one character the steps of a normalizer or decoder make at most `MOST` together.
-Not covered: regular expressions that never come to an end.
+Guaranteed: what is opened is a plain file of a bounded size inside the folder (or, in the hub's cache, one of its
+blobs); what can't be read, or has the wrong form, is a ModelError of one line. Weight files are plain names that end in
+.safetensors, an adapter's is adapter_model.safetensors. Sizes in config.json that the weights don't confirm are
+rejected before a model is built, so a configuration can't ask for more memory than its weights have. The steps of a
+normalizer or decoder turn one character into at most `MOST`.
+Not covered: whether the weights are those of the model that the configuration describes, which loading checks with
+`check_used`; regular expressions that never end.
 """
 
 from __future__ import annotations
@@ -33,7 +25,7 @@ from typing import Any
 from palimpsest.errors import ModelError, PalimpsestError
 from palimpsest.files import read_regular
 
-# ---- Small files of a model's folder, read within bounds -----------------------------------------------------
+# ---- Small files, read within bounds -------------------------------------------------------------------------
 
 
 MAX_BYTES = {"tokenizer.json": 128 << 20, "vocab.json": 64 << 20, "chat_template.jinja": 1 << 20}
@@ -116,7 +108,7 @@ def refusing(what: str) -> Iterator[None]:
         raise ModelError(f"{what} ({kind + ': ' if len(reason) < _WORDY else ''}{reason:.300})") from None
 
 
-# ---- Which files hold a model's weights, and what their headers say, without reading a weight ----------------
+# ---- Weight files and their headers --------------------------------------------------------------------------
 
 
 ADAPTER_SETTINGS, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
@@ -270,7 +262,7 @@ def count(shapes: Shapes | Sequence[tuple[int, ...]]) -> int:
     return sum(math.prod(shape) for shape in (shapes.values() if isinstance(shapes, Mapping) else shapes))
 
 
-# ---- What a foreign tokenizer.json may do to a text before it is loaded --------------------------------------
+# ---- Limits of a tokenizer.json ------------------------------------------------------------------------------
 
 
 MOST = 1024

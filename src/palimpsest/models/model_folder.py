@@ -1,16 +1,14 @@
-"""From the name of a model (a folder, a hub id, a shipped one) to a folder that may be opened.
+"""Model folder lookup: from a name (folder, hub id, shipped model) to a folder that is safe to open.
 
-Guaranteed: of a folder that passed, everything that is opened is a plain file of a bounded size in it, weights are
-safetensors, no code of its own is asked for, sizes are those of its weights, and a checkpoint of ours is the bytes that
-were saved. Everything else is refused in one line, before torch is imported.
-Not covered: regular expressions of a tokenizer that never come to an end.
+A hub model is opened from the local Hugging Face cache, and downloaded only if it is not there.
 
-A model of the Hugging Face hub as a folder of the local cache, downloaded if it isn't there.
-
-Guaranteed: a model that is in the cache is opened without asking anybody; what can't be had is refused in one line, at
-the first failed connection; nothing is downloaded but configuration, tokenizer, chat template and the *.safetensors
-files that the model consists of.
-Not covered: looking for a newer revision of what is in the cache (`hf download` fetches one).
+Guaranteed: in a folder that passed, everything that is opened is a plain file of a bounded size, weights are
+safetensors, no custom code is needed, sizes are those of the weights, and a palimpsest checkpoint has the bytes that
+were saved. Everything else is rejected in one line, before torch is imported. A model in the cache is opened without a
+request; a failed download is one line, at the first failed connection. Only configuration, tokenizer, chat template and
+the model's *.safetensors files are downloaded.
+Not covered: regular expressions of a tokenizer that never end; newer revisions of a cached model (`hf download` fetches
+one).
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ HUB = "https://huggingface.co"
 """Address of the hub; the environment variable HF_ENDPOINT names another, such as a mirror."""
 
 
-# ---- A model of the Hugging Face hub as a folder of the local cache, downloaded if it isn't there ------------
+# ---- Models of the Hugging Face hub --------------------------------------------------------------------------
 
 
 TEXTS = (
@@ -124,7 +122,7 @@ def _first(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-# ---- A model as it is named (a folder, a hub id, a name of ours) to a folder that may be opened --------------
+# ---- Lookup of a model by name -------------------------------------------------------------------------------
 
 
 _TOKENIZERS = (

@@ -1,21 +1,15 @@
-"""What work reports to anyone who watches it, how far it is, and how long it will take. No display.
-
-Guaranteed: a display never changes what is computed. Not covered: two displays on one terminal.
-
-How far work of several stages is, how long it took and how long it will take: numbers and words, no display.
+"""Progress reporting: the interface of displays, overall progress with ETA, a step's summary line.
 
     training 120/360  elapsed 0:02:10  ETA 0:05:40  reward 0.641 ± 0.480  chunks 2
-
-Guaranteed: parts that were done before (a resumed run) count as done and not as speed. A stage's share of the whole is
-what its parts took here; of stages still to come it is what a plan says they take on some machine, scaled by how this
-one compares so far. Before the end it is never 100%, nor is the ETA 0 while a part is overdue.
-Not covered: stages that run beside each other.
-
-What a step of a run is told in: a few of its numbers.
-
     reward 0.641  ± 0.480  chunks 2  turns 3.0  sampled 41  1,820 tok/s
 
-Guaranteed: text of models never reaches a display from here.
+A stage's share of the whole is what its parts took so far. For later stages it is the plan's estimate, scaled by how
+this machine compares with the plan so far.
+
+Guaranteed: a display never changes what is computed, and text of models never reaches one from here. Parts that were
+done before (a resumed run) count as done and not as speed. Before the end the progress is never 100%, nor is the ETA 0
+while a part is overdue.
+Not covered: stages that run in parallel; two displays on one terminal.
 """
 
 from __future__ import annotations
@@ -133,7 +127,7 @@ class _NoSteps:
         """Nothing."""
 
 
-# ---- How far work of several stages is, how long it took and how long it will take ---------------------------
+# ---- Overall progress of several stages, with ETA ------------------------------------------------------------
 
 
 _WINDOW_S = 30.0  # the pace is that of so many last seconds at the least
@@ -273,7 +267,7 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-# ---- What a step of a run is told in -------------------------------------------------------------------------
+# ---- Summary line of a step ----------------------------------------------------------------------------------
 
 
 _LINE = (

@@ -1,21 +1,16 @@
-"""One episode: a policy plays a problem against samplers, and every model call is kept as it happened.
+"""Episode: a policy plays one problem against samplers, and every model call is recorded.
 
-Guaranteed:
-- every episode ends with a named `Outcome`; nothing a policy or a sampler raises escapes as an exception;
-- the random draws of a turn depend on (key, problem, rollout, turn) alone, so a retried request yields the same
-  tokens, and so does the same episode in another batch, as far as the sampler's arithmetic does;
-- turns recorded before a failure are kept.
-Not covered: `timeout_s` reads the clock, so which episodes it ends may differ between two runs.
+A policy asks another role for a turn with `model.generate(..., role="reader")`; `roles` in the configuration says which
+model that is. The turn is recorded with its role and whether it is trained, so segments, credit and imitation need only
+the record. Turns without a role are the agent's: sampled from the run's model and trained.
 
-Roles: turns of an episode may be taken by others than the agent, none of whom is trained.
-
-A policy asks for a turn with `model.generate(..., role="reader")`; the configuration says under `roles` who that is.
-The turn is recorded with its role and whether it is trained, so that segments, credit and imitation know it from the
-record alone. Turns without a role are the agent's own: sampled from the run's model and trained.
-
-Guaranteed: a frozen role's tokens carry no weight anywhere; where a later prompt of the agent holds them they are
-context. A role that the configuration doesn't name is an error that tells the names it has.
-Not covered: training two models at once.
+Guaranteed: every episode ends with a named `Outcome`; no exception of a policy or a sampler escapes. The random draws
+of a turn depend only on (key, problem, rollout, turn), so a retried request, or the same episode in another batch,
+yields the same tokens as far as the sampler's arithmetic does. Turns recorded before a failure are kept. A frozen
+role's tokens have no weight; where a later prompt of the agent holds them they are context. An unknown role is an error
+that lists the known ones.
+Not covered: `timeout_s` reads the clock, so the episodes that it ends may differ between two runs; training two models
+at once.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Trajectory, Turn, spans_of
 
-# ---- Why an episode was lost, in words -----------------------------------------------------------------------
+# ---- Why an episode was lost ---------------------------------------------------------------------------------
 
 
 def failure(trajectory: Trajectory) -> str | None:

@@ -1,23 +1,17 @@
-"""All episodes of a rollout batch at once: G per problem, some with other policy options, graded as they end.
+"""Rollout batch: all episodes of several problems at once, G per problem, graded as they end.
 
-Guaranteed: a group is handed over as soon as its last episode is graded, with its place among the problems, and `batch`
-puts them back in order, trajectories in rollout order, whatever finished first; what a group holds depends neither on
-that order nor on the other groups; a problem that occurs twice in a batch is played with draws of its own each time;
-what a policy prepares of a problem (`MemoryPolicy.prepare`) is prepared once a group, beside the event loop, and for
-all problems before the first episode begins, so that no episode's beginning depends on a clock; while a grade is
-awaited (a judge), the other episodes go on; a consumer that stops early leaves no episode running.
-Not covered: a bound on the number of episodes in flight. The sampler queues what it has no slot for.
+`train.variant` plays some training episodes with other policy options. MemAct plays half without the pruning tool, so
+that the model also learns to do without it. A second policy object is built from the changed options, and each episode
+gets one of the two; the policy knows nothing of it.
 
-Training episodes played with other options of the policy than the run's own: `train.variant`.
-
-MemAct plays half of its training episodes without the pruning tool, so that the model also learns to do without it. The
-policy knows nothing of that: here a second policy object is built from the changed options, and each episode is given
-one of the two.
-
-Guaranteed: which it is depends on the episode's key alone (run seed, step, problem, rollout); the two share no object
-that could be changed; an episode so played begins with the event `variant`, which names the options. Only the training
-loop has variants, so evaluation is always of the policy as configured.
-Not covered: more than one variant of a run.
+Guaranteed: a group is yielded as soon as its last episode is graded, with its place among the problems; `batch`
+restores the order of problems and rollouts. A group depends neither on that order nor on other groups; a problem that
+occurs twice in a batch gets separate draws. `MemoryPolicy.prepare` runs once per group, off the event loop, and for all
+problems before the first episode starts. While a grade is awaited (a judge), the other episodes continue. A consumer
+that stops early leaves no episode running. The variant depends only on the episode's key (run seed, step, problem,
+rollout); the two policies share no mutable object; a varied episode begins with the event `variant`, which names the
+options. Only the training loop has variants, so evaluation always uses the policy as configured.
+Not covered: a bound on the number of episodes in flight, since the sampler queues requests; more than one variant.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ from palimpsest.seeding import Key, keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
-# ---- Training episodes played with other options of the policy than the run's own ----------------------------
+# ---- Training episodes with other policy options (train.variant) ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +94,7 @@ def is_variant(trajectory: Trajectory) -> bool:
     return any(isinstance(event.what, VariantPlayed) for event in trajectory.events)
 
 
-# ---- All episodes of a rollout batch, at once ----------------------------------------------------------------
+# ---- All episodes of a rollout batch -------------------------------------------------------------------------
 
 
 OnEpisode = Callable[[Trajectory, Grade], None]

@@ -1,26 +1,22 @@
-"""Segments of a trajectory, found from its token ids alone.
+"""Segments of a trajectory, and sampled tokens that survive in later prompts, from token ids alone.
 
-A turn whose prompt is the previous prompt, its completion and something appended continues the segment; any
-other prompt has fractured the trajectory and opens a new one. Axis letters: P prompt tokens, T tokens of a
-segment.
+A turn whose prompt is the previous prompt, its completion and something appended continues the segment. Any other
+prompt fractures the trajectory and opens a new segment.
 
-Guaranteed (but for `final="all"`): every sampled token is trained in exactly one segment, and there
-`token_ids` up to it is the very context it was sampled in, whatever the policy did. Aborted completions count
-like any other as far as they got. The cost is linear in the tokens of the turns, however many there are.
+`surviving` finds what a model said in earlier turns in a later prompt. Such text follows the tokens that every prompt
+ends with (the header after which the model speaks), so only places after that header count: a sentence that a tool
+quoted, or a memory carried over, is not one of its turns. A turn is recognised whole, or with parts cut out, as a prune
+leaves it that removes one call of several.
 
-Not covered: a turn that extends an older segment than the last opens a new segment (its `parent` says what
-the two share); nothing here looks at text, so two texts with different ids share nothing.
+Guaranteed (but for `final="all"`): every sampled token is trained in exactly one segment, and there `token_ids` up to
+it is the very context it was sampled in. Aborted completions count like any other. The cost is linear in the tokens of
+the turns. No header length and no template token is assumed; surviving turns are found in order, each once.
+Not covered: a turn that extends an older segment than the last, which opens a new one (its `parent` says what the two
+share); texts with different ids share nothing. Agents whose prompts have no common end (nothing is found); which of
+several equal turns survived, where some were deleted (the first is taken: the same ids, perhaps other
+log-probabilities).
 
-Sampled tokens of earlier turns that still stand in a later prompt, found from the token ids alone.
-
-What a model said in an earlier turn stands in a later prompt behind the tokens that every prompt ends with (the
-header after which the model speaks), so only places behind that header are looked at: a sentence of the model's that
-was quoted by a tool, or carried over as a memory, is none of its turns. A turn is recognised whole, or with parts cut
-out of it, as a prune leaves it that removes one call of several.
-
-Guaranteed: no length of a header and no token of a template is known here; turns are found in their order, each once.
-Not covered: agents whose prompts have no common end (nothing is found); which of several equal turns survived, where
-some were deleted (the first is taken: the same ids, perhaps other log-probabilities).
+Axes: P prompt tokens, T tokens of a segment.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from typing import Literal
 
 from palimpsest.types import Segment, Trajectory, Turn
 
-# ---- Sampled tokens of earlier turns that still stand in a later prompt, found from the token ids alone ------
+# ---- Sampled tokens of earlier turns that survive in a later prompt ------------------------------------------
 
 
 Tokens = tuple[int, ...]
@@ -106,7 +102,7 @@ def _shortened(text: Tokens, sampled: Tokens) -> list[tuple[int, int]]:
     return [(block.a + place, block.b + place) for block in blocks for place in range(block.size)]
 
 
-# ---- Segments of a trajectory, found from its token ids alone ------------------------------------------------
+# ---- Segments of a trajectory --------------------------------------------------------------------------------
 
 
 _BLOCK = 128  # tokens compared at once, at C speed, before looking for the exact place of a difference

@@ -1,15 +1,9 @@
-"""Trajectories on disk: JSON lines in zstd frames, one line per episode.
+"""Trajectory files: JSON lines in zstd frames, one line per episode.
 
-A file is a sequence of zstd frames. Each frame holds whole lines (the episodes of one group), so a file cut
-anywhere loses the frame that was cut and nothing before it. `zstdcat FILE | jq .outcome` reads it as well. A file
-whose name doesn't end in .zst holds the lines as they are, which is how scripted episodes are written by hand.
-
-Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written;
-what has no place in JSON (bytes, NaN, an integer beyond 64 bits...) is written as text and its place is named under
-`as_text`; the reader says what it had to leave out. A line of another format is refused, naming the file.
-A record that is to be read without its run says which tokenizer its ids are of (`tokenizer`: `Codec.digest`).
-Not covered: the document. `Problem.context` is left out, its tokens stand in the prompts.
-Tuples inside notes, details and metadata come back as lists, sets as sorted ones (JSON has no other sequence).
+Each frame holds the whole lines of one group, so a file cut anywhere loses only the frame that was cut.
+`zstdcat FILE | jq .outcome` reads it as well. A file whose name doesn't end in .zst holds plain lines, which is how
+scripted episodes are written by hand. `frame_spans` and `frame_end` walk from block to block of a frame, each of which
+states its size (RFC 8878, section 3.1), without decompressing.
 
     line    {"format": 2, "group_id", "rollout", "problem": {...}, "outcome", "answer", "grade", "turns", "events"}
             and "as_text": ["events.0.detail.size", ...] where something was written as text
@@ -17,14 +11,16 @@ Tuples inside notes, details and metadata come back as lists, sets as sorted one
              "spans": {"memory": [12, 40], "section": [44, 300], "result:p2d33w": [310, 402], ...}}
     event   {"kind", "before_turn", "detail": {...}}, the kinds and their details as in events.py
 
-A field that is added later is written where it is set and read with a default: no new format for that. Where a problem
-asks several questions it has `questions`, and the line `answers`.
+A later field is written where it is set and read with a default, without a new format number. A problem with several
+questions has `questions`, and the line `answers`. A record to be read without its run names the tokenizer of its ids
+(`tokenizer`: `Codec.digest`).
 
-Where the zstd frames of a file begin and end, without decompressing one.
-
-A frame says the size of each of its blocks, so the way to the next frame is a walk from block to block (RFC 8878,
-section 3.1). Guaranteed: the walk's cost grows with the number of blocks, and it ends at the first frame that is cut or
-isn't one. Not covered: damage inside a block, which only decompressing finds.
+Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written. What
+JSON can't hold (bytes, NaN, an integer beyond 64 bits...) is written as text, with its place under `as_text`. The
+reader reports what it left out; a line of another format is rejected with the name of the file. The walk over frames
+ends at the first frame that is cut or isn't one.
+Not covered: the document (`Problem.context`), whose tokens are in the prompts; damage inside a block, which only
+decompressing finds. Tuples in notes, details and metadata come back as lists, sets as sorted lists.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ from palimpsest.types import (
     spans_within,
 )
 
-# ---- Where the zstd frames of a file begin and end, without decompressing one --------------------------------
+# ---- Bounds of zstd frames, without decompressing ------------------------------------------------------------
 
 
 _HEADER = 18  # bytes of the longest frame header
@@ -102,7 +98,7 @@ def frame_end(read: Callable[[int, int], bytes], start: int, size: int) -> int |
     return at + checksum if at + checksum <= size else None
 
 
-# ---- Trajectories on disk ------------------------------------------------------------------------------------
+# ---- Trajectories as JSON lines ------------------------------------------------------------------------------
 
 
 FORMAT = 2

@@ -1,18 +1,17 @@
-"""Checkpoints that survive a crash at any moment, and never load silently when they are damaged.
+"""Checkpoints that survive a crash at any moment and never load silently when damaged.
 
-A checkpoint is a folder `step-000040` holding what the learner wrote and `manifest.json`: size and SHA-256 of every
-file (the learner says what it wrote), the step, the state of the loop, and the identity of the configuration. It is
-written in a hidden folder, flushed, verified, and published by one rename. A resume takes the newest that verifies.
+A checkpoint is a folder `step-000040` with what the learner wrote and `manifest.json`: size and SHA-256 of every file
+(from the learner), the step, the state of the loop, and the identity of the configuration. It is written in a hidden
+folder, flushed, verified, and published by one rename. A resume takes the newest that verifies.
 
-Verifying reads every file once more, though whoever wrote it has hashed it: ranks may have written it on other
-machines, and it must be whole where the run goes on. It costs the reading and a SHA-256, of 8 files at once.
+Verifying reads every file once more, although its writer has hashed it: ranks may have written it on other machines,
+and it must be intact where the run continues. It costs the reading and a SHA-256, 8 files at once.
 
-Guaranteed: a save that fails (disk full, crash) leaves older checkpoints as they were; a flipped bit or a missing
-byte anywhere, the manifest included, makes a checkpoint unusable, and the one before it is taken with a warning;
-an old checkpoint is removed only after the new one has been read back; what a kill left of a save or a prune goes with
-the next resume (`tidy`), or the next save.
-Not covered: an attacker who rewrites the hashes as well; two processes on one folder (the run folder's lock is for
-that).
+Guaranteed: a save that fails (disk full, crash) leaves older checkpoints unchanged. A flipped bit or a missing byte
+anywhere, the manifest included, makes a checkpoint unusable, and the one before it is taken with a warning. An old
+checkpoint is removed only after the new one has been read back. The next resume (`tidy`) or save removes what an
+interrupted save or prune left.
+Not covered: an attacker who rewrites the hashes as well; two processes on one folder (the run folder's lock does that).
 """
 
 from __future__ import annotations

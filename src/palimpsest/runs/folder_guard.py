@@ -1,15 +1,12 @@
-"""One process per run folder; which folders may be moved aside; outputs that appear whole or not at all.
+"""Folder locks: one process per run folder, which folders may be moved aside, and safe output paths.
 
-The kernel holds the lock (flock) and gives it back when the process dies, however it dies; the file's text only says
-who holds it. A lock left by a dead process is taken over without a word.
+The kernel holds the lock (flock) and releases it when the process dies, however it dies; the file's text only names the
+holder. A lock left by a dead process is taken over silently. A folder may not be moved aside with a run in it or around
+it, nor while a process writes there. A new data set appears whole or not at all.
 
-Not covered: folders on network file systems shared by several hosts, where flock may not reach. There the text
-decides: a lock that names another host is respected until someone deletes the file.
-
-Whether a folder may be moved aside: not with a run in it or around it, nor while a process writes there.
-
-Not covered: a process that begins in the moment between the question and the move; links to folders, which are not
-followed.
+Not covered: network file systems shared by several hosts, where flock may not reach. There the text decides: a lock
+that names another host is respected until someone deletes the file. A process that starts between the check and the
+move; links to folders, which are not followed.
 """
 
 from __future__ import annotations
@@ -107,7 +104,7 @@ def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
-# ---- Whether a folder may be moved aside ---------------------------------------------------------------------
+# ---- Folders that may be moved aside -------------------------------------------------------------------------
 
 
 CONFIG = "config.yaml"
@@ -141,7 +138,7 @@ def folders(folder: Path) -> Iterator[Path]:
     return (Path(path) for path, _, _ in os.walk(folder))
 
 
-# ---- Where a data set is written to --------------------------------------------------------------------------
+# ---- Output paths of a data set ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

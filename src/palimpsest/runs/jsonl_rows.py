@@ -1,19 +1,14 @@
-"""The .jsonl files of a run: sealed rows, read back, and cut to the steps before a checkpoint.
+"""JSON lines of a run (.jsonl): rows with checksums, read back and cut to a checkpoint's steps.
 
     {"crc32":3461646376,"reward/mean":0.5,"step":1}
 
-Guaranteed: a damaged line costs the rows it held and no other; a row that carries a checksum is never read as another
-row, however it was damaged, its key `crc32` included.
-Not covered: a line that is gone whole, which only its `step` tells; a damaged line break, which costs the two rows it
-parted; files in which no row has a checksum (events, and those of earlier versions), whose objects are taken as they
-are.
-
-Cuts a file of rows to the steps before a checkpoint, and finds what is wrong with it.
-
-Guaranteed: what remains are the rows of different steps in their order; of a step that has several rows the first
-counts. Lines that can't be read where steps are missing, and rows that are no step's or a step's second, are kept in
-`NAME.damaged`. Whatever was not as a run leaves it is told, a file that isn't there included.
-Not covered: which of two different rows of a step is the right one.
+Guaranteed: a damaged line costs only the rows it held. A row with a checksum is never read as another row, however it
+was damaged, its key `crc32` included. After a cut, rows of different steps remain, in order; of a step with several
+rows the first counts. Unreadable lines where steps are missing, rows of no step and second rows of a step are kept in
+`NAME.damaged`. Everything unexpected is reported, a missing file included.
+Not covered: a line that is missing completely, which only its `step` reveals; a damaged line break, which costs the two
+rows it separated; files in which no row has a checksum (events, and those of earlier versions), whose objects are
+accepted unchecked; which of two different rows of a step is the right one.
 """
 
 from __future__ import annotations
@@ -136,7 +131,7 @@ def _crc(row: Mapping[str, Any]) -> int:
     return zlib.crc32(orjson.dumps(row, option=_JSON))
 
 
-# ---- Cuts a file of rows to the steps before a checkpoint, and finds what is wrong with it -------------------
+# ---- Cutting a file to the steps before a checkpoint ---------------------------------------------------------
 
 
 DAMAGED = ".damaged"

@@ -1,4 +1,4 @@
-"""What may change when a run is resumed, which command started it and which one resumes it.
+"""Resume rules: which configuration keys may change, and which command started and resumes a run.
 
 allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints, eval_every, eval_first, save_best,
           record_every: no past step would have come out otherwise
@@ -6,18 +6,16 @@ warned    engine, cluster, sampler, optim, eval_sampling, policy.eval_options, d
           model.device, model.gradient_checkpointing, train.episode_timeout_s, sampler_retries, eval_problems,
           reward.timeout_s, reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache, card,
           policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to another:
-          later steps come out otherwise; the run goes on, and events.jsonl says where it changed
+          later steps come out otherwise; the run continues, and events.jsonl says where it changed
 refused   everything else (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
           it would be another experiment under the same name
 
 `train.steps` is warned instead of allowed where the learning-rate schedule depends on it, and where batches are
-collected ahead: a run collects none beyond its last step, so more steps begin with samples of newer weights. A key
-this table doesn't know is refused.
+collected ahead: a run collects none beyond its last step, so more steps start with samples of newer weights. A key
+that is not in this table counts as refused.
 
-Which command began a run, and the one that goes on with it.
-
-It stands in the first line of the run's events.jsonl. A run whose events are lost, or don't say it in the way they are
-written, counts as one of `palimpsest train`.
+The command is in the first line of the run's events.jsonl. A run whose events are lost or malformed counts as one of
+`palimpsest train`.
 """
 
 from __future__ import annotations
@@ -141,7 +139,7 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-# ---- Which command began a run, and the one that goes on with it ---------------------------------------------
+# ---- Commands that start and resume a run --------------------------------------------------------------------
 
 
 EVENTS = "events.jsonl"

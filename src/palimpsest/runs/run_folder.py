@@ -1,4 +1,4 @@
-"""The folder of a run: plain files a person can read, and the rules that keep them whole.
+"""Run folder: plain files that a person can read, and the rules that keep them intact.
 
     runs/NAME/
       config.yaml                      resolved configuration, written first, by rename
@@ -9,13 +9,12 @@
       checkpoints/step-000040/
 
 Guaranteed: a folder that holds a run is opened only with `resume`, or moved aside (never deleted) with `force`; one
-process at a time; on resume everything behind the checkpoint is cut off, so that config.yaml, metrics.jsonl,
-trajectories and checkpoints end as the same bytes as those of a run that was never interrupted.
-A folder without config.yaml but with other files (a half-written run, or not a run at all) is never written into; one
-that is refused is left as it is. A damaged row of metrics costs that row: a resume keeps it in metrics.jsonl.damaged
-and tells. A run whose checkpoints are gone is refused; one that was killed before its first begins again, with what it
-had kept aside (metrics.jsonl.old-1, ...) and told.
-Not covered: events.jsonl and timings.jsonl, which tell what really happened and so differ.
+process at a time. A resume cuts everything after the checkpoint, so that config.yaml, metrics.jsonl, trajectories and
+checkpoints end as the same bytes as those of an uninterrupted run. A folder with other files but no config.yaml is
+never written into; a rejected folder is left unchanged. A damaged row of metrics costs that row: a resume reports it
+and keeps it in metrics.jsonl.damaged. A run whose checkpoints are missing is rejected; one that was killed before its
+first starts over, keeps its earlier rows (metrics.jsonl.old-1, ...) and reports that.
+Not covered: events.jsonl and timings.jsonl, which record what happened and so differ.
 """
 
 from __future__ import annotations

@@ -2,16 +2,11 @@
 
     Batch -> credit -> batches, one an optimiser step -> the learner's update -> metrics
 
-Guaranteed: a function of (configuration, batch, the learner's weights); an optimiser step from which nothing can be
-learnt (no segment, or no advantage other than 0) isn't taken, for even a zero gradient moves the weights, by momentum
-and decay.
-Not covered: publishing what was learnt (training/loop.py).
-
-Which optimiser steps are taken, and what becomes of a run whose gradients are not finite.
-
-Guaranteed: a step whose policy gradient is 0 for certain is not taken; a gradient that is not finite is told of the
-first time, and `optim.max_skipped` of them in a row end the run with the reason.
-Not covered: dropping such a gradient, which is the learner's own (`engines/protocol.py`).
+Guaranteed: a function of (configuration, batch, the learner's weights). An optimiser step with nothing to learn (no
+segment, or no advantage other than 0) isn't taken, since momentum and decay move the weights even on a zero gradient.
+The first gradient that is not finite is reported, and `optim.max_skipped` of them in a row end the run with the reason.
+Not covered: publishing the weights (training/loop.py); dropping a gradient that is not finite, which the learner does
+(`engines/protocol.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ from palimpsest.runs.loggers import LoggerSet
 from palimpsest.training.collect import Batch
 from palimpsest.training.step_metrics import Metrics, credit_metrics, learner_metrics
 
-# ---- Which optimiser steps are taken, and what becomes of a run whose gradients are not finite ---------------
+# ---- Skipped optimiser steps and gradients that are not finite -----------------------------------------------
 
 
 _SHOWN = 3  # quantities that a message names
@@ -93,7 +88,7 @@ def reason(update: UpdateStats) -> str:
     return ", ".join(wrong[:_SHOWN]) or f"the loss is {update.loss:.3g}, its gradient overflows"
 
 
-# ---- Learning ------------------------------------------------------------------------------------------------
+# ---- Optimiser steps of a batch ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,20 @@
-"""The training loop joins two parts: `collect` plays a step's batch, `learn` takes its optimiser steps. It knows
-neither the method nor the engine.
+"""Training loop: `collect` plays a step's batch, `learn` takes its optimiser steps.
 
-With `train.ahead: N` the batch of step s + N is collected while step s learns. Which weights play which batch is no
-matter of timing: batch k is sampled wholly with the weights after step max(0, k - 1 - N).
+It knows neither the method nor the engine. With `train.ahead: N` the batch of step s + N is collected while step s
+learns. Which weights play which batch never depends on timing: batch k is sampled wholly with the weights after step
+max(0, k - 1 - N).
 
     N = 0    collect 1 (w0) | learn 1 | collect 2 (w1) | learn 2 | ...
     N = 1    collect 1 (w0) | learn 1 and collect 2 (w0) | learn 2 and collect 3 (w1) | ...
 
-Between two steps nothing is in flight: the N batches collected ahead lie ready, and the weights just learnt are
-published. There evaluations measure them and checkpoints are written, which hold those batches too.
+Between two steps nothing is in flight: the N batches collected ahead are ready, and the new weights are published.
+Evaluations and checkpoints, which hold those batches too, happen there.
 
 Guaranteed: a step is a function of (configuration, step, state, weights), so a resumed run repeats it to the same bytes
-where sampler and learner do; a batch that can't be collected (nothing graded, a problem that breaks a budget) ends the
+where sampler and learner do. A batch that can't be collected (nothing graded, a problem that breaks a budget) ends the
 run with the reason, after the step that was learning meanwhile.
-Not covered: more speed from N > 1. Weights are published between two collections, so a step waits for the one that goes
-on beside it, however many batches lie ready; a larger N only learns from older samples.
+Not covered: more speed from N > 1. Weights are published between two collections, so a step waits for the concurrent
+one, however many batches are ready; a larger N only learns from older samples.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from palimpsest.data.sources.problem_source import ProblemSource
 
 
-# ---- Problems that grow as the agent learns ------------------------------------------------------------------
+# ---- Curriculum ----------------------------------------------------------------------------------------------
 
 
 class Curriculum:
@@ -107,7 +107,7 @@ class Curriculum:
         self._rewards = list(state["rewards"])
 
 
-# ---- The training loop joins two parts -----------------------------------------------------------------------
+# ---- Training loop -------------------------------------------------------------------------------------------
 
 
 SILENT_STEPS = 5

@@ -1,4 +1,4 @@
-"""What a step is measured by, and an episode of an agent with tools.
+"""Training metrics of a step, and measures of an episode of an agent with tools.
 
 | key | what |
 |---|---|
@@ -11,25 +11,24 @@
 | episode/documents_cut | episodes that left out a part of their document (`max_chunks`, the window) |
 | outcome/answered, outcome/... | episodes that ended so |
 | memory/tokens, memory/copy_fidelity... | metrics/memory_metrics.py, over all episodes |
-| tool/prunes, tool/context_tokens... | this file, over episodes that are no variant's |
+| tool/prunes, tool/context_tokens... | the table below, over episodes that are no variant's |
 | curriculum/chunks, objectives, credit/..., policy/..., sampler/..., optim/..., eval/... | see training/loop.py |
 
-A metric nothing is known of is absent, never 0. Everything here is a function of the groups alone.
-
-What an episode of a tool-using agent is measured by, in training and in evaluation.
+Measures of an episode, the same in training and in evaluation:
 
 | key | what |
 |---|---|
-| prunes, prune_refused | deletions of history that were carried out; that were refused |
+| prunes, prune_refused | deletions of history that were carried out; that were rejected |
 | tool_calls | calls of tools that were carried out |
-| tool_errors, tool_errors_malformed, ..._timeout... | errors told to the model; by kind |
+| tool_errors, tool_errors_malformed, ..._timeout... | errors reported to the model; by kind |
 | context_tokens, context_tokens_max | prompt tokens of a turn: mean and largest |
 | input_tokens, sampled_tokens | of all turns together; prefixes counted each time they are read |
 | segments | rows to train that the episode fractured into |
 
-From events (`ToolCalled`, `ToolFailed` with its kind, `Pruned`, `PruneRefused`) and turns alone; an episode in which no
-turn notes its `context_tokens` is not a tool agent's and has no measures.
-Not covered: kinds of errors beyond `KINDS` have no key of their own; they count in `tool_errors`.
+Guaranteed: step metrics are a function of the groups alone; an unknown metric is absent, never 0. Measures come from
+events (`ToolCalled`, `ToolFailed`, `Pruned`, `PruneRefused`) and turns alone; an episode in which no turn notes its
+`context_tokens` has none.
+Not covered: kinds of errors beyond `KINDS`, which count in `tool_errors` only.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from palimpsest.rollout.segments import segments_of
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group, Trajectory
 
-# ---- What an episode of a tool-using agent is measured by, in training and in evaluation ---------------------
+# ---- Measures of an episode of a tool agent ------------------------------------------------------------------
 
 
 KINDS = ("malformed", "unknown_tool", "bad_arguments", "timeout", "exception", "too_many")
@@ -102,7 +101,7 @@ def tool_metrics(episodes: Iterable[Trajectory]) -> dict[str, float]:
     return metrics | {"tool/context_tokens_max": max(measures["context_tokens_max"] for measures in found)}
 
 
-# ---- What a step is measured by ------------------------------------------------------------------------------
+# ---- Metrics of a step ---------------------------------------------------------------------------------------
 
 
 Metrics = dict[str, float]

@@ -1,25 +1,17 @@
-"""One server of vLLM, asked over HTTP: token ids in and out, new weights, and a check that it samples from them.
+"""HTTP client of one vLLM server: sampling, scoring, weight updates, and checks of its answers.
 
-Guaranteed: what comes back is what was asked for, sampled by the weights that were published last, or an error; a reply
-is never larger than the limit; a key is in no message.
-Not covered: time limits, which whoever calls sets; streams.
+A server's answer from `/inference/v1/generate` is checked field by field. A probe then detects stale weights: learner
+and server score the same ids. Both of vLLM's silent faults (docs/vllm.md) show as scores that differ from the
+learner's, or that stay the same to the last bit while the learner's move.
 
-What `/inference/v1/generate` of a server of vLLM answered, read and checked.
-
-Guaranteed: refused is another request's answer, one sampled by other weights, a completion that goes on after its stop
-token, ends before its length or says otherwise, an id without its log-probability, a log-probability that isn't finite
-or lies above 0, more cached tokens than the prompt has.
-Not covered: numbers that are plausible and wrong.
-
-All raise WrongAnswer, or a LookupError, TypeError, ValueError or AttributeError where the answer has another shape.
-
-What tells whether a server samples from the weights that it was told to load: the learner and it score the same ids.
-
-Both of vLLM's silent faults (docs/vllm.md), and whatever else answers well and keeps old weights, show as scores that
-are off the learner's, or that stay the same to the last bit while the learner's move.
-
-Guaranteed: what is off by more than rounding in the weights' dtype is an error.
-Not covered: weights of which a part is old and that part hardly differs from the new one.
+Guaranteed: a result belongs to its request and was sampled by the weights published last, or an error is raised; a
+reply never exceeds the size limit; no message holds a key. Rejected are: another request's answer, one sampled by other
+weights, a completion that continues after its stop token, ends before its length or says otherwise, an id without its
+log-probability, a log-probability that is not finite or above 0, more cached tokens than the prompt has, and probe
+scores that are off by more than rounding in the weights' dtype. The checks raise WrongAnswer, or a LookupError,
+TypeError, ValueError or AttributeError where the answer has another shape.
+Not covered: time limits, which the caller sets; streams; numbers that are plausible and wrong; weights that are only
+partly old, where that part hardly differs from the new one.
 """
 
 from __future__ import annotations
@@ -40,7 +32,7 @@ from palimpsest.http_connections import BadReply, Connections, Unanswered
 from palimpsest.http_services import redacted
 from palimpsest.types import SamplingParams, StopReason
 
-# ---- What /inference/v1/generate of a server of vLLM answered, read and checked ------------------------------
+# ---- Answers of /inference/v1/generate, checked --------------------------------------------------------------
 
 
 _STOPS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
@@ -129,7 +121,7 @@ def _nats(value: Any) -> float:
     return logprob
 
 
-# ---- What tells whether a server samples from the weights that it was told to load ---------------------------
+# ---- Probe for stale weights ---------------------------------------------------------------------------------
 
 
 _TOLERANCE = {"float32": 0.02, "bfloat16": 0.5}
@@ -214,7 +206,7 @@ def is_tied(model: str) -> bool:
     return any(isinstance(each, dict) and each.get("tie_word_embeddings") is True for each in sections)
 
 
-# ---- One server of vLLM, asked over HTTP ---------------------------------------------------------------------
+# ---- HTTP client ---------------------------------------------------------------------------------------------
 
 
 _REPLY_BYTES = 64 << 20

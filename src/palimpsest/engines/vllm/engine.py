@@ -1,16 +1,12 @@
-"""An engine whose learner is another engine's and whose sampler is a pool of vLLM servers.
+"""vLLM engine: the learner of another engine, with a pool of vLLM servers as the sampler.
 
     publish: the learner's weights -> a folder of a new name -> every server -> the folder before it is deleted
 
-Guaranteed: a version is written once, however often it is published; no weights stay on their way once the engine is
-closed, or its process is killed (engines/process_guard.py).
-
-Servers of vLLM as one sampler: requests in, published weights in.
-
-Guaranteed: nothing is sampled by other weights than those published last; every request ends within
-`sampler.request_timeout_s` of being sent.
-Not covered: the same tokens from another number of servers, or with requests that meet otherwise, where sums round
-otherwise in another batch (docs/vllm.md).
+Guaranteed: a version is written once, however often it is published; no folder of weights remains once the engine is
+closed or its process is killed (engines/process_guard.py). Only the weights published last are sampled from; every
+request ends within `sampler.request_timeout_s` of being sent.
+Not covered: the same tokens from another number of servers, or with requests that are batched differently, since sums
+round differently in another batch (docs/vllm.md).
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.http_services import token_from
 from palimpsest.types import Completion, SamplingParams
 
-# ---- Servers of vLLM as one sampler --------------------------------------------------------------------------
+# ---- vLLM servers as one sampler -----------------------------------------------------------------------------
 
 
 class VllmSampler:
@@ -149,7 +145,7 @@ class VllmSampler:
         check_prompt(prompt_ids, max_tokens, vocab=self._vocab, max_context=self.max_context)
 
 
-# ---- An engine whose learner is another engine's and whose sampler is a pool of vLLM servers -----------------
+# ---- Learner and engine --------------------------------------------------------------------------------------
 
 
 FOLDER = "servers"

@@ -28,7 +28,7 @@ from palimpsest.engines.vllm.client import Probe, Scored, ServerFailed, VllmClie
 from palimpsest.engines.vllm.server_process import ServerProcess
 from palimpsest.errors import SamplerError
 
-# ---- One server of the pool, the weights that it is to have, and the time limit of what it is asked ----------
+# ---- One server of the pool: its weights and time limits -----------------------------------------------------
 
 
 @dataclass(eq=False)

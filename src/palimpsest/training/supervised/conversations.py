@@ -1,36 +1,32 @@
-"""Recorded conversations as trajectories, with tool calls as MemAct's parquet files hold them.
-
-    whole rendering   <system, tools> <user> <assistant header>|search ...<end>| <tool result> <header>|answer<end>|
-    turns             prompt .................................. completion ..... prompt ............... completion
-
-A message's completion begins where the rendering of everything before it, with the header of a reply, ends; it ends
-with the model's end-of-turn token. Header, tool results and messages of earlier segments are context. The pieces are
-tokenised one by one, as the sampler meets them: a prompt is whole before the reply to it begins.
-
-Guaranteed: the pieces joined are the template's rendering of the whole conversation, character for character, and the
-prompt of each turn extends the one before with its completion, so a row is one segment; nothing is cut from a row: one
-that doesn't fit is refused, or left out and counted. A row that the template doesn't render piece by piece, whose calls
-or tools it doesn't show, or whose text holds control tokens, is refused with its number and the reason.
-Not covered: templates that mark the end of a turn by no stop token of the model, which are refused; one that ignores
-`add_generation_prompt` leaves the header to the model, in sampling as here.
-
-Conversations with tool calls, one segment of a trajectory a row: MemAct's SFT parquet.
+"""Recorded conversations as trajectories, with tool calls as MemAct's SFT parquet holds them.
 
     messages          [{role, content, tool_calls: [{function: {name, arguments}}]}, ...]
     tools             schemas, as a chat template takes them; may be absent
     enable_thinking   passed on to the chat template; may be absent
 
-A prune cuts a trajectory into segments, and each is a row that repeats what survived. So that nothing is learnt twice,
-an assistant message is trained in the row in which it was generated only: after the last prune that still stands in the
-row, or, where the row itself ends in a prune, after the second last (MemAct's rule; for messages by number):
+A row is one segment of a trajectory. A prune cuts a trajectory, and each row repeats what survived. So that nothing is
+learnt twice, an assistant message is trained only in the row in which it was generated: after the last prune that is
+still in the row, or, where the row ends in a prune, after the second last (MemAct's rule; messages by number):
 
     0 system  1 user  2 search  3 tool  4 prune                         trained 2, 4
     0 system  1 user  4 prune   5 tool  6 search  7 tool  8 answer      trained 6, 8
 
-Guaranteed: messages, tools and arguments keep their order and text; arguments that are JSON text are parsed, so that no
-template escapes them twice; None, by which parquet fills up objects, is left out. What is wrong is said with file and
-row.
-Not covered: calls written into `content` as text, which are not seen as calls; JSON nulls inside arguments.
+The template's rendering is tokenised piece by piece, as the sampler does it:
+
+    whole rendering   <system, tools> <user> <assistant header>|search ...<end>| <tool result> <header>|answer<end>|
+    turns             prompt .................................. completion ..... prompt ............... completion
+
+A completion begins after the rendering of everything before it, with the header of a reply, and ends with the model's
+end-of-turn token. Header, tool results and messages of earlier segments are context.
+
+Guaranteed: the pieces joined are the template's rendering of the whole conversation, and each turn's prompt extends the
+one before with its completion. Messages, tools and arguments keep their order and text; arguments that are JSON text
+are parsed, so that no template escapes them twice; None, which parquet fills in, is left out. A row is never cut: one
+that doesn't fit is rejected, or left out and counted. A row that the template doesn't render piece by piece, whose
+calls or tools it doesn't show, or whose text holds control tokens, is rejected with file, row and reason.
+Not covered: templates that end a turn with no stop token of the model (rejected); templates that ignore
+`add_generation_prompt`, which leave the header to the model; calls written into `content` as text; JSON nulls inside
+arguments.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ from palimpsest.text.chat_template import Refusal
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
 
-# ---- Conversations with tool calls, one segment of a trajectory a row ----------------------------------------
+# ---- Reading: one segment of a trajectory per row ------------------------------------------------------------
 
 
 PRUNE = "prune_context"

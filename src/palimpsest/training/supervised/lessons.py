@@ -1,6 +1,6 @@
-"""Lessons of a cold start: the form of a policy's replies, and whole episodes that a script plays with tools.
+"""Cold-start lessons: the reply format of a policy, and whole episodes that a script plays with tools.
 
-For a policy whose `teachable()` says in which form it reads and replies (memory/policy.py), without end:
+Reading lessons have one turn, for a policy whose `teachable()` states how it reads and replies (memory/policy.py):
 
     read     given question, memory, section and, where the policy has one in its prompt, a recalled memory: write
              facts drawn uniformly from the section, from what is older, or from both; where the policy can ask, ask for
@@ -9,33 +9,27 @@ For a policy whose `teachable()` says in which form it reads and replies (memory
     answer   given question, memory and perhaps a recalled memory: answer if they hold all evidence between them, else
              say "unknown"
 
-With `insight` above 0 that share of `read` lessons shows what a pretrained model would do: what is in sight and leads
-to the answer is kept, from the first hop on, and where only the first hop is known the query is whom it leads to. The
-rest of the memory is the section's. What to keep before anything leads to it, and how to be sure, stays to be learnt.
+With `insight` above 0 that share of `read` lessons shows what a pretrained model would do: facts in sight that lead to
+the answer are kept, from the first hop on, and where only the first hop is known the query is the person it leads to.
+The rest of the memory is the section's. What to keep before anything leads to it remains to be learnt.
 
-A lesson is a trajectory of one turn. The same (seed, index) draws the same world, facts and question for every policy,
-so that agents with different replies start from equal lessons.
-
-Guaranteed: without insight, what is written and what is asked for don't depend on the answer; no lesson spans more than
-one section.
-Not covered: policies that say nothing (full_context, sliding_window, agents with tools): they are refused.
-
-Lessons for the cold start of an agent with tools: whole episodes that a script plays, mistakes and all.
-
-The script knows where the answers stand (data/search_synthetic.plan), not what is worth keeping or when:
+Tool lessons are episodes. The script knows where the answers are (`plan` in data/synthetic/search_problems.py), not
+what is worth keeping or when:
 
     search    the objectives one after the other, each under the name it asks about
     prune     in one reply with the next search, from a fill of the context drawn for each episode, and now and then
               before; deletes the last memory and most results in sight, writes down each needed fact in sight with
               probability `KEEPS`, under the name of its question, now and then another, and what is searched next
-    answer    notes of what still stands in sight, and from them the answers; "unknown" for what was lost
+    answer    notes of what is still in sight, and from them the answers; "unknown" for what was lost
 
-An episode is played by the policy itself, so that the prompts are those of training, or by one that it is compared
-with: without its memory action and within the model's whole window, or with summaries. What comes of an episode is
-not looked at: half-good ones show the form as well.
+The policy itself plays an episode, so that the prompts are those of training, or a baseline does: without its memory
+action and within the model's whole window, or with summaries. Outcomes are not checked.
 
-Guaranteed: a pure function of (seed, index).
-Not covered: problems without a plan.
+Guaranteed: a lesson is a pure function of (seed, index) and the policy. The same (seed, index) draws the same world,
+facts and question for every policy that reads. Without insight, what is written and asked for doesn't depend on the
+answer; no reading lesson spans more than one section.
+Not covered: reading lessons for policies without `teachable()` (full_context, sliding_window, agents with tools), which
+are rejected; tool lessons on problems without a plan.
 """
 
 from __future__ import annotations
@@ -296,7 +290,7 @@ def _words(text: str) -> Iterator[str]:
     yield from text.replace(".", " ").replace("?", " ").split()
 
 
-# ---- Lessons for the cold start of an agent with tools -------------------------------------------------------
+# ---- Lessons for an agent with tools -------------------------------------------------------------------------
 
 
 KEEPS = 0.8  # probability that a needed fact in sight is written down
