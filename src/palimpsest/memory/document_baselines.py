@@ -1,14 +1,13 @@
 r"""Baselines without a memory: the question alone, or with as much of the document as the window takes.
 
-`full_context` drops the middle of a document that does not fit (as the published direct baselines do);
-`sliding_window` reads its last `window_tokens` only; `passages` cuts it into passages, ranks them by the words of the
-question (BM25) and reads the first ones that fit, in the order of the document.
+    full_context      drops the middle of a document that does not fit (as the published direct baselines do)
+    sliding_window    reads its last `window_tokens` only
+    passages          ranks passages of the document by the words of the question (BM25), reads the first that fit, in
+                      the order of the document
+    closed_book       the question alone, in one call; the problem's document is never read
 
-A baseline without a document: the question alone, in one call.
-
-What a model answers right so, it knew: a score on the same problems says something of reading only by what it is above
-this one. The document of a problem is never put into a prompt, nor looked at. `palimpsest eval` plays it beside every
-agent.
+A model that is right under `closed_book` knew the answer. Only the margin over this baseline measures reading, so
+`palimpsest eval` plays it with every agent.
 
 Prompt sets: `standard` and `short` ask for \boxed{}, `final` and `short_final` for what `reward.name=final_answer`
 reads.

@@ -1,4 +1,4 @@
-"""MemAgent's policy: read a document chunk by chunk, overwrite a memory of fixed size, answer from it.
+"""MemAgent's policy: read a document chunk by chunk, overwrite a fixed-size memory, answer from it.
 
 Source: MemAgent (arXiv 2507.02259) and its code; the budgets below are its defaults. For a document c of L tokens:
 
@@ -6,17 +6,15 @@ Source: MemAgent (arXiv 2507.02259) and its code; the budgets below are its defa
     for each chunk:  memory = model(question, memory, chunk)      # the whole response overwrites
     answer = model(question, memory)                              # no document in sight
 
-Of a problem that asks several questions, all of them stand in the reading prompts, and each is answered in a turn of
-its own from the last memory.
-
-Differences from the authors' code, each on purpose: the memory enters the next prompt as the ids that were sampled
-(control ids are taken out, wherever the model put them, and thinking), document tokens equal to the padding id are
-kept, the answer turn has its own budget, episodes do not wait for each other, an empty document is an outcome.
-
-With `grounded`, ours, a reply's units enter the memory only where the section or the memory before says them
+If a problem asks several questions, every reading prompt has all of them, and each is answered from the last memory in
+a separate turn. `grounded`, our addition, admits only units of a reply that its section or the memory before supports
 (parts/grounded.py).
 
-Guaranteed: a prompt never exceeds `required_context`; no document token is dropped or repeated but by `overlong`.
+Deliberate differences from the authors' code: the sampled ids of the memory enter the next prompt, without control ids
+and thinking; document tokens equal to the padding id are kept; the answer turn has its own budget; episodes do not wait
+for each other; an empty document is an outcome.
+
+Guaranteed: a prompt never exceeds `required_context`; only `overlong` drops document tokens, and none is repeated.
 Not covered: stopping before the document ends (examples/gated.py does).
 """
 

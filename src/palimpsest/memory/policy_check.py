@@ -1,23 +1,22 @@
-"""Runs the contract of memory policies on any policy, and says in words what it breaks.
+"""Contract checks for memory policies, run against scripted models without weights.
 
-The policy is played against scripted models (no weights): one that answers briefly, one that always fills its
-budget, one that repeats its prompt, one that says nothing, one that emits control tokens. Checked:
+The scripted models: one answers briefly, one always fills its budget, one repeats its prompt, one returns nothing, one
+emits control tokens. The checks:
 
-- options: each is of a declared type, so that a wrong value is refused;
+- options: each has a declared type, so that a wrong value is rejected;
 - window: the texts of the prompts and the budgets fit the window together;
 - ends: every episode ends with an `Answered`, within a bounded number of calls;
 - budget: prompt plus `max_tokens` never exceeds the window;
-- determinism: the same replies lead to the same prompts, alone and beside another episode;
-- document: every word of the document stands in some prompt, in reading order; of a policy whose `reads_to_end` is
-  False every word up to where it stops;
+- determinism: the same replies lead to the same prompts, alone and next to another episode;
+- document: every word of the document is in some prompt, in reading order; if `reads_to_end` is False, every word up to
+  where the policy stops;
 - adversarial: control markers in question and document stay plain text;
 - empty document: an outcome, not an exception.
 
-A policy whose `reads_documents` is False is given search problems: the document, passages of it to be found, and one
-more model, which searches without end; whether every word is shown is then up to the model and not checked.
+A policy whose `reads_documents` is False gets search problems: the document, passages of it to find, and one more
+model, which searches without end. The document check is skipped, since what is shown depends on the model.
 
-Not covered: whether the policy is any good, and policies that skip document text on purpose (the finding says which
-words were lost; judge for yourself).
+Not covered: the quality of the policy; policies that skip document text on purpose (the finding lists the lost words).
 """
 
 from __future__ import annotations

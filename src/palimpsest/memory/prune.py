@@ -1,20 +1,19 @@
-"""MemAct's policy: an agent with tools that deletes parts of its own context with one more tool.
+"""MemAct's policy: an agent with tools that deletes parts of its own context with a tool call.
 
-Source: MemAct (arXiv 2510.12635) and its code. The tool is prune_context(memory, delete_ids): the results of these ids
-leave the context with the calls that made them, the call of prune_context with its memory stays in their place. Its own
-result has an id as well, so that a later prune can delete an older memory.
+Source: MemAct (arXiv 2510.12635) and its code. The tool is prune_context(memory, delete_ids). The results with these
+ids leave the context together with the calls that made them; the prune_context call stays, with its memory. Its result
+has an id too, so that a later prune can delete an older memory.
 
-A prune is done whole or not at all. Refused, with a message that names the fault: arguments that don't suit the schema,
-a blank memory, no ids, an id twice, an id that is not in sight. Several prunes in one reply are done in order, each on
-what the one before left. What a reply calls beside a prune can't be named by it: it has no id yet.
+A prune is applied as a whole or rejected with a message that names the fault: arguments that do not match the schema, a
+blank memory, no ids, a repeated id, an id that is not in sight. Several prunes in one reply are applied in order. Other
+calls of the same reply have no id yet and cannot be named.
 
-Differences from the authors' code, each on purpose: ids are matched whole, never as a part of a text; calls are cut out
-of the sampled ids and nothing is encoded again; a refused prune changes nothing; every result has an id, errors too.
+Deliberate differences from the authors' code: ids are matched whole, not as part of a text; calls are cut out of the
+sampled ids and nothing is encoded again; a rejected prune changes nothing; every result has an id, errors too.
 
-Guaranteed: a prune removes exactly the results named and their calls (memory/parts/history.py says how, where a reply
-made several). Without a prune the prompt only grows. `prune: false` is the same agent without the tool: a call of it is
-one of an unknown tool.
-Not covered: whether the memory says all that was deleted. `grounded`, ours, rejects one that says something else.
+Guaranteed: a prune removes exactly the named results and their calls (memory/parts/history.py covers replies with
+several calls). Without a prune the prompt only grows. With `prune: false` the tool is unknown to the same agent.
+Not covered: whether the memory has everything that was deleted. `grounded`, our addition, rejects unsupported memories.
 """
 
 from __future__ import annotations

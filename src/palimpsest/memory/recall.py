@@ -1,4 +1,4 @@
-"""ReMemR1's policy: an overwritten memory and a look back at the memories one had before.
+"""ReMemR1's policy, an overwritten memory with recall of earlier memories; MemAgent with retrieval.
 
 Source: ReMemR1 (arXiv 2509.23040) and its code; the budgets below are its defaults. For chunks c of a document:
 
@@ -10,29 +10,26 @@ Source: ReMemR1 (arXiv 2509.23040) and its code; the budgets below are its defau
         memory = text in <update>...</update>;  history += [(t, memory)]
     answer = model(question, recalled, memory)
 
-The query is looked up before the reply's own update joins the history, as in the paper and the code's training, where
-the code's evaluation looks after it and mostly finds what was just written. Here one function serves both.
+The look-up precedes the update, as in the paper and the code's training. The code's evaluation updates first and mostly
+finds what was just written.
 
-A malformed reply (tags missing, doubled, unclosed, nested; an empty update) changes nothing: the old memory is kept,
-nothing is recalled, an event gives the reason. The agent loses a turn and the state reward its format point; guessing
-what a broken reply meant would train the guess. `malformed: accept` is the code's way: such a reply is the memory, and
-its event says so; the turn has no format point then either, and its update's gain is of the text in the tags alone.
+A malformed reply (tags missing, doubled, unclosed, nested; an empty update) keeps the old memory, recalls nothing and
+is recorded as an event with the reason. Guessing its meaning would train the guess. `malformed: accept` follows the
+authors' code: the reply becomes the memory. Either way the turn gets no format reward; the gain of an accepted update
+counts the text in its tags alone.
 
-Differences from the authors' code, each on purpose: history is a list with step ids, not a set; tags may hold line
-breaks and are never merged; the memory is a slice of the sampled ids within its budget, never decoded and encoded again
-(text/reply_tags.py on boundaries inside a token); a hit needs a similarity above `min_similarity`.
+Deliberate differences from the authors' code: history is a list with step ids, not a set; tags may hold line breaks and
+are never merged; the memory is a slice of the sampled ids within its budget (text/reply_tags.py on boundaries inside a
+token); a hit needs a similarity above `min_similarity`.
 
-Guaranteed: a prompt never exceeds `required_context`; nothing a document says is read as a tag, for only replies are.
-Not covered: several recalls in a turn; recalling what was never written.
+`RetrievalPolicy` is the baseline `recurrent-rag` of ReMemR1's evaluation: the question is the query, and the past
+memory most similar by the Jaccard index is appended to the memory. Our reading: it is appended in every prompt
+(`look_up: every`) or only in the last one (`look_up: answer`), unless it equals the present memory.
 
-MemAgent with retrieval over its own memories: the look-up is the program's, with the question as the query.
-
-Source: the baseline `recurrent-rag` of ReMemR1's evaluation (arXiv 2509.23040): the past memory most like the question,
-by Jaccard's measure, is appended to the memory. Our reading: it is appended in every prompt (`look_up: every`), or in
-the last one alone (`look_up: answer`); one that is the present memory already is not appended.
-
-Guaranteed: a prompt never exceeds `required_context`, which holds two memories.
-Not covered: an agent that chooses its query; that is this file. Several questions on one reading.
+Guaranteed: a prompt never exceeds `required_context`, which in `RetrievalPolicy` holds two memories; only replies are
+searched for tags.
+Not covered: several recalls in a turn; recalling what was never written; several questions on one reading in
+`RetrievalPolicy`.
 """
 
 from __future__ import annotations

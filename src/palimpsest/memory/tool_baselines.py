@@ -1,25 +1,21 @@
-"""Baselines with tools: a history that is summed up by rule, or cut to its last tokens.
+"""Baselines with tools: a tool history summarised by rule, or cut to its last tokens.
 
-Source: SUPO (arXiv 2510.06727). Before a turn for which the context has no room left:
+`SummaryPolicy` follows SUPO (arXiv 2510.06727). Before a turn for which the context has no room left:
 
     summary = model(history, "sum up")           a turn of its own, called summarise, trained like any other
     history = question, summary                  and on from there
 
-Difference from the paper, on purpose: it always leaves out the latest reply and its results from what is summed up,
-so that the request fits; here they are left out only where it doesn't. Every reply is trained where it was sampled.
+The paper always excludes the latest reply and its results from the summary, so that the request fits. Here they are
+excluded only where it does not fit. Every reply is trained where it was sampled.
 
-Guaranteed: a prompt and its reply never exceed `context_tokens`; the summary enters the next prompt as the ids that
-were sampled, control tokens and thinking taken out. A summary counts as one of `max_turns`.
-Not covered: a summary that makes things up, unless `grounded` sifts it; the paper's masking of overlong rollouts, which
-is a matter of training.
+`ToolWindowPolicy` has no memory. It follows the sliding-window baseline of MemAct (arXiv 2510.12635), whose window is
+8K. Before each turn the oldest replies leave with their results, whole, until the rest has at most `window_tokens`. The
+question stays, and so does the latest reply with its results, even if they alone exceed the window.
 
-A baseline without memory: an agent with tools that sees the last tokens of its tool history only.
-
-Source: the sliding-window baseline of MemAct (arXiv 2510.12635), whose window is 8K. Before each turn the oldest
-replies leave with their results, whole, until the rest has at most `window_tokens`; the question stays.
-
-Guaranteed: the latest reply stays with its results, even if they alone are longer than the window.
-Not covered: telling the model that something has left.
+Guaranteed: a prompt and its reply never exceed `context_tokens`; the sampled ids of a summary enter the next prompt,
+without control tokens and thinking; a summary counts as one of `max_turns`.
+Not covered: hallucinations in a summary, unless `grounded` is on; the paper's masking of overlong rollouts, which
+belongs to training; informing the model that a reply has left the window.
 """
 
 from __future__ import annotations

@@ -1,31 +1,22 @@
-"""A memory that holds only what its input says: of each reply, the units that occur in what was in sight.
+"""Grounded memory: keep only the units of a reply that its sources support.
 
     units of the reply      sentences, list items or lines (text/sentences.py)
     verbatim                a unit stays if it occurs, without regard to case and white space and as whole words, in one
                             of the sources: the section, the memory before, an earlier memory in sight
-    close                   a unit stays if a sentence of a source says it in other words (this file)
+    close                   a unit stays if a sentence of a source says it in other words
 
-If no unit stays, the memory is what it was. The question is no source, and no answer is looked at.
+The question is not a source, and answers are not checked. For an agent with tools, the sources are its earlier notes
+and the tool results, except errors, which may quote the agent.
 
     reply                                            what happens
-    a unit that the reply's budget cut off           dropped, unless it ends as a sentence does
+    a unit cut off by the reply's budget             dropped, unless it ends as a sentence does
     the same supported unit twice                    both stay, as sampled
-    empty, or white space alone                      the memory is what it was
-    thinking, and what is outside of a policy's tags not part of the reply: neither sifted nor kept
+    empty, or white space alone                      the memory does not change
+    no unit stays                                    the memory does not change
+    thinking, and text outside of a policy's tags    not part of the reply: neither checked nor kept
 
-Guaranteed: the ids that enter a memory are those that were sampled, but for the share of a token that a unit ends
-within (text/reply_tags.py); a rejected reply leaves the memory byte for byte as it was; nothing of what is trained
-changes.
-An agent with tools has the results as its sources, but for errors, which may quote what it wrote itself, and what it
-noted before.
-
-Not covered: a tool that repeats what it was asked; whether a unit means in the memory what it means in its source ("He
-sells tea.", a negation before it); facts that need several sources at once, or counting.
-
-Whether a source says in other words what a unit says: the rule `close` of this file, without a model.
-
-A unit is compared with each window of one to three consecutive sentences of a source (sentence_match.py), and stays if
-one window has
+`close` uses no model. It compares a unit with each window of one to three consecutive sentences of a source
+(sentence_match.py). The unit stays if one window has
 
     every name and number     "U.S." is "United States", "1,200" is "1200", "Jan." is "January" (text/word_forms.py)
     every quoted string       in one piece
@@ -33,29 +24,30 @@ one window has
     the order of both         a part of the sentence may have been moved; two names that changed places are found
     THRESHOLD of its other words, by their stems; in scripts without spaces, of its pairs of characters
 
-A name may be in place of the window's pronoun if the paragraph began with it. A unit that merges two sentences is
-parted at "and", ";" and the like. What is dropped or kept wrongly, in % (benchmarks/grounded_close.py, seed 0):
+A name may replace the window's pronoun if the paragraph began with that name. A unit that merges two sentences is split
+at "and", ";" and the like. Errors in % (benchmarks/grounded_close.py, seed 0):
 
     sentences of                            paraphrases dropped       corruptions kept
     HotpotQA, 100 training questions        2.3 of   946              3.2 of 1,394
     HotpotQA, 50 dev questions              3.0 of   500              2.1 of   722
     MuSiQue, 200 questions                  3.2 of 1,955              4.2 of 2,815
     2WikiMultiHopQA, 3,000 passages         1.9 of 2,397              2.9 of 4,015
-    HotpotQA, 199 other questions           2.0 of 1,962              3.4 of 2,849     never looked at before
-    2WikiMultiHopQA, 164 questions          4.7 of 1,720              6.0 of 2,783     the same
-    2WikiMultiHopQA, 3,119 other passages   0.8 of 2,314              2.0 of 3,952     the same
+    HotpotQA, 199 other questions           2.0 of 1,962              3.4 of 2,849     held out
+    2WikiMultiHopQA, 164 questions          4.7 of 1,720              6.0 of 2,783     held out
+    2WikiMultiHopQA, 3,119 other passages   0.8 of 2,314              2.0 of 3,952     held out
 
-The threshold was chosen on the first row alone: .90 drops 2.2 and keeps 6.7 %, .95 drops 2.3 and keeps 3.2 %, 1 drops
-2.3 and keeps 2.9 %. Of the first four rows single errors were read while the rules were written.
+The threshold was chosen on the first row: .90 drops 2.2 and keeps 6.7 %, .95 drops 2.3 and keeps 3.2 %, 1 drops 2.3 and
+keeps 2.9 %. Single errors of the first four rows were read while the rules were written.
 
-Guaranteed: a unit that occurs in a source stays; standard library only; time is linear in the source, and at most
-`CANDIDATES` * 6 * (1 + 2 * `SPLITS`) windows of a source are compared with each sentence of a unit. A section of 5,000
-tokens takes 15 ms to read, once, and 0.5 ms per unit that stays, 2 ms per unit that is dropped.
-Not covered: synonyms ("movie" for "film": 73 to 94 % of such sentences are dropped); names that changed places across
-a sentence (12 to 23 % are kept); a pronoun whose name isn't at the start of the paragraph or of the two sentences
-before (2 to 15 % of sentences with a name for the pronoun are dropped); the number "one", numerals of Chinese
-characters; names in scripts without capital letters, which are compared as words. Scripts other than Latin have tests
-of single sentences, and no figures.
+Guaranteed: a memory holds sampled ids only, except where a unit ends inside a token (text/reply_tags.py); training data
+does not change; a unit that occurs in a source stays. `close` is linear in the source and compares each sentence of a
+unit with at most `CANDIDATES` * 6 * (1 + 2 * `SPLITS`) windows of a source. A section of 5,000 tokens takes 15 ms once,
+then 0.5 ms per kept unit and 2 ms per dropped unit.
+Not covered: a tool that repeats its query; context of a unit ("He sells tea.", a negation before it); counting, and
+facts that need several sources at once; synonyms ("movie" for "film": 73 to 94 % of such sentences are dropped); names
+swapped across a sentence (12 to 23 % are kept); a pronoun whose name is not at the start of the paragraph or of the two
+sentences before (2 to 15 % are dropped); the number "one"; Chinese numerals; names in scripts without capital letters,
+which are compared as words. Scripts other than Latin have tests of single sentences, and no figures.
 """
 
 from __future__ import annotations

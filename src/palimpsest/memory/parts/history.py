@@ -1,21 +1,21 @@
-"""The context of an agent with tools, as pieces of token ids with owners.
+"""Context of an agent with tools, as pieces of token ids with owners, and deletion of tool results by id.
 
-A history is an opening and exchanges; an exchange is one reply with the results of its calls, each result under an id.
-Deleting results takes out those results and the calls that made them, by id and by nothing else:
+A history is an opening and exchanges. An exchange is one reply with the results of its calls, each under an id. A
+deletion removes the named results and the calls that made them:
 
     exchange     "I look. <call A> <call B>"   result a1 of A   result b2 of B
     delete a1    "I look. <call B>"            result b2 of B
     delete b2    (nothing: a reply whose results are all gone goes with them)
 
-With a call go the blanks and commas that parted it from its neighbour; the words around it stay, and so does the tag
-or array it stood in while that holds another. Only whole tokens are cut and none is made: where an edge falls inside a
-token, the cut is moved by a few characters to where it leaves the same text ("A}; {B}; {C" without "{B}; " or without
-"; {B}"). Where no such place is, tokens that straddle an edge stay.
-Always cut from what was sampled, never from an earlier cut, so the order of deletions doesn't matter.
+With a call go the blanks and commas that separate it from its neighbour. The words around it stay, and so does its
+enclosing tag or array while another call is in it. Only whole tokens are cut: where an edge falls inside a token, the
+cut moves by a few characters to a place that leaves the same text ("A}; {B}; {C" without "{B}; " or without "; {B}").
+If there is no such place, the tokens across the edge stay. Cuts always apply to the sampled reply, so the order of
+deletions does not matter.
 
 Guaranteed: values are immutable; `ids` is the concatenation of the surviving pieces, each exactly as it was sampled or
-encoded; without a deletion, `ids` after an exchange begins with `ids` before it and the reply.
-Not covered: a call that names itself in the words around it.
+encoded; without a deletion, `ids` after an exchange starts with `ids` before it and the reply.
+Not covered: a call whose id is mentioned in the words around it.
 """
 
 from __future__ import annotations

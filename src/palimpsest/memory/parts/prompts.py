@@ -1,4 +1,4 @@
-"""Prompts of a policy: texts with slots, shipped in the policy's own file or given in a user's YAML file.
+"""Prompt templates of a policy: texts with slots, shipped with the policy or given in a YAML file.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class MyPrompts(PromptSet):
@@ -7,18 +7,16 @@
 
     read: "Problem: {question}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory."        # my.yaml
 
-A slot is {name} and is filled in token space (text/template.py): nothing that a document, a question or a memory says
-becomes a control token, or closes a tag that matters to the program. {{name}} is the text {name}; other braces, as in
-\\boxed{}, are text as they are.
+A slot {name} is filled in token space (text/template.py): text of a document, a question or a memory cannot become a
+control token or close a tag. {{name}} is the text {name}; other braces, as in \\boxed{}, are plain text.
 
-The texts themselves are trusted, a user's as the shipped ones: a control token written in them (`<think>`,
-`<tool_call>`) is one, because the models that released prompts were made for saw it as one. So a prompt file is as
-trusted as a chat template: take none from a stranger. Texts that stand in the place of data (what the memory is before
-the first turn, what comes back from a tool) are encoded like data and never hold a control token.
+Prompt texts are trusted, also a user's: a control token in them (`<think>`, `<tool_call>`) is encoded as one, as in the
+published prompts. Treat a prompt file like a chat template and take none from a stranger. Texts in place of data (the
+initial memory, a tool's reply) are encoded like data and never hold a control token.
 
-Guaranteed: an unknown text or slot, a slot that is missing or stands twice, an empty text, a value of another type is a
+Guaranteed: an unknown text or slot, a missing or repeated slot, an empty text or a value of another type is a
 ConfigError of one line that names the text.
-Not covered: whether a model understands them.
+Not covered: whether a model understands the prompts.
 """
 
 from __future__ import annotations

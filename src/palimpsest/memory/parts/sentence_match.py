@@ -11,7 +11,7 @@ from itertools import pairwise
 from palimpsest.text.sentences import flat
 from palimpsest.text.word_forms import MONTHS, Sentence, WordKind, is_pair, worded
 
-# ---- A source and a unit as words, in the form in which this file lays one over the other --------------------
+# ---- A source and a unit as words, in the form in which they are compared ------------------------------------
 
 
 _QUOTED = re.compile('["“„«「『《]([^"“”„«»「」『』《》]{2,200})["”»」』》]')

@@ -1,23 +1,19 @@
-"""The loop of an agent that calls tools, which prune.py, memory/tool_baselines.py and summary.py build on.
+"""The loop of an agent that calls tools, and the prompts that such agents share.
 
     prompt = system, tools, question
     repeat:  reply = model(prompt)
              no call in it: that is the answer
              results = the calls, answered at the same time;  prompt += reply + results, in the order of the calls
 
-Source of the limits' defaults: MemAct (arXiv 2510.12635) and its code. Each result stands under a short id.
+memory/prune.py and memory/tool_baselines.py build on it. The defaults of the limits and the structure of the prompts
+are from MemAct (arXiv 2510.12635) and its code; the wording is ours. Each result has a short id. The prompt set
+`standard` is for pretrained instruction models: a system message, then a user message with the question. `short` is for
+the embedded model: the question and the names of the tools, without schemas.
 
-Guaranteed: whatever a reply says, and whatever a tool does, comes back to the model as a result with an id (malformed
-calls, unknown tools, bad arguments, time-outs, exceptions, calls beyond `parallel_calls`), is counted as an event, and
-ends no episode; a prompt and its reply never exceed `context_tokens`; only replies are read for calls, so nothing a
-question or a result says is one. Sampled ids stay as they are.
-Not covered: a document (`Problem.context`) is not read; a tool that blocks the event loop.
-
-Texts that all agents with tools share, in our own words, after the structure of MemAct's (arXiv 2510.12635).
-
-`standard` speaks to a pretrained instruction model: a system message, then a user message with the question. `short` is
-what the embedded model was made for: the question and the names of the tools, no schemas. What a policy says besides
-stands in its own file.
+Guaranteed: malformed calls, unknown tools, bad arguments, time-outs, exceptions and calls beyond `parallel_calls` come
+back to the model as results with ids, are recorded as events, and end no episode; a prompt and its reply never exceed
+`context_tokens`; only replies are searched for calls; sampled ids are never changed.
+Not covered: a document (`Problem.context`), which is not read; a tool that blocks the event loop.
 """
 
 from __future__ import annotations
@@ -81,7 +77,7 @@ SHORT = ToolPrompts(
 )
 
 
-# ---- The loop of an agent that calls tools, which prune.py, memory/tool_baselines.py and summary.py build on -
+# ---- The loop of an agent that calls tools -------------------------------------------------------------------
 
 
 Found = ToolCall | Malformed
