@@ -1,8 +1,8 @@
-"""How often one read loses, invents or takes in a fact, and the accuracy at other lengths that follows.
+"""Per-read rates of losing, inventing or acquiring a fact, and the accuracy they predict at other lengths.
 
-Reads are counted for each fact of a problem's evidence, by what the memory before and after holds of its subject and
-relation (`false`: another value, alone or with the true one) and what the section says of its subject (`near miss`:
-another fact). Over a document of n sections whose evidence is in section k,
+Reads are counted for each fact of a problem's evidence. The states of the memory before and after say what it holds of
+the fact's subject and relation (`false`: another value, alone or with the true one); the section says what it has of the
+subject (`near miss`: another fact). Over a document of n sections whose evidence is in section k,
 
     p(n, k) = (1, 0, 0) T^(k-1) E T^(n-k)        T = (1 - q) T_nothing + q T_near_miss
     held(n) = mean of p(n, k)_true over k = 1..n
@@ -13,8 +13,8 @@ quantile with 1/2 on what is wanted: for one rate about Jeffreys' interval (Brow
 losses in 46 reads are 0 to 5.3 %. For simulated agents with independent reads it covers 98 to 100 %.
 
 Guaranteed: the same counts give the same figures on every machine.
-Not covered: other than synthetic documents; reads, or facts of one problem, that depend on each other, which make the
-interval too narrow; an agent that behaves otherwise at other lengths.
+Not covered: documents that are not synthetic; dependence between reads or between facts of one problem, which makes the
+interval too narrow; an agent that behaves differently at other lengths.
 """
 
 from __future__ import annotations

@@ -1,28 +1,27 @@
-"""What a memory kept, lost and invented: measures of reading turns, of episodes and of groups.
+"""Memory metrics: evidence kept, lost and invented, for reading turns, episodes and groups.
 
-Of a step, `memory_steps`: which evidence is held, what was written without support, what was lost. Of a group, and so
-of one episode, `memory_metrics`; in training's metrics the names stand under memory/.
+`memory_steps` has the evidence held, the unsupported text and the losses of each step; `memory_metrics` covers a group,
+and so one episode. In the metrics of training the names are under memory/. `evidence_position` depends on the problem
+alone: where in the document the evidence is.
 
 | key | what |
 |---|---|
 | tokens | mean length of the memories written |
 | truncated | share of reading turns whose reply was cut by its budget |
 | overwrite_rate | share of memory tokens that changed from one memory to the next; 0 kept, 1 all new |
-| evidence_retention | share of what the data names as evidence that stands in the final memory, see below |
-| copy_fidelity | share of sentences written that stand verbatim in what was read or the memory before |
+| evidence_retention | share of what the data names as evidence that is in the final memory, see below |
+| copy_fidelity | share of sentences written that are verbatim in what was read or the memory before |
 | dropped_share | share of sentences written that `grounded` kept out of the memory, where it is on |
 | recall_rate | share of reading turns that asked for an earlier memory, where they may |
 | recall_hit_rate | share of those that brought up a memory with a piece of the evidence in it |
 | malformed_rate | share of reading turns whose reply could not be read, where replies have a form |
 
-Of the problem alone, `evidence_position`: where in the document the evidence lies.
+Evidence: if every text of `metadata["evidence"]` is a single sentence, each must be in the memory. If one is longer (the
+gold paragraphs of HotpotQA), the memory must hold one of the gold answers instead; yes/no questions are not measured
+then. Several questions are averaged.
 
-Evidence: where every text of `metadata["evidence"]` is a single sentence, each must stand in the memory. Where one is
-longer (the gold paragraphs of HotpotQA), nobody would keep it word for word: the memory then must hold one of the
-gold answers, which says nothing, and is not measured, for yes/no questions. Of several questions it is the mean.
-
-Not covered: memories that keep a fact in other words. `evidence_retention` and `copy_fidelity` compare text (without
-regard to case and white space), so they are lower bounds for a model that paraphrases.
+Not covered: facts in other words. `evidence_retention` and `copy_fidelity` compare text, without case and white space,
+so they are lower bounds for a model that paraphrases.
 """
 
 from __future__ import annotations

@@ -1,36 +1,30 @@
-"""What an agent had and wrote at each reading turn, from the record alone, with its texts decoded once.
+"""Reading turns of an episode: what the agent had in sight and wrote, from the record alone.
 
 A reading turn is one called "read", one before an event `MemoryWritten`, or one whose prompt has a piece `section` and
-that a prompt with a piece `memory` comes after. The memory after it is, the first that is known of
+is followed by a prompt with a piece `memory`. The memory after it is the first of these that is known:
 
     what the event `MemoryWritten`, else `MemoryUngrounded` says
     the piece `memory` of the next prompt that has one
     its reply without control tokens and thinking
 
-so a policy that fills its prompts by `Template` and calls the slots memory and section tells all that is measured here,
-however its replies become the memory. Query and malformed replies are known from the events of those names.
+So a policy is measured if it fills its prompts by `Template` and calls the slots memory and section, however its
+replies become the memory. Recall queries and malformed replies come from their events.
 
-Guaranteed: turns in order; no prompt is decoded but in its pieces, and no piece before somebody asks for its text.
-Not covered: which words of a prompt without pieces were the memory. There `section` and `sources` are None.
+All rollouts of a group share sections, and a memory is written by one turn and held by the next. `GroupTexts` decodes
+each text once and caches its sentences and what was looked for in it.
 
-Texts of pieces of prompts and memories, decoded once however many turns and rollouts hold them.
-
-All rollouts of a group read the same sections, and a memory is what one turn wrote and what the next one holds: by its
-ids each is one `Text`, which remembers its sentences and what was looked for in it.
-
-Not covered: a bound on what is remembered. Take a `Texts` for a group and let it go.
-
-Where in a document what an agent kept stands: the longest run of its words that the document has.
+`origins` finds where in a document a kept sentence is from, by the longest run of its words that the document has:
 
     memory     "Anna lives in Rome. She likes tea."
     document   "... In 1990 Anna lives in Rome, near ..."      -> "Anna lives in Rome"
 
-A sentence of fewer words than `RUN` has to stand there whole, another one by `RUN` of its words at the least. Of
-equally long runs the first in the section that was read when the sentence came into the memory counts, then the first.
+A sentence of fewer than `RUN` words must occur whole, any other one by at least `RUN` of its words. Among equally long
+runs, the section that was read when the sentence entered the memory has priority, then document order.
 
-Guaranteed: what is given back is a slice of the document; only sections that were read are looked at; time grows with
-the document, whatever its sections and the memory are.
-Not covered: what was reworded so that fewer than `RUN` words in a row are left; meaning: "not in Rome" holds "in Rome".
+Guaranteed: turns are in order; a prompt is decoded in its pieces, each on first use; an origin is a slice of the
+document, in a section that was read, and takes time linear in the document.
+Not covered: prompts without pieces, where `section` and `sources` are None; a bound on the cache (use one `GroupTexts`
+for each group); rewording that leaves fewer than `RUN` words in a row; meaning: "not in Rome" holds "in Rome".
 """
 
 from __future__ import annotations
@@ -58,7 +52,7 @@ from palimpsest.text.reply_tags import without_thinking
 from palimpsest.text.sentences import flat, sentences, stands_in
 from palimpsest.types import Trajectory, Turn
 
-# ---- Texts of pieces of prompts and memories, decoded once however many turns and rollouts hold them ---------
+# ---- Texts of prompt pieces and memories, decoded once -------------------------------------------------------
 
 
 class Text:
@@ -308,7 +302,7 @@ def _last(told: Sequence[Event], kind: type[E]) -> E | None:
     return found[-1] if found else None
 
 
-# ---- Where in a document what an agent kept stands -----------------------------------------------------------
+# ---- Where in a document a kept sentence is from -------------------------------------------------------------
 
 
 RUN = 4

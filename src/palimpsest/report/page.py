@@ -1,23 +1,18 @@
-"""Parts of a report: the HTML page, an episode told memory by memory, accuracy by place of the evidence.
+"""Building blocks of an HTML report: the page, the evidence table, and an episode memory by memory.
 
-Guaranteed: it loads nothing from anywhere and holds no script (a content security policy forbids it); every value is
-escaped.
-
-A report's table "Where the evidence lies": accuracy by the fifth of the document that holds it.
+The table "Where the evidence lies" has the accuracy by the fifth of the document that holds the evidence:
 
     rows       agents and baselines; of evidence in several places one row for the first and one for the last piece
     columns    0 to 20%, 20 to 40%... of the document's length
 
-Not covered: problems whose data name no evidence, or name one that doesn't stand in the document; they are in no cell.
+A story shows an episode that went wrong next to one that got the same problem right. What a turn did to the memory is
+the viewer's difference (viewer/analysis/memory_diff.py): kept, taken from the section, reworded, made up, dropped.
+Turns that changed nothing are counted.
 
-One problem told memory by memory, in a report: an episode that went wrong, and beside it one that got it right.
-
-What a turn did to the memory is the viewer's difference (viewer/analysis/memory_diff.py): what it kept, took from the
-section,
-reworded, made up, dropped. Turns that changed nothing are counted.
-
-Guaranteed: text of models and documents leaves here with its control characters as escapes; a report holds a bounded
-number of turns. Not covered: agents with tools, whose episodes have no memory to tell.
+Guaranteed: a page loads no external resource and runs no script (a content security policy forbids both); every value
+is escaped; control characters in text of models and documents are shown as escapes; the number of turns is bounded.
+Not covered: problems whose evidence is not named, or not in the document, which are in no cell of the table; agents
+with tools, whose episodes have no memory to show.
 """
 
 from __future__ import annotations
@@ -114,7 +109,7 @@ def _cell(part: PositionSummary) -> dict[str, str]:
     return {"value": f"{score.mean:.0%}", "below": f"of {part.graded:,}{interval}"}
 
 
-# ---- One problem told memory by memory, in a report ----------------------------------------------------------
+# ---- One problem, memory by memory ---------------------------------------------------------------------------
 
 
 SHOWN_TURNS = 10

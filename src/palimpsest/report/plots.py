@@ -1,17 +1,12 @@
-"""The figures of reports, as PNG or SVG.
+"""Figures of reports as PNG or SVG: training reward, accuracy against length and cost, use of context.
 
-Guaranteed: the same data give the same picture (no clock, no random draw, no version stamp in the file).
-Not covered: windows. matplotlib draws into memory without touching a global figure or backend.
+matplotlib draws into memory, without a global figure or backend. The figures of a comparison have one line per agent or
+baseline; those of a training have one figure for each measure in the metrics.
 
-Figures of a comparison, as PNG or SVG: accuracy against length, accuracy against cost.
-
-Guaranteed: the same data give the same bytes; a side without a figure somewhere has no point there.
-Not covered: more than six sides in colours of their own (they begin again, with another line).
-
-How an agent's use of its context changed over training: a figure for each measure that the metrics hold.
-
-Guaranteed: only what was measured is drawn; a step without the measure leaves a gap in no line, it has no point there;
-the same rows give the same bytes. Not covered: smoothing beyond a trailing mean.
+Guaranteed: the same data give the same bytes (no clock, no random draw, no version stamp); only measured values are
+drawn, so a step or a side without a figure has no point.
+Not covered: display in a window; more than six lines with distinct colours (they repeat with another line style); smoothing beyond
+a trailing mean.
 """
 
 from __future__ import annotations
@@ -225,7 +220,7 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-# ---- Figures of a comparison, as PNG or SVG ------------------------------------------------------------------
+# ---- Figures of a comparison ---------------------------------------------------------------------------------
 
 
 FORMATS = ("svg", "png")

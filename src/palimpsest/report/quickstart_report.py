@@ -1,17 +1,13 @@
-"""The report of a quickstart run, and of several that differ in their seed.
+"""Reports of a quickstart run, and of several quickstart runs that differ in their seed.
 
-Guaranteed: report.html loads nothing from anywhere (images are inside it, a content security policy forbids the
-rest) and holds no script; text written by a model or a document is escaped, control and bidirectional characters
-are shown as escapes; the same results give the same bytes.
-Not covered: results that are not there. A curve without points is left out of its figure and its table shows a dash.
+The report of several runs has mean and interval over the seeds. The interval is Student's t (95%), cut to [0, 1].
+Training and test problems are drawn again from each seed, so it covers both.
 
-One report of several quickstarts that differ in their seed: mean and interval over the seeds.
-
-The interval is Student's t over seeds (95%), cut to [0, 1]. Training and test problems are drawn again from each seed,
-so it covers both.
-
-Guaranteed: figures of the seeds count alike, whatever the number of their problems that were graded.
-Not covered: problems that several seeds share.
+Guaranteed: report.html loads no external resource (images are embedded, a content security policy forbids the rest) and
+runs no script; text written by a model or a document is escaped, with control and bidirectional characters as escapes;
+the same results give the same bytes; each seed has the same weight, however many of its problems were graded.
+Not covered: missing results (a curve without points is left out of its figure, its table shows a dash); problems that
+several seeds share.
 """
 
 from __future__ import annotations

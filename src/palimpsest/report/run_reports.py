@@ -1,14 +1,10 @@
-"""The report of one evaluation, and of one training.
+"""Reports of one evaluation and of one training run.
 
-Guaranteed: as of every report (quickstart_report.py) it loads nothing, text of models is escaped, equal results give
-equal bytes.
-Not covered: episodes that weren't recorded (`evaluation.record`). Without them none is told.
+The report of a training has the gain, reward over steps, three episodes, and what to do next.
 
-The report of a training: what was gained, reward over steps, three episodes in words, what to do next.
-
-Guaranteed: as of every report (quickstart_report.py) it loads nothing, text of models is escaped, equal runs give equal
-bytes.
-Not covered: what wasn't recorded. Without records there are no episodes.
+Guaranteed: as in every report (quickstart_report.py), it loads no external resource, text of models is escaped, and
+equal results give equal bytes.
+Not covered: episodes that were not recorded (`evaluation.record`); the report leaves them out.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""The folder of an index: published by one rename, verified when opened; its passages, mapped; the best of many scores.
+"""The folder of a search index: atomic publication, verification, memory-mapped passages, top-k of scores.
 
     DIR/manifest.json          written last: kind, what it was made of, settings, SHA-256 of every other file
-    .DIR.palimpsest-partial/   a build under way, or one that was killed: the next build begins by deleting it
+    .DIR.palimpsest-partial/   an unfinished build, running or killed: the next build deletes it first
     .DIR.lock                  held by the process that builds
 
-Guaranteed on a local POSIX file system: DIR is a whole index or is not there; two processes that want the same index
-build it once, one after the other; a folder that is no index is never overwritten; a symbolic link to DIR stays one.
-Not covered: changes to the files while an index is open; going on with a build that was killed.
+The passages are one JSON object per line, with the offset of each line; they are mapped, not loaded.
 
-The passages of an index on disk, mapped and not read: one JSON object a line, and where each line begins.
-
-Guaranteed: each passage read is the caller's own copy; safe to read from several threads.
-Not covered: passages that are no JSON objects (data/formats/corpus.py sees to that).
+Guaranteed on a local POSIX file system: DIR is a whole index or does not exist; two processes that want the same index
+build it once, one after the other; a folder that is not an index is never overwritten; a symbolic link to DIR stays
+one. Each passage read is the caller's own copy; several threads may read at once.
+Not covered: changes to the files while an index is open; resuming a killed build; passages that are not JSON objects
+(data/formats/corpus.py rejects them).
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def _building(folder: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-# ---- The passages of an index on disk, mapped and not read ---------------------------------------------------
+# ---- The passages of an index on disk ------------------------------------------------------------------------
 
 
 _PASSAGES, _STARTS = "passages.jsonl", "starts.npy"
@@ -165,7 +164,7 @@ def written(passages: Iterable[dict[str, Any]], folder: Path) -> Iterator[dict[s
     np.save(folder / _STARTS, np.array(starts, dtype=np.int64))
 
 
-# ---- The best of many scores ---------------------------------------------------------------------------------
+# ---- The top k of many scores --------------------------------------------------------------------------------
 
 
 _BLOCK = 256  # scores looked at as one; a power of two that a core adds up in a microsecond

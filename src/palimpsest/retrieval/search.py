@@ -1,21 +1,19 @@
-"""Search as an agent meets it: queries in, ranked passages out; queries of many callers answered together.
+"""Search interface of an agent: queries in, ranked passages out, with concurrent queries batched.
 
-LocalSearch    an index in this process (retrieval/bm25.py), asked in a thread
-DirectSearch   one so small that it is asked in place
-RemoteSearch   a retrieval server (retrieval/search_client.py)
+    LocalSearch    an index in this process (retrieval/bm25.py), queried in a thread
+    DirectSearch   an index small enough to be queried on the event loop
+    RemoteSearch   a retrieval server (retrieval/search_client.py)
 
-Queries of many callers answered in a few calls.
-
-While a call runs, the queries that arrive wait; the next call takes all of them, up to a bound. Nothing waits for
-company: a query that comes when a call may start is asked at once. So the price of a call (a request, a hand-over to a
-thread, a pass through an encoder) is shared exactly when callers would otherwise queue for it.
+`Coalescer` answers the queries of many callers in few calls. While a call runs, the queries that arrive wait; the next
+call takes all of them, up to a bound. A query that can start at once never waits for others. So callers share the cost
+of a call (a request, a hand-over to a thread, a pass through an encoder) exactly when they would otherwise queue.
 
     running=1    asker A   |--call [a]--|--call [b c d]--|
                  B, C, D      b c d wait
 
-Guaranteed: each caller gets the answers to its own queries, in their order; an error reaches those whose queries were
-in the call, and one that says whose fault it may be (`divide`) only the caller at fault: the others are asked again;
-a caller that gives up disturbs no one.
+Guaranteed: each caller gets the answers to its own queries, in their order; an error reaches the callers in that call,
+and an error that may be one caller's fault (`divide`) reaches only that caller, the others are asked again; a caller
+that gives up does not affect the others.
 Not covered: use from several event loops.
 """
 
@@ -80,7 +78,7 @@ def check_token(token: str | None, key: str) -> None:
         raise ConfigError(f"{key}: no client can send this one in a header; use ASCII letters, digits and signs")
 
 
-# ---- Queries of many callers answered in a few calls ---------------------------------------------------------
+# ---- Batches of the queries of many callers ------------------------------------------------------------------
 
 
 T = TypeVar("T")

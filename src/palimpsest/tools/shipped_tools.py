@@ -1,19 +1,15 @@
-"""The tools that are shipped, search among them, and building the configured ones.
-
-Guaranteed: one ranking whatever stands behind it (retrieval/bm25.py); the event loop is never blocked by an index on
-disk or a server; a service that can't answer is a ToolError for the model, and nothing else changes. Passages and the
-document of a problem are searched in place: the answer of a thread would come sooner or later from run to run, and with
-it the episode's next turn, so that the last bits of its log-probabilities would differ.
-Not covered: telling the reward that a service was down, which the episode's events do; repeating a run to the same
-bytes where an index on disk or a server is searched, for the reason just given.
-
-Building the configured tools.
+"""The shipped tools, such as search, and the construction of the configured tools.
 
     tools: {search: {topk: 3}}                  a shipped tool with its options
     tools: {"my_module:MyTool": {size: 2}}      the user's own: MyTool(size=2), looked for in the current folder too
 
-Guaranteed: options are checked by the annotations of the tool's constructor, names are unique, schemas are of the kind
-that text/tool_calls.py can check; what is wrong is a ConfigError before any episode.
+Guaranteed: the ranking is the same for every source (retrieval/bm25.py); an index on disk or a server never blocks the
+event loop; a service that cannot answer is a ToolError for the model and changes nothing else; options are checked by
+the annotations of the constructor, names are unique, schemas are ones that text/tool_calls.py can check, and a fault is
+a ConfigError before any episode. Passages and documents of a problem are searched on the event loop: the answer of a
+thread would arrive at a different time in each run, and change the last bits of log-probabilities in the next turn.
+Not covered: for that reason, repeating a run to the same bytes with an index on disk or a server; reporting to the
+reward that a service was down, which the events of the episode do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Context of an agent with tools, as pieces of token ids with owners, and deletion of tool results by id.
+"""Context of an agent with tools as owned pieces of token ids, with deletion of tool results by id.
 
 A history is an opening and exchanges. An exchange is one reply with the results of its calls, each under an id. A
 deletion removes the named results and the calls that made them:
