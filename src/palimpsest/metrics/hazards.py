@@ -1,8 +1,8 @@
-"""Per-read rates of losing, inventing or acquiring a fact, and the accuracy they predict at other lengths.
+"""Rates of losing, inventing or acquiring a fact per read, and predicted accuracy at other lengths.
 
-Reads are counted for each fact of a problem's evidence. The states of the memory before and after say what it holds of
-the fact's subject and relation (`false`: another value, alone or with the true one); the section says what it has of the
-subject (`near miss`: another fact). Over a document of n sections whose evidence is in section k,
+Reads are counted for each fact of a problem's evidence, by what the memory before and after holds of its subject and
+relation (`false`: another value, alone or with the true one) and what the section says of its subject (`near miss`:
+another fact). Over a document of n sections whose evidence is in section k,
 
     p(n, k) = (1, 0, 0) T^(k-1) E T^(n-k)        T = (1 - q) T_nothing + q T_near_miss
     held(n) = mean of p(n, k)_true over k = 1..n

@@ -16,9 +16,9 @@ alone: where in the document the evidence is.
 | recall_hit_rate | share of those that brought up a memory with a piece of the evidence in it |
 | malformed_rate | share of reading turns whose reply could not be read, where replies have a form |
 
-Evidence: if every text of `metadata["evidence"]` is a single sentence, each must be in the memory. If one is longer (the
-gold paragraphs of HotpotQA), the memory must hold one of the gold answers instead; yes/no questions are not measured
-then. Several questions are averaged.
+Evidence: if every text of `metadata["evidence"]` is a single sentence, each must be in the memory. If one is longer
+(the gold paragraphs of HotpotQA), the memory must hold one of the gold answers instead; yes/no questions are not
+measured then. Several questions are averaged.
 
 Not covered: facts in other words. `evidence_retention` and `copy_fidelity` compare text, without case and white space,
 so they are lower bounds for a model that paraphrases.

@@ -1,6 +1,6 @@
 """Building blocks of an HTML report: the page, the evidence table, and an episode memory by memory.
 
-The table "Where the evidence lies" has the accuracy by the fifth of the document that holds the evidence:
+The table "Where the evidence lies" shows the accuracy by the fifth of the document that holds the evidence:
 
     rows       agents and baselines; of evidence in several places one row for the first and one for the last piece
     columns    0 to 20%, 20 to 40%... of the document's length

@@ -5,8 +5,8 @@ baseline; those of a training have one figure for each measure in the metrics.
 
 Guaranteed: the same data give the same bytes (no clock, no random draw, no version stamp); only measured values are
 drawn, so a step or a side without a figure has no point.
-Not covered: display in a window; more than six lines with distinct colours (they repeat with another line style); smoothing beyond
-a trailing mean.
+Not covered: display in a window; more than six distinct colours (they repeat with another line style); smoothing other
+than a trailing mean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The folder of a search index: atomic publication, verification, memory-mapped passages, top-k of scores.
+"""Search index folder: atomic publication, verification, memory-mapped passages, top-k selection.
 
-    DIR/manifest.json          written last: kind, what it was made of, settings, SHA-256 of every other file
+    DIR/manifest.json          written last: kind, sources, settings, SHA-256 of every other file
     .DIR.palimpsest-partial/   an unfinished build, running or killed: the next build deletes it first
     .DIR.lock                  held by the process that builds
 

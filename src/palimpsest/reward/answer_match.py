@@ -1,38 +1,29 @@
-"""Grades from string comparison: metrics of one answer, and of search agents that answer several questions.
+"""Grades from string comparison: exact match, F1 and containment, for one answer or several questions.
 
     exact        normalised texts are equal
     f1           overlap of normalised words; yes, no and noanswer count whole or not at all
     contains     the words of one stand, in a row and whole, in the other
     published_*  the rules of MemAgent's code to the letter, for comparison with its figures
 
-Guaranteed: a blank answer is never right. Words are compared whole: "no" is not in "Norway".
-Not covered: `contains` accepts an answer that lists every option. That is a lenient metric for evaluation; to train,
-use a rule of equality. `published_sub_em` is right for every gold when the answer is only an article or punctuation,
-and accepts "no" for "Norway": it stands here to reproduce a published number, not to train.
-
-Grades from string comparison: one extraction and one set of metrics for training and evaluation.
-
-Guaranteed: every graded trajectory has all of `METRICS` in its breakdown, whatever the reward is called; all golds
-are tried and the best counts (`fraction`: the share of golds the answer contains). An episode that ended without an
-answer text is worth 0.0; one that the machinery lost (`not outcome.gradable`) is ungraded, with the reason and an
-empty breakdown, so that it can't be averaged in as a zero.
-Not covered: meaning (paraphrases, translations); see this file for what each comparison knowingly accepts.
-
-Grades of search agents: the answer after `FINAL_ANSWER:`, to one question or to several (MemAct, arXiv 2510.12635).
+Training and evaluation share one extraction and one set of metrics. A search agent gives its answer after
+`FINAL_ANSWER:` (MemAct, arXiv 2510.12635). Where `metadata["objectives"]` names several questions, the answer is a JSON
+object, and both values are in the breakdown, with em, f1 and sub_em as means over the questions:
 
     all    the worst question's value: 1 only if every answer is right (the paper's reward in training)
     each   the mean over the questions (its evaluation)
 
-Both are in every breakdown, beside em, f1 and sub_em as means over the questions. A problem has several questions where
-`metadata["objectives"]` names them; its agent owes a JSON object. 45 of the 2,048 published training problems, and some
-single questions of the validation file, have "the question is invalid." for a gold: that is a note of whoever made the
-data, no answer. Such a question is left out; a problem that has no other is ungraded. `invalid_golds: gold` takes
-the note as the gold, as the published code does.
+45 of the 2,048 published training problems, and some single questions of the validation file, have the gold "the
+question is invalid.", a note of the annotators. Such a question is left out; a problem without any other is ungraded.
+`invalid_golds: gold` takes the note as the gold, as the published code does.
 
-Guaranteed: a question without an answer is worth 0.0 and no judge is asked about it; a judge that fails leaves the
-episode ungraded, with the reason, never at zero; the judge is asked about an answer, never about the text around it.
-Of several golds the best counts, or, where each is wanted (the points of a rubric), their mean.
-Not covered: an object's names in other spellings.
+Guaranteed: a blank answer is never right; words are compared whole ("no" is not in "Norway"); every graded trajectory
+has all of `METRICS` in its breakdown; the best gold counts (`fraction`: the share of golds the answer contains), or the
+mean where each is wanted (the points of a rubric). An episode or a question without an answer is worth 0.0, and no
+judge is asked. A lost episode (`not outcome.gradable`) or a failed judge leaves the episode ungraded, with the reason,
+never at zero. The judge sees the answer, never the text around it.
+Not covered: paraphrases and translations; an object's names in other spellings. `contains` accepts an answer that lists
+every option: use it for evaluation, and a rule of equality to train. `published_sub_em` accepts any gold when the
+answer is only an article or punctuation, and "no" for "Norway": use it to reproduce a published number, not to train.
 """
 
 from __future__ import annotations

@@ -1,28 +1,19 @@
-"""Rewards and layers of a user's own, called within a time limit and made safe to train with.
+"""Custom rewards and layers from user code, called with a time limit and validated before training.
 
     reward   (problem, trajectory) -> a number or a Grade
     layer    (problem, trajectory, grade) -> a number, which replaces the grade's value, or a Grade
 
-Each is a function, plain or async, or a class: made with its options, then called; `grade` is called in its place where
-it has such a method. A parameter called `codec` gets the model's codec, which turns token ids into text.
+Each is a function, plain or async, or a class, which is constructed with its options and then called, by its method
+`grade` if it has one. A parameter called `codec` gets the model's codec, which turns token ids into text. A plain
+function runs on one daemon thread, one call at a time in order of arrival. Its time limit starts when the call does.
 
-Guaranteed: what raises, or returns something else (NaN, 1e300, a text, None), is an ungraded episode with the reason,
-never a zero and never the end of the run; an episode that the machinery lost is ungraded before anybody is asked; a
-plain function runs on one thread of its own, a call at a time, so that it may block without stopping other episodes and
-needs no lock. A function of the episode alone gives the same grades in every run, whatever order episodes end in.
-What takes longer than `reward.timeout_s` is ungraded too (this file says what becomes of the call).
-Not covered: one that draws at random or reads a clock.
-
-A user's function, plain or async, to be awaited, for so long and no longer.
-
-A plain function is called on one daemon thread, a call at a time in the order in which they are asked for. Its time
-begins when the call does, not while it waits for others.
-
-Guaranteed: after `timeout_s` whoever waits gets `OutOfTime`; the calls behind one that ran out of time go on, on a new
-thread.
-Not covered: ending a plain function that ran out of time. No thread can be ended from outside: it goes on beside the
-calls after it, until it returns or the process ends, which doesn't wait for it. An async function is cancelled; one
-that takes no cancellation, or blocks the event loop, is not ended either.
+Guaranteed: an exception, an invalid value (NaN, 1e300, a text, None) or a call over `reward.timeout_s` leaves the
+episode ungraded with the reason, never at zero, and does not end the run; a lost episode is ungraded without a call; a
+plain function may block, and needs no lock; calls behind one that timed out continue on a new thread. A function of the
+episode alone gives the same grades in every run, in whatever order episodes end.
+Not covered: functions that draw at random or read a clock; ending a plain function that timed out (it runs until it
+returns or the process ends, which does not wait for it); an async function that ignores cancellation or blocks the
+event loop.
 """
 
 from __future__ import annotations
@@ -42,7 +33,7 @@ from palimpsest.reward.answer_match import measure
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
-# ---- A user's function, plain or async, to be awaited, for so long and no longer -----------------------------
+# ---- Calls of a user's function, plain or async, with a time limit -------------------------------------------
 
 
 class OutOfTime(Exception):
@@ -184,7 +175,7 @@ class _Thread:
                     return  # it was left to itself meanwhile
 
 
-# ---- Rewards and layers of a user's own, made safe to train with ---------------------------------------------
+# ---- Custom rewards and layers -------------------------------------------------------------------------------
 
 
 REWARD = ("problem", "trajectory")

@@ -1,26 +1,22 @@
-"""What grades episodes, with several questions on one reading graded one by one.
+"""Graders and reward layers, with several questions on one reading graded separately.
 
     Grades    grades an episode, at once or later: string comparison, a judge, a user's own function
-    Layer     takes a grade further: rewards of single turns, penalties
+    Layer     modifies a grade: rewards of single turns, penalties
 
-So only what waits is a coroutine, and a layer is written and tested without one. They are put together in
-`reward/compose.py`. Whoever wants a grade asks `graded`, so that graders and layers see one question at a time.
-
-Guaranteed: the event loop goes on while a grade is awaited; an error of a shipped grader comes out as itself.
-Not covered: a shipped grader that blocks; it would hold up every episode. A user's own may (`reward/custom_reward.py`).
-
-Several questions on one reading: each is graded as a problem of its own, and the episode is worth their mean.
+Only a grader that waits is a coroutine; a layer never is. `reward/compose.py` combines them. `graded` splits an episode
+with several questions, so that graders and layers see one question with its golds and its answer, and averages:
 
     question_1, question_2...   in the breakdown: the value of each answer
     questions                   how many there are
     every other part            the mean over the questions that have it
 
-So a grader or a layer, a user's own too, sees one question with its golds and the answer to it, whatever else was
-asked. A question that can't be graded (its judge is down) leaves the whole episode ungraded, with the reason: a mean
-over the others would compare rollouts of a group by different questions.
+If one question cannot be graded (its judge is down), the whole episode is ungraded, with the reason: a mean over the
+others would compare rollouts of a group by different questions.
 
-Guaranteed: a problem of one question gets the grade that its grader gave, untouched.
-Not covered: a value of questions taken together (all right or nothing); a layer that wants it can't see it.
+Guaranteed: the event loop is free while a grade is awaited; an error of a shipped grader is raised unchanged; a problem
+of one question gets its grader's grade unchanged.
+Not covered: a shipped grader that blocks, and so delays every episode (reward/custom_reward.py lets a user's function
+block); a value over all questions together (all right or nothing).
 """
 
 from __future__ import annotations
@@ -87,7 +83,7 @@ def _over_turns(
     return tuple(map(fmean, zip(*((absent,) * turns if values is None else values for values in given), strict=True)))
 
 
-# ---- What grades episodes, and what works on a grade that was given ------------------------------------------
+# ---- Graders and layers --------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")

@@ -1,35 +1,33 @@
-r"""Rewards of single turns: memory states (ReMemR1), faithful memories.
+r"""Turn-level rewards: ReMemR1's memory-state rewards, and a penalty for invented facts in the memory.
 
 With recall(x) the share of a gold answer's words that occur in x, for a reading turn that had memory m and section c,
-wrote m' and whose query brought up r:
+wrote m' and whose query recalled r:
 
     update    recall(m') - recall(m)                            information gain of the update; negative where it forgot
-    callback  max(0, recall(m + c + r) - recall(m + c))         what the look back adds to what was in sight
+    callback  max(0, recall(m + c + r) - recall(m + c))         what the recall adds to what was in sight
     format    1 if the reply could be read, else 0
     state     update + callback + format, each times its weight
 
 and for the answer turn format alone: 1 if it holds exactly one \boxed{}, closed and not empty.
 
-What the authors' code does otherwise, each an option: the mean over several golds instead of the paper's maximum
-(`golds`); words counted as substrings, so that "a" is in anything (`words`); the previous memory, looked for by an
-expression that stops at line breaks, is never found, so that the update's gain is its recall (`before`); the callback
-is measured against the whole prompt, the question included (`against`); where its memory is the whole reply, readable
-or not (`policy.options.malformed: accept`), m' is what stands between the update's tags, the first of several, nothing
-where there is none.
+Differences of the authors' code, each an option: the mean over several golds instead of the paper's maximum (`golds`);
+words counted as substrings, so that "a" is in anything (`words`); the previous memory is searched by an expression that
+stops at line breaks, so it is never found and the update's gain is its recall (`before`); the callback is measured
+against the whole prompt with the question (`against`); where the memory is the whole reply, readable or not
+(`policy.options.malformed: accept`), m' is the text in the first pair of update tags, or empty.
 
-Guaranteed: one number a turn, whatever the turn; with whole words a yes/no gold has no words to look for, and all of
-its gains are 0. A trajectory without a grade gets none.
-Not covered: golds in other words; an agent whose replies aren't memories (its turns get format 1 and no gain).
-
-A reward counts less where the memory holds invented facts: what is written should stand in what was read.
+`FaithfulLayer`, ours and in no published system, reduces a reward where the memory holds text that was not read:
 
     value = reward * max(0, 1 - penalty * (1 - copy fidelity of the episode's read turns))
 
-A reward for the answer alone never sees a made-up fact in a memory that holds nothing yet, and such facts keep out the
-true one later, the more often the longer the document. Ours; none of the published systems has it. A factor, because a
-penalty that is subtracted is best avoided by writing nothing at all (seen in training).
+A reward for the answer alone does not penalise a made-up fact in an otherwise empty memory. Such facts later keep out
+the true one, more often in longer documents. A subtracted penalty instead of a factor is best avoided by writing
+nothing at all (seen in training).
 
-Not covered: memories in other words than the text's; use it where faithful copying is wanted.
+Guaranteed: one number per turn; with whole words a yes/no gold has no words to look for, and its gains are 0. A
+trajectory without a grade gets none.
+Not covered: golds in other words; an agent whose replies are not memories (its turns get format 1 and no gain);
+paraphrased memories under `FaithfulLayer`, which needs faithful copying.
 """
 
 from __future__ import annotations

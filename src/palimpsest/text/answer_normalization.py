@@ -1,35 +1,31 @@
-r"""Forms of a text in which two answers are compared: TeX, HTML and punctuation removed.
+r"""Answer normalisation for comparison: TeX, HTML, case and punctuation removed.
 
-    fold        case, unicode form, invisible characters, TeX and HTML dress and spaces do not count (this file)
-    normalize   fold, and marks that mean nothing and English articles do not count either (this file)
+    fold        case, unicode form, invisible characters, TeX and HTML markup and spaces do not count
+    normalize   fold, and marks without meaning and English articles do not count either
     squad       SQuAD's rule to the letter: what the published evaluations used (arXiv 1606.05250)
     hendrycks   the clean-up of Hendrycks-MATH that MemAgent's training reward used (arXiv 2103.03874)
 
-Guaranteed: every function is pure and total and takes linear time; `fold` and `normalize` give canonically equivalent
-texts (NFC, NFD) one form. What is an object of JSON stays as it is written: its text is no answer by itself.
-Not covered: spelling variants, diacritics left out, numbers in words, units, dates written another way; look-alike
-letters of another script stay different (Cyrillic U+0430 is not Latin a).
-
-Plain text out of the TeX and HTML that answers are dressed in: what is only dress goes, what means something stays.
+`fold` removes TeX and HTML markup and keeps what has meaning:
 
     \text{Paris}  \underline{Paris}  {\bf Paris}  $Paris$  <b>Paris</b>      Paris
     \frac{1}{2}   x^{2}  x<sup>2</sup>  H_2O  90^\circ  \le 5  \$5  \%       1/2  x^2  x^2  H2O  90°  ≤ 5  $5  %
 
-Guaranteed: linear time, however deep it is nested; a wrapper that never closes is taken off too.
-Not covered: macros that aren't listed, whose names stay as words; environments; tags that aren't listed, which stay.
-
-Which marks of a text are signs that mean something, and which are only its dress.
+`normalize` removes dress and keeps signs:
 
     dress    quotes, brackets, sentence marks, apostrophes, emphasis (*x*, _x_, `x`), bullets, hyphens in words,
              periods of abbreviations, commas between thousands, a plus before a number, articles before a word
     signs    what touches a number or is an operator: 3.5  -3  1/2  <5  5%  $5  10:30  1986-2013  192.168.1.1  5!  x^2
              what belongs to a name: C++  C#  A+  A-  AT&T  @user  snake_case  vitamin A
 
-Brackets and marks between words part them, "Paris,France" is two words; a hyphen or an apostrophe does not, "Wi-Fi"
-is "WiFi". An operand is a digit or a letter that stands alone.
+Brackets and marks between words separate them, "Paris,France" is two words; a hyphen or an apostrophe does not, "Wi-Fi"
+is "WiFi". An operand is a digit or a letter that is alone.
 
-Guaranteed: pure, total, linear time.
-Not covered: grouping ("(1, 2)" is "1, 2"); spaces between thousands and a decimal comma ("3,5" is "3, 5"); units.
+Guaranteed: every function is pure, total and takes linear time, however deep the markup; `fold` and `normalize` map
+canonically equivalent texts (NFC, NFD) to one form; a wrapper that never closes is removed too. A JSON object stays
+as it is written: its text is not an answer.
+Not covered: spelling variants, missing diacritics, spelled-out numbers, units, date formats; look-alike letters of
+another script (Cyrillic U+0430 is not Latin a); TeX environments; unlisted macros, whose names stay as words, and
+unlisted tags, which stay; grouping ("(1, 2)" is "1, 2"); spaces between thousands; decimal commas ("3,5" is "3, 5").
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
-# ---- Plain text out of the TeX and HTML that answers are dressed in ------------------------------------------
+# ---- Plain text out of TeX and HTML --------------------------------------------------------------------------
 
 
 _TAG = re.compile(
@@ -177,7 +173,7 @@ def _opened(text: str) -> str:
     return "".join(groups.pieces)
 
 
-# ---- Which marks of a text are signs that mean something, and which are only its dress -----------------------
+# ---- Which marks of a text are signs and which are dress -----------------------------------------------------
 
 
 _LETTER = r"[^\W\d_]"

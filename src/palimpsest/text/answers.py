@@ -1,29 +1,25 @@
-r"""Where in a model's text its answer is: in a box, or after `FINAL_ANSWER:`. Training and evaluation both call this.
+r"""Answer extraction from a model's reply: `\boxed{}`, "the answer is", `FINAL_ANSWER:`.
 
-Rules, first match wins, over what follows the last thinking (reply_tags.py):
+Training and evaluation share it. The first rule that matches wins, over the text after the last thinking
+(reply_tags.py):
 
     boxed      the last `\boxed{...}` or `\fbox{...}`; without one the last `\boxed x`, to `$` or the end of its line
     answer_is  the rest of the line after the last "the answer is"
 
-Guaranteed: linear time; the last box counts, an empty one included, so that a flood of guesses is one guess; a box in
-a box is a part of what the outer one says.
-A box whose brace never closes is read to the end of its line: models drop the brace, or run out of budget on it.
-Thinking that is opened and never closed holds no answer.
-Not covered: which of several answers in one box is meant; a box in a quotation is a box; `\boxed x` behind a box with
-braces is not looked at.
-
-The answer of a search agent: what follows the last `FINAL_ANSWER:` of its last turn (MemAct, arXiv 2510.12635).
+A box whose brace never closes is read to the end of its line: models drop the brace, or run out of budget. Thinking
+that is never closed holds no answer. A search agent's answer follows the last `FINAL_ANSWER:` of its last turn (MemAct,
+arXiv 2510.12635):
 
     one question        the text after the marker
     several questions   a JSON object after the marker, one key a question: {"Q1": "...", "Q2": "..."}
 
-A space, a line break or nothing may stand after the marker; the authors' code asks for exactly one space, and gives
-their own two-line form nothing.
+A space, a line break or nothing may follow the marker. The authors' code requires exactly one space and so rejects
+their own two-line form.
 
-Guaranteed: thinking is not looked at; the last marker counts, also with nothing after it, so that a flood of guesses
-is one guess; JSON is read strictly, and not at all beyond `MAX_CHARS`; no text makes either function raise.
-Not covered: a marker in the text of a tool, which the caller keeps out by giving the last sampled turn alone; what
-follows a JSON object is passed over.
+Guaranteed: linear time; no search agent's text raises an error; the last box or marker counts, also an empty one, so
+that many guesses are one guess; a box in a box is part of the outer one; JSON is read strictly, up to `MAX_CHARS`.
+Not covered: which of several answers in one box is meant; a box in a quotation; `\boxed x` after a box with braces; a
+marker in a tool's text (the caller passes the last sampled turn alone); text after a JSON object, which is ignored.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-r"""Conversations in token space: what stands between the messages for any chat template, and role markers for
-endpoints.
+r"""Chat conversations in token space: pieces of any chat template, role markers for endpoints.
 
 The template is rendered with marks in place of the messages and cut there; each piece is tokenised once. For Qwen 2.5,
 where successive results share one user turn:
@@ -14,24 +13,22 @@ where successive results share one user turn:
     (a result)
     last         \n</tool_response><|im_end|>\n<|im_start|>assistant\n
 
-Guaranteed: nothing that was sampled is rendered or encoded again, so the prompt after a reply extends the one before,
-whatever the template would do to older messages (strip their thinking, move their tools).
-Where a template can't: tools that it leaves out are described in the system message; a system message that it refuses
-stands at the top of the user message; results that it refuses are a user message. If nothing helps, ModelError.
-Not covered: results whose text the template would escape (Llama's JSON strings): they stand there as they are; the
-chat-level id and name of a call, which are the same constants for all.
+Fallbacks for a template's limits: tools that it leaves out are described in the system message; a system message that
+it rejects is put at the top of the user message; results that it rejects are a user message. If nothing works,
+ModelError.
 
-Prompts for endpoints that take messages: token ids with role markers of our own, turned back into messages.
+For endpoints that take messages, a codec is built over any tokenizer. Its only control tokens are our role markers, and
+its chat template writes them; the tokenizer only counts and cuts. Prompts are then turned back into messages:
 
     <|palimpsest:system|>Be brief.<|palimpsest:end|><|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
 
-A policy builds prompts out of ids, whatever the model. Over any tokenizer a codec is made whose control tokens are
-these markers and nothing else, with a chat template that writes them; the tokenizer counts and cuts, no more.
-
-Guaranteed: a marker comes out of the template alone, so no text of a document, a question, a tool or a reply begins or
-ends a message; with a byte-level tokenizer a message's content is its text, character by character.
-Not covered: what an endpoint makes of a text that looks like a marker of its own.
+Guaranteed: sampled ids are never rendered or encoded again, so the prompt after a reply extends the one before,
+whatever the template does to older messages (strip their thinking, move their tools); only the template produces role
+markers, so no text can start or end a message; with a byte-level tokenizer a message's content is its text, character
+by character.
+Not covered: results whose text the template would escape (Llama's JSON strings), which are inserted unescaped; ids and
+names of calls at chat level, which are the same constants for all; text that the endpoint itself takes for a marker.
 """
 
 from __future__ import annotations

@@ -1,32 +1,24 @@
-"""Encoding that keeps data and control apart; where the tokens of a text begin and end.
+"""Tokenizer codec that keeps data and control tokens apart; character positions of token edges.
 
-Two encoders over one tokenizer: `encode` for data (documents, questions, tool results), which can never produce a
-control token whatever the text says, and `encode_trusted` for our own templates, which may.
+    encode            data (documents, questions, tool results); never produces a control token
+    encode_trusted    our own templates; may produce control tokens
 
-Also what the model's folder says of a conversation: how it is rendered (chat_template.py), and what ends a turn: the
-tokenizer's own end, the ends that generation_config.json names, and what the chat template puts after a reply.
+A codec also has the model folder's chat settings: the chat template (chat_template.py), and what ends a turn: the
+tokenizer's own end, the ends that generation_config.json names, and what the chat template puts after a reply. The ids
+of recently encoded long texts are cached, since several policies and episodes encode the same document.
 
-Guaranteed: no id of an added token (special or not: `<|im_end|>`, `<think>`, `<tool_call>`...) leaves `encode`;
-with a byte-level tokenizer without normaliser, decode(encode(x)) == x.
-Not covered: text that persuades the model; lone surrogates, which become U+FFFD.
-
-Ids of long texts that were encoded lately: whoever asks whether a document fits, each policy that reads it and each
-episode of it then encode it once.
-
-Guaranteed: no more tokens are remembered than `most`; several threads may ask at once.
-Not covered: texts that come round again after more than `most` other tokens, which are encoded again.
-
-Where the tokens of a text begin and end.
-
-A tokenizer that falls back to bytes, or works on them, may need several tokens for a character; the text of the first
-of them is no beginning of the whole text then. Between such tokens is no edge:
+`Edges` has the positions where the text before and after can be decoded apart. A tokenizer with byte tokens may need
+several tokens for a character, and there is no edge between them:
 
     ids       a    <0xC3>  <0xA9>   b          edges, tokens before: 0  1  3  4
     text      a    é                b                characters before: 0  1  2  3
 
-Guaranteed: both numbers never fall; the first edge is before all tokens, the last after them; time is linear in the
-tokens, but in the square of a stretch without an edge.
-Not covered: decoders that look back further than one stretch between edges.
+Guaranteed: no id of an added token (special or not: `<|im_end|>`, `<think>`, `<tool_call>`...) leaves `encode`; with a
+byte-level tokenizer without normaliser, decode(encode(x)) == x; the cache is bounded in tokens and thread-safe; both
+numbers of the edges never decrease, the first edge is before all tokens, the last after them. Edges take time linear in
+the tokens, quadratic in a stretch without an edge.
+Not covered: text that persuades the model; lone surrogates, which become U+FFFD; decoders that look back further than
+one stretch between edges.
 """
 
 from __future__ import annotations
@@ -52,7 +44,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-# ---- Ids of long texts that were encoded lately --------------------------------------------------------------
+# ---- Cache of the ids of long texts --------------------------------------------------------------------------
 
 
 class Remembered:

@@ -34,7 +34,7 @@ def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-# ---- Numbers of things, in words -----------------------------------------------------------------------------
+# ---- Numbers with their nouns --------------------------------------------------------------------------------
 
 
 def counted(number: int, thing: str) -> str:

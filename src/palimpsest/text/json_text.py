@@ -1,15 +1,13 @@
-r"""JSON in and out: values as JSON can hold them; strict reading of JSON that a model wrote.
+r"""JSON conversion of any value, and strict parsing of JSON that a model wrote.
 
-Guaranteed: `storable` never raises and orjson writes what it gives; what JSON can hold comes back as it was.
-Not covered: two keys of one object that are the same text (1 and "1"), of which the later one stays.
+Strict parsing rejects, with a reason that can be shown to the model: repeated keys, NaN and infinity (1e999 is one),
+integers beyond 64 bits unless asked for, half of a surrogate pair, raw line breaks in strings (`\n` is allowed), more
+than `MAX_JSON_DEPTH` levels.
 
-JSON out of text that a model wrote: read strictly, or refused with a reason that can be shown to the model.
-
-Strict: keys once, no NaN, no infinity (1e999 is one), no integer beyond 64 bits unless asked for, no half of a
-surrogate pair, no line breaks in strings but `\n`, no more than `MAX_DEPTH` levels.
-
-Guaranteed: `Unreadable` is all that is raised; nothing recurses deeper than `MAX_DEPTH`; time is linear in the piece.
-Not covered: a bound on the length, which the caller sets.
+Guaranteed: `storable` never raises, orjson writes its result, and values that JSON can hold are unchanged; parsing
+raises `Unreadable` only, recurses at most `MAX_JSON_DEPTH` levels and takes linear time.
+Not covered: two keys of one object with the same text (1 and "1"), of which the later one stays; a bound on the length
+of parsed text, which the caller sets.
 """
 
 from __future__ import annotations

@@ -1,25 +1,20 @@
-"""Tags and thinking in a model's reply, found once in its text and cut out as the ids that were sampled.
+"""Tags and thinking in a model's reply, located in its text and cut out as sampled token ids.
 
     <thinking>...</thinking> <update>the new memory</update> <recall>words to look for</recall>
 
-Rules, the same for every agent that answers in tags:
+The rules are the same for every agent that answers in tags:
 
-- What stands inside thinking (this file) is not looked at.
+- Thinking is between `<think>` and `</think>`, or `<thinking>` and `</thinking>`; either closing tag ends it. A closing
+  tag alone ends all text before it, since its opening was in the prompt. Thinking that is never closed extends to the
+  end. Tags in thinking are ignored.
 - Tags may hold line breaks. A tag that is never closed, a closing without an opening, or one tag inside another is a
-  fault, and a faulty reply says nothing but why.
-- A boundary may fall inside a token (`.</` is one token in many vocabularies). That token's share of the content is
-  spelt anew, a few characters at each end; every other id is a slice of the sampled ones. Such content goes into later
-  prompts only: what is trained is the reply as it was sampled.
+  fault. A faulty reply yields only the reason.
+- A boundary may fall inside a token (`.</` is one token in many vocabularies). That token's share of the content, a few
+  characters at each end, is encoded again; every other id is a slice of the sampled ones. Such content enters later
+  prompts only: training uses the reply as it was sampled.
 
 Guaranteed: pure; `decode(part.ids) == part.text` for a tokenizer that encodes any text back to itself.
-Not covered: attributes in tags, tags in capitals, HTML escapes: they are text.
-
-Thinking in a model's reply: what stands between `<think>` and `</think>`, or `<thinking>` and `</thinking>`.
-
-Either closing ends it, the next one that comes. A closing without an opening, which then stood in the prompt, ends all
-that was said before it. Thinking that is never closed goes on to the end.
-
-Not covered: these tags in a quotation; tags in capitals.
+Not covered: attributes in tags, tags in capitals, HTML escapes, which are plain text; thinking tags in a quotation.
 """
 
 from __future__ import annotations
@@ -116,7 +111,7 @@ def spoken(text: str) -> str:
     return text[slice(*spans[-1])] if spans else ""
 
 
-# ---- Tags in a model's reply, found once in its text and cut out as the ids that were sampled ----------------
+# ---- Tags in a model's reply ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Tool calls: found in a model's reply, compared with the tool's schema, written for a prompt. Nothing is ever
-evaluated.
+"""Tool calls: parsing from a reply, validation against the tool's schema, rendering for a prompt.
 
     hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number       Hermes, Qwen 2.5 and 3
     llama3    {"name": ..., "parameters": {...}}, several with ; between them            Llama 3.1 to 3.3
@@ -7,37 +6,34 @@ evaluated.
     mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]                       Mistral, tokenizers v1 to v7
               [TOOL_CALLS]name[ARGS]{...}, any number, [CALL_ID]id before [ARGS] or not  later ones
 
-What is complete is a `ToolCall`, everything else that sets out to be a call is a `Malformed` whose reason can be shown
-to the model: no exception escapes, and no malformed call is lost in silence. What might be a quotation is not taken for
-a call: thinking (reply_tags.py), up to the first that ends, isn't looked at; a call in thinking that begins the reply
-and
-never ends is malformed; and a malformed call of which it can't be told how far it goes takes the rest of the reply with
-it. In hermes that is one with a string left open, a tag inside, text beside its JSON, or beyond the limits; in the
-other styles, which have no closing tag, any whose JSON can't be read.
+A complete call is a `ToolCall`. Anything else that starts like a call is a `Malformed`, with a reason that can be shown
+to the model. Possible quotations are not calls:
 
-JSON is taken strictly, as json_text.py says: keys once, no NaN, no half of a surrogate pair and the like.
+- Text up to the end of the first closed thinking (reply_tags.py) is ignored. A call in thinking that begins the reply
+  and never ends is malformed.
+- A malformed call without a certain end takes the rest of the reply with it. In hermes that is one with an open string,
+  a tag inside, text next to its JSON, or beyond the limits; the other styles have no closing tag, so there it is any
+  call whose JSON cannot be read.
 
-Guaranteed: the spans are in order and apart; time is linear in the reply, and at most `MAX_JSON_CHARS` characters are
-read as JSON, to a depth of `strict_json.MAX_DEPTH`, whatever the length of the reply.
-Not covered: Llama's `<function=name>` tags and Python calls; thinking after the first that ends; whether
-the tool exists and the arguments suit it (this file). `[TOOL_CALLS]` is a control token of some vocabularies:
-the reply must be decoded with it.
-
-Whether a tool call's arguments suit the tool, by a small part of JSON Schema.
+Arguments are checked by a small part of JSON Schema:
 
     type         string, integer, number, boolean, array, object, null, or a list of them
-    properties   of an object; a key that isn't among them is refused
+    properties   of an object; any other key is rejected
     required     keys an object must have
     items        schema of every element of an array
     enum         the values allowed
     description, title, default: read by the model, not checked
 
-Every other keyword is refused in the schema, at start, rather than passed over in each call. Unlike JSON Schema,
-`properties` closes an object: a tool is a function and takes no argument it doesn't know. 3.0 is no integer, true
-is no number.
+A schema with any other keyword is rejected at start. Unlike in JSON Schema, `properties` closes an object: a function
+takes no unknown argument. 3.0 is not an integer, true is not a number.
 
-Guaranteed: depth of recursion is that of the schema, never of the arguments; a message is one line of bounded length.
-Not covered: anything that needs the tool itself, such as an id that must exist.
+Guaranteed: nothing is evaluated; no exception escapes, and no malformed call is lost; spans are in order and disjoint;
+time is linear in the reply; JSON is read strictly (json_text.py), at most `MAX_JSON_CHARS` characters of a reply, to
+`json_text.MAX_JSON_DEPTH` levels; the check recurses as deep as the schema, never the arguments, and its message is one
+line of bounded length.
+Not covered: Llama's `<function=name>` tags and Python calls; thinking after the first that ends; anything that needs
+the tool itself, such as an id that must exist. `[TOOL_CALLS]` is a control token of some vocabularies: decode the reply
+with it.
 """
 
 from __future__ import annotations
@@ -302,7 +298,7 @@ _FINDERS: Mapping[CallStyle, Callable[[_CallReader, int], None]] = {
 }
 
 
-# ---- Whether a tool call's arguments suit the tool, by a small part of JSON Schema ---------------------------
+# ---- Validation of a call's arguments against a small part of JSON Schema ------------------------------------
 
 
 Schema = Mapping[str, Any]

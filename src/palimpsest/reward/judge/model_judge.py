@@ -1,37 +1,30 @@
-"""A model's verdict on whether an answer means the same as a gold: prompts, cache, grades.
+"""LLM judge: whether an answer means the same as a gold, with prompts, a verdict cache and grades.
 
-The answer comes from the model under training, which learns whatever earns a reward, so it must not be able to write
-its own verdict:
+The answer comes from the model under training, which learns whatever earns a reward. It must not be able to write its
+own verdict:
 
-- it goes to the judge as a JSON string of bounded length in which < > [ ] | are escapes, so that it can close no tag
-  and hold no control token of a chat template;
-- a verdict is, in the judge's reply, the case number and the verdict's field right behind it. The number is a hash over
-  the question, the golds and the answer itself, so an answer can't hold its own; and where a judge quotes the answer,
-  escaped or not, it stands in the reason, before the number, so that no text of it comes between the two;
-- the last of them decides; without one there is no verdict, which is asked for once more and then leaves the episode
-  ungraded.
+- the judge gets the answer as a JSON string of bounded length in which < > [ ] | are escaped, so that it cannot close a
+  tag or hold a control token of a chat template;
+- a verdict is the case number, directly followed by the verdict's field, in the judge's reply. The number is a hash
+  over question, golds and answer, so an answer cannot contain it. An answer that the judge quotes is in the reason,
+  before the number;
+- the last verdict counts. Without one the judge is asked once more, then the episode is ungraded.
 
-Guaranteed: no verdict is made up: what can't be read is JudgeError; one verdict is asked for once, however many
-episodes of a group need it, and never again where the cache has it.
-Not covered: an answer that persuades the judge; the judge's own mistakes.
-
-Verdicts kept in a file: one JSON object a line, only ever appended to.
-
-Guaranteed: processes may share a file, and each finds what the others have written; a line that a crash cut short costs
-that verdict and no other; a line that can't be read is passed over. A file that is deleted is begun anew.
-Not covered: network file systems without flock and append; power loss (lines reach the system at once, the disk later);
-forgetting: a cache grows by some 200 bytes a verdict.
-
-What a judge is told: the same opening and the same form of reply for every prompt, and criteria that differ.
+All prompts share the opening, which declares what is judged to be data, and the form of the reply. The criteria differ:
 
     default    another wording is right, several answers to choose from are not
     lenient    generous, as much of the field judges: what touches the right thing passes
     strict     exactly one answer, in full
     rubric     the reference is a point that the answer has to make, or something that it must not do
-    a text     criteria of one's own, from a file (reward.judge.prompt=my.txt)
+    a text     custom criteria from a file (reward.judge.prompt=my.txt)
 
-The opening says that all of what is judged is data, and the form asks for the case number that an answer can't know
-(this file), so that both hold under any criteria.
+The cache is an append-only file with one JSON object per line.
+
+Guaranteed: a reply that cannot be read is a JudgeError, never a verdict; a verdict is requested once for all episodes
+of a group, and never again once cached; processes can share a cache file and see each other's verdicts; a line that is
+cut short or unreadable loses only its own verdict; a deleted file is created again.
+Not covered: an answer that persuades the judge; the judge's own mistakes; network file systems without flock and
+append; power loss (lines reach the system at once, the disk later); pruning (about 200 bytes per verdict).
 """
 
 from __future__ import annotations
@@ -54,7 +47,7 @@ from palimpsest.errors import JudgeError
 from palimpsest.reward.judge.chat_client import ChatClient, Message
 from palimpsest.text.json_text import Unreadable
 
-# ---- Verdicts kept in a file ---------------------------------------------------------------------------------
+# ---- Cache of verdicts in a file -----------------------------------------------------------------------------
 
 
 class VerdictCache:
@@ -117,7 +110,7 @@ def _write(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-# ---- What a judge is told ------------------------------------------------------------------------------------
+# ---- Prompts of the judge ------------------------------------------------------------------------------------
 
 
 _OPENING = """\
