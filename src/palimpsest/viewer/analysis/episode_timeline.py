@@ -1,20 +1,16 @@
-"""An episode as a row of memories: what each turn held and had in sight, and the evidence that an answer needs.
+"""Episode timeline: the memory after each step, what was in sight, and the evidence of an answer.
 
-A step is a turn that may write a memory: a reading turn (metrics/reading_trace.py), or a turn of an agent with tools
-after
-which a prune or a summary wrote one. Of an agent without a memory there are no steps.
+A step is a turn that may write a memory: a reading turn (metrics/reading_trace.py), or, for an agent with tools, a turn
+followed by a prune or a summary. An agent without a memory has no steps. A memory that equals the policy's words for an
+empty one (" none") counts as empty, wherever it is written.
 
-A memory that is the policy's words for an empty one (" none") is empty, at the beginning and wherever it is written.
+Evidence is defined as in `evidence_retention` (metrics/memory_metrics.py). If every text of `metadata["evidence"]` is a
+single sentence, each is searched for. If one is longer (gold paragraphs), or the data name none, a gold answer of each
+question is searched for, except yes/no answers.
 
-Guaranteed: nothing is decoded, cut into words or compared before somebody asks; what was asked for a step is kept, and
-of whole texts the latest. The cost of a step is that of its texts, however long the episode is.
-Not covered: which words a summary or a prune's memory was sampled as. Their text is encoded anew, for display.
-
-What an answer needs, as it is looked for in texts: sentences that the data names, or else the gold answers.
-
-As `measures.memory.evidence_retention`: where every text of `metadata["evidence"]` is a single sentence, each is looked
-for; where one is longer (gold paragraphs), or the data names none, a gold answer of each question is, but for yes/no
-questions, whose answer no text needs to hold.
+Guaranteed: nothing is decoded, split into words or compared before first use; results of a step are kept, and of whole
+texts the latest; the cost of a step is that of its texts, however long the episode is.
+Not covered: the sampled words of a summary or a prune's memory, whose text is encoded again for display.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from palimpsest.viewer.analysis.memory_diff import EqualRun, MemoryDiff, PromptS
 from palimpsest.viewer.analysis.token_words import SpeltTexts, TokenWords
 from palimpsest.viewer.records.recorded_episodes import IdsCodec
 
-# ---- What an answer needs, as it is looked for in texts ------------------------------------------------------
+# ---- Evidence that an answer needs ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,7 @@ def _golds(problem: Problem) -> tuple[str, ...]:
     return () if CHOICES.intersection(golds) else golds
 
 
-# ---- An episode as a row of memories -------------------------------------------------------------------------
+# ---- An episode as a timeline of memories --------------------------------------------------------------------
 
 
 K = TypeVar("K")

@@ -1,8 +1,9 @@
-"""What a memory kept of the one before, what it took from where, and what is nowhere in sight.
+"""Memory diff: what a memory kept of the previous one, and where its new words are from.
 
-On token ids, with words as units (viewer/analysis/token_words.py). A word of the memory after is the first of
+The diff is on token ids, with words as units (viewer/analysis/token_words.py). Each word of the memory after has the
+first origin that applies:
 
-    kept        the same ids in the same order as in the memory before (this file)
+    kept        the same ids in the same order as in the memory before
     section     in the section that was read, or a tool's result
     recalled    in a recalled memory, or another named piece of the prompt
     memory      in the memory before, at another place or in another spelling
@@ -10,23 +11,19 @@ On token ids, with words as units (viewer/analysis/token_words.py). A word of th
     nowhere     in none of these
     unknown     not kept, and the record doesn't say what was in sight
 
-where words that aren't kept go, run after run, to the source that has the longest run of them; of equal ones to the
-first in this list, and in it to the place whose neighbour matches too. They are compared without case, and without the
-marks around them.
+Words that are not kept are assigned run by run to the source with the longest run of them. Ties go to the first source
+in this list, then to the place whose neighbour matches too. They are compared without case and surrounding marks.
 
-Guaranteed: `applied` to the ids of the memory before the pieces give the ids of the memory after; every id of it is in
-exactly one piece; `nowhere` is what is left when all others are taken out.
-Not covered: meaning. A sentence made of words that were in sight may still be said by nothing in sight
-(`measures.memory.unsupported`), and what was said in other words counts as from nowhere.
+Kept words come from a patience diff: the common beginning and end are kept; between them, words that occur once in
+either part divide the texts, and each stretch is compared in the same way. Small rests without such words are compared
+exactly.
 
-Which words of two texts are the same ones, in order: what a difference of them keeps.
-
-What both begin and end with is kept; between, words that stand once in either part the texts, and what is between two
-of these is compared in the same way (patience diff). Small rests without such words are compared exactly.
-
-Guaranteed: runs ascend in both texts and are equal in them; the cost is near linear in the words, so that a text that
-was written anew costs no more than one that was kept.
-Not covered: the longest common subsequence. Of repeated words in long stretches fewer may be kept than could be.
+Guaranteed: `applied` turns the ids of the memory before into those of the memory after, each of which is in exactly one
+piece; runs ascend in both texts and are equal in them; the cost is near linear in the words, also for a fully rewritten
+memory.
+Not covered: the longest common subsequence (fewer repeated words in long stretches may be kept); meaning: a sentence
+made of words that were in sight may still be unsupported (`unsupported` in metrics/memory_metrics.py), and a paraphrase
+counts as from nowhere.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ from typing import NamedTuple
 from palimpsest.types import RESULT, Span
 from palimpsest.viewer.analysis.token_words import Tokens, TokenWords
 
-# ---- Which words of two texts are the same ones, in order ----------------------------------------------------
+# ---- Alignment of two texts ----------------------------------------------------------------------------------
 
 
 _SMALL = 4096  # pairs of words that are compared exactly
@@ -157,7 +154,7 @@ def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return chosen[::-1]
 
 
-# ---- What a memory has of the one before, what it took from where, and what is in nothing that was in sight --
+# ---- Origins of a memory's words -----------------------------------------------------------------------------
 
 
 class WordOrigin(StrEnum):

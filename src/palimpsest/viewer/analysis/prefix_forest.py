@@ -1,20 +1,18 @@
-"""The prefix forest of a group, and the advantages of its rollouts, turns and tokens.
+"""Prefix forest of a group's segments, and the advantages of its rollouts, turns and tokens.
 
     segments    1 2 3 4     1 2 5     1 2 3 6        nodes    1 2 (3 segments)
                                                                 ├ 3 (2)
                                                                 │ ├ 4 (1)   └ 6 (1)
                                                                 └ 5 (1)
 
-Guaranteed: every token of every segment is in exactly one node on its way from the root; a node comes before those
-that hang below it.
-Not covered: which of them training computes (`computed`); how a step's micro-batches cut a forest
-(engines/embedded/forest/layout.py): this is a group by itself.
+The advantages are those of training (credit/assign.py) if the run's `credit` section is known and its rule is one of
+the library's. Otherwise (a custom rule, an unknown run, a group of very many tokens) they are the reward less the
+group's mean. `what` says which.
 
-The advantages of a group's rollouts, turns and tokens.
-
-They are those that training gave (credit/assign.py) where the run's `credit` section is known and its rule is one of
-the library's. A rule of the user's own is not run for a look: then, where nothing is known of the run, and for groups
-of very many tokens they are the reward less the mean of the group's, and `what` says so.
+Guaranteed: every token of every segment is in exactly one node on its way from the root; a node comes before its
+children.
+Not covered: which nodes training computes (`computed`); how the micro-batches of a step cut a forest
+(engines/embedded/forest/layout.py).
 """
 
 from __future__ import annotations

@@ -1,24 +1,21 @@
-"""Where the words of a memory first came from, and which of them came from nowhere.
+"""Word origins of a memory: the step that first wrote each word, and earlier inventions.
 
-Words are followed back from the memory through what each step kept (or brought from another place of the memory before)
-to the step that took them from somewhere else:
+Each word is followed back through the steps that kept it, or moved it within the memory, to the step that took it from
+another source:
 
     after turn 2    "Anna lives in Rome. Bob is 9."
                      turn 0, kept twice  turn 2, section
 
-Guaranteed: every id of the memory has exactly one origin; the cost is linear in the memories up to this one, whatever
-the episode's sections are: a section is looked at only where words entered.
-Not covered: words that a record lost sight of, where a memory doesn't begin as the one before it ended. They come from
-`unknown` there.
-
-What a memory holds that was invented at an earlier turn and kept: words from nowhere, sentences that nothing said.
+`Unfounded` marks what was invented at an earlier turn and kept, words as well as sentences, which a single diff misses:
 
     turn 3    "Anna lives in Oslo."                nothing in sight says Oslo
     turn 4    "Anna lives in Oslo. Bob is 9."      the difference alone calls "Oslo." kept
 
-Guaranteed: a word is marked with the turn that wrote it from nowhere for as long as memories keep or move it; a
-sentence for as long as it stands in them. Words cost what blame costs; sentences are looked for once an episode.
-Not covered: whether a later section says the same; memories put in by hand; what an unknown sight hides.
+Guaranteed: every id of the memory has exactly one origin; an invented word is marked with its turn while memories keep
+or move it, a sentence while it is in them; the cost is linear in the memories so far, since a section is read only
+where words entered, and sentences are searched once per episode.
+Not covered: words that the record lost sight of, where a memory does not begin as the one before ended (origin
+`unknown`); whether a later section says the same; memories put in by hand; anything behind an unknown sight.
 """
 
 from __future__ import annotations
@@ -209,7 +206,7 @@ def _source(story: Story, at: int, words: _Followed, piece: WordPiece) -> Source
     return SourcePlace(piece.source.name, span, held.tokens(span), held.characters(span))
 
 
-# ---- What a memory holds that was invented at an earlier turn and kept ---------------------------------------
+# ---- Text invented at an earlier turn and kept ---------------------------------------------------------------
 
 
 class Unfounded:

@@ -1,14 +1,10 @@
-"""A row for each episode of a record, and whether the record has the types that its readers count on.
+"""Rows of recorded episodes for lists, and type checks of a record.
 
-The lines that rollout/trajectory_file.py writes have their keys in order, and `turns` is the last: what stands before
-it is parsed, what
-stands behind is searched for the beginnings of its lists. A line that isn't written so is parsed whole.
+Lines of rollout/trajectory_file.py have their keys in order, `turns` last. What precedes `turns` is parsed; the rest is
+searched for the beginnings of its lists. A line of another form is parsed whole.
 
-Whether what a record says has the types that everything behind the reader counts on.
-
-The reader (rollout/trajectory_file.py) trusts what this library wrote. A viewer is also shown what others wrote: a
-group of
-other types is told in one line instead of failing somewhere behind it.
+The reader (rollout/trajectory_file.py) trusts what this library wrote. The viewer also opens files of others: a group
+with other types is reported in one line instead of failing later.
 """
 
 from __future__ import annotations
@@ -160,7 +156,7 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-# ---- Whether what a record says has the types that everything behind the reader counts on --------------------
+# ---- Type checks of a record ---------------------------------------------------------------------------------
 
 
 MOST_ID = 1 << 31

@@ -1,18 +1,14 @@
-"""Random access into a file of episodes, with a row for each of them, cached between starts.
+"""Index of an episode file: random access, one row per episode, cached between starts of the viewer.
 
-Guaranteed: a file is only read; what was read of it is remembered for as long as it is the same file, so a file that
-grew costs what was added; from the first damaged piece on everything is left out, and told (as
-rollout/trajectory_file.py does);
-a cache that is damaged, or of another file, counts for nothing; a call holds the file for others no longer than
-`_TURN_S`, and what it read is kept where its time ends; the cost of a file grows with its episodes.
+In the record of a run, each frame is a group. In that of an evaluation, each frame is an episode: frames with the same
+group id form a group, and the last version of a repeated episode counts (evaluation/episode_files.py). Rows of large
+files are cached in the user's cache folder, never next to the file.
 
-A run's record has a group a frame. An evaluation's has an episode a frame: there the frames of one group id are one
-group, and of an episode that was played again the last counts (evaluation/episode_files.py).
-
-Rows of large files of episodes, kept between starts of the viewer in the user's cache, never beside the file.
-
-Guaranteed: what is kept is of a file of this path, size and time of change; anything else, and anything damaged, counts
-as nothing kept; a cache that can't be written is no error; it holds at most `MOST_FILES`.
+Guaranteed: an episode file is only read; while it stays the same file, growth costs only what was added; everything
+after the first damaged piece is left out and reported (as in rollout/trajectory_file.py); a call locks the file for at
+most `_TURN_S` and keeps what it read; a cache entry is used only for the same path, size and modification time; a
+damaged entry is ignored, a cache that cannot be written is no error, and it has at most `MOST_FILES` entries.
+Not covered: a bound on the cost of a file, which grows with its episodes.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ from palimpsest.viewer.records.sources import (
     without_blank_lines,
 )
 
-# ---- Rows of large files of episodes -------------------------------------------------------------------------
+# ---- Cached rows of large files ------------------------------------------------------------------------------
 
 
 MOST_FILES = 64
@@ -105,7 +101,7 @@ def _key(path: Path, state: os.stat_result) -> list[str | int]:
     return [_VERSION, os.fspath(path.resolve()), state.st_size, state.st_mtime_ns]
 
 
-# ---- Random access into a file of episodes, and a row for each of them, while it may still grow --------------
+# ---- Random access into a file of episodes that may grow -----------------------------------------------------
 
 
 GROUP_S = 30.0

@@ -1,16 +1,11 @@
-"""The episodes of sources: their files, who played them, and the tokenizer that decodes them.
+"""Recorded episodes of the viewer's sources: their files, agents and tokenizers.
 
-Guaranteed: measures are of the episodes that are asked for, never of a whole file at once.
+The tokenizer is that of the run's newest checkpoint, or else of the model that its configuration names. In an
+evaluation, samples.jsonl holds every episode of the agent and of the baselines; the record holds those that
+`evaluation.record` keeps, by default the wrong ones. So a score over the record alone is no score of the agent.
 
-Which tokenizer decodes a record: the newest checkpoint's of its run, else the model's that its configuration names.
-
-Guaranteed: nothing is downloaded; a hub's model counts where it is in the local cache. Where there is no tokenizer,
-ids are shown, and `why` says what to give.
-
-Who played the episodes of an evaluation, and which of them were recorded.
-
-samples.jsonl holds every episode of the agent and of the baselines; the record holds those that `evaluation.record`
-keeps, by default the wrong ones. A score over the record alone is no score of the agent.
+Guaranteed: only requested episodes are measured, never a whole file at once; nothing is downloaded, and a hub's model
+counts only if it is in the local cache. Without a tokenizer ids are shown, and `why` says what to provide.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ from palimpsest.viewer.records.record_index import RecordIndex, RowCache
 from palimpsest.viewer.records.run_facts import RunFacts, read_object
 from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, gone, kept_inside
 
-# ---- Which tokenizer decodes a record ------------------------------------------------------------------------
+# ---- The tokenizer of a record -------------------------------------------------------------------------------
 
 
 class IdsCodec:
@@ -258,7 +253,7 @@ def _measured(group: Group, place: int, codec: Any) -> dict[str, Any]:
     return found
 
 
-# ---- Who played the episodes of an evaluation, and which of them were recorded -------------------------------
+# ---- Agents of an evaluation, and their recorded episodes ----------------------------------------------------
 
 
 AGENT = "agent"

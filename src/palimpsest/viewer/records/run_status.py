@@ -1,16 +1,12 @@
-"""How a run stands: its lock, its process, its rows as they grow.
+"""Status of a run: its lock, its process, and the rows of its .jsonl files as they grow.
 
-The lock itself is never asked for: one who tries it, even for an instant, can make a trainer that opens the folder at
-that moment believe it is in use. Its text says who holds it; a holder that ended tidily leaves it empty.
+The viewer reads the text of the lock, which names the holder, and never tries to take it: even a short attempt can make
+a trainer that opens the folder at that moment believe it is in use. A holder that ended cleanly leaves the text empty.
 
-Not covered: a process on another host, which counts as alive; one whose number another process took within the second.
-
-The .jsonl files of a run as they grow: only what was added is read again.
-
-Guaranteed: what a kill left half of is not taken for a row; a file that was cut back, or replaced by another, is read
-again from its start; a row that carries a checksum is as it was written (runs/jsonl_rows.py); a link that leads out of
-the
+Guaranteed: only added rows are read again; a half-written row is not a row; a file that was truncated or replaced is
+read again from its start; a row with a checksum is as it was written (runs/jsonl_rows.py); a link that leads out of the
 file's folder is not followed.
+Not covered: a process on another host, which counts as alive; a process whose number was reused within the second.
 """
 
 from __future__ import annotations
@@ -104,7 +100,7 @@ def _grown(path: Path, tail: _Tail) -> _Tail:
     return tail
 
 
-# ---- How a run stands ----------------------------------------------------------------------------------------
+# ---- Status of a run -----------------------------------------------------------------------------------------
 
 
 _LOCK_BYTES = 4096

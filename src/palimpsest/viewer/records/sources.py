@@ -1,16 +1,14 @@
-"""What is looked at: runs, evaluations and files of episodes, and the pieces of a file.
+"""Viewer sources: runs, evaluations and episode files under a path, and the pieces of a file.
 
-Guaranteed: files are opened to be read, and nothing is created; a source keeps its key for as long as a library is
-there, whatever comes and goes beside it; a folder that is gone stays known, so that a page can say so; what several
-links lead to is one source; a link in the folder of a run or evaluation that leads out of it is not followed; of more
-than `MOST` the newest are listed, and how many are left out is known; a file in a folder counts where its first line is
-an episode's, one that a user names whatever it holds.
-Not covered: what lies more than `DEPTH` folders below a path that was given; files beside those of a run or evaluation.
+A piece is a frame of a .zst (rollout/trajectory_file.py) or some megabytes of lines of a plain file. A file in a folder
+is a source if its first line is an episode; a file that a user names always is one.
 
-The pieces of a file of episodes: frames of a .zst (rollout/trajectory_file.py), some megabytes of lines of a plain one.
-
-Guaranteed: a piece that is cut, or no frame, is told as such and never read; of a frame, a line and a group of a plain
-file never more than `MOST_BYTES` are held, whatever a header claims.
+Guaranteed: files are only read, and nothing is created; a source keeps its key while the library exists; a folder that
+is gone stays known, so that a page can report it; several links to one target are one source; a link that leads out of
+a run's or evaluation's folder is not followed; of more than `MOST` the newest are listed and the rest counted; a cut or
+invalid piece is reported and never read; at most `MOST_BYTES` of a frame, a line or a group of a plain file are held,
+whatever a header claims.
+Not covered: anything more than `DEPTH` folders below a given path; other files next to those of a run or evaluation.
 """
 
 from __future__ import annotations
@@ -192,7 +190,7 @@ def _lines_end(file: BinaryIO, start: int, size: int) -> int:
     return start + len(data)
 
 
-# ---- What is looked at ---------------------------------------------------------------------------------------
+# ---- Sources under a path ------------------------------------------------------------------------------------
 
 
 DEPTH = 3

@@ -1,4 +1,4 @@
-"""The episode screen: the strip of turns, what became of each piece of evidence, context blocks, and word origins.
+"""Episode screen: the strip of turns, evidence over turns, context blocks, and word origins.
 
 Contents of single turns (viewer/screens/turn_screen.py) and word origins are computed on request, so that opening an
 episode of hundreds of turns is cheap: sections are searched for evidence and for sentences of memories only.
@@ -30,7 +30,7 @@ from palimpsest.viewer.screens.group_screen import grade_value, problem_value
 from palimpsest.viewer.screens.open_groups import Opened
 from palimpsest.viewer.screens.turn_screen import turn_at
 
-# ---- What became of each thing an answer needs ---------------------------------------------------------------
+# ---- Evidence over the turns ---------------------------------------------------------------------------------
 
 
 class EvidenceStatus(StrEnum):
@@ -153,7 +153,7 @@ def _recalled(story: Story) -> Iterator[tuple[int, Text]]:
             yield index, text
 
 
-# ---- An episode as its page shows it at first sight ----------------------------------------------------------
+# ---- The episode screen --------------------------------------------------------------------------------------
 
 
 _PARTS = ("seen", "gained", "lost", "recalled")

@@ -27,7 +27,7 @@ from palimpsest.viewer.records.recorded_episodes import MOST_TURNS, Decoders, Re
 from palimpsest.viewer.records.run_facts import RunFacts
 from palimpsest.viewer.records.sources import NotThere, Source, SourceKind
 
-# ---- A group that is looked at -------------------------------------------------------------------------------
+# ---- An open group -------------------------------------------------------------------------------------------
 
 
 class Opened:
@@ -72,7 +72,7 @@ class Opened:
         return self._unfounded.setdefault(rollout, Unfounded(story))
 
 
-# ---- The groups that are looked at, kept open ----------------------------------------------------------------
+# ---- The open groups -----------------------------------------------------------------------------------------
 
 
 MOST_GROUPS, MOST_TOKENS = 4, 6_000_000

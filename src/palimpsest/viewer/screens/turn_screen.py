@@ -1,12 +1,11 @@
-"""One turn as its page shows it: the memory as a difference, what was in sight, the sampled tokens.
+"""Turn screen: the memory as a difference, what was in sight, and the sampled tokens.
 
-Characters are counted in the text beside them, in Unicode code points. Nothing but this turn's pieces is decoded.
+Characters are counted in Unicode code points of the accompanying text. Only the pieces of this turn are decoded. A
+sampled token has its text, log-probability, whether it is trained, and its advantage, whose kind is in `advantage_is`
+(viewer/analysis/prefix_forest.py).
 
-The tokens that a turn sampled: text, log-probability, whether they are trained, advantage.
-
-The record holds the sampler's log-probability of each token that was drawn, nothing of those that weren't. So there is
-no entropy here; `-logprob` is the surprise of a token, whose mean over many tokens estimates it. What the advantages
-are, `advantage_is` says (viewer/analysis/prefix_forest.py).
+Not covered: entropy, since the record has log-probabilities of sampled tokens only. `-logprob` is the surprise of a
+token, whose mean over many tokens estimates the entropy.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def _texts(opened: Opened, ids: tuple[int, ...]) -> list[str]:
     return texts
 
 
-# ---- One turn as its page shows it ---------------------------------------------------------------------------
+# ---- The turn screen -----------------------------------------------------------------------------------------
 
 
 UNFOUNDED = "unfounded"
