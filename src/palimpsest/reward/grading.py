@@ -3,8 +3,8 @@
     Grades    grades an episode, at once or later: string comparison, a judge, a user's own function
     Layer     modifies a grade: rewards of single turns, penalties
 
-Only a grader that waits is a coroutine; a layer never is. `reward/compose.py` combines them. `graded` splits an episode
-with several questions, so that graders and layers see one question with its golds and its answer, and averages:
+Only what waits is a coroutine, so simple layers need none. `reward/compose.py` combines them. `graded` splits an
+episode with several questions, so that graders and layers see one question with its golds and its answer, and averages:
 
     question_1, question_2...   in the breakdown: the value of each answer
     questions                   how many there are

@@ -5,8 +5,8 @@
 The rules are the same for every agent that answers in tags:
 
 - Thinking is between `<think>` and `</think>`, or `<thinking>` and `</thinking>`; either closing tag ends it. A closing
-  tag alone ends all text before it, since its opening was in the prompt. Thinking that is never closed extends to the
-  end. Tags in thinking are ignored.
+  tag without an opening, which was then in the prompt, makes all text before it thinking. Thinking that is never closed
+  extends to the end. Tags in thinking are ignored.
 - Tags may hold line breaks. A tag that is never closed, a closing without an opening, or one tag inside another is a
   fault. A faulty reply yields only the reason.
 - A boundary may fall inside a token (`.</` is one token in many vocabularies). That token's share of the content, a few

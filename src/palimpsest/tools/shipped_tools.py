@@ -3,11 +3,12 @@
     tools: {search: {topk: 3}}                  a shipped tool with its options
     tools: {"my_module:MyTool": {size: 2}}      the user's own: MyTool(size=2), looked for in the current folder too
 
-Guaranteed: the ranking is the same for every source (retrieval/bm25.py); an index on disk or a server never blocks the
-event loop; a service that cannot answer is a ToolError for the model and changes nothing else; options are checked by
-the annotations of the constructor, names are unique, schemas are ones that text/tool_calls.py can check, and a fault is
-a ConfigError before any episode. Passages and documents of a problem are searched on the event loop: the answer of a
-thread would arrive at a different time in each run, and change the last bits of log-probabilities in the next turn.
+Guaranteed: passages in memory and on disk are ranked alike (retrieval/bm25.py); an index on disk or a server never
+blocks the event loop; a service that cannot answer is a ToolError for the model and changes nothing else; options are
+checked by the annotations of the constructor, names are unique, schemas are ones that text/tool_calls.py can check, and
+a fault is a ConfigError before any episode. Passages and documents of a problem are searched on the event loop: the
+answer of a thread would arrive at a different time in each run, and change the last bits of log-probabilities in the
+next turn.
 Not covered: for that reason, repeating a run to the same bytes with an index on disk or a server; reporting to the
 reward that a service was down, which the events of the episode do.
 """
