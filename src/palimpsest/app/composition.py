@@ -1,24 +1,18 @@
-"""How the parts that a configuration names are put together: a run, an evaluation, an agent ready to play.
+"""Composition of a configuration's parts into a run, an evaluation or an agent ready to play.
 
 run           policy, engine, data, reward with its layers -> Trainer         (app/train/training_run.py)
 evaluation    engine, reward of the answer, sampling, draws -> `Evaluator`    (evaluate, held-out problems of a
                                                                                training, a quickstart's shards)
+agent         engine, a sampler for each role with its own model -> `OpenAgent`, which fits the policy to each problem
 
-Budgets of a shipped policy for a model whose window is small, so that any data file can be played on any model.
+`fitted` adapts a shipped policy to the model's window. It sets only options that the configuration leaves open: from
+the recipes for small models where the window is below `SMALL_WINDOW`, else the policy's published defaults. Then
+`question_tokens` grows to the longest question and `chunk_size` shrinks to the remaining room. The chosen values are
+printed and are part of the evaluation's identity.
 
-Only options that nobody set are chosen: by the recipes made for small models where the window is below
-`SMALL_WINDOW`, by the policy's published defaults elsewhere; then `question_tokens` grows to the longest question and
-`chunk_size` shrinks to what is left. What was chosen is part of the evaluation's identity and is printed.
-Not covered: policies without these options, which are taken as they are.
-
-The roles that a configuration names, with a sampler for each that has a model of its own.
-
-Guaranteed: a model with another tokenizer is refused before anything is played, for the ids of a prompt would mean
-other words to it.
-Not covered: placing models on devices; each is opened on `model.device`.
-
-An agent that is ready to play: its model and those of its roles are open, its policy's budgets are chosen problem by
-problem.
+Guaranteed: a role's model with another tokenizer is rejected before any episode, as the same ids would mean other text.
+Not covered: fitting policies without these options, which stay unchanged; placing models on devices (all are opened on
+`model.device`).
 """
 
 from __future__ import annotations
@@ -57,7 +51,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.training.step_metrics import tool_measures
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
-# ---- Budgets of a shipped policy for a model whose window is small -------------------------------------------
+# ---- Policy options fitted to the model's window -------------------------------------------------------------
 
 
 SMALL_WINDOW = 4096
@@ -111,7 +105,7 @@ def _with(config: PolicyConfig, **options: Any) -> PolicyConfig:
     return PolicyConfig(name=config.name, options={**config.options, **options})
 
 
-# ---- The roles that a configuration names, with a sampler for each that has a model of its own ---------------
+# ---- Roles and their samplers --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +147,7 @@ def _check_tokenizer(name: str, path: str, theirs: Codec, ours: Codec) -> None:
         )
 
 
-# ---- How the parts that a configuration names are put together -----------------------------------------------
+# ---- Parts of a run and of an evaluation ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +303,7 @@ def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts
     return {name: value for name, value in measured.items() if value is not None} | evidence_position(problem)
 
 
-# ---- An agent that is ready to play --------------------------------------------------------------------------
+# ---- Agent ready to play -------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")

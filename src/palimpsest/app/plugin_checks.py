@@ -1,31 +1,28 @@
-"""Compares a user's policy, reward, layer or credit rule with its contract: `palimpsest check my_module:MyThing`.
+"""Contract checks for custom policies, rewards, layers and credit rules: `palimpsest check NAME`.
 
-Policies are checked where they are defined (`memory/policy_check.py`), credit rules and rewards here. Data formats, log
-sinks and engines have no check: their first use fails with a message.
+Policies are checked in `memory/policy_check.py`, credit rules and rewards here. Data formats, log sinks and engines
+have no check: their first use fails with a message.
 
-Tries a user's credit rule and says in words what it does: `palimpsest check my_module:my_rule`. Checked:
+Checks of a credit rule:
 
-- advantages: finite, one a turn or one a trajectory, for groups of even and uneven turns and for a single trajectory;
+- advantages: finite, one per turn or one per trajectory, for groups of even and uneven turns and a single trajectory;
 - determinism: the same group gets the same advantages;
 - order: trajectories in another order get their own advantages in that order;
 - equal rewards: nothing to learn from a group whose rewards are all equal;
 - direction: a higher reward never has a lower advantage, summed over a trajectory's turns.
 
-Not covered: bias and variance of the gradient; the last two are broken on purpose by some rules: judge for yourself.
+Checks of a reward, or of a layer on top of the shipped `boxed`, on episodes written by hand, without weights:
 
-Tries a user's reward, or a layer of one, and says in words what it does: `palimpsest check my_module:my_reward`.
-
-It is asked about episodes that were written by hand, no weights; a layer on top of the shipped `boxed`. Checked:
-
-- grades: every episode that the agent itself brought to an end gets a number, an empty answer and a failed one too;
-- range: what it gives, and that it tells some of them apart;
+- grades: every episode that the agent itself ended gets a number, including an empty answer and a failed one;
+- range: the values given, and that some of them differ;
 - determinism: the same episode gets the same grade, again and in another order;
 - hostile text: control markers, unbalanced boxes, no letters, a very long answer give no error and are worth no more
   than a right answer;
-- lost episodes: one that the machinery lost is ungraded, without being asked about;
-- waiting: whether it stops the event loop.
+- lost episodes: an episode lost to an infrastructure failure is ungraded, without a call of the reward;
+- waiting: whether it blocks the event loop.
 
-Not covered: whether the reward is what you want to train, and whether an agent could win it without the task.
+Not covered: bias and variance of the gradient; rules that break the last two checks on purpose; whether the reward is
+the one you want to train, and whether an agent could win it without solving the task.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ from palimpsest.reward.compose import Reward
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 
-# ---- Tries a user's credit rule and says in words what it does -----------------------------------------------
+# ---- Checks of a credit rule ---------------------------------------------------------------------------------
 
 
 REWARDS = (1.0, 0.0, 0.25, 0.5)
@@ -135,7 +132,7 @@ def _direction(given: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
     return Finding("direction", True, "a higher reward never has a lower advantage")
 
 
-# ---- Tries a user's reward, or a layer of one, and says in words what it does --------------------------------
+# ---- Checks of a reward or a reward layer --------------------------------------------------------------------
 
 
 PROBLEM = Problem("check", "Which city is meant?", ("Oslo", "Kristiania"), "The city is Oslo.")
@@ -269,7 +266,7 @@ def _waiting(stall: float, waits: bool) -> Finding:
     return Finding("waiting", True, "an async function that lets other episodes go on")
 
 
-# ---- Compares what a recipe names with its contract ----------------------------------------------------------
+# ---- palimpsest check ----------------------------------------------------------------------------------------
 
 
 WINDOW = 32_768

@@ -1,23 +1,17 @@
-"""What a caller in Python gives as objects: a reward, a policy, problems, callbacks, a loaded model.
+"""Python objects as arguments of a run: rewards, policies, problems, callbacks, loaded models.
 
     given = Objects("palimpsest.train", reward=my_reward, data=[{"question": ..., "answers": ..., "context": ...}])
     given.changes         {"reward.name": "python:my_reward", "data.source": "python:data"}
-
-A function or class that a module has under its name is named like on the command line, `my_module:my_reward`, and a
-policy object whose options are plain values as its class with these options: such a run can be resumed by a command.
-Anything else, everything of a script or a notebook included, is named `python:NAME` (plugins.py) and has to be given
-again.
-
-Guaranteed: nothing is called or read here but the names.
-Not covered: attributes of an object that changed before a resume.
-
-A loaded model and its tokenizer as a folder, as every other part of a run reads models.
-
     write_loaded(model, tokenizer, Path("runs/first"))      # runs/first-model-1a2b3c4d5e6f
 
-Guaranteed: the folder appears whole; its name holds a digest of its contents, so that the same model gives the same
-folder, which is written once, and a changed one another. The objects stay as they are: what is trained is a copy.
-Not covered: a model whose class isn't one of transformers'.
+A function or class that a module defines under its name is named as on the command line, `my_module:my_reward`. A
+policy object with plain options is named as its class with these options. Such a run can be resumed by a command. Any
+other object, including everything from a script or a notebook, is named `python:NAME` (plugins.py) and must be passed
+again on resume. A loaded model is saved with its tokenizer as a folder whose name holds a digest of its contents.
+
+Guaranteed: no given object is called here; a model's folder appears whole, the same model gives the same folder, and
+the model passed in stays unchanged (training uses a copy).
+Not covered: attributes of an object that changed before a resume; models of classes outside transformers.
 """
 
 from __future__ import annotations
@@ -251,7 +245,7 @@ def _options_of(policy: Any) -> dict[str, Any] | None:
         return None
 
 
-# ---- A loaded model and its tokenizer as a folder, as every other part of a run reads models -----------------
+# ---- Loaded models as folders --------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -1,18 +1,18 @@
-"""Which run is meant, how one that ended early is resumed, and what objects from Python change in it.
+"""New or resumed run: which one a call of `train` means, and how its objects change the configuration.
 
     train("memagent-7b", out="runs/first")                     a new run
     train("memagent-7b", out="runs/first", resume=True)        the run there if there is one, else a new one
     train(resume="runs/first")                                 the run there: recipe, overrides and seed are its own
 
-Light on purpose, as app/config_resolution.py is.
-
-Which run is meant by a call from Python with objects: those of this file, and what the objects change.
+Keys that the objects change:
 
 reward     reward.name; the recipe's layers go (config/load.py)
 policy     policy.name with options of its own
 data       data.source; a step takes all problems of a list that holds fewer than it asks for
 callbacks  logging.sinks, besides those of the recipe that are no objects
 model      model.path: the folder that a copy was written to
+
+Imports are light, as in app/config_resolution.py.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def resumable(run: Path, progress: Progress) -> Iterator[None]:
         raise
 
 
-# ---- Which run is meant by a call from Python with objects ---------------------------------------------------
+# ---- Calls from Python with objects --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

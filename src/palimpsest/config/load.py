@@ -1,23 +1,21 @@
-"""Recipes and overrides: YAML in, one typed `RunConfig` out; secrets are rejected.
+"""Recipe loader: YAML and overrides to one typed `RunConfig`; secrets are rejected.
 
     load_recipe("memagent-7b", ["train.steps=10", "credit.overlong=null", "data.curriculum.chunks=[1,2,4]"])
     load_recipe("memagent-7b", {"train.steps": 10, "credit": {"overlong": None}})
 
-Guaranteed: an unknown key is refused under its full dotted name with the nearest known one; a wrong value is
-refused in one line that names key, value and what is allowed; a secret is refused unshown (this file);
-`parse_config(dump_config(c)) == c`.
-An override of `engine.name` or `sampler.name` drops what the recipe says of another one, `cluster` included; one of
-`reward.name` that names the user's own drops the recipe's reward with its layers; a file as `data.source` drops the
-curriculum of drawn documents.
-Values are YAML, read as in YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
-Not covered: the options of a memory policy, which are checked when it is built (plugin_options.py).
+An override of `engine.name` or `sampler.name` drops the recipe's keys of another one, including `cluster`. An override
+of `reward.name` with a custom reward drops the recipe's reward with its layers. A file as `data.source` drops the
+curriculum of generated documents. Values follow YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are
+text.
 
-Secrets don't stand in a configuration: it is written into run folders, reports and trackers.
+A configuration is written into run folders, reports and trackers, so it must not hold secrets: values under a key
+called token, password, secret or API key, and addresses with a user or a password. Options of custom policies and tools
+are checked too. In a recorded command line such values are masked.
 
-Guaranteed: refused, without being shown, are a value under a key called token, password, secret or API key, and an
-address with a user or a password in it; options of users' own policies and tools included. In a command line
-that is written down they are masked.
-Not covered: a secret under another name, or inside a longer text.
+Guaranteed: an unknown key is rejected under its full dotted name with the nearest known one; a wrong value is rejected
+in one line with key, value and what is allowed; a secret is never shown; `parse_config(dump_config(c)) == c`.
+Not covered: options of a memory policy, which are checked when it is built (plugin_options.py); a secret under another
+key, or inside a longer text.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from palimpsest.config.yaml_text import Dumper, first_line, read, refuse_unwrita
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.plugins import is_own
 
-# ---- Secrets don't stand in a configuration ------------------------------------------------------------------
+# ---- Secrets -------------------------------------------------------------------------------------------------
 
 
 _SECRET = re.compile(r"(?:.*_)?(?:token|password|passwd|secret|api_?key|access_key)", re.IGNORECASE)

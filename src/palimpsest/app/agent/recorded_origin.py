@@ -1,21 +1,22 @@
-"""Which recorded episode is meant, and how it came about: configuration, policy, draws, weights.
+"""Location and origin of a recorded episode: file, configuration, policy, random keys, weights.
 
-    RUN/trajectories/step-000400.jsonl.zst     the run's config.yaml; draws keyed by (seed, train, step, round)
-    EVAL/episodes.jsonl.zst                    evaluation.json, and the run that the model comes from; (seed, eval, set)
-
-Weights are those of the checkpoint with the number of optimiser steps that the recorded turns name, else of the nearest
-one; of an evaluation those whose fingerprint is in its identity. Which they are, and whether they are the same, is
-said.
-Not covered: endpoints, whose draws have no key; baselines, whose options no file holds; an engine of one's own.
-
-Which episode of which file is meant, in the forms that people have it in.
+Forms that name an episode. Group, rollout and turn are positions from 0, as in the viewer's links:
 
     runs/q/trajectories/step-000400.jsonl.zst#3/2      a file, group and rollout
     runs/q#/r/q/s/400/e/3/2/t/5                        a run, and the viewer's link
     evals/a#/e/3/2/t/5                                 an evaluation, or a file, and the link's short form
     evals/a                                            the first episode of its agent that is recorded
 
-Group, rollout and turn are places, counted from 0, as in the viewer's links.
+Files that its origin is read from, and the keys of its draws:
+
+    RUN/trajectories/step-000400.jsonl.zst     the run's config.yaml; draws keyed by (seed, train, step, round)
+    EVAL/episodes.jsonl.zst                    evaluation.json, and the run that the model comes from; (seed, eval, set)
+
+Weights of a training episode are those of the checkpoint with the number of optimiser steps that the recorded turns
+name, else of the nearest one. Weights of an evaluation are those whose fingerprint is in its identity.
+`RecordedWeights` reports which were found and whether they are the same.
+
+Not covered: endpoints, whose draws have no key; baselines, whose options no file holds; custom engines.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from palimpsest.seeding import Key
 from palimpsest.types import Grade, Group, Problem, Trajectory
 from palimpsest.viewer.records.episode_rows import checked
 
-# ---- Which episode of which file is meant, in the forms that people have it in -------------------------------
+# ---- Location of an episode ----------------------------------------------------------------------------------
 
 
 _LINK = re.compile(
@@ -168,7 +169,7 @@ def read_episode(place: EpisodePlace) -> RecordedEpisode:
     return RecordedEpisode(place, checked(place.file, group))
 
 
-# ---- How a recorded episode came about, read from the files around it ----------------------------------------
+# ---- Origin of an episode, read from the files around it -----------------------------------------------------
 
 
 _LOOKED_AT = (64, 2048)

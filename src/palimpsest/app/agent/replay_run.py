@@ -1,20 +1,15 @@
-"""A recorded episode played again from one of its turns, as it was or with another memory.
+"""Replay of a recorded episode from one of its turns, unchanged or with an edited memory.
 
-Turns before that one stand as they were recorded, the others are sampled, their draws keyed as in the run: with the
-weights that sampled it, an episode whose memory isn't changed ends in the tokens that were recorded. A memory is
-changed by what writes it: the reply of the turn before is replaced by one in the policy's form that writes the given
-text (`Teachable.reply`), so that policy and prompts are what they always are.
+Turns before that one stay as recorded. The others are sampled with the run's draw keys, so that with the original
+weights and memory the episode ends in the recorded tokens. An edit replaces the reply of the turn before with one in
+the policy's form that writes the given text (`Teachable.reply`); policy and prompts stay as they are. A text equal to
+the remembered one, except for white space around it, changes nothing. An empty text is the policy's own empty memory.
 
-Guaranteed: the record is only read; a turn whose prompt comes out otherwise than recorded is refused, never passed
-over; which weights played and where the document is from is told.
-Not covered: changing the memory of a policy that gives no form for it (agents with tools, `full_context`, those of
-one's own without `teachable`). Sums that fall otherwise in their last bits, as the episode is sampled in another batch:
-once in very many draws that picks another token.
-
-Another memory for a recorded episode: the reply that writes it, and which prompts show it.
-
-Guaranteed: a text that says what was remembered, white space around it aside, changes nothing; an empty one is the
-policy's own empty memory.
+Guaranteed: the record is only read; a turn whose prompt differs from the recorded one raises an error; the result names
+the weights that played and the origin of the document.
+Not covered: editing the memory of a policy without `teachable` (agents with tools, `full_context`, custom policies).
+Floating-point sums may differ in their last bits, as the episode is sampled in another batch; very rarely this picks
+another token.
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ from palimpsest.runs.folder_guard import refuse_inside
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Group, Problem, StopReason, Trajectory, Turn
 
-# ---- Another memory for a recorded episode -------------------------------------------------------------------
+# ---- Edited memory: the reply that writes it, and the prompts that show it -----------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +161,7 @@ def _reply(policy: Teachable, ids: Sequence[int], recorded: Trajectory, turn: in
     return policy.reply(codec, ids, codec.encode(asked[0].query) if asked else None)
 
 
-# ---- A recorded episode played on from one of its turns, as it was or with another memory --------------------
+# ---- Replay from a turn --------------------------------------------------------------------------------------
 
 
 OUT = "replays"

@@ -1,22 +1,16 @@
-"""Data sets built of question files: questions in splits, their contexts, problems of several questions.
+"""Data set builder: contexts of chosen length and problems of several questions from question files.
 
     built = build_contexts(["hotpot_train.json"], Contexts((50, 200), seed=1), out=Path("sets/hotpot"))
-
-writes `SPLIT_DOCUMENTS.jsonl` for each split and number of documents, and `manifest.json`; without numbers of documents
-`SPLIT.jsonl`, contexts as the files have them.
-
-Guaranteed: the same files, settings and seed give the same bytes; each assembled context is built, written and
-forgotten, so that memory holds the questions and their paragraphs, whatever the contexts come to.
-Not covered: files of finished contexts that are larger than memory.
-
     make_objectives(["hotpot_dev.json"], (2, 4), out=Path("sets/several"), documents=50)
 
-writes `objectives_K.jsonl` for each number of questions. Without `documents` they are problems of search
-(data/record.py); with it, `questions` on one context of so many documents, in which all their gold documents are.
+`build_contexts` writes `SPLIT_DOCUMENTS.jsonl` for each split and number of documents, or `SPLIT.jsonl` with the
+contexts of the files if no numbers are given. `make_objectives` writes `objectives_K.jsonl` for each number of
+questions: search problems (data/record.py), or with `documents` several `questions` on one context of that many
+documents, which holds all their gold documents. Both write `manifest.json`.
 
-Guaranteed: a question is in one problem of a size, and asked once; every gold document of every question is in its
-context; the same files, settings and seed give the same bytes.
-Not covered: two questions of one problem of which one answers the other.
+Guaranteed: the same files, settings and seed give the same bytes; memory holds the questions and their paragraphs, and
+one assembled context at a time; a question is asked once among the problems of one size.
+Not covered: files of finished contexts that are larger than memory; a question that answers another of its problem.
 """
 
 from __future__ import annotations
@@ -230,7 +224,7 @@ def _settings(contexts: Contexts, filters: Filters) -> dict[str, Any]:
     return {key: value for key, value in asdict(contexts).items() if key != "seed"} | chosen
 
 
-# ---- Problems of several questions out of question files -----------------------------------------------------
+# ---- Problems of several questions ---------------------------------------------------------------------------
 
 
 def make_objectives(

@@ -1,15 +1,12 @@
-"""What an evaluation plays and writes: problems of files or drawn ones, hashes of the files, its folder.
+"""Evaluation data and output folder: problems from files or generators, SHA-256 of the files, `force`.
 
-Which edition of the data was played: the SHA-256 of each file.
+Problems come from the caller, from data files or from a generator. `editions_of` returns the SHA-256 of each file,
+computed once after all episodes ended. With `force`, a folder in the way is renamed to `NAME.old-1`, `.old-2`...
 
-Guaranteed: read once, after everything was played; a source that is no file has none. Not covered: files that a data
-file refers to, such as a corpus.
-
-The folder an evaluation writes into: whose it is, and what `force` makes of what is there.
-
-Guaranteed: a folder that holds a run, or anything else than an evaluation, is refused and left as it is; with `force`
-it is renamed to `NAME.old-1`, `.old-2`..., never deleted, unless a process writes in it or in a run around it, the
-model lies in it, or it holds runs or is a part of one.
+Guaranteed: a folder that holds a run, or other files than an evaluation's, is rejected and left unchanged without
+`force`; nothing is deleted; a folder is never renamed while a process writes in it or in a run around it, while it
+holds the model, or if it holds runs or is part of one.
+Not covered: hashes of sources that are no files, and of files that a data file refers to, such as a corpus.
 """
 
 from __future__ import annotations
@@ -130,7 +127,7 @@ def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
     return build_source(config.data, split="eval").problems(step=0, count=count, size=size)
 
 
-# ---- Which edition of the data was played --------------------------------------------------------------------
+# ---- SHA-256 of the data files -------------------------------------------------------------------------------
 
 
 def editions_of(data: DataConfig) -> dict[str, str]:
@@ -139,7 +136,7 @@ def editions_of(data: DataConfig) -> dict[str, str]:
     return {source: files.sha256(Path(source)) for source in sources if Path(source).is_file()}
 
 
-# ---- The folder an evaluation writes into --------------------------------------------------------------------
+# ---- Output folder -------------------------------------------------------------------------------------------
 
 
 def check_folder(out: Path | None, *, model: str, force: bool) -> None:

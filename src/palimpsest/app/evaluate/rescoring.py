@@ -1,24 +1,20 @@
-"""New grades for what was played before, without a model: `palimpsest rescore`.
+"""Rescoring of a finished evaluation under another reward, without a model: `palimpsest rescore`.
 
-What is there stays as it is. The new grades stand beside it, as an evaluation of its own:
+The answers in samples.jsonl are graded again. The original evaluation stays unchanged, and the new one is written to
 
     DIR/rescored/NAME/samples.jsonl      the same episodes with the new values and metrics
     DIR/rescored/NAME/evaluation.json    the old identity with the new reward, and the SHA-256 of the log it comes from
     DIR/rescored/NAME/summary.json       figures, as `palimpsest eval` writes them
 
-so that `palimpsest compare DIR DIR/rescored/NAME` shows what the metric changes. Verdicts of a judge are kept in
-DIR/judge.jsonl, where the evaluation kept its own: none is asked for twice.
+so that `palimpsest compare DIR DIR/rescored/NAME` shows what the metric changes. Verdicts of a judge are cached in
+DIR/judge.jsonl, which the evaluation uses too; none is requested twice. Reward layers (penalties on turns) are left
+out, as in every evaluation.
 
-Guaranteed: the same call again writes the same files; a folder that is no rescoring is never written over.
-Not covered: what this file refuses.
-
-Grades anew what was played before, from the answers that samples.jsonl kept: no model plays.
-
-Guaranteed: the same comparison, judge and cache as an evaluation takes, so that the same reward gives the same values;
-a sample that no one could grade, as its episode was lost or its question has no gold, stays ungraded with its reason;
-what would need more than the answer is refused by name. Layers of a reward (penalties on turns) count in training
-alone, so that grading anew leaves them out as the evaluation did.
-Not covered: rewards of one's own, which may read turns, memories or events, as those aren't in the log.
+Guaranteed: the same reward gives the same values as in the evaluation; the same call again writes the same files; a
+folder that is no rescoring is never overwritten; a sample without a grade (lost episode, no gold) stays ungraded with
+its reason.
+Not covered: rewards that need more than the answer, which are rejected by name, such as custom ones: the log holds no
+turns, memories or events.
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ from palimpsest.reward.compose import shipped_answer, training_layers
 from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded
 from palimpsest.types import Outcome, Problem, Question, Trajectory
 
-# ---- Grades anew what was played before, from the answers that samples.jsonl kept ----------------------------
+# ---- Grading of recorded answers -----------------------------------------------------------------------------
 
 
 _AT_ONCE = 256  # gradings under way; a judge bounds its own requests
@@ -151,7 +147,7 @@ def summaries_by_set(samples: Sequence[Sample], policies: Sequence[str] = ()) ->
     return tuple(sorted(figures, key=lambda each: (baselines[each.name], order[each.name], each.length)))
 
 
-# ---- New metrics over an old log, without the model ----------------------------------------------------------
+# ---- Rescoring of an evaluation's folder ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
