@@ -1,19 +1,15 @@
-"""Long contexts out of paragraphs: a question's gold paragraphs among distractors, at chosen places.
+"""Long contexts assembled from paragraphs: a question's gold paragraphs among distractors.
 
-A context is `Document 1:\\n<paragraph>`, a blank line, `Document 2:...` (MemAgent's layout). Which distractors, and
-in what order, is drawn from a generator keyed by (seed, problem id); MemAgent's own script shuffles every sample with
-the same permutation, which ties a paragraph's place in the file to its place in every context.
+A context is `Document 1:\\n<paragraph>`, a blank line, `Document 2:...` (MemAgent's layout). Distractors and their
+order are drawn from a generator keyed by (seed, problem id). MemAgent's own script shuffles every sample with the same
+permutation, which ties a paragraph's place in the file to its place in every context.
 
-Distant evidence (ReMemR1, arXiv 2509.23040): with `order: reverse` the gold paragraphs stand in reverse reasoning
-order, with `min_distance` at least so many documents apart.
+Distant evidence (ReMemR1, arXiv 2509.23040): `order: reverse` puts the gold paragraphs in reverse reasoning order,
+`min_distance` keeps them at least that many documents apart.
 
-Guaranteed: every gold paragraph is in the context; its position is uniform (over the placements that order and distance
-admit) and independent between problems; the same (record, corpus, documents, seed, placing) gives the same bytes.
+Guaranteed: every gold paragraph is in the context; every placement that order and distance admit is equally likely, and
+placements are independent between problems; the same (record, corpus, documents, seed, placing) gives the same bytes.
 Not covered: a distractor that happens to answer the question; near-duplicate paragraphs (only equal ones are merged).
-
-Where pieces of evidence stand among numbered slots (documents, chunks), in an order and a distance asked for.
-
-Guaranteed: every admissible choice of slots is equally likely.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
 from palimpsest.types import Problem
 
-# ---- Where pieces of evidence stand among numbered slots (documents ------------------------------------------
+# ---- Slots of evidence ---------------------------------------------------------------------------------------
 
 
 Order = Literal["any", "forward", "reverse"]
@@ -82,7 +78,7 @@ def at_positions(positions: Sequence[float], count: int, slots: int, what: str) 
     return chosen
 
 
-# ---- Long contexts out of paragraphs -------------------------------------------------------------------------
+# ---- Contexts from paragraphs --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,14 @@
-"""What tells whether data is what it was: digests of problems, and the manifest of a data set that was made here.
-
-Guaranteed: an edited question, gold, document or piece of metadata, and another order or number of problems, give
-another digest. Not covered: columns of a file that no problem is made of.
-
-The manifest of a data set that was made here: what it was made of, by what settings, and which edition it is.
+"""Fingerprints of data: digests of problems, and the manifest of a generated data set.
 
     manifest.json   {"made_by": "palimpsest data build", "version": "0.1.0", "edition": "3f5a...", "seed": 1,
                      "settings": {...}, "sources": [...], "files": {"eval_50.jsonl": {"sha256": "...", ...}}, ...}
 
 The edition is the SHA-256 of the lines `<sha256>  <name>` of all data files in the order of their names, as `sha256sum`
-prints them: two sets of one edition are the same bytes, whoever made them and when.
+prints them: two sets of one edition have the same bytes.
 
-Guaranteed: nothing in it depends on the machine, its paths or the clock.
+Guaranteed: a changed question, gold, document or piece of metadata, and another order or number of problems, give
+another digest; a manifest doesn't depend on the machine, its paths or the clock.
+Not covered: columns of a file that no problem uses.
 """
 
 from __future__ import annotations
@@ -81,7 +78,7 @@ def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     return f"{' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)} changed" if parts else None
 
 
-# ---- The manifest of a data set that was made here -----------------------------------------------------------
+# ---- Manifest of a generated data set ------------------------------------------------------------------------
 
 
 MANIFEST = "manifest.json"

@@ -1,4 +1,4 @@
-r"""A row of a data file: one question or several, with a document that may wait on disk.
+r"""Data record: one question or several, with a document that may be stored on disk.
 
 One objective is a problem like any other, without a context. Several are one problem whose question lists them:
 
@@ -6,13 +6,10 @@ One objective is a problem like any other, without a context. Several are one pr
     answers               ('{"Q1": "tea", "Q2": "Rome"}',)        the first gold of each
     metadata.objectives   ({"name": "Q1", "question": "What does Alice drink?", "answers": ["tea"]}, ...)
 
-Not covered: whether one objective gives away another's answer.
-
-Long documents on a disk until they are asked for.
-
-Guaranteed: memory holds none of them, and of equal ones the disk holds one; what comes back is what went in, lone
-surrogates included; the file has no name and is gone with the process, however that ends.
-Not covered: a folder for temporary files that lies in memory itself; TMPDIR names another.
+Guaranteed: `DocumentStore` keeps long documents on disk and out of memory, equal ones once; it returns the exact text,
+including lone surrogates; its file has no name and is freed when the process ends.
+Not covered: whether one objective gives away another's answer; a temporary folder that is in memory itself (set TMPDIR
+to another).
 """
 
 from __future__ import annotations
@@ -94,7 +91,7 @@ def answer_text(answers: Mapping[str, str]) -> str:
     return json.dumps(dict(answers), ensure_ascii=False)
 
 
-# ---- Long documents on a disk until they are asked for -------------------------------------------------------
+# ---- Long documents on disk ----------------------------------------------------------------------------------
 
 
 LONG = 4096

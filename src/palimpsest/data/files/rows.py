@@ -1,32 +1,27 @@
-"""Rows of a data file, one at a time: JSON, CSV, TSV, parquet, SQuAD's own file, data sets of the hub.
-(text_files.py); a data set of the hub (this file); objects that a call from Python was given (plugins.py). CSV and TSV
-are
-told by their suffix, the others by content.
+"""Rows of data files: JSON, JSON lines, CSV, TSV, parquet, SQuAD's own file, Hugging Face data sets.
 
-Guaranteed: memory holds one row and its read buffer (parquet: one batch; SQuAD's own file, which is one object: all
-of it); a file that is cut short, malformed or not UTF-8 raises DataError with the byte and line; every row carries the
-place it came from, for later messages.
-Not covered: compressed files and Git LFS pointers (recognised, refused); duplicate keys in an object (the last wins).
-
-Data sets of the Hugging Face hub, and folders of the same layout, where the package `datasets` is installed.
+CSV and TSV are known by their suffix, other files by content. Rows also come from folders of plain text
+(text_files.py), from objects that a call from Python was given (plugins.py), and from the Hugging Face hub or folders
+of the same layout, with the package `datasets`:
 
     hub:owner/name                   the only split there is
     hub:owner/name@validation        a split
     hub:owner/name:distractor@train  a configuration and a split
 
-Rows are streamed: nothing is downloaded but what is read. Code of a data set is never run; a data set that is one is
-refused by the package.
-Not covered: the revision, which is the newest; images and audio.
-
-Rows of tables: CSV, TSV and parquet.
+Rows of the hub are streamed, and only what is read is downloaded. Code of a data set is never run; the package rejects
+data sets that are scripts.
 
 A cell of CSV is text, whatever it looks like (`007`, `=1+1`, `NA`); an empty one is absent. Where a layout wants a list
 or an object (`NESTED`), a cell may hold it as JSON. The separator is a tab in `.tsv`, else the commonest of comma,
 semicolon and tab in the header.
 
-Guaranteed: memory holds one row of CSV, one batch of parquet; a row with another number of cells than the header, two
-columns of one name, a NUL byte, and a quote that never closes are refused with their line.
-Not covered: CSV without a header; comments; parquet whose single row is larger than memory.
+Guaranteed: memory holds one row and its read buffer (parquet: one batch; SQuAD's own file, a single object: all of it);
+every row has its place for error messages; a file that is truncated, malformed or not UTF-8 raises DataError with byte
+and line; so do, with their line, a CSV row of another width than the header, two columns of one name, a NUL byte and an
+open quote.
+Not covered: compressed files and Git LFS pointers (recognised and rejected); duplicate keys in an object (the last
+wins); CSV without a header, or with comments; parquet whose single row is larger than memory; the revision of a hub
+data set, which is the newest; images and audio.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from palimpsest.errors import DataError
 from palimpsest.files import NoRegularFile, read_regular
 from palimpsest.plugins import found, is_given
 
-# ---- SQuAD's own file, one object of articles, as the rows that the hub has of it ----------------------------
+# ---- SQuAD's own file, as the rows that the hub has of it ----------------------------------------------------
 
 
 def has_articles(values: Mapping[str, Any]) -> bool:
@@ -71,7 +66,7 @@ def article_rows(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], st
                 yield {**asked, **own}, f"data[{a}].paragraphs[{p}].qas[{q}]"
 
 
-# ---- Data sets of the Hugging Face hub, and folders of the same layout, where the package datasets is installed
+# ---- Data sets of the Hugging Face hub, and folders of the same layout ---------------------------------------
 
 
 PREFIX = "hub:"

@@ -1,4 +1,4 @@
-"""Text files: a user's own as one document, folders of plain text, and what is wrong with a file that is not UTF-8.
+"""Text files: a user's files as one document, folders of plain text, errors for other encodings.
 
     .html .htm .xhtml       the text a reader sees, a line a block
     .jsonl                  a row a passage: its `text` (`content`, `body`, `passage`), under its `title` if it has one
@@ -7,24 +7,20 @@
     a folder                its files of these endings and .txt, .md, by name, those of folders in it too
     -                       standard input, as plain text
 
-Of several files each begins with a line of its name. `Document.place` tells where in which file a piece stands.
-
-Guaranteed: the same files give the same document; what can't be read is named, and nothing is left out silently; no
-address is followed and nothing of a file is run; a PDF takes bounded time and memory (data/files/pdf_pages.py), and the
-others time that grows with their length. Places count characters of a file's text: of plain text those of
-the file itself, a byte-order mark aside; of HTML, JSON lines and PDF those of the text that was taken out of it.
-Not covered: a document larger than memory; pictures; scanned pages, whose text nobody has read yet.
-
-Folders of plain text: passages of a corpus, or documents that questions are about.
+Each of several files begins with a line of its name, and `TextDocument.place` maps a piece to its file and position.
+Positions count characters of the file (without a byte-order mark); of HTML, JSON lines and PDF those of the extracted
+text. A folder may also be a corpus, or hold documents with questions about them:
 
     book/                    as data.corpus, or the corpus of a search index: every text file is a passage
       frankenstein.txt
       rome.md
       questions.jsonl        as data.source: {"question": ..., "answers": [...], "document": "frankenstein.txt"}
 
-Guaranteed: files in the order of their names, whatever the file system says; links to folders are not followed, and a
-name in `document` that leads out of the folder is refused; a file that isn't UTF-8 text is named.
-Not covered: other kinds of files (PDF, HTML), which are not read; a text larger than memory.
+Guaranteed: the same files give the same document, files of a folder in the order of their names; an unreadable file is
+named in the error, never left out silently; no address is followed, no code of a file is run, no link to a folder is
+followed; a name in `document` that leads out of the folder is rejected; a PDF takes bounded time and memory
+(data/files/pdf_pages.py), other files time linear in their length.
+Not covered: a text larger than memory; pictures and scanned pages; PDF and HTML as passages of a corpus.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ from palimpsest.data.files.pdf_pages import pages
 from palimpsest.errors import DataError, nearest
 from palimpsest.files import NoRegularFile, read_regular
 
-# ---- What is said of a file that isn't UTF-8 text ------------------------------------------------------------
+# ---- Errors for files that are not UTF-8 ---------------------------------------------------------------------
 
 
 _READ = 1 << 20  # bytes
@@ -79,7 +75,7 @@ def convert(path: Path, what: str, encoding: str) -> DataError:
     return DataError(f"{path}: {what}; convert it, e.g. from {encoding}: iconv -f {encoding} -t UTF-8 {path} > new")
 
 
-# ---- Files of a user's own as one document to be read --------------------------------------------------------
+# ---- A user's files as one document --------------------------------------------------------------------------
 
 
 STDIN = "-"

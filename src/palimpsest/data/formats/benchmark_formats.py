@@ -1,21 +1,18 @@
-"""Layouts of published benchmarks and training files whose contexts are finished.
+"""Benchmark formats: published evaluation and training files with finished contexts or none.
 
     longbench_v2      LongBench v2 (arXiv 2412.15204): question, choice_A to choice_D, answer, context
     memoryagentbench  MemoryAgentBench (arXiv 2507.05257): context, questions, answers (a list a question), metadata
     locomo            LoCoMo (arXiv 2402.17753): conversation of dated sessions, qa
     beam              BEAM (arXiv 2510.27246): chat in batches of messages, probing_questions with rubrics
+    memagent          MemAgent's train parquet: prompt, context, reward_model.ground_truth, extra_info
+    memact            MemAct's RL parquet: prompt, reward_model.ground_truth, extra_info.question; one or several
+    memagent_eval     MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
+    ruler             RULER: input, outputs, context (all outputs are asked for: reward.name=fraction)
+    vime              vime JSONL: prompt, label, metadata{context, ground_truth}
 
 Guaranteed: every row becomes a record with a question that isn't blank, or raises DataError.
-Not covered: LoCoMo's pictures, of which the caption is read alone, and its questions of category 5, which have no
-answer and are left out; what else MemoryAgentBench's metadata holds.
-
-Layouts of the published training and evaluation files whose contexts are finished, or that have none.
-
-memagent       MemAgent's train parquet: prompt, context, reward_model.ground_truth, extra_info
-memact         MemAct's RL parquet: prompt, reward_model.ground_truth, extra_info.question; one question or several
-memagent_eval  MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
-ruler          RULER: input, outputs, context (all outputs are asked for: reward.name=fraction)
-vime           vime JSONL: prompt, label, metadata{context, ground_truth}
+Not covered: LoCoMo's pictures, of which only the caption is read, and its questions of category 5, which have no answer
+and are left out; further metadata of MemoryAgentBench.
 """
 
 from __future__ import annotations
@@ -217,7 +214,7 @@ def _several(row: Row, name: str, questions: list[Question], context: str, metad
     return Record(name, asked.question, asked.answers, context, metadata=metadata, questions=asked.questions)
 
 
-# ---- Layouts of the published training and evaluation files whose contexts are finished, or that have none ---
+# ---- Published files of memory agents, RULER and vime --------------------------------------------------------
 
 
 INVALID_QUESTION = "the question is invalid."

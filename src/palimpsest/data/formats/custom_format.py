@@ -1,23 +1,21 @@
-"""What a data format is, formats of a user's own, and the metadata keys that mean something here.
+"""Data format protocol, custom formats, and known metadata keys of a problem.
 
 A format reads a file into problems. The shipped ones know rows of JSON and parquet by their columns
-(data/formats/format_registry.py); a user's is a function `(path)` or a class with `read(path)`, and may read anything.
-It yields
+(data/formats/format_registry.py). A custom one is a function `(path)` or a class with `read(path)`, and may read
+anything. It yields
 
     Record     with `context`, or with `paragraphs` and `gold` among them, of which contexts of N documents are made
     Problem    with its context as it is
     a mapping  of our own layout: question, answers (or questions), and optionally id, context, metadata, memory
 
-A class may say by `recognises(path)` which files are its own; others are read by the shipped formats.
+A class may define `recognises(path)` to choose its files; the shipped formats read the others. Known metadata keys are
+checked, other keys are kept unchanged.
 
-Guaranteed: what is no problem (a blank question, no gold, a gold paragraph that isn't among the paragraphs) raises
-DataError with file and number, as does whatever the user's code raises; a record without an id gets the file's name and
-its number.
-Not covered: `data.corpus`, which the shipped formats read; a format that yields other records each time it reads.
-
-The keys of a problem's metadata that mean something here, and what they must hold. Others are kept as they are.
-
-Not covered: what the values say, such as evidence that does not stand in its context (`palimpsest data inspect` tells).
+Guaranteed: an invalid problem (a blank question, no gold, a gold paragraph that isn't among the paragraphs) raises
+DataError with file and number, as does any exception of the user's code; a record without an id gets the file's name
+and its number.
+Not covered: `data.corpus`, which the shipped formats read; a format that yields other records on each read; whether
+metadata is true, such as evidence that is not in its context (`palimpsest data inspect` reports it).
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from palimpsest.errors import DataError, PalimpsestError
 from palimpsest.text.json_text import storable
 from palimpsest.types import Problem, Question
 
-# ---- The keys of a problem's metadata that mean something here, and what they must hold ----------------------
+# ---- Known metadata keys of a problem ------------------------------------------------------------------------
 
 
 def checked(row: Row, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +83,7 @@ _KNOWN: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-# ---- What a data format is, and formats of a user's own ------------------------------------------------------
+# ---- Data format protocol and custom formats -----------------------------------------------------------------
 
 
 class DataFormat(Protocol):

@@ -1,23 +1,21 @@
-"""Files of problems: any known format read, columns renamed; our own format written.
+"""Problem files: reading in any known format, renamed columns (`data.map`), writing in our own format.
 
     for problem in read_problems("hotpotqa_dev.json"): ...
     write_problems("mine.jsonl", problems)
 
-Guaranteed: rows are read one at a time; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without
-an id get the file's name and their index; metadata is what JSON can hold, anything else in it becomes text; what
-`write_problems` wrote reads back equal, tuples in metadata as lists.
-Not covered: the token budget of a question, which its memory policy checks.
-
-Columns under other names: `data.map`, ours on the left, the file's on the right.
+`data.map` has our names on the left, the file's on the right:
 
     {question: q, answers: reward.gold, context: docs.0.text}
 
-A name on the right is a column, or a dotted path into objects and lists. A column that is mapped leaves its old name.
-A cell of a table that becomes `answers`, or another of `tables.NESTED`, may hold JSON as if the file called it so.
+A name on the right is a column, or a dotted path into objects and lists; a column that exists under the whole name
+takes precedence over a path. A mapped column loses its old name. A table cell that becomes `answers`, or another column
+of `rows.NESTED`, may hold JSON.
 
-Guaranteed: a column that is there keeps its meaning over a path; a name of ours that no format reads is refused, and a
-path that the first row lacks, with the nearest there is; in later rows it is an absent value, as an absent column would
-be.
+Guaranteed: rows are read one at a time; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without an
+id get the file's name and their index; metadata is JSON, other values become text; what `write_problems` wrote reads
+back equal, tuples in metadata as lists; an unknown name on the left, or a path that the first row lacks, is rejected
+with the nearest name. A path missing from a later row is an absent value.
+Not covered: the token budget of a question, which its memory policy checks.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from palimpsest.errors import DataError, nearest, shown_names
 from palimpsest.plugins import PREFIX
 from palimpsest.types import Problem
 
-# ---- Columns under other names -------------------------------------------------------------------------------
+# ---- Renamed columns -----------------------------------------------------------------------------------------
 
 
 _ABSENT = object()
@@ -101,7 +99,7 @@ def _at(values: Any, path: str) -> Any:
     return _at(inner, rest) if rest and inner is not _ABSENT else inner
 
 
-# ---- Files of problems ---------------------------------------------------------------------------------------
+# ---- Problem files -------------------------------------------------------------------------------------------
 
 
 INDEXED_CORPUS = "hotpotqa_dev.json"

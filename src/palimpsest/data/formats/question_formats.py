@@ -1,40 +1,31 @@
-"""Layouts of questions: with a finished context, with paragraphs, with a long conversation, or with nothing to read.
+"""Question formats: finished contexts, paragraphs, long conversations, or a question alone.
 
-    qa               question and answer beside a text context
+    qa               question and answer with a text context
     squad            SQuAD: context, question, answers.text
     flashrag         FlashRAG: question, golden_answers, metadata, which may hold paragraphs
     frames           Frames: Prompt, Answer, wiki_links; the pages themselves are not in the file
     bamboogle        Bamboogle: Question, Answer
     browsecomp_plus  BrowseComp-Plus, decrypted: query, answer, gold_docs, evidence_docs, negative_docs
-    texts            question, answers and document: the name of a text file beside the file
+    texts            question, answers and document: the name of a text file next to the file
     palimpsest       our own: question and answers, or questions; optionally id, context or sessions, metadata, memory
     question         a question alone: played, never graded
+    hotpotqa         HotpotQA, 2WikiMultiHopQA: official JSON ([[title, [sentence]]]) or hub ({title, sentences})
+    musique          MuSiQue: paragraphs with is_supporting, question_decomposition in reasoning order
+    longmemeval      LongMemEval: question, answer, haystack_sessions, haystack_dates, question_date, answer_session_ids
+    sessions         a column of our own layout in place of `context`: objects with date, turns and, if wished, id
 
-Guaranteed: every row becomes a record with a question that isn't blank, or raises DataError.
-
-Long conversations: dated sessions of turns, as one document that a policy can cut anywhere.
-
-    longmemeval    LongMemEval: question, answer, haystack_sessions, haystack_dates, question_date, answer_session_ids
-    sessions       a column of our own layout in place of `context`: objects with date, turns and, if wished, id
-
-Every session is a document of the context. Every line begins with the date of its session and who speaks, and a turn
-of more than `LINE` characters goes on in further lines that begin so, too: a chunk from the middle of a session still
-says when it was.
+Contexts of any length are assembled from the paragraphs of hotpotqa and musique. A long conversation is one document
+that a policy can cut anywhere: every session is a document of the context, and every line begins with the date of its
+session and the speaker. A turn of more than `LINE` characters continues in further lines with the same beginning:
 
     Document 1:
     [2023/05/20 (Sat) 02:21] user: I bought a car.
     [2023/05/20 (Sat) 02:21] assistant: Which one?
 
-Guaranteed: no stretch of a session of more than `LINE` characters and two beginnings lacks its date; a session that an
-answer needs and that isn't there raises MissingGold.
+Guaranteed: every row becomes a record with a question that isn't blank, or raises DataError; gold paragraphs or
+sessions missing from the row raise MissingGold; any stretch of a session longer than `LINE` characters and two line
+beginnings contains its date.
 Not covered: the order of sessions, which is the file's; contexts of a chosen number of sessions (`data.documents`).
-
-Layouts of questions with paragraphs of their own, of which contexts of any length are made.
-
-    hotpotqa       HotpotQA, 2WikiMultiHopQA: official JSON ([[title, [sentence]]]) or hub ({title, sentences})
-    musique        MuSiQue: paragraphs with is_supporting, question_decomposition in reasoning order
-
-Guaranteed: what a row calls gold is among its paragraphs, or the row raises MissingGold.
 """
 
 from __future__ import annotations
@@ -159,7 +150,7 @@ def pieces(text: str, size: int) -> Iterator[str]:
     yield text
 
 
-# ---- Layouts of questions with paragraphs of their own, of which contexts of any length are made -------------
+# ---- Questions with paragraphs -------------------------------------------------------------------------------
 
 
 def hotpotqa(row: Row, fallback: str) -> Record:
@@ -272,7 +263,7 @@ def _musique_paragraph(row: Row, paragraph: Any) -> str:
     return f"{fields.text(row, title, 'title', blank=True)}\n{fields.text(row, body, 'paragraph_text', blank=True)}"
 
 
-# ---- Layouts of questions with a finished context, with documents to look into, or with nothing to read ------
+# ---- Questions with a finished context, with documents, or alone ---------------------------------------------
 
 
 _LINK = re.compile(r"""(?:'([^']+)'|"([^"]+)")""")

@@ -1,29 +1,20 @@
-"""Problems of files: shuffled every epoch for training, in file order for evaluation, or dealt into search problems.
+"""File data source: problems shuffled every epoch for training, in file order for evaluation.
 
-Training needs a gold for every question, and refuses a problem without one by its id; evaluation plays it.
+An epoch is one keyed shuffle; problems that don't fill a step are left out. Rounds after the first (replacing dropped
+groups) page through one more shuffle for the step. Training needs a gold for every question and rejects a problem
+without one by its id; evaluation plays it.
 
-Guaranteed: memory holds no long document of a file: those wait on a disk until their problem is built, and contexts
-assembled from paragraphs are built when asked for and share their paragraphs.
-Not covered: paragraphs of files larger than memory.
-
-Which of a file's problems a training step gets, as a pure function of seed, step and round.
-
-An epoch is a shuffle of its own; what doesn't fill a step is left out. Rounds after the first (in place of dropped
-groups) page through one more shuffle of the step's own.
-
-Search problems out of question files: contexts dropped, questions dealt into problems of several objectives.
-
-An epoch is one keyed shuffle of the questions, dealt out in problems of `data.search.objectives` questions. Where that
-is several numbers to draw from, the sequence of numbers is drawn once, so that every epoch has as many problems:
+`SearchFileSource` drops the contexts and deals the questions into search problems of `data.search.objectives`
+questions. If that is several numbers, their sequence is drawn once, so that every epoch has as many problems:
 
     5 questions, objectives (1, 2)      sizes 2 1 2        epoch 0: ca e bd        epoch 1: eb a dc
 
 Guaranteed: a pure function of (seed, step, round, size); no question comes twice in a step, nor in an epoch of one
-size. Evaluation takes the first of one deal that never changes; of single questions, the first of the file.
-Not covered: passages (`palimpsest retrieval serve` and the search tool read them, with data/formats/corpus.py); two
-questions
-of one problem that are equal or answer each other; files whose rows ask several questions already, which are read
-without `data.search`.
+size; evaluation takes the first problems of one fixed deal, or of single questions the first of the file; memory holds
+no long document: it is read from disk, and contexts are assembled from shared paragraphs, when a problem is built.
+Not covered: paragraphs of files larger than memory; passages of search problems (data/formats/corpus.py reads them);
+two questions of one problem that are equal or answer each other; rows that ask several questions already, which are
+read without `data.search`.
 """
 
 from __future__ import annotations
@@ -49,7 +40,7 @@ from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
 from palimpsest.types import Problem
 
-# ---- Which of a file's problems a training step gets, as a pure function of seed, step and round -------------
+# ---- Problems of a training step -----------------------------------------------------------------------------
 
 
 def window(total: int, *, step: int, count: int, round: int, path: str) -> tuple[tuple[str, int], list[int]]:
@@ -238,7 +229,7 @@ def _lacks_room(record: Record, placing: Placing, documents: int) -> bool:
     return not record.gold or room(len(record.gold), max(1, placing.min_distance)) > documents
 
 
-# ---- Search problems out of question files -------------------------------------------------------------------
+# ---- Search problems from question files ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,30 @@
 """Synthetic long documents of templated English facts, read from the beginning or from the middle.
 
-A document is `chunks` paragraphs, one a line, of `facts_per_chunk` sentences each. A one-hop question asks for one
+A document is `chunks` paragraphs, one per line, of `facts_per_chunk` sentences each. A one-hop question asks for one
 fact about one person ("What does Alice drink?"); a two-hop question goes through another person ("What does the one
-Alice trusts drink?"). Around the evidence stand distractors, and a number of near misses that does not grow with the
-document: other facts about the same person, or the same relation of other people. Long documents hold more of both
-by chance. A share of the distractors may be rivals: they say what the last hop asks for, of other people, so that
-nothing but the rest of the chain tells the evidence from them. Evidence stands in any order, in the order of reasoning
-or in its reverse, at least so many paragraphs apart.
+Alice trusts drink?"). Distractors surround the evidence, and a number of near misses that does not grow with the
+document: other facts about the same person, or the same relation of other people. Long documents hold more of both by
+chance. A share of the distractors may be rivals, which state the last hop's relation of other people, so that only the
+rest of the chain identifies the evidence. Evidence is in any order, in the order of reasoning or in its reverse, at a
+minimum distance in paragraphs.
 
-Guaranteed: a pure function of (seed, split, index, length); the evidence stands exactly once, each piece at a
-uniformly drawn paragraph and sentence of its own (of those that order and distance admit); no other sentence
-contradicts it; a person has one value per relation in one document, however often it is said.
-Not covered: two documents share the world's people and values, so facts of one may be false in another.
-
-Synthetic problems that begin in the middle: the memory that an agent has when it comes to these sections.
-
-Every short document begins with an empty memory, of a long one only the first section does. What an agent has made up
-before it met the evidence, or has kept for hundreds of sections, it meets in training only if episodes begin so
-(`data.synthetic.starts`):
+Episodes may also begin in the middle, with a memory (`data.synthetic.starts`). Otherwise training shows only empty
+memories at the start, and never one that holds a hallucinated fact or has kept its evidence for hundreds of sections:
 
     invention   memory: the evidence with another value      document: as it was, the evidence in it
     evidence    memory: the evidence                         document: the evidence replaced by another fact
     other       memory: another fact, of the same person     document: as it was
                 or of somebody else
 
-In each case with probability .3 the memory says it twice, with probability .3 it holds another fact too, in either
-order. Of a question of two hops one of the two pieces is meant.
+In each case with probability .3 the memory says it twice, and with probability .3 it holds another fact too, in either
+order. For a question of two hops one of the two pieces is chosen.
 
-Guaranteed: a pure function of problem, shares and generator; no other sentence of memory or document has subject and
-relation of a piece of evidence; the answer is what it was, and memory and document together give it.
-Not covered: memories of agents that don't write facts one after the other, as `overwrite` with short prompts does.
+Guaranteed: a pure function of (seed, split, index, length), and with `starts` of the shares too; each piece of evidence
+is in the document exactly once, at a uniformly drawn paragraph and sentence (of those that order and distance admit),
+except where a start moves it into the memory; no other sentence of the document contradicts it; a person has one value
+per relation in a document; a start never changes the answer, which memory and document together give.
+Not covered: facts shared between documents, as people and values are the same and facts of one may be false in another;
+memories of agents that don't write facts one after the other, as `overwrite` with short prompts does.
 """
 
 from __future__ import annotations
@@ -45,7 +40,7 @@ from palimpsest.errors import DataError
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Problem
 
-# ---- Synthetic problems that begin in the middle -------------------------------------------------------------
+# ---- Problems that begin in the middle -----------------------------------------------------------------------
 
 
 IN_MEMORY = -1
@@ -128,7 +123,7 @@ def _with_memory(problem: Problem, first: str, rng: random.Random) -> Problem:
     return replace(problem, memory="".join(f" {fact}" for fact in facts))
 
 
-# ---- Synthetic long documents of templated English facts, made from a seed -----------------------------------
+# ---- Documents of facts --------------------------------------------------------------------------------------
 
 
 NEAR_MISSES = 4

@@ -1,6 +1,6 @@
-"""Synthetic search problems: questions about people, answered by passages of the problem's own small corpus.
+"""Synthetic search problems: questions about people, with a small corpus of passages per problem.
 
-Every problem has a world of its own. Its corpus holds one passage a person, titled by the name, with a few facts of
+Every problem has a world of its own. Its corpus holds one passage per person, titled by the name, with a few facts of
 different relations; a question asks for one of them:
 
     passage   Alice       Alice owns cats. Alice trusts Bob. Alice studied law.
@@ -8,14 +8,14 @@ different relations; a question asks for one of them:
     1 hop     Which animals does Alice own?               search Alice
     2 hops    What does the one Alice trusts drink?       search Alice, then Bob
 
-`metadata` holds `passages` (the corpus), `steps` (the searches that answer the problem, in order) and `evidence` (the
-sentence each of them brings up); `plan` turns the steps into what a scripted agent does.
+`metadata` holds `passages` (the corpus), `steps` (the searches, in order) and `evidence` (the sentence that each
+finds). `plan` returns the steps for a scripted agent.
 
-Guaranteed: a pure function of (seed, split, index, sizes); the objectives of a problem are about different people,
-bridges of two hops included; every person that a passage names has a passage; each question has one answer in its
-corpus, and the searched name is the title of one passage. Training and evaluation draw from different keys.
-Not covered: what is true of a person in one problem may be false in another, so facts can't be learnt by heart; the
-same question may be asked in both splits, of different worlds.
+Guaranteed: a pure function of (seed, split, index, sizes); training and evaluation use different keys; objectives of a
+problem are about different people, bridges included; every named person has a passage under a unique title; each
+question has one answer in its corpus.
+Not covered: facts shared between problems, which may contradict each other and so can't be memorised; the same question
+in both splits, of different worlds.
 """
 
 from __future__ import annotations
