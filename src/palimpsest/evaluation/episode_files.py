@@ -1,14 +1,12 @@
-"""Episodes of an evaluation on disk, token for token.
+"""Episode record of an evaluation on disk, token for token: `episodes.jsonl.zst`.
 
-A record as a run's (rollout/trajectory_file.py), an episode a frame, written before its line in samples.jsonl.
-`group_id` is NAME/ID of the sample, `rollout` its draw.
+The format is that of a run's record (rollout/trajectory_file.py), one frame per episode, written before its line in
+samples.jsonl. `group_id` is NAME/ID of the sample, `rollout` its draw.
 
-Guaranteed: the file never exceeds its limit, episodes stand in it whole, the first that has no room ends it and that is
-told once, as is a disk that takes no more, which ends the record alone; a process killed anywhere leaves whole frames
-and at most one torn one, which is cut off before the next is written; of an episode that was played again the last
-counts, and one that stands there is written again whatever its new value; whoever isn't let into the log
-(sample_log.py)
-doesn't touch this file.
+Guaranteed: the file never exceeds its limit and holds whole episodes; the first episode without room, or a disk error,
+ends the record with one message, and the evaluation continues; a killed process leaves at most one torn frame, which is
+cut off before the next write; a replayed episode is written again, whatever its new value, and its last frame counts;
+only the process that holds the log (sample_log.py) writes.
 Not covered: the order of episodes, which is that in which they end; power loss.
 """
 

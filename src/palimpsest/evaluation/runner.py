@@ -1,14 +1,12 @@
-"""Evaluation: every problem played as often as is asked for, graded, logged as it ends, summarised.
+"""Evaluation runner: plays every problem as often as requested, grades, logs each episode, summarises.
 
-Guaranteed: no problem leaves the denominator unseen (see `summary`); at most `concurrency` episodes are in flight, as
-many more ended and not recorded yet, and a document of a file is read when its episode begins, so memory does not grow
-with the number of problems; a rerun on the same folder plays only what has no grade yet; results do not depend on which
-episodes ended first; the first sample of a problem is the same however many there are.
-
-Whether the problems of an evaluation are those that its log's episodes played.
-
-Guaranteed: an episode whose question, golds or document are others now is never counted as one of the new data.
-Not covered: metadata of a problem, and the document of a line of an earlier version, which has no fingerprint of it.
+Guaranteed: every problem is counted (see `summary`); at most `concurrency` episodes are in flight, and with those not
+recorded yet at most twice as many; a document of a file is read when its episode starts, so memory does not grow with
+the number of problems; a rerun on the same folder plays only problems without a grade; results do not depend on the
+order in which episodes end; the first sample of a problem is the same for any number of samples; a logged episode never
+counts for a problem whose question, golds or document changed since.
+Not covered: changes of a problem's metadata, and of the document of a line from an earlier version, which has no
+fingerprint.
 """
 
 from __future__ import annotations
@@ -290,7 +288,7 @@ def _refuse_repeated_ids(sets: Sequence[EvalSet]) -> None:
             raise DataError(f"{times} evaluations are called {name}: give each a name of its own")
 
 
-# ---- An episode of an evaluation that ended, and what it comes to --------------------------------------------
+# ---- Log line of an episode ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +359,7 @@ def _size(problem: Problem) -> int | None:
     return next((count for count in counts if type(count) is int), None)
 
 
-# ---- Whether the problems of an evaluation are those that its log's episodes played --------------------------
+# ---- Check for changed data ----------------------------------------------------------------------------------
 
 
 def refuse_changed_data(folder: Path, sets: Sequence[EvalSet], finished: Samples) -> None:

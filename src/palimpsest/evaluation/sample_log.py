@@ -1,21 +1,15 @@
-"""The log of an evaluation: `samples.jsonl`, one line per episode; `asked.json` beside it; what it was configured as.
+"""Evaluation log: `samples.jsonl` with one line per episode, identity, last request (`asked.json`).
 
-Guaranteed: a process killed anywhere loses at most the episodes in flight; a torn last line is cut off and its
-episode played again; a line that can't be read, has a wrong checksum or holds something else than a sample is ignored
-and counted, never taken for a result; two processes can't write to one log; a log is continued only under the identity
-(model, policy, data...) it was begun with.
+A later call may request less than an earlier one: fewer samples or problems, other lengths. Earlier episodes stay in
+the log, so that none is played twice. All figures are of the last request: summary.json, `rescore`, `compare`, the
+viewer. `asked.json` is written before a call's first episode, so that the episodes of a killed call count.
+
+Guaranteed: a killed process loses at most the episodes in flight; a torn last line is cut off and its episode played
+again; a line that is unreadable, has a wrong checksum or holds no sample is ignored and counted; two processes can't
+write to one log; a log is continued only under the identity (model, policy, data...) with which it started.
 Not covered: power loss (lines are flushed to the system, not to the disk), network file systems; lines of earlier
-versions, before the first with a checksum, whose values are checked for their form alone.
-
-What an evaluation was asked for last: `asked.json` beside its log, which may hold more.
-
-A folder may be asked for less than before: fewer samples or problems, other lengths. What the earlier calls played
-stays in the log, so that it need not be played again; figures are of what was asked last, wherever they are made:
-summary.json, `rescore`, `compare`, the viewer.
-
-Guaranteed: the file is there before the first episode of a call, so that of a call that was killed what it had played
-so far counts.
-Not covered: folders of earlier versions, which have no such file: everything in their log counts.
+versions before the first with a checksum, of which only the form is checked; folders of earlier versions without
+`asked.json`, whose whole log counts.
 """
 
 from __future__ import annotations
@@ -37,7 +31,7 @@ from palimpsest.errors import RunError
 from palimpsest.provenance import MADE_WITH, differences, provenance
 from palimpsest.types import Outcome
 
-# ---- What an evaluation was configured as, leaf by leaf, and where two differ --------------------------------
+# ---- Identities and their differences ------------------------------------------------------------------------
 
 
 _SECTIONS = {"sampling": "eval_sampling"}
@@ -425,7 +419,7 @@ def write_json(path: Path, value: Any) -> None:
     files.write_file(path, text.encode("utf-8", "replace"))
 
 
-# ---- What an evaluation was asked for last -------------------------------------------------------------------
+# ---- Last request (asked.json) -------------------------------------------------------------------------------
 
 
 ASKED = "asked.json"

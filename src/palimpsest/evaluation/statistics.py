@@ -1,4 +1,4 @@
-"""Intervals and tests for figures of evaluations.
+"""Confidence intervals and significance tests for figures of evaluations.
 
     wilson              right or wrong, independent: score interval of a share (Wilson 1927)
     clustered_wilson    fractions, clusters: the same, of an effective number of values (Kish 1965; Korn, Graubard 1998)
@@ -9,13 +9,13 @@
     sign_flip           anything, pairwise: two-sided p by flipping the signs of clusters (Fisher 1935)
     mcnemar             right or wrong, pairwise: exact two-sided p of the flips (McNemar 1947)
 
-A cluster is what belongs together: several questions on one document, several samples of one problem. Its values
-don't tell as much as so many independent ones would; an interval that ignores it is too narrow.
+A cluster is a group of dependent values: several questions on one document, several samples of one problem. An interval
+that ignores clusters is too narrow.
 
-Axis letters: N values, G clusters, R resamples.
+Axes: N values, G clusters, R resamples.
 
-Guaranteed: draws are keyed by what is resampled, so that the same values give the same interval on every machine; a
-result doesn't depend on how clusters are called. Work is vectorised and takes memory for `_BLOCK` draws at the most.
+Guaranteed: draws are keyed by the resampled values, so that equal values give the same interval on every machine,
+whatever the clusters are called; work is vectorised, with memory for at most `_BLOCK` draws.
 Not covered: clusters in clusters; few clusters of values outside 0 to 1 (below about 10 a bootstrap is too narrow).
 """
 

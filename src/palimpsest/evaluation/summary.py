@@ -1,17 +1,11 @@
-"""From samples to figures: accuracy with its interval, by length; repeats, clusters and seeds.
+"""Evaluation summary: accuracy with its interval, by length; pass@k, clusters and seeds.
 
-Every problem is in a summary: graded ones in the denominator of `accuracy`, whatever their answer (an empty one is
-wrong, not missing), ungraded ones (sampler failed, timed out...) in `ungraded` with the reason.
+Every problem is in a summary. Graded problems are in the denominator of `accuracy`, whatever their answer (an empty one
+is wrong, not missing). Ungraded ones (sampler failed, timed out...) are in `ungraded` with the reason. Samples that
+share a document or answer one question form a cluster, which intervals take into account.
 
-Which samples of an evaluation belong together: those that read one document, or answer one question.
-
-Guaranteed: belonging is transitive; samples of a log that doesn't say what was read belong together by
-their question alone.
+Guaranteed: cluster membership is transitive; samples of a log without documents are clustered by question alone.
 Not covered: documents that overlap without being equal.
-
-Several samples of each problem: the figures that only they have.
-
-Means and intervals stand in this file, where the samples of one problem are a cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +25,7 @@ from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wils
 from palimpsest.events import DocumentTruncated
 from palimpsest.metrics.memory_metrics import EVIDENCE_FIRST, EVIDENCE_LAST
 
-# ---- Which samples of an evaluation belong together ----------------------------------------------------------
+# ---- Clusters of samples -------------------------------------------------------------------------------------
 
 
 def question_hash(sample: Sample) -> str:
@@ -64,7 +58,7 @@ def clusters_of(samples: Sequence[Sample]) -> list[int]:
     return [names.setdefault(root(place), len(names)) for place in range(len(samples))]
 
 
-# ---- Several samples of each problem -------------------------------------------------------------------------
+# ---- pass@k and disagreement ---------------------------------------------------------------------------------
 
 
 RIGHT = 1.0
@@ -111,7 +105,7 @@ def _by_problem(samples: Iterable[Sample]) -> Sequence[list[float]]:
     return list(values.values())
 
 
-# ---- From samples to figures ---------------------------------------------------------------------------------
+# ---- Figures -------------------------------------------------------------------------------------------------
 
 
 PARTS = 5

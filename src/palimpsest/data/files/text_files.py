@@ -19,7 +19,7 @@ text. A folder may also be a corpus, or hold documents with questions about them
 Guaranteed: the same files give the same document, files of a folder in the order of their names; an unreadable file is
 named in the error, never left out silently; no address is followed, no code of a file is run, no link to a folder is
 followed; a name in `document` that leads out of the folder is rejected; a PDF takes bounded time and memory
-(data/files/pdf_pages.py), other files time linear in their length.
+(data/files/pdf_pages.py), other files time that grows with their length alone.
 Not covered: a text larger than memory; pictures and scanned pages; PDF and HTML as passages of a corpus.
 """
 

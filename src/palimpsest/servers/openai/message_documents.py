@@ -1,4 +1,4 @@
-"""Documents inside a message: between tags, under a label, between fences, or pasted around a question.
+"""Documents inside a message: between tags or fences, under a label, or pasted around a question.
 
     <context><source id="1" name="a.txt">...</source></context>                     Open WebUI
     <context><file><filename>a.txt</filename><context>...</context></file></context>    LibreChat
@@ -9,11 +9,11 @@
     Context:\\n[CONTEXT 0]:\\n...                                                            AnythingLLM
     Attached document(s):\\n```md\\n...\\n```\\n...                                           LibreChat
 
-Tags are <document>, <context>, <source>, <passage> and their plurals, with attributes and in each other; what is
-between <user_query>, <question> or <query> is the question. Tags that nothing closes, and pairs around nothing
-("inside <context></context> XML tags"), are words of the message.
+Tags are <document>, <context>, <source>, <passage> and their plurals, nested and with attributes. <user_query>,
+<question> and <query> hold the question. Unclosed tags, and pairs around nothing ("inside <context></context> XML
+tags"), are text of the message.
 
-Guaranteed: nothing of a message is lost but tags, labels and fences; time grows with its length.
+Guaranteed: a message loses nothing but tags, labels and fences; time grows with its length alone.
 Not covered: a text that itself holds the tag that closes it.
 """
 

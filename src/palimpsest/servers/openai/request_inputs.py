@@ -1,4 +1,4 @@
-"""What of a request is document, what is question and what are instructions.
+"""Document, question and instructions of a request.
 
     palimpsest_field    `palimpsest: {document, question}` in the body
     file_parts          the files of the messages, in order; the user's last text is the question
@@ -11,12 +11,10 @@
     system_message      a system message, where the user only asks
     whole_message       one paragraph, which is both document and question
 
-What is found by several rules is read in the order of the messages, and the first rule in this list is named. The agent
-always reads.
-
-What else is said around a document, and system messages, are instructions: they are in front of the question where the
-policy has room for both, otherwise they are left out, which the reply says. They never count against the question.
-No address is fetched.
+Texts found by several rules are read in the order of the messages, and the first rule in this list is named. The agent
+always reads a document. Other text around it, and system messages, are instructions: they precede the question if the
+policy has room for both, otherwise they are left out, which the reply reports. They never count against the question's
+length. No address is fetched.
 """
 
 from __future__ import annotations
