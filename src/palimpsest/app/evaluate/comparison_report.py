@@ -1,11 +1,9 @@
-"""A comparison as files, and agents of several models evaluated on the same problems.
-
-Agents of several models on the same problems: an evaluation each, as it is alone, and one report of all.
+"""Comparison reports: a comparison as files, and agents of several models on the same problems.
 
     OUT/NAME             what `palimpsest eval --model NAME --out OUT/NAME` writes
-    OUT/compare.html     all of them beside each other, as `palimpsest compare` writes it
+    OUT/compare.html     all of them in one report, as `palimpsest compare` writes it
 
-Each brings the configuration of its own run. Of the settings an agent takes those options that its policy has; other
+Each agent has the configuration of its own run. Of the settings an agent takes those options that its policy has; other
 settings are for all.
 """
 

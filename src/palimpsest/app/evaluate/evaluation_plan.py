@@ -1,14 +1,12 @@
-"""What one evaluation plays: policies on sets of problems at sizes, under one reward; presets.
+"""Evaluation plan: policies on sets of problems at sizes, under one reward; presets.
 
     policies x data x documents     rows named `overwrite, dev, 50 documents`, without the policy where there is one,
                                     without the documents where no numbers of them are asked for
 
-Light on purpose, as app/config_resolution.py: what is asked for is checked before anything heavy is imported.
+Imports are light, as in app/config_resolution.py: a request is checked before anything heavy is imported.
 
-A preset on the files of a folder: what is played, what is missing and how it is made, what differs.
-
-Guaranteed: files are named that the protocol has and the folder lacks, with the command that makes each; what is asked
-for beside a preset and changes it is told and stands in summary.json.
+Guaranteed: of a preset, files that the folder lacks are named with the command that makes each; settings that change a
+preset are reported and recorded in summary.json.
 """
 
 from __future__ import annotations

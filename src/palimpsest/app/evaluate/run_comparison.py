@@ -1,13 +1,11 @@
-"""Runs and evaluations compared: their folders read, differences with intervals.
+"""Comparison of runs and evaluations: their folders, and differences with intervals.
 
-A folder of an evaluation or of a run, as a side of a comparison: its samples and what it was configured as.
+The samples of an evaluation are in samples.jsonl. Its configuration is in evaluation.json, with the configuration of
+the run whose model it played as `run.KEY`, if that run still exists. A quickstart has the logs under `evaluations/` and
+its config.yaml.
 
-Of an evaluation these are samples.jsonl and evaluation.json, beside them the configuration of the run whose model it
-played, as `run.KEY`, where that run is still there. Of a quickstart they are the logs under `evaluations/` and its
-config.yaml.
-
-Guaranteed: the samples are those that were asked for last, as in summary.json; others, and lines that can't be read,
-are counted; a folder without samples is refused by name.
+Guaranteed: the samples are those of the last request, as in summary.json; others, and unreadable lines, are counted; a
+folder without samples is rejected by name.
 Not covered: logs of a quickstart that were set aside (`.old-1`).
 """
 

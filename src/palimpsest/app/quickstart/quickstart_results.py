@@ -1,15 +1,11 @@
-"""What a quickstart writes: summaries, figures, a report, and one report of several seeds.
-
-summary.json is written last, by rename, so a folder that has it is complete.
-
-A quickstart under several seeds, one after the other, and one report of all of them.
+"""Quickstart results: summaries, figures, a report, and one report of several seeds.
 
     DIR/seed-0/  DIR/seed-1/ ...      a quickstart each
     DIR/report.html  DIR/plots/       means over the seeds, with intervals
     DIR/summary.json                  the same as figures, written last
 
-Guaranteed: everything that can be refused is refused before the first seed is trained; a call with `resume` takes up
-the seeds where they are and comes to the same figures.
+Guaranteed: summary.json is written last, by rename, so a folder that has it is complete; invalid requests are rejected
+before the first seed is trained; a call with `resume` continues every seed and gives the same figures.
 """
 
 from __future__ import annotations

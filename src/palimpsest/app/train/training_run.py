@@ -1,9 +1,9 @@
-"""From a recipe to a run folder: reinforcement learning, after its cold start, restarted where processes were lost.
+"""Training run: from a recipe to a run folder by reinforcement learning, with cold start and restarts.
 
-A training whose processes were lost goes on by itself, as often as `cluster.max_restarts` says.
+A training whose processes were lost restarts automatically, at most `cluster.max_restarts` times.
 
-Guaranteed: only what may pass is restarted (ProcessesLost): not what settings, a model, a checkpoint or a full disk are
-the reason of. Every restart counts, is reported, and is in events.jsonl. A restart after one that completed no step
+Guaranteed: only transient failures are restarted (ProcessesLost), not those caused by settings, a model, a checkpoint
+or a full disk. Every restart counts, is reported, and is in events.jsonl. A restart after one that completed no step
 waits first: 1 s, then twice as long each time, at most `LONGEST_S`.
 """
 

@@ -1,11 +1,9 @@
-"""The generators of RULER's tasks: needles, variable chains, word counts, questions among documents.
+"""Generators of RULER's tasks: needles, variable chains, word counts, questions among documents.
 
-The haystack's units are sentences of noise, words of the text, or needles; the last line of a haystack of needles may
-be a few sentences of noise, so that any length can be met.
-
-Questions among documents: SQuAD (qa_1) and HotpotQA (qa_2), from the user's own files.
-
-The unit is a word of a distractor: whole documents as long as they fit, then a last one cut short.
+The haystack's units are sentences of noise, words of the text, or needles. The last line of a haystack of needles may
+be a few sentences of noise, so that any length can be met. Questions among documents are SQuAD (qa_1) and HotpotQA
+(qa_2), from the user's files. Their unit is a word of a distractor: whole documents as long as they fit, then a last
+one cut short.
 """
 
 from __future__ import annotations

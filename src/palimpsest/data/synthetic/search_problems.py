@@ -1,6 +1,6 @@
 """Synthetic search problems: questions about people, with a small corpus of passages per problem.
 
-Every problem has a world of its own. Its corpus holds one passage per person, titled by the name, with a few facts of
+Every problem has its own world. Its corpus holds one passage per person, titled by the name, with a few facts of
 different relations; a question asks for one of them:
 
     passage   Alice       Alice owns cats. Alice trusts Bob. Alice studied law.

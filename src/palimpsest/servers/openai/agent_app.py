@@ -1,13 +1,13 @@
-"""The agent server: routes, limits and options.
+"""OpenAI-compatible agent server: routes, limits and options.
 
     POST /v1/chat/completions           POST /v1/responses
     GET /v1/models                      GET /health  /ready  /metrics (Prometheus text)
 
-Guaranteed: what servers/http_service.py and servers/request_log.py do; with a key every
-path but /health and /ready asks for it; every error is OpenAI's error object; bodies, their sum, episodes that run
-and that wait are bounded; what a client sends never becomes a control token, a path or an address that is asked for.
-Labels of metrics are outcomes and statuses, never text of a client, so that their number is bounded.
-Not covered: TLS, slow clients, shares of the places between clients.
+Guaranteed: all guarantees of servers/http_service.py and servers/request_log.py; with a key, every path but /health and
+/ready requires it; every error is OpenAI's error object; bodies, their sum, and running and waiting episodes are
+bounded; client input never becomes a control token, a path or an address that is fetched; metric labels are outcomes
+and statuses, never text of a client, so that their number is bounded.
+Not covered: TLS, slow clients, fair shares between clients.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-r"""POST /v1/chat/completions, whole and streamed.
+r"""POST /v1/chat/completions, whole and streamed, with `\boxed{}` removed from answers.
 
-An answer without `\boxed{}`: what boxes hold stays where it is, the commands and their braces go.
+The content of a box stays in place; the commands and their braces are removed.
 
-Guaranteed: what `feed` gives in a row, and `rest` at the end, is `unboxed` of the whole text, however it is cut into
-pieces; time grows with its length. A box that nothing closes is open to the end. Other braces and other LaTeX stay.
+Guaranteed: the outputs of `feed`, and `rest` at the end, concatenate to `unboxed` of the whole text, however it is cut
+into pieces; time grows with its length. An unclosed box is open to the end. Other braces and other LaTeX stay.
 """
 
 from __future__ import annotations
