@@ -11,8 +11,7 @@ Source: GRU-Mem, "When to Memorize and When to Stop" (arXiv 2602.10560). At step
     M_t = M^_t if U_t else M_{t-1};   E_t ends the reading, and the answer comes from M_t
 
 The reply is <check>yes</check><update>the new memory</update><next>continue</next>, or without the update where the
-check says no. A malformed reply keeps the memory and reads on. The form of the reply and the reward are our reading of
-the paper; the authors' prompts and formulas were not at hand.
+check says no. A malformed reply keeps the memory and reads on. Form and reward are our reading of the paper.
 """
 
 from __future__ import annotations

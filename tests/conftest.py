@@ -109,12 +109,12 @@ def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 @pytest.fixture
 def refused(palimpsest: Run) -> Callable[..., str]:
-    """The one line a command refuses with, before or after it says that it loads a model."""
+    """The one line a command refuses with, next to those of its progress and that it loads a model."""
 
     def run(*args: str) -> str:
         done = palimpsest(*args)
         assert done.returncode == 2, done.stderr
-        lines = [line for line in done.stderr.splitlines() if not line.startswith("loading ")]
+        lines = [line for line in done.stderr.splitlines() if not line.startswith(("loading ", "[100%]"))]
         assert len(lines) == 1, done.stderr
         assert lines[0].startswith("error: ")
         return lines[0]

@@ -33,7 +33,6 @@ COMMANDS = (
     ["data", "inspect"],
     ["retrieval", "serve"],
     ["view"],
-    ["judge", "check"],
 )
 HEAVY = (
     "torch",

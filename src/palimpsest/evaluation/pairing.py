@@ -157,9 +157,8 @@ class ProblemCell:
         """What the tables of a quickstart call a set that it named NAME@POINT; None for any other set.
 
         >>> titles = {"agent": "agent after RL"}
-        >>> ProblemCell("agent@16", 64).title(titles), ProblemCell("agent", 64).title(titles), ProblemCell("mine@16",
-        64).title(titles)
-        ('agent after RL', None, None)
+        >>> [ProblemCell(name, 64).title(titles) for name in ("agent@16", "agent", "mine@16")]
+        ['agent after RL', None, None]
         """
         name, _, point = self.set.rpartition("@")
         return titles.get(name) if point.isdecimal() else None

@@ -238,7 +238,7 @@ def objectives(problem: Problem) -> tuple[GradedObjective, ...]:
     """The questions of a problem, in order.
 
     >>> objectives(Problem("p", "Where?", ("Oslo",)))
-    (Objective(name='', question='Where?', golds=('Oslo',)),)
+    (GradedObjective(name='', question='Where?', golds=('Oslo',)),)
     """
     named = problem.metadata.get("objectives")
     if not named:

@@ -352,6 +352,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unparsed.clear()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """Let the running request finish, unless its client does not read the answer."""
+        super().shutdown()
+        self.loop.call_later((self.config.timeout_graceful_shutdown or 0) / 2, self._abort_unread)
+
+    def _abort_unread(self) -> None:
+        if self.flow.write_paused:
+            self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         self._unparsed += data

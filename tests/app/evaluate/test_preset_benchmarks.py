@@ -99,7 +99,7 @@ def test_babilong_is_read_as_its_authors_publish_it(tiny_model_folder: Path, tmp
     row = {"input": "Mary went to the garden.", "question": "Where is Mary? ", "target": "garden"}
     (tmp_path / "qa1_4k.json").write_text(json.dumps([row]))
     (tmp_path / "qa1_1M.json").write_text(json.dumps([row | {"target": "kitchen"}]))
-    with endpoint_server(Server(takes="chat", speak=lambda body: "In the garden.")) as server:
+    with endpoint_server(Server(takes="chat", speak=lambda body: r"\boxed{In the garden.}")) as server:
         evaluation = library.evaluate(
             "served",
             tmp_path,

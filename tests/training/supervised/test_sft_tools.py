@@ -331,7 +331,6 @@ def test_the_records_of_a_run_are_found_in_its_folder_and_problems_counted_over_
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "one"),
         ({"records": Path("r"), "data": Path("d")}, "one"),
         ({"data": Path("d"), "keep": "all"}, "need --from"),
         ({"data": Path("d"), "per_problem": 2}, "need --from"),

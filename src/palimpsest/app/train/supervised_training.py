@@ -68,9 +68,10 @@ async def imitate_async(
         progress.message(note)
     if chosen:
         _refuse_other_tokenizer(imitated, chosen, engine.codec.digest)
-        progress.message(f"{imitated.records}: {chosen}")
     trajectories = audible(chosen.trajectories if chosen else _conversations(config, imitated, window, progress))
     check_fit(trajectories, vocab=engine.limits.vocab, max_context=window)
+    if chosen:
+        progress.message(f"{imitated.records}: {chosen}")
     origin = RunOrigin(SFT, imitated.to_json())
     with (
         open_run(out, config, resume=resume, force=force, on_warning=progress.message, origin=origin) as folder,

@@ -66,7 +66,7 @@ def aligned(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Equal
     """Runs of words that are kept.
 
     >>> aligned("the cat sat on the mat".split(), "a cat sat on a mat".split())
-    [Run(before=1, after=1, length=3), Run(before=5, after=5, length=1)]
+    [EqualRun(before=1, after=1, length=3), EqualRun(before=5, after=5, length=1)]
     """
     pairs = list(_pairs(before, after, _Part((0, len(before)), (0, len(after))), _DEPTH))
     return _legible(_runs(pairs), len(before), len(after))
