@@ -69,9 +69,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
     player = Player(build_policy(config.policy), sampler, codec, config.sampling, grader, config.train.group_size)
     problems = build_source(config.data, split="train").problems(step=0, count=16)
     groups = await player.batch(problems, key=(config.seed, "train", 1, 0))
-    group = next(filter(has_signal, groups), None)
-    if group is None:
-        sys.exit("each group has equal rewards, which give no gradient: try another seed")
+    group, *_ = [*filter(has_signal, groups)] or sys.exit("equal rewards give no gradient: try another seed")
     rewards = [grade.value or 0.0 for grade in group.grades]
     best = rewards.index(max(rewards))
 
