@@ -35,10 +35,6 @@ from palimpsest.models.model_files import (
     weight_names,
 )
 
-HUB = "https://huggingface.co"
-"""Address of the hub; the environment variable HF_ENDPOINT names another, such as a mirror."""
-
-
 # ---- Models of the Hugging Face hub --------------------------------------------------------------------------
 
 
