@@ -5,8 +5,9 @@
 Files: HotpotQA or 2WikiMultiHopQA (official JSON or hub layout), MuSiQue (JSON lines), or a JSON array of passages
 ({title, text}). The source of a sentence is its question's whole context; of a passage, it and the nine after it.
 Each sentence is paraphrased (reordered, inflected, abbreviated, shortened, merged with another gold sentence, its
-pronoun resolved, several at once) and corrupted (another name or number from the same context or from another one,
-another relation, a negation, two names swapped), half of the corruptions after a paraphrase.
+pronoun resolved, several at once) and corrupted (another name or number from the same context or from another one; one
+of the sentence in the place of another one; two swapped; another relation, a negation), half of the corruptions after a
+paraphrase.
 
 A paraphrase dropped is a false drop, a corruption kept a false keep. `--thresholds` prints both for the thresholds of
 alignment.py on the first file: the one it has was chosen on hotpotqa_train_100.json alone.
@@ -23,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from palimpsest.memory.parts.grounded import THRESHOLD, supported
 from palimpsest.text.word_forms import FUNCTION, MONTHS
 
 PARAPHRASES = ("reordered", "inflected", "abbreviated", "shortened", "merged", "resolved", "several")
-CORRUPTIONS = ("name_near", "name_far", "number_near", "number_far", "relation", "word", "negated", "swapped")
+WITHIN = ("name_placed", "number_placed", "name_swapped", "number_swapped")
+"""Values of the same sentence."""
+CORRUPTIONS = ("name_near", "name_far", "number_near", "number_far", *WITHIN, "relation", "word", "negated")
 NAME = re.compile(r"[A-Z][a-zà-ÿ]+(?: [A-Z][a-zà-ÿ]+)*")
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?![\w])")
 RELATIONS = """
@@ -204,6 +207,8 @@ def shortened(text: str, rng: random.Random) -> str:
 def resolved(text: str, rng: random.Random, title: str = "") -> str:
     """Its title instead of a pronoun."""
     title = re.sub(r"\s*\([^()]*\)", "", title)
+    if text.startswith(title):  # "They Flew Alone"
+        return text
     text = re.sub(r"^(?:He|She|It|They)\b", title, text)
     return re.sub(r"^(?:His|Her|Its|Their)\b", f"{title}'s", text)
 
@@ -229,6 +234,8 @@ def corrupted(kind: str, text: str, item: Item, far: Item, rng: random.Random) -
     """A sentence that says something else; None where the rule finds nothing to change."""
     if kind.startswith(("name", "number")):
         pattern = NAME if kind.startswith("name") else NUMBER
+        if kind in WITHIN:
+            return _within(text, pattern, rng, swapped=kind.endswith("swapped"))
         return _replaced(text, pattern, (item if kind.endswith("near") else far).source, rng)
     if kind == "negated":
         return (
@@ -236,8 +243,6 @@ def corrupted(kind: str, text: str, item: Item, far: Item, rng: random.Random) -
             if re.search(r"\b(is|was|are|were)\b", text)
             else None
         )
-    if kind == "swapped":
-        return _swapped(text, rng)
     words = [w for w in re.findall(r"\b\w+\b", text) if (w in RELATION if kind == "relation" else _ordinary(w))]
     if not words:
         return None
@@ -275,17 +280,25 @@ def _replaced(text: str, pattern: re.Pattern[str], source: str, rng: random.Rand
     return text[: span.start()] + other + text[span.end() :]
 
 
-def _swapped(text: str, rng: random.Random) -> str | None:
-    names = [found for found in NAME.finditer(text) if found[0].split()[0].lower() not in {*FUNCTION, *MONTHS}]
+def _within(text: str, pattern: re.Pattern[str], rng: random.Random, *, swapped: bool) -> str | None:
+    """A name or number in the place of another one of the same sentence, which stays or changes places with it."""
+    spans = [
+        found
+        for found in pattern.finditer(text)
+        if len(found[0]) > 1 and {*found[0].lower().split()}.isdisjoint({*FUNCTION, *MONTHS})
+    ]
     pairs = [
         (a, b)
-        for a, b in pairwise(names)
-        if any(_ordinary(word) for word in re.findall(r"\w+", text[a.end() : b.start()])) and a[0] != b[0]
+        for a, b in combinations(spans, 2)
+        if {*a[0].split()}.isdisjoint(b[0].split())
+        and (pattern is NUMBER or any(_ordinary(word) for word in re.findall(r"\w+", text[a.end() : b.start()])))
+        and (pattern is NAME or len(a[0]) == len(b[0]))
     ]
     if not pairs:
         return None
     a, b = rng.choice(pairs)
-    return text[: a.start()] + b[0] + text[a.end() : b.start()] + a[0] + text[b.end() :]
+    first, second = (b[0], a[0]) if swapped else rng.choice([(a[0], a[0]), (b[0], b[0])])
+    return text[: a.start()] + first + text[a.end() : b.start()] + second + text[b.end() :]
 
 
 def corruptions(item: Item, far: Item, rng: random.Random) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ Each trial writes one file drawn by its seed and reads it in a process of its ow
     formats     an episode whose record has an unknown format: it is named and not shown
     keys        a recipe of up to 30,000 keys: rejected in a message of at most 10,000 characters
     cut, pad    tokenizer.json with truncation or padding: a template has the tokens it had without
-    growth      tokenizer.json with a normalizer or decoder that lengthens text: rejected, or it has at most 300 MB
+    growth      tokenizer.json with steps that lengthen text: rejected, or it has at most 300 MB
 
 One row per kind: trials, how many were held, wrong, killed; seconds of CPU and MB that a trial took in addition, at
 most. The exit status is 1 if any trial was not held.
@@ -150,9 +150,11 @@ def pad(draw: random.Random, folder: Path) -> bool:
 
 def growth(draw: random.Random, folder: Path) -> bool:
     letter, times, count = draw.choice("aeiou "), draw.choice([2, 10, 100]), draw.randint(4, 12)
-    steps = [{"type": "Replace", "pattern": {"String": letter}, "content": letter * times}] * count
-    part, name = draw.choice([("normalizer", "normalizers"), ("decoder", "decoders")])
-    model = changed(folder, **{part: {"type": "Sequence", name: steps}})
+    longer: dict[str, Any] = {"type": "Replace", "pattern": {"String": letter}, "content": letter * times}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    part = draw.choice(["normalizer", "pre_tokenizer", "decoder"])
+    steps = [level if part == "pre_tokenizer" else longer] * count
+    model = changed(folder, **{part: {"type": "Sequence", part.replace("_", "") + "s": steps}})
     try:
         codec = Codec.load(model)
     except ModelError as error:

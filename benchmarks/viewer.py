@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.model import named
-from palimpsest.rollout.trajectory_file import encode_groups
+from palimpsest.rollout.trajectory_file import encode_groups, index_lines, index_of
 from palimpsest.runs.jsonl_rows import encode_row
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
@@ -92,8 +92,13 @@ def write_folder(folder: Path, turns: int, tokens: int, episodes: int) -> None:
     (folder / "run" / "config.yaml").write_text("recipe: benchmark\nmodel:\n  path: embedded\ntrain:\n  steps: 1\n")
     (folder / "run" / "metrics.jsonl").write_bytes(encode_row({"step": 1, "reward/mean": 0.5}))
     step = folder / "run" / "trajectories" / "step-000001.jsonl.zst"
-    step.write_bytes(encode_groups(short_groups(codec, episodes)))
-    (folder / "long.jsonl.zst").write_bytes(encode_groups([long_episode(codec, turns, tokens)]))
+    for path, groups in (
+        (step, list(short_groups(codec, episodes))),
+        (folder / "long.jsonl.zst", [long_episode(codec, turns, tokens)]),
+    ):
+        data = encode_groups(groups)
+        path.write_bytes(data)
+        index_of(path).write_bytes(index_lines(groups, data))
 
 
 @contextmanager

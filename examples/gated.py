@@ -1,7 +1,7 @@
 """GRU-Mem in one file: a gate that skips writing, a gate that stops reading, and a reward for both decisions.
 
     palimpsest check examples.gated:GatedPolicy
-    palimpsest eval --policy examples.gated:GatedPolicy --model Qwen/Qwen3-4B --data hotpot_dev.json --documents 50
+    palimpsest eval Qwen/Qwen3-4B --policy examples.gated:GatedPolicy --data hotpot_dev.json --documents 50
     palimpsest train memagent-quickstart policy.name=examples.gated:GatedPolicy credit.rule=state_mix \
         reward.layers=[examples.gated:GateReward]
 

@@ -1,7 +1,7 @@
 """MHM-LRU in one file: a memory of several heads, of which each section rewrites the least recently updated.
 
     palimpsest check examples.heads:HeadsPolicy
-    palimpsest eval --policy examples.heads:HeadsPolicy --model Qwen/Qwen3-4B --data hotpot_dev.json --documents 50
+    palimpsest eval Qwen/Qwen3-4B --policy examples.heads:HeadsPolicy --data hotpot_dev.json --documents 50
 
 Source: "Multi-Head Recurrent Memory Agents" (arXiv 2607.01523). For chunks c_t of a document and H heads
 
@@ -67,7 +67,7 @@ class HeadsPolicy(OverwritePolicy):
     def __post_init__(self) -> None:
         OverwritePolicy.__post_init__(self)
         if self.heads < 1:
-            raise ConfigError(f"policy.options.heads={self.heads}: must be at least 1")
+            raise ConfigError("must be at least 1", key="policy.options.heads", value=self.heads)
 
     def required_context(self, codec: Codec) -> int:
         """Window the model needs: the longest prompt any document can lead to, plus its completion."""

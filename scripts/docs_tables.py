@@ -14,7 +14,8 @@ from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.keys import all_keys, keys_of, option_keys, section_in
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.formats.format_registry import FORMATS
-from palimpsest.memory.registry import POLICIES
+from palimpsest.memory.registry import policy_class
+from palimpsest.plugin_kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,7 +58,8 @@ def policy_options(cls: type[Any]) -> str:
 
 
 def option_tables() -> str:
-    return "\n\n".join(f"### {name}\n\n{policy_options(cls)}" for name, cls in POLICIES.items())
+    policies = {name: policy_class(name) for name in KINDS["policy"].shipped}
+    return "\n\n".join(f"### {name}\n\n{policy_options(cls)}" for name, cls in policies.items())
 
 
 def example() -> str:
@@ -101,7 +103,7 @@ def models() -> str:
 
 def alarms() -> str:
     """When the viewer raises one, and how grave it is."""
-    from palimpsest.viewer.records.alarms import THRESHOLDS
+    from palimpsest.viewer.records.run_status import THRESHOLDS
 
     rows = [row(f"`{key}`", f"{when[0].upper()}{when[1:]}", severity) for key, when, severity in THRESHOLDS]
     return row("alarm", "when", "") + "\n|---|---|---|\n" + "\n".join(rows)

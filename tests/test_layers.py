@@ -22,6 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "files",
         "seeding",
         "plugins",
+        "plugin_kinds",
         "plugin_options",
         "http_services",
         "http_connections",

@@ -21,7 +21,7 @@ from support.source import IMPORTS
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-IMPORTED_AS = {"pyyaml": "yaml", "faiss-cpu": "faiss"}
+IMPORTED_AS = {"typing-extensions": "typing_extensions", "pyyaml": "yaml", "faiss-cpu": "faiss"}
 ELSEWHERE = {
     "IPython": "is there in a notebook's kernel, and asked for there alone",
     "pydantic_core": "comes with pydantic",

@@ -1,4 +1,4 @@
-"""`my_module:MyThing`: every mistake is one line that begins with the key."""
+"""Plugins by import path, by file and as objects: every mistake is one line that has its key."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from palimpsest import plugins
 from palimpsest.errors import ConfigError
+from palimpsest.plugin_kinds import KINDS
 
 FILES = {
     "plug_syntax.py": "def broken(:\n",
@@ -18,16 +19,17 @@ FILES = {
     "plug_fine.py": """
 class Thing:
     def __init__(self, size=1): self.size = size
-    def ask(self, x): return self.size + x
+    def grade(self, problem, trajectory): return self.size + problem + trajectory
 
 class Typed:
-    def __init__(self, size: int, codec: object = None, sizes: tuple[int, ...] = ()): self.sizes = sizes
-    def ask(self, x): return self.sizes
+    def __init__(self, size: int, codec: object = None, sizes: tuple[int, ...] = ()):
+        self.codec, self.sizes = codec, sizes
+    def grade(self, problem, trajectory): return self.codec, self.sizes
 
-def typed(x, *, share: float = 1.0, untyped=None): return share, untyped
+def typed(problem, trajectory=None, *, share: float = 1.0, untyped=None): return share, untyped
 
 class Called:
-    def __call__(self, x, *, share: float = 1.0): return share
+    def __call__(self, problem, trajectory, *, share: float = 1.0): return share
 called = Called()
 """,
 }
@@ -44,64 +46,84 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("plug_absent:Thing", "credit.rule: no module 'plug_absent' here or on PYTHONPATH"),
-        ("plug_fin:Thing", r"no module 'plug_fin' here or on PYTHONPATH; did you mean plug_fine\?"),
-        ("plug_fine.inner:Thing", "credit.rule: .*plug_fine"),
-        ("plug_needs:Thing", "credit.rule: plug_needs imports 'a_package_that_is_not_there', which is not installed"),
-        ("plug_syntax:Thing", r"credit.rule: importing plug_syntax raised SyntaxError: .*plug_syntax.py, line 1"),
-        ("plug_raises:VALUE", r"importing plug_raises raised ValueError: .* \(plug_raises.py, line 3\)"),
-        ("plug_leaves:VALUE", r"importing plug_leaves raised SystemExit: 0 \(plug_leaves.py, line 3\)"),
-        ("plug_lazy:Thing", r"plug_lazy:Thing raised OSError: no weights \(plug_lazy.py, line 3\)"),
-        ("plug_fine:Thin", r"credit.rule: plug_fine has no 'Thin'; did you mean Thing\?"),
-        ("../plug_fine:Thing", "credit.rule: '../plug_fine' is no module's name; give one as my_module:MyThing"),
-        (".plug_fine:Thing", "credit.rule: '.plug_fine' is no module's name"),
-        ("..:Thing", "credit.rule: '..' is no module's name"),
-        ("plug_fine:", "credit.rule: 'plug_fine:' is not of the form my_module:MyThing"),
+        ("plug_absent:Thing", "no module 'plug_absent' here or on PYTHONPATH"),
+        ("plug_fin:Thing", r"did you mean plug_fine\?"),
+        ("plug_fine.inner:Thing", "plug_fine"),
+        ("plug_needs:Thing", "plug_needs imports 'a_package_that_is_not_there'"),
+        ("plug_syntax:Thing", r"SyntaxError: .*plug_syntax.py, line 1"),
+        ("plug_raises:VALUE", r"ValueError: .* \(plug_raises.py, line 3\)"),
+        ("plug_leaves:VALUE", r"SystemExit: 0 \(plug_leaves.py, line 3\)"),
+        ("plug_lazy:Thing", r"OSError: no weights \(plug_lazy.py, line 3\)"),
+        ("plug_fine:Thin", r"plug_fine has no 'Thin'; did you mean Thing\?"),
+        ("plug_fine.py:Thin", r"plug_fine.py has no 'Thin'; did you mean Thing\?"),
+        ("plug_raises.py:VALUE", r"\(plug_raises.py, line 3\)"),
+        ("folder/absent.py:Thing", "no such file"),
+        ("plug_fine.py", "such as plug_fine.py:my_rule"),
+        ("../plug_fine:Thing", "'../plug_fine' is no module's name"),
+        (".plug_fine:Thing", "'.plug_fine' is no module's name"),
+        ("..:Thing", "'..' is no module's name"),
+        ("plug_fine:", "not of the form my_module:my_rule"),
+        ("maen", r"did you mean mean\?"),
+        ("object:mine", "give it again from Python"),
     ],
 )
-def test_what_can_not_be_imported_is_told_in_one_line(name: str, message: str) -> None:
+def test_what_can_not_be_loaded_is_one_line_with_key_and_value(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as failure:
-        plugins.own(name, "credit.rule")
+        plugins.load("rule", name)
     assert "\n" not in str(failure.value)
+    assert (failure.value.key, failure.value.value) == ("credit.rule", name)
+
+
+def test_four_names_mean_the_same_door() -> None:
+    import plug_fine  # type: ignore[import-not-found]
+
+    assert plugins.load("rule", "plug_fine:typed") is plug_fine.typed
+    assert plugins.load("rule", "plug_fine.py:typed")(0) == (1.0, None)
+    assert plugins.load("rule", "plug_fine.py:Thing") is plugins.load("rule", "plug_fine.py:Thing")
+    with plugins.known({"object:typed": plug_fine.typed}):
+        assert plugins.load("rule", "object:typed") is plug_fine.typed
+    assert plugins.load("rule", "state_mix").__name__ == "StateMix"
+
+
+def test_a_thing_is_named_so_that_a_later_process_finds_it() -> None:
+    for name in ("plug_fine:Thing", "plug_fine.py:Thing", "state_mix"):
+        assert plugins.reference("rule", plugins.load("rule", name)) == name
+    assert plugins.reference("rule", lambda group: [0.0]) == "object:<lambda>"
+
+
+def test_every_shipped_thing_is_where_the_table_says() -> None:
+    for kind, spec in KINDS.items():
+        for name in spec.shipped:
+            assert callable(plugins.load(kind, name)), name
 
 
 def test_a_class_is_made_with_its_options_and_its_method_called() -> None:
-    call = plugins.build("plug_fine:Thing", {"size": 3}, where="credit.rule", arguments=("x",), method="ask")
-    assert call(2) == 5
-    with pytest.raises(
-        ConfigError, match=r"credit.rule: plug_fine:Thing needs a method tell, or to be called, with \(x\)"
-    ):
-        plugins.build("plug_fine:Thing", {}, where="credit.rule", arguments=("x",), method="tell")
+    assert plugins.build("reward", "plug_fine:Thing", {"size": 3})(2, 1) == 6
+    with pytest.raises(ConfigError, match=r"a method turn_advantages, or to be called, with") as failure:
+        plugins.build("rule", "plug_fine:Thing")
+    assert failure.value.key == "credit.rule"
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options", "key", "value"),
     [
-        ("Typed", {"size": 2.5}, "thing.options.size=2.5: must be a whole number"),
-        ("Typed", {"size": 2, "sizes": ["a"]}, r"thing.options.sizes=\['a'\]: must be a list, each a whole number"),
-        ("typed", {"share": "half"}, "thing.options.share='half': must be a number"),
-        ("called", {"share": True}, "thing.options.share=True: must be a number"),
+        ("Typed", {"size": 2.5}, "size", 2.5),
+        ("Typed", {"size": 2, "sizes": ["a"]}, "sizes", ["a"]),
+        ("Typed", {}, "size", None),
+        ("Typed", {"size": 2, "codec": 1}, "codec", None),
+        ("typed", {"share": "half"}, "share", "half"),
+        ("called", {"share": True}, "share", True),
+        ("called", {"price": 1}, "price", None),
     ],
 )
-def test_an_option_of_another_type_is_refused_with_key_value_and_type(
-    name: str, options: dict[str, object], message: str
+def test_a_wrong_option_is_rejected_with_key_and_value(
+    name: str, options: dict[str, object], key: str, value: object
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plugins.build(
-            f"plug_fine:{name}",
-            options,
-            where="thing",
-            arguments=("x",),
-            method="ask",
-            given={"codec": "a codec"},
-            options_key="thing.options",
-        )
+    with pytest.raises(ConfigError) as failure:
+        plugins.build("reward", f"plug_fine:{name}", options, codec="a codec")
+    assert (failure.value.key, failure.value.value) == (f"reward.options.{key}", value)
 
 
 def test_options_come_as_their_annotations_have_them() -> None:
-    made = plugins.build("plug_fine:Typed", {"size": 1, "sizes": [1, 2]}, where="t", arguments=("x",), method="ask")
-    assert made(0) == (1, 2)
-    assert plugins.build("plug_fine:typed", {"untyped": "as it is"}, where="t", arguments=("x",))(0) == (
-        1.0,
-        "as it is",
-    )
+    assert plugins.build("reward", "plug_fine:Typed", {"size": 1, "sizes": [1, 2]}, codec="c")(0, 0) == ("c", (1, 2))
+    assert plugins.build("reward", "plug_fine:typed", {"untyped": "as it is"})(0, 0) == (1.0, "as it is")

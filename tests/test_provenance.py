@@ -56,7 +56,7 @@ def test_an_evaluation_says_with_what_it_was_made(tmp_path: Path, tiny_model_fol
     for name in ("evaluation.json", "summary.json"):
         made = json.loads((tmp_path / "e" / name).read_text())["made_with"]
         check(made)
-        assert "eval --model" in made["command"]
+        assert "palimpsest eval " in made["command"]
     report = (tmp_path / "e" / "report.html").read_text()
     assert "<dt>command</dt>" in report
     assert f"torch {version('torch')}" in report

@@ -15,7 +15,7 @@ READERS_OWN = ("hotpot", "Qwen/", "view ")
 """Files and models of the reader's own; the viewer serves until it is interrupted (tests/cli/test_view.py)."""
 
 
-SMALL = ("--limit=2", "--no-baselines", "--set", "question_tokens=256")
+SMALL = ("--limit=2", "--no-baselines", "question_tokens=256")
 
 
 def all_blocks() -> list[list[str]]:

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from palimpsest.app.evaluate.evaluation_result import Evaluation as Evaluation
     from palimpsest.app.evaluate.evaluation_run import evaluate as evaluate
     from palimpsest.app.evaluate.evaluation_run import evaluate_async as evaluate_async
-    from palimpsest.app.evaluate.rescoring import Rescoring as Rescoring
-    from palimpsest.app.evaluate.rescoring import rescore as rescore
-    from palimpsest.app.evaluate.rescoring import rescore_async as rescore_async
     from palimpsest.app.evaluate.run_comparison import Comparison as Comparison
     from palimpsest.app.evaluate.run_comparison import compare as compare
     from palimpsest.app.quickstart.quickstart_run import Quickstart as Quickstart
@@ -66,7 +63,6 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "app.evaluate.evaluation_run": ("evaluate", "evaluate_async"),
     "app.agent.play": ("play", "play_async", "Episode"),
     "app.quickstart.quickstart_run": ("quickstart", "quickstart_async", "Quickstart"),
-    "app.evaluate.rescoring": ("rescore", "rescore_async", "Rescoring"),
     "app.train.run_handle": ("Run",),
     "app.train.training_run": ("train", "train_async"),
     "memory.policy": ("Answered", "MemoryPolicy", "Model"),

@@ -13,9 +13,11 @@ import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 T = TypeVar("T")
+_UNSAID = object()
+_VALUE_CHARS = 80
 GOES_ON = "the run goes on from its newest checkpoint when it is resumed"
 """What an error of lost processes ends with."""
 
@@ -25,7 +27,34 @@ class PalimpsestError(Exception):
 
 
 class ConfigError(PalimpsestError):
-    """A recipe or an override is wrong: unknown key, value out of range, combination without a meaning."""
+    """A recipe or an override is wrong: unknown key, value out of range, combination without a meaning.
+
+    >>> error = ConfigError("must be a whole number", key="policy.options.size", value=2.5)
+    >>> str(error), str(error.at("--size 2.5:"))
+    ('policy.options.size=2.5: must be a whole number', '--size 2.5: must be a whole number')
+    >>> str(ConfigError("is missing", key="policy.options.size"))
+    'policy.options.size is missing'
+    """
+
+    def __init__(self, message: str, *, key: str | None = None, value: object = _UNSAID) -> None:
+        """`key`: the dotted key that is wrong; `value`: what it is set to. The text begins with both."""
+        super().__init__(message)
+        self.message, self.key, self.value = message, key, None if value is _UNSAID else value
+        shown = "" if value is _UNSAID else repr(value)
+        shown = f"={shown if len(shown) <= _VALUE_CHARS else shown[:_VALUE_CHARS] + '...'}:" if shown else ""
+        self.lead = "" if key is None else f"{key}{shown}"
+
+    def __str__(self) -> str:
+        return f"{self.lead} {self.message}".lstrip()
+
+    def at(self, lead: str, key: str | None = None) -> Self:
+        """The error under the name that its place has for a caller, such as a command's option."""
+        self.lead, self.key = lead, key or self.key
+        return self
+
+    def under(self, key: str) -> Self:
+        """The error of another key that set the value."""
+        return self.at(key + self.lead.removeprefix(self.key or ""), key)
 
 
 class DataError(PalimpsestError):

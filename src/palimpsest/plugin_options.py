@@ -1,12 +1,11 @@
-"""Options of a class that a recipe names, checked by the annotations of its constructor before it is made.
+"""Options of a class or a function that a recipe names, checked by its annotations before it is made or called.
 
     class MyPolicy:                                     policy.options: {lines: 2.5}
-        def __init__(self, lines: int = 8) -> None      refused: policy.options.lines=2.5: must be a whole number
+        def __init__(self, lines: int = 8) -> None      rejected: policy.options.lines=2.5: must be a whole number
 
-Guaranteed: an unknown option is refused with the nearest known name, a missing one by its name, a value of another
+Guaranteed: an unknown option is rejected with the nearest known name, a missing one by its name, a value of another
 type in one line that names key, value and what is expected. Types are strict: no text or `true` for a number, no 2.0
-for a whole number; a whole number is a number too, and a list is a tuple. Numbers are finite. What the constructor
-itself refuses with ConfigError, TypeError or ValueError is one line as well.
+for a whole number; a whole number is a number too, and a list is a tuple. Numbers are finite.
 Not covered: options without an annotation, or with one that can't be resolved or checked (`untyped` names them): they
 are passed on as they are.
 """
@@ -18,26 +17,23 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, Union, cast
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from palimpsest.errors import ConfigError, nearest
 
-Built = TypeVar("Built")
-
-_SHOWN = 80  # characters of a wrong value in a message
 _CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A parameter of a constructor."""
+    """A parameter of a constructor or of a function."""
 
     name: str
     annotation: Any
@@ -50,26 +46,44 @@ class Option:
         return self.default is inspect.Parameter.empty
 
 
-def options_of(cls: type[Any]) -> Mapping[str, Option]:
-    """The options of a class by name, in the order of its constructor. Worked out once a class: that takes longer than
-    making an instance.
+def signature_of(target: Callable[..., Any]) -> inspect.Signature | None:
+    """None for a callable that has none, as some written in C."""
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
+
+
+def options_of(target: Callable[..., Any], taken: int = 0) -> Mapping[str, Option]:
+    """The options of a class by name, in the order of its constructor; of a function those after the first `taken`
+    parameters. Computed once per target: that takes longer than making an instance.
 
     >>> class Mine:
     ...     def __init__(self, size: int, tags: list[str] | None = None, other=1) -> None: ...
     >>> options_of(Mine)["size"], list(options_of(Mine))
     (Option(name='size', annotation=<class 'int'>, default=<class 'inspect._empty'>), ['size', 'tags', 'other'])
     """
-    return _options_of(cls)  # type: ignore[arg-type]  # a class is hashable
+    try:
+        return _cached(cast(Hashable, target), taken)
+    except TypeError:  # an object that is called and can't be hashed
+        return _options_of(target, taken)
 
 
-@lru_cache(maxsize=512)
-def _options_of(cls: Any) -> Mapping[str, Option]:
-    hints = _hints(cls)
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = [p for p in inspect.signature(cls).parameters.values() if p.kind in named]
-    defaults = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
-    found = {p.name: Option(p.name, hints.get(p.name), _default(p, defaults.get(p.name))) for p in parameters}
-    return types.MappingProxyType(found)
+def _options_of(target: Any, taken: int) -> Mapping[str, Option]:
+    signature = signature_of(target)
+    hints = _hints(target)
+    parameters = list(signature.parameters.values())[taken:] if signature else []
+    fields = {f.name: f for f in dataclasses.fields(target)} if dataclasses.is_dataclass(target) else {}
+    return types.MappingProxyType(
+        {
+            p.name: Option(p.name, hints.get(p.name), _default(p, fields.get(p.name)))
+            for p in parameters
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        }
+    )
+
+
+_cached = lru_cache(maxsize=512)(_options_of)
 
 
 def untyped(cls: type[Any]) -> list[str]:
@@ -83,75 +97,64 @@ def untyped(cls: type[Any]) -> list[str]:
     return [option.name for option in options_of(cls).values() if _adapter(option.annotation) is None]
 
 
-def build(cls: type[Built], options: Mapping[str, Any], where: str, name: str | None = None) -> Built:
-    """`cls(**options)` once they are known to be right. `where` is the key of the options; `name` what `cls` is called.
-
-    >>> from collections import Counter
-    >>> build(Counter, {}, "policy.options")
-    Counter()
-    """
-    name = name or cls.__name__
-    known = options_of(cls)
-    checked = {key: _checked(cls, known, key, value, where, name) for key, value in options.items()}
-    for option in known.values():
-        if option.required and option.name not in options:
-            raise ConfigError(f"{where}.{option.name} is missing: {name} has no default for it")
-    try:
-        return cls(**checked)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where} of {name}: {_one_line(error)}") from None
+def takes_any(target: Callable[..., Any]) -> bool:
+    """Whether it takes any keyword."""
+    signature = signature_of(target)
+    return signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
-def annotations_of(target: Any) -> dict[str, Any]:
-    """Annotations of the parameters of a class's constructor, of a function, or of an object that is called.
+def check_options(
+    target: Callable[..., Any],
+    options: Mapping[str, Any],
+    key: str,
+    name: str,
+    *,
+    taken: int = 0,
+    injected: Collection[str] = (),
+) -> dict[str, Any]:
+    """The options as the annotations of `target` have them (a list becomes a tuple, say). Raises ConfigError.
+
+    `key`: of the options; `name`: what messages call the target; `injected`: parameters that are no options.
 
     >>> def reward(problem, trajectory, *, price: float = 0.1) -> float: ...
-    >>> annotations_of(reward)["price"]
-    <class 'float'>
-    """
-    if isinstance(target, type):
-        return _hints(target)
-    function = target if inspect.isroutine(target) else type(target).__call__
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        return {}
-
-
-def check_value(annotation: Any, value: Any, key: str) -> Any:
-    """`value` as the annotation has it (a list becomes a tuple, say). Raises ConfigError.
-
-    >>> check_value(tuple[int, ...], [1, 2], "sizes")
-    (1, 2)
-    >>> check_value(int, True, "policy.options.size")
+    >>> check_options(reward, {"price": "2"}, "reward.options", "mine:reward", taken=2)
     Traceback (most recent call last):
-    palimpsest.errors.ConfigError: policy.options.size=True: must be a whole number
+    palimpsest.errors.ConfigError: reward.options.price='2': must be a number
     """
+    known = {each: option for each, option in options_of(target, taken).items() if each not in injected}
+    if not takes_any(target):
+        for option in options:
+            if option not in known:
+                there = f"known: {', '.join(known)}" if known else "it has no options"
+                message = f"is unknown to {name}{nearest(option, known)}; {there}"
+                raise ConfigError(message, key=f"{key}.{option}")
+    for option, parameter in known.items():
+        if parameter.required and option not in options:
+            raise ConfigError(f"is missing: {name} has no default for it", key=f"{key}.{option}")
+    return {
+        option: _checked(known[option].annotation if option in known else None, value, f"{key}.{option}")
+        for option, value in options.items()
+    }
+
+
+def _checked(annotation: Any, value: Any, key: str) -> Any:
     adapter = _adapter(annotation)
     if adapter is None:
         return value
     try:
         return _validated(adapter, value)
     except ValidationError as error:
-        shown = repr(value)
-        shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
-        raise ConfigError(f"{key}={shown}: {_demand(annotation, error)}") from None
+        raise ConfigError(_demand(annotation, error), key=key, value=value) from None
 
 
-def _checked(cls: type[Any], known: Mapping[str, Option], key: str, value: Any, where: str, name: str) -> Any:
-    if key in known:
-        return check_value(known[key].annotation, value, f"{where}.{key}")
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(cls).parameters.values()):
-        return value
-    there = f"; known: {', '.join(known)}" if known else "; it has no options"
-    raise ConfigError(f"{where}.{key} is unknown to {name}{nearest(key, known)}{there}")
-
-
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    """Annotations of the constructor's parameters; none where they name what exists for a type checker alone."""
+def _hints(target: Any) -> dict[str, Any]:
+    """Annotations of the parameters; none where they name what exists for a type checker alone."""
+    owners: list[Any] = [target if inspect.isroutine(target) else type(target).__call__]
+    if inspect.isclass(target):  # a field's annotation belongs to the module of the class that declares it
+        owners = [target.__init__, *([target] if dataclasses.is_dataclass(target) else [])]
     hints: dict[str, Any] = {}
-    for owner in (cls.__init__, *([cls] if dataclasses.is_dataclass(cls) else [])):
-        try:  # a field's annotation belongs to the module of the class that declares it
+    for owner in owners:
+        try:
             hints.update(typing.get_type_hints(owner, include_extras=True))
         except (NameError, TypeError, AttributeError):
             continue
@@ -270,7 +273,3 @@ def _listed(items: tuple[Any, ...]) -> str:
         return f"a list of {len(kinds)}"
     inner = expected(kinds[0]) if kinds else None
     return f"a list, each {inner}" if inner else "a list"
-
-
-def _one_line(error: Exception) -> str:
-    return str(error).replace("\n", " ")

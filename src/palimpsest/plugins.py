@@ -1,162 +1,297 @@
-"""Plugins: objects that a configuration names, as `my_module:MyThing` or `python:NAME`.
+"""Plugins: everything that a configuration names, shipped or a user's own, by one table of kinds.
 
-    policy.name=my_module:MyPolicy        reward.name=my_module:my_reward       credit.rule=my_module:my_rule
-    data.format=my_module:MyFormat        logging.sinks=[my_module:MySink]      engine.name=my_module:MyEngine
+    reward.name=em                        a shipped name, of `KINDS["reward"].shipped`
+    reward.name=my_package.mine:reward    an import path; the current folder is searched too
+    reward.name=rewards/mine.py:reward    a file
+    reward.name=object:reward             an object passed to a call from Python
 
-A module is searched for in the current folder too. A class is constructed with the options given for it; a function
-gets them as keyword arguments. `python:NAME` is an object passed to a call from Python:
+All four are loaded, checked and built by the same functions. A class is constructed with the options given for it; a
+function gets them as keyword arguments. Only the call that was passed an object, its tasks and threads see it:
 
-    with giving({"python:my_reward": my_reward}):
-        found("python:my_reward", "reward.name")          # my_reward
+    with known({"object:mine": mine}):
+        load("reward", "object:mine")             # mine
 
-Only that call, its tasks and threads see the object, so two calls at once don't see each other's.
-
-Guaranteed: an error is a ConfigError of one line that begins with the key that named the object: no such module, an
-error in the module, no such name in it (with the nearest one), an unknown or missing option, one whose type differs
-from its annotation (plugin_options.py), an object of another shape.
+Guaranteed: an error is a ConfigError with the key that named the thing: no such module, an error in the module, no such
+name in it (with the nearest one), an unknown or missing option, one whose type differs from its annotation
+(plugin_options.py), an object of another shape. Nothing is imported before it is used.
 Not covered: options without an annotation, which are passed on unchanged; a module that changed after its import;
-`python:NAME` in other or later processes, where a call gets its objects again or raises ConfigError.
+`object:NAME` in other or later processes, where a call gets its objects again or raises ConfigError.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import hashlib
 import importlib
+import importlib.util
 import inspect
+import json
 import math
+import re
 import sys
 import traceback
-from abc import ABC, ABCMeta
+from abc import ABCMeta
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError, nearest
-from palimpsest.plugin_options import annotations_of, check_value
+from palimpsest.plugin_kinds import KINDS, OBJECT, PluginKind, fault_of
+from palimpsest.plugin_options import check_options, signature_of, takes_any
 
-# ---- python:NAME, objects of a call from Python --------------------------------------------------------------
+# ---- Objects of a call from Python ----------------------------------------------------------------------------
 
 
-PREFIX = "python:"
-DATA = f"{PREFIX}data"
+DATA = f"{OBJECT}data"
 """The name of problems."""
-KEYS = {"reward": "reward.name", "policy": "policy.name", "data": "data.source", "callbacks": "logging.sinks"}
-"""The key of a configuration that names an object, by the argument that takes it."""
+ARGUMENTS = {kind.key: kind.argument for kind in KINDS.values() if kind.argument} | {"data.source": "data"}
+"""The argument of a call from Python that takes an object, by the key of a configuration that names it."""
 
-_HELD: ContextVar[Mapping[str, Any] | None] = ContextVar("palimpsest_given", default=None)
+_KNOWN: ContextVar[Mapping[str, Any] | None] = ContextVar("palimpsest_objects", default=None)
 
 
-def is_given(name: str) -> bool:
-    """Whether `name` means an object.
+@contextmanager
+def known(objects: Mapping[str, Any]) -> Iterator[None]:
+    """While this lasts, each name of `objects` means its object, besides those that were known before; names that
+    `objects` gains meanwhile too."""
+    token = _KNOWN.set(ChainMap(cast(Any, objects), cast(Any, _KNOWN.get() or {})))
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
 
-    >>> is_given("python:my_reward"), is_given("my_module:my_reward")
-    (True, False)
-    """
-    return name.startswith(PREFIX)
+
+def object_named(name: str, key: str) -> Any:
+    """The object that `object:NAME` means; `key` named it."""
+    objects = _KNOWN.get() or {}
+    if name in objects:
+        return objects[name]
+    argument = ARGUMENTS.get(key, "reward")
+    raise ConfigError(
+        f"a Python object, which no file of the run holds; give it again from Python, as {argument}=... of "
+        "palimpsest.train, evaluate, play or ask, or set the key to something else",
+        key=key,
+        value=name,
+    )
 
 
 def plain(name: str) -> str:
     """`name` as tables show it.
 
-    >>> plain("python:data"), plain("python:MyPolicy"), plain("eval_50.json")
+    >>> plain("object:data"), plain("object:MyPolicy"), plain("eval_50.json")
     ('problems', 'MyPolicy', 'eval_50.json')
     """
-    return "problems" if name == DATA else name.removeprefix(PREFIX)
+    return "problems" if name == DATA else name.removeprefix(OBJECT)
 
 
-@contextmanager
-def giving(objects: Mapping[str, Any]) -> Iterator[None]:
-    """While this lasts, each name of `objects` means its object, besides those that were known before; names that
-    `objects` gains meanwhile too."""
-    token = _HELD.set(ChainMap(cast(Any, objects), cast(Any, _HELD.get() or {})))
+def reference(kind: str, thing: Any) -> str:
+    """The name by which a later process finds `thing`: a shipped one, or an import path; else `object:NAME`, which
+    means `thing` where it is `known`.
+
+    >>> reference("reward", math.sqrt), reference("policy", print)
+    ('object:sqrt', 'object:print')
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    lasting = isinstance(thing, FunctionType | type) and module not in (None, "__main__", "__mp_main__")
+    if not lasting or getattr(sys.modules.get(str(module)), name, None) is not thing:
+        return OBJECT + name_of(owner(thing))
+    path = f"{module}:{name}"
+    return next((known for known, place in KINDS[kind].shipped.items() if place == path), path)
+
+
+# ---- Loading --------------------------------------------------------------------------------------------------
+
+
+_NAMED = re.compile(r'"([\w./-]+):[A-Za-z_]\w*"')
+
+
+def source_digests(settings: Any) -> dict[str, str]:
+    """16 hex digits of the source of each module or file that `settings` names as `my_module:MyThing`, as far as it is
+    imported.
+
+    >>> list(source_digests({"reward": {"name": "json:loads", "state": "no_module:x"}}))
+    ['json']
+    """
+    found = dict[str, str]()
+    for name in sorted(set(_NAMED.findall(json.dumps(settings, default=str)))):
+        file = name if name.endswith(".py") else getattr(sys.modules.get(name), "__file__", None)
+        if file and Path(file).is_file():
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    return found
+
+
+def load(kind: str, name: str, key: str | None = None) -> Any:
+    """What `name` means. `key`: the one that named it, which a ConfigError has.
+
+    >>> load("reward", "math:sqroot")
+    Traceback (most recent call last):
+    palimpsest.errors.ConfigError: reward.name='math:sqroot': math has no 'sqroot'; did you mean sqrt?
+    """
+    key, path = key or KINDS[kind].key, KINDS[kind].shipped.get(name, name)
+    if path == name and (fault := fault_of(kind, name)):
+        raise ConfigError(fault, key=key, value=name)
+    if path.startswith(OBJECT):
+        return object_named(path, key)
+    place, _, attribute = path.rpartition(":")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ConfigError(f"no such file; give a path relative to {Path.cwd()} or an absolute one", key=key, value=name)
     try:
-        yield
-    finally:
-        _HELD.reset(token)
+        module = _module(place)
+        if hasattr(module, attribute):
+            return getattr(module, attribute)
+    except (PalimpsestError, Interrupted):
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(_not_found(place, error), key=key, value=name) from None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"importing {path} raised {_told(error)}", key=key, value=name) from error
+    near = nearest(attribute, [known for known in vars(module) if not known.startswith("_")])
+    raise ConfigError(f"{place} has no {attribute!r}{near}", key=key, value=name)
 
 
-def held_by(thing: Any) -> Mapping[str, Any]:
-    """The objects that a `Run` was trained with; none of a name or a folder."""
-    objects: Mapping[str, Any] = getattr(thing, "given", {})
-    return objects
+def _module(place: str) -> ModuleType:
+    """A module by its name, with the current folder on the path, or a file by its path."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    file, loaded = Path(place).resolve(), sys.modules.get(place)
+    if loaded is not None and loaded.__file__ == str(file):
+        return loaded
+    spec = importlib.util.spec_from_file_location(place, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[place] = importlib.util.module_from_spec(spec)  # named by its path, as references are
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # as a script finds what lies next to it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[place]
+        raise
+    return module
 
 
-def found(name: str, where: str) -> Any:
-    """The object that `name` means. `where`: the key that named it, which begins the ConfigError."""
-    held = _HELD.get() or {}
-    if name in held:
-        return held[name]
-    argument = next((given for given, key in KEYS.items() if where.startswith(key)), "reward")
-    raise ConfigError(
-        f"{where}: {name} is a Python object, which no file of the run holds; give it again from Python, as "
-        f"{argument}=... of palimpsest.train, evaluate, play or ask, or set {KEYS[argument]} to something else"
-    )
+def _not_found(place: str, error: ModuleNotFoundError) -> str:
+    """With the nearest of the modules in the current folder and in the folders it holds."""
+    if error.name is None or place.endswith(".py") or not f"{place}.".startswith(f"{error.name}."):
+        return f"{place} imports {error.name!r}, which is not installed"
+    here = Path.cwd()
+    files = [path.relative_to(here) for path in (*here.glob("*.py"), *here.glob("*/*.py"))]
+    modules = sorted(".".join(path.with_suffix("").parts) for path in files if not path.name.startswith("__"))
+    return f"no module {error.name!r} here or on PYTHONPATH{nearest(place, modules)}"
 
 
-# ---- my_module:MyThing ---------------------------------------------------------------------------------------
+def _told(error: BaseException) -> str:
+    """The error's kind, first line and place.
 
-
-Signature = inspect.Signature
-Contract = TypeVar("Contract", bound=ABC)
-
-
-def is_own(name: str) -> bool:
-    """Whether `name` is of the form `my_module:MyThing`."""
-    return ":" in name
-
-
-def check_name(name: str, shipped: Iterable[str], where: str, what: str, example: str) -> str:
-    """`name`, if it is shipped or has the form of a user's own; nothing is imported. Raises ValueError in words.
-
-    >>> check_name("my_module:mine", ["mean"], "credit.rule", "rule", "my_module:my_rule")
-    'my_module:mine'
+    >>> _told(KeyError("size"))
+    "KeyError: 'size'"
     """
-    known = tuple(shipped)
-    if is_own(name) or name in known:
-        return name
-    choice = f"choose one of {', '.join(known)}, or {example}" if known else f"give {example}"
-    raise ValueError(f"{where}={name!r}: no such {what}{nearest(name, known)}; {choice}")
+    message = next(iter(told(error).splitlines()), type(error).__name__)
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) or not frames:
+        return message  # a SyntaxError has the file and the line
+    return f"{message} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
 
 
-def named_class(name: str, shipped: Mapping[str, type[Any]], where: str, what: str) -> type[Any]:
-    """The class called `name`: one of `shipped`, or the user's own. `where`: the key that named it; `what` it is.
+# ---- Checking and building ------------------------------------------------------------------------------------
 
-    >>> from collections import Counter
-    >>> named_class("counter", {"counter": Counter}, "policy.name", "policy").__name__
-    'Counter'
+
+def check(
+    kind: str, name: str, options: Mapping[str, Any], *, key: str | None = None, options_key: str | None = None
+) -> dict[str, Any]:
+    """The options as their annotations have them (a list becomes a tuple, say); nothing is made.
+
+    Raises ConfigError if what `name` means has another shape, or takes other options.
     """
-    if is_own(name):
-        return own_class(name, where)
-    if name not in shipped:
+    spec, target = KINDS[kind], load(kind, name, key)
+    options_key = options_key or spec.options
+    if not callable(target) and spec.base is None:
+        _refuse(spec, name, key, f"{_article(type(target).__name__)}, not a class or a function")
+    made = spec.base is not None and not isinstance(target, type)
+    if isinstance(target, type) or made:
+        check_class(kind, target if isinstance(target, type) else type(target), name, key)
+    else:
+        _check_call(spec, target, name, options, key)
+    if made and options:
         raise ConfigError(
-            f"{where}: no such {what}{nearest(name, shipped)}; choose one of {', '.join(shipped)}, "
-            f"or my_module:My{what.capitalize()}"
+            f"can't be set: {plain(name)} is an object, which has its options; set it where that is made, or give the "
+            "class",
+            key=f"{options_key}.{next(iter(options))}",
         )
-    return shipped[name]
+    if made:
+        return {}
+    taken = 0 if isinstance(target, type) else len(spec.takes)
+    return check_options(target, options, options_key, name, taken=taken, injected=spec.injected)
 
 
-def completed(cls: type[Any], contract: type[Contract]) -> type[Contract]:
-    """`cls`, or a subclass of it with the defaults of `contract` for what it doesn't define.
+def build(
+    kind: str,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    key: str | None = None,
+    options_key: str | None = None,
+    **injected: Any,
+) -> Any:
+    """What `name` means, ready to be used: an object of a kind with a `base`, or of one that isn't called; else what
+    is called with the arguments that the kind `takes`. `injected` are values of the run. Raises ConfigError."""
+    spec, target = KINDS[kind], load(kind, name, key)
+    values = check(kind, name, options or {}, key=key, options_key=options_key)
+    known = getattr(signature_of(target), "parameters", {})
+    anything = not spec.takes and takes_any(target)
+    values = {key: value for key, value in injected.items() if key in known or anything} | values
+    if spec.base is not None and not isinstance(target, type):
+        return whole(target, kind)
+    if spec.takes and not isinstance(target, type):
+        return functools.partial(target, **values) if values else target
+    try:
+        made = (completed(target, kind) if spec.base else target)(**values)
+    except (PalimpsestError, Interrupted):
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"could not be made: {_told(error)}", key=key or spec.key, value=name) from error
+    if spec.base or not spec.takes:
+        return made
+    call = getattr(made, spec.method or "", made)
+    _check_call(spec, call, name, {}, key)
+    return call
 
-    `contract` has empty slots, and no constructor.
 
-    >>> class Shape(ABC):
-    ...     __slots__ = ()
-    ...     sides = 4
-    >>> class Square: ...
-    >>> completed(Square, Shape)().sides, completed(Square, Shape).__name__
-    (4, 'Square')
-    """
+def check_all(config: Any) -> None:
+    """Check every plugin that a `RunConfig` names, before a model is loaded. Raises ConfigError."""
+    check("policy", config.policy.name, config.policy.options)
+    if config.reward.name not in KINDS["reward"].shipped:
+        check("reward", config.reward.name, config.reward.options)
+    for layer in config.reward.layers:
+        check("layer", layer.name, layer.options, options_key=f"reward.layers.{layer.name}")
+    check("rule", config.credit.rule, config.credit.options)
+    if config.data.format not in (None, *KINDS["format"].shipped):
+        check("format", config.data.format, config.data.format_options)
+    for sink in config.logging.sinks:
+        if sink not in KINDS["sink"].shipped:
+            check("sink", sink, {})
+    if config.engine.name not in KINDS["engine"].shipped:
+        check("engine", config.engine.name, config.engine.options)
+
+
+def completed(cls: type[Any], kind: str) -> type[Any]:
+    """`cls`, or a subclass of it with the defaults of the kind's `base` for what it doesn't define."""
+    base = KINDS[kind].base
+    assert base is not None
+    module, _, name = base.partition(":")
+    contract = getattr(importlib.import_module(module), name)
     if issubclass(cls, contract):
         return cls
-    key: Any = cls
-    completed: type[Contract] = _completed(key, contract)
-    return completed
+    subclass: type[Any] = _completed(cast(Any, cls), contract)
+    return subclass
 
 
 @functools.lru_cache(maxsize=256)
@@ -166,208 +301,65 @@ def _completed(cls: Any, contract: Any) -> Any:
     return ABCMeta(cls.__name__, (cls, contract), names)
 
 
-def own_class(name: str, where: str) -> type[Any]:
-    """The class at `name`. `where`: the key that named it, which begins the ConfigError.
-
-    >>> own_class("collections:Counter", "policy.name").__name__
-    'Counter'
-    """
-    thing = own(name, where, "class ")
-    if not isinstance(thing, type):
-        raise ConfigError(f"{where}: {name} is {_article(type(thing).__name__)}, not a class")
-    return thing
+def whole(thing: Any, kind: str) -> Any:
+    """An object of the kind, with the defaults of its `base` for what its class leaves out."""
+    cls = completed(type(thing), kind)
+    if cls is type(thing):
+        return thing
+    made = copy.copy(thing)
+    made.__class__ = cls
+    return made
 
 
-def own(name: str, where: str, kind: str = "") -> Any:
-    """Whatever stands at `name`; `kind` is what a message says it should be.
-
-    >>> own("math:pi", "reward.name")
-    3.141592653589793
-    >>> own("math:sqroot", "reward.name")
-    Traceback (most recent call last):
-    palimpsest.errors.ConfigError: reward.name: math has no 'sqroot'; did you mean sqrt?
-    """
-    if is_given(name):
-        return found(name, where)
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"{where}: {name!r} is not of the form my_module:MyThing")
-    if not all(map(str.isidentifier, module_name.split("."))):
-        raise ConfigError(f"{where}: {module_name!r} is no module's name; give one as my_module:MyThing")
-    module = _imported(module_name, where)
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        near = nearest(attribute, [known for known in vars(module) if not known.startswith("_")])
-        raise ConfigError(f"{where}: {module_name} has no {kind}{attribute!r}{near}") from None
-    except Exception as error:
-        raise ConfigError(f"{where}: {name} raised {_told(error)}") from error
+def check_class(kind: str, cls: type[Any], name: str, key: str | None = None) -> None:
+    """Raise ConfigError for a class whose objects can't be used."""
+    spec = KINDS[kind]
+    if not spec.takes:
+        return
+    method = inspect.unwrap(getattr(cls, spec.method or "", cls.__init__))
+    defines = {each for base in cls.__mro__ for each in (*vars(base), *vars(base).get("__annotations__", {}))}
+    called = {"__call__"} if spec.base is None else set()
+    if not defines & {spec.method, "__getattr__", *called}:
+        alternative = "" if spec.base else ", or to be called,"
+        _refuse(spec, name, key, f"needs a method {spec.method}{alternative} with ({', '.join(spec.takes)})")
+    if spec.method in defines and isinstance(method, FunctionType):
+        _check_awaited(spec, method, name, key)
 
 
-def _imported(name: str, where: str) -> ModuleType:
-    """The module, with the current folder on the path. Its own errors are told with file and line."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise _no_module(where, name, error.name) from None
-        raise ConfigError(f"{where}: {name} imports {error.name!r}, which is not installed") from None
-    except (PalimpsestError, Interrupted):
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: importing {name} raised {_told(error)}") from error
-
-
-def _no_module(where: str, name: str, missing: str) -> ConfigError:
-    """With the nearest of the modules in the current folder and in the folders it holds."""
-    here = Path.cwd()
-    files = [path.relative_to(here) for path in (*here.glob("*.py"), *here.glob("*/*.py"))]
-    known = sorted(".".join(path.with_suffix("").parts) for path in files if not path.name.startswith("__"))
-    return ConfigError(f"{where}: no module {missing!r} here or on PYTHONPATH{nearest(name, known)}")
-
-
-def _told(error: BaseException) -> str:
-    """The error's kind, first line and place.
-
-    >>> _told(KeyError("size"))
-    "KeyError: 'size'"
-    """
-    message = [*told(error).removeprefix(f"{type(error).__name__}: ").splitlines(), "no message"][0] or "no message"
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {message}"  # which has the file and the line
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {message}{place}"
-
-
-def build(
-    name: str,
-    options: Mapping[str, Any],
-    *,
-    where: str,
-    arguments: tuple[str, ...],
-    method: str | None = None,
-    given: Mapping[str, Any] | None = None,
-    options_key: str = "options",
-) -> Callable[..., Any]:
-    """What stands at `name` as something to call with `arguments`.
-
-    A function is called as it is, `options` as keyword arguments. Of a class an object is made with them, and its
-    method `method` is called if it has one, else the object itself. `given` are values that it gets besides, if it has
-    parameters of these names, such as the model's codec. `options_key` is what messages call the options.
-    """
-    target = own(name, where)
-    checked = check_shape(
-        name,
-        target,
-        options,
-        where=where,
-        arguments=arguments,
-        method=method,
-        given=given or {},
-        options_key=options_key,
-    )
-    signature = _signature(target)
-    known = signature.parameters if signature else {}
-    values = {key: value for key, value in (given or {}).items() if key in known} | checked
-    if not isinstance(target, type):
-        return functools.partial(target, **values) if values else target
-    made = _made(target, values, name, where)
-    call: Callable[..., Any] | None = getattr(made, method, None) if method else None
-    call = made if call is None else call
+def _check_call(spec: PluginKind, call: Any, name: str, options: Mapping[str, Any], key: str | None) -> None:
+    """Raise ConfigError if `call` can't be called with the arguments of its kind."""
     if not callable(call):
-        raise _not_called(name, where, arguments, method)
-    _refuse_arguments(call, name, arguments, {}, where)
-    return call
-
-
-def _made(target: Callable[..., Any], values: Mapping[str, Any], name: str, where: str) -> Any:
-    """An object of the user's class; what its constructor raises is a ConfigError."""
-    try:
-        return target(**values)
-    except (PalimpsestError, Interrupted):
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: {name} could not be made: {_told(error)}") from error
-
-
-def check_shape(
-    name: str,
-    target: Any,
-    options: Mapping[str, Any],
-    *,
-    where: str,
-    arguments: tuple[str, ...],
-    method: str | None = None,
-    given: Iterable[str] = (),
-    options_key: str = "options",
-) -> dict[str, Any]:
-    """The options as their annotations have them (a list becomes a tuple, say); nothing is made.
-
-    Raises ConfigError if what stands at `name` is no class or function for them. With `method`, objects of a class
-    need it, or to be called.
-    """
-    if not callable(target):
-        raise ConfigError(f"{where}: {name} is {_article(type(target).__name__)}, not a class or a function")
-    if method and isinstance(target, type) and not _defines(target, method, "__call__", "__getattr__"):
-        raise _not_called(name, where, arguments, method)
-    signature = _signature(target)
-    if signature is None:
-        return dict(options)
-    if not isinstance(target, type):
-        _refuse_arguments(target, name, arguments, options, where, given)
-    keywords = [
-        parameter.name
-        for parameter in list(signature.parameters.values())[0 if isinstance(target, type) else len(arguments) :]
-        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and parameter.name not in given
-    ]
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
-        for key in options:
-            if key not in keywords:
-                known = f"; known: {', '.join(keywords)}" if keywords else "; it takes none"
-                raise ConfigError(f"{options_key}.{key} is unknown to {name}{nearest(key, keywords)}{known}")
-    for key in keywords:
-        if signature.parameters[key].default is inspect.Parameter.empty and key not in options:
-            raise ConfigError(f"{options_key}.{key} is missing: {name} needs it")
-    hints = annotations_of(target)
-    return {key: check_value(hints.get(key), value, f"{options_key}.{key}") for key, value in options.items()}
-
-
-def _defines(cls: type[Any], *names: str) -> bool:
-    """Whether objects of `cls` have one of these, as far as the class tells."""
-    known = [{*vars(base), *vars(base).get("__annotations__", {})} for base in cls.__mro__]
-    return any(name in each for each in known for name in names)
-
-
-def _not_called(name: str, where: str, arguments: tuple[str, ...], method: str | None) -> ConfigError:
-    alternative = f"a method {method}, or " if method else ""
-    return ConfigError(f"{where}: {name} needs {alternative}to be called, with ({', '.join(arguments)})")
-
-
-def _refuse_arguments(
-    call: Any, name: str, arguments: tuple[str, ...], options: Mapping[str, Any], where: str, given: Iterable[str] = ()
-) -> None:
-    """Raise ConfigError if `call` can't be called with as many positional arguments."""
-    signature = _signature(call)
+        _refuse(spec, name, key, f"needs a method {spec.method}, or to be called, with ({', '.join(spec.takes)})")
+    _check_awaited(spec, call, name, key)
+    signature = signature_of(call)
     if signature is None:
         return
     positional = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     variable = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
-    taken = [p.name for p in positional if p.name not in given]
-    needed = [p.name for p in positional[len(arguments) :] if p.default is p.empty]
-    needed = [key for key in needed if key not in options and key not in given]
-    if (len(taken) < len(arguments) and not variable) or needed:
-        raise ConfigError(f"{where}: {name} takes {signature}, and is called with ({', '.join(arguments)})")
+    taken = [p.name for p in positional if p.name not in spec.injected]
+    needed = [p.name for p in positional[len(spec.takes) :] if p.default is p.empty]
+    needed = [each for each in needed if each not in options and each not in spec.injected]
+    if (len(taken) < len(spec.takes) and not variable) or needed:
+        _refuse(spec, name, key, f"takes {signature}, and is called with ({', '.join(spec.takes)})")
 
 
-def _signature(target: Any) -> Signature | None:
-    """None for what doesn't tell, as some things written in C."""
-    try:
-        return inspect.signature(target)
-    except (TypeError, ValueError):
-        return None
+def _check_awaited(spec: PluginKind, call: Any, name: str, key: str | None) -> None:
+    if spec.awaited is not None and is_async(call) is not spec.awaited:
+        is_other, instead = ("no coroutine", "async def") if spec.awaited else ("asynchronous", "def")
+        called = name_of(call)
+        _refuse(spec, name, key, f"{called} is {is_other}: write {instead} {called}({', '.join(spec.takes)})")
+
+
+def _refuse(spec: PluginKind, name: str, key: str | None, message: str) -> NoReturn:
+    raise ConfigError(message, key=key or spec.key, value=name)
+
+
+# ---- What is said of objects and of errors in users' code ----------------------------------------------------
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Also where it is an object whose class defines `async def __call__`."""
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
 
 def owner(call: Callable[..., Any]) -> Any:
@@ -381,15 +373,15 @@ def owner(call: Callable[..., Any]) -> Any:
     return call
 
 
-def own_name(thing: Any) -> str:
+def name_of(thing: Any) -> str:
     """What messages call a function or an object.
 
-    >>> own_name(len), own_name(Path("x")) in ("PosixPath", "WindowsPath")
+    >>> name_of(len), name_of(Path("x")) in ("PosixPath", "WindowsPath")
     ('len', True)
     """
     inner = thing.func if isinstance(thing, functools.partial) else thing
-    plain = isinstance(inner, FunctionType | MethodType | type) or inspect.isbuiltin(inner)
-    return str(inner.__name__ if plain else type(inner).__name__)
+    has_name = isinstance(inner, FunctionType | MethodType | type) or inspect.isbuiltin(inner)
+    return str(inner.__name__ if has_name else type(inner).__name__)
 
 
 def told(error: BaseException) -> str:

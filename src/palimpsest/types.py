@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from palimpsest.events import Event
-from palimpsest.seeding import derive_seed
+from palimpsest.seeding import Key, derive_seed
 
 
 class StopReason(StrEnum):
@@ -26,6 +26,8 @@ class StopReason(StrEnum):
     """`max_tokens` were sampled."""
     ABORTED = "aborted"
     """The request was cancelled; the tokens so far are kept."""
+    GIVEN = "given"
+    """Nothing was sampled: `palimpsest replay --memory` gave the tokens, which are the memory as they are."""
 
 
 class Outcome(StrEnum):
@@ -340,6 +342,9 @@ class Group:
     problem: Problem
     trajectories: tuple[Trajectory, ...]
     grades: tuple[Grade, ...]
+    key: tuple[Key, ...] = ()
+    """Of its draws, turn t of which is keyed by (*key, problem, rollout, t): (seed, "train", step, round), or (seed,
+    "eval", set); empty where that isn't known."""
 
     def __post_init__(self) -> None:
         played, graded = len(self.trajectories), len(self.grades)

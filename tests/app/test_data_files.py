@@ -16,7 +16,7 @@ from support.command import Run
 from support.small_run import small_run
 
 BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
-WORDS = [word for name, value in BUDGETS.items() for word in ("--set", f"{name}={value}")]
+WORDS = [f"{name}={value}" for name, value in BUDGETS.items()]
 
 
 def lines(path: Path, *rows: dict[str, Any]) -> Path:
@@ -45,7 +45,6 @@ def test_a_question_without_a_gold_is_played_once_and_counted_beside_the_accurac
     words = [
         "eval",
         "--no-baselines",
-        "--model",
         str(tiny_model_folder),
         "--data",
         str(path),
@@ -79,7 +78,7 @@ def test_columns_of_other_names_are_told_to_an_evaluation(
 ) -> None:
     path = tmp_path / "faq.csv"
     path.write_text("q,gold,body\nWho?,Ann,Ann ran.\n")
-    words = ["eval", "--no-baselines", "--model", str(tiny_model_folder), "--data", str(path), *WORDS]
+    words = ["eval", "--no-baselines", str(tiny_model_folder), "--data", str(path), *WORDS]
     refused = palimpsest(*words)
     assert refused.returncode == 2
     assert "--map" in refused.stderr
@@ -100,20 +99,20 @@ def test_each_of_several_files_may_have_columns_of_its_own(
     first, second = tmp_path / "a.csv", tmp_path / "b.csv"
     first.write_text("q,gold,body\nWho?,Ann,Ann ran.\n")
     second.write_text("asked,gold,body\nWhere?,Rome,Ann ran to Rome.\n")
-    words = ["eval", "--no-baselines", "--model", str(tiny_model_folder), "--data", str(first), "--data", str(second)]
+    words = ["eval", "--no-baselines", str(tiny_model_folder), "--data", str(first), "--data", str(second)]
     columns = f"question=q,answers=gold,context=body,{second}:question=asked"
     done = palimpsest(*words, *WORDS, "--map", columns, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     samples, _ = read_samples(tmp_path / "out" / "samples.jsonl")
-    assert {(sample.name, sample.question) for sample in samples} == {("a", "Who?"), ("b", "Where?")}
+    assert {(sample.set, sample.question) for sample in samples} == {("a", "Who?"), ("b", "Where?")}
     stray = palimpsest(*words, *WORDS, "--map", "c.csv:question=q")
     assert "data.map c.csv:question: no file that is read is called c.csv" in stray.stderr
 
 
 def test_rows_that_are_left_out_are_told_and_recorded(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     path, out = lines(tmp_path / "dev.jsonl", *HOTPOT), tmp_path / "out"
-    skip = ["--set", "data.on_missing_gold=skip", "--out", str(out)]
-    done = palimpsest("eval", "--model", str(tiny_model_folder), "--data", str(path), *WORDS, *skip)
+    skip = ["data.on_missing_gold=skip", "--out", str(out)]
+    done = palimpsest("eval", str(tiny_model_folder), "--data", str(path), *WORDS, *skip)
     assert done.returncode == 0
     assert "1 row left out by data.on_missing_gold=skip, the first: " in done.stderr
     assert json.loads((out / "summary.json").read_text())["rows_left_out"] == 1
@@ -135,4 +134,4 @@ def test_a_training_reads_several_files_and_records_what_it_left_out(tmp_path: P
 def test_an_evaluation_of_several_files_has_a_row_for_each(tmp_path: Path, tiny_model_folder: Path) -> None:
     files = [lines(tmp_path / f"{name}.jsonl", *rows) for name, rows in (("a", ROWS[:1]), ("b", ROWS[:2]))]
     evaluation = library.evaluate(tiny_model_folder, files, overrides=BUDGETS, quiet=True)
-    assert sorted((summary.name, summary.problems) for summary in evaluation.summaries) == [("a", 1), ("b", 2)]
+    assert sorted((summary.cell.set, summary.problems) for summary in evaluation.summaries) == [("a", 1), ("b", 2)]

@@ -64,7 +64,7 @@ def test_the_card_holds_the_accuracy_of_the_evaluation_in_the_run(run: Path, tmp
     card, row = card_of(export(run, tmp_path / "model").path), figures(run / "evals" / "two")
     assert f"| overwrite, 2 chunks | {row['accuracy']['mean']:.1%} | {row['accuracy']['low']:.1%} to " in card.text
     assert "Trained for 2 steps by the recipe memagent-quickstart, reward boxed, seed 0." in card.text
-    assert "palimpsest eval --model model --data FILE --policy overwrite --set chunk_size=64" in card.text
+    assert "palimpsest eval model --data FILE --policy overwrite chunk_size=64" in card.text
     assert (card.data.library_name, card.data.base_model, card.data.license) == ("transformers", None, None)
     assert "palimpsest" in card.data.tags
     assert card.content.count("\n") < 50
@@ -135,7 +135,7 @@ def test_names_from_files_are_no_markup(run: Path, tmp_path: Path) -> None:
     place = tmp_path / "eval"
     shutil.copytree(run / "evals" / "two", place)
     told = json.loads((place / "summary.json").read_text())
-    told["evaluations"][0] |= {"data": "a|b\n# x <script> [y](z)", "graded": 4}
+    told["evaluations"][0] |= {"set": "a|b\n# x <script> [y](z)", "size": None, "graded": 4}
     told["evaluations"][0]["accuracy"] = {"mean": 0.5, "low": 0.2, "high": 0.8}
     (place / "summary.json").write_text(json.dumps(told))
     text = model_card(str(run), run / "checkpoints" / "step-000002", "a|b\n# x", [place])
@@ -156,8 +156,9 @@ def test_the_command_prints_folder_files_and_lines_that_load_it(run: Path, tmp_p
 
     folder = load.partition("(")[2].removesuffix(")").strip("'")
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).config.model_type == "llama"
-    (words,) = [shlex.split(line) for line in done.stdout.splitlines() if "palimpsest eval --model" in line]
-    given = ["synthetic" if word == "FILE" else word for word in words[words.index("--model") :]]
+    (line,) = [line for line in done.stdout.splitlines() if "palimpsest eval " in line]
+    words = shlex.split(line.rpartition("palimpsest eval ")[2])
+    given = ["synthetic" if word == "FILE" else word for word in words]
     played = palimpsest("eval", *given, "--chunks", "1", "--limit", "1", "--no-baselines")
     assert played.returncode == 0, played.stderr
 
@@ -171,6 +172,5 @@ def test_the_lines_give_every_option_that_is_a_number_or_a_name() -> None:
     others = {"prompts": "mine/my prompts.yaml", "tools": {"search": {"topk": 2}}, "max_chunks": None}
     line = loading("m", PolicyConfig(name="recall", options=options | others))["palimpsest serve"]
     assert line == (
-        "palimpsest serve m --policy recall --set chunk_size=36 --set min_similarity=0.5 --set early_exit=false "
-        "--set layout=section_first"
+        "palimpsest serve m --policy recall chunk_size=36 min_similarity=0.5 early_exit=false layout=section_first"
     )

@@ -61,8 +61,8 @@ def test_a_reward_and_problems_can_be_objects(tiny_model_folder: Path, tmp_path:
     assert run.metrics.column("reward/mean") == [0.75, 0.75]
     assert seen == [1, 2]
     config = saved(run)
-    assert (config["reward"]["name"], config["data"]["source"]) == ("python:by_number", "python:data")
-    assert config["logging"]["sinks"] == ["jsonl", "python:watch"]
+    assert (config["reward"]["name"], config["data"]["source"]) == ("object:by_number", "object:data")
+    assert config["logging"]["sinks"] == ["jsonl", "object:watch"]
     assert config["data"]["curriculum"] is None
     evaluation = run.evaluate(baselines=False, quiet=True)
     assert [(sample.id, sample.value) for sample in evaluation] == [("data-0", 0.25), ("data-1", 0.25)]
@@ -165,7 +165,12 @@ def test_a_list_shorter_than_a_step_is_the_whole_step(
     assert (run.config.train.prompts_per_step, run.config.train.optimizer_steps) == (2, 2)
     said = "palimpsest.train(data=...) holds 2: train.prompts_per_step is 2, not 8"
     assert said in " ".join(capsys.readouterr().err.split())
-    with pytest.raises(palimpsest.PalimpsestError, match="python:data holds 2 problems, a step asks for 3"):
+    fewer: Any = {"resume": run.folder, "data": ROWS[:1]}
+    with pytest.raises(
+        palimpsest.PalimpsestError, match=r"train\(data=\.\.\.\) holds 1 problems, a step of .* takes 2"
+    ):
+        palimpsest.train(**fewer, quiet=True)
+    with pytest.raises(palimpsest.PalimpsestError, match="object:data holds 2 problems, a step asks for 3"):
         palimpsest.train(
             "memagent-quickstart",
             {**changes, "train.prompts_per_step": 3, "train.optimizer_steps": 1},
@@ -204,7 +209,7 @@ def test_a_policy_is_a_class_or_an_object(tiny_model_folder: Path, tmp_path: Pat
     given: list[tuple[Any, str, dict[str, Any], str]] = [
         (Parrot, named, {}, "Rome"),
         (Parrot(2), named, {"characters": 2}, "Ro"),
-        (held, "python:Held", {}, "Rom"),
+        (held, "object:Held", {}, "Rom"),
     ]
     for number, (policy, name, options, answer) in enumerate(given):
         out = tmp_path / str(number)
@@ -229,11 +234,11 @@ def test_a_shipped_policy_object_becomes_its_name_and_options(tiny_model_folder:
         ({"data": []}, r"palimpsest\.train\(data=\.\.\.\) is empty"),
         ({"data": {"train": ROWS}}, r"train\(data=\.\.\.\) is of type dict: .* data\['train'\]"),
         ({"data": [1]}, r"train\(data=\.\.\.\) item 0 is of type int: give a dict"),
-        ({"data": [ROWS[0], {**ROWS[1], "question": " "}]}, "python:data item 1: question is empty"),
+        ({"data": [ROWS[0], {**ROWS[1], "question": " "}]}, "object:data item 1: question is empty"),
         ({"data": [{**ROWS[0], "answers": []}]}, r"problem data-0: has no gold answer"),
         ({"data": ROWS[0]}, r"train\(data=\.\.\.\) is one problem: give a list"),
         ({"data": 3}, r"train\(data=\.\.\.\) is of type int"),
-        ({"reward": lambda completions: 1.0}, r"reward\.name=python:<lambda>: python:<lambda> takes \(completions\)"),
+        ({"reward": lambda completions: 1.0}, r"^palimpsest\.train\(reward=<lambda>\): takes \(completions\)"),
         ({"reward": 3}, r"train\(reward=\.\.\.\) is of type int: give a function"),
         ({"policy": 3}, r"train\(policy=\.\.\.\) is of type int: give a class"),
         ({"callbacks": [3]}, r"train\(callbacks=\.\.\.\) is of type int: give functions"),
@@ -277,6 +282,9 @@ def test_a_loaded_model_is_trained_as_a_copy_next_to_the_run(tiny_model_folder: 
     assert (more.steps, [*tmp_path.glob("run-model-*")]) == (3, [copy])
     with pytest.raises(palimpsest.PalimpsestError, match=r"train\(tokenizer=\.\.\.\) is missing"):
         palimpsest.train("memagent-quickstart", changes, model=model, out=tmp_path / "c", quiet=True)
+    exchanged: Any = {"model": tokenizer, "tokenizer": model}
+    with pytest.raises(palimpsest.PalimpsestError, match=r"train\(model=\.\.\.\) is of type .*Tokenizer"):
+        palimpsest.train("memagent-quickstart", changes, **exchanged, out=tmp_path / "d", quiet=True)
 
 
 def test_evaluate_and_play_take_objects_too(tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -337,7 +345,7 @@ def test_everything_can_be_defined_in_a_script_and_a_command_says_what_it_lacks(
     assert done.stdout.splitlines() == ["step 1 1.0", "tea"]
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     names = [config["policy"]["name"], config["reward"]["name"], *config["logging"]["sinks"]]
-    assert names == ["python:Short", "python:right", "jsonl", "python:Watch"]
+    assert names == ["object:Short", "object:right", "jsonl", "object:Watch"]
     started = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[0])
     assert started["detail"] == {"given": ["reward", "policy", "data", "callbacks"]}
     command = [sys.executable, "-m", "palimpsest", "train", "--resume", "run", "train.steps=2"]

@@ -69,16 +69,16 @@ def test_everything_can_be_typed_into_an_interactive_session(tiny_model_folder: 
     assert "palimpsest serve" not in done.stdout
 
 
-OBJECTS = {"reward.name": "python:mine", "policy.name": "python:Mine", "policy.options": {}, "logging.sinks": []}
+OBJECTS = {"reward.name": "object:mine", "policy.name": "object:Mine", "policy.options": {}, "logging.sinks": []}
 
 
 @pytest.mark.parametrize(
     ("changes", "arguments"),
     [
         (OBJECTS, {"reward", "policy", "chunks", "out"}),
-        ({"data.source": "python:data", "data.curriculum": None}, {"data", "out"}),
-        ({"data.source": "python:data", "data.curriculum": None, "data.eval_source": "held_out.json"}, {"out"}),
-        ({"logging.sinks": ["python:watch"]}, {"chunks", "out"}),
+        ({"data.source": "object:data", "data.curriculum": None}, {"data", "out"}),
+        ({"data.source": "object:data", "data.curriculum": None, "data.eval_source": "held_out.json"}, {"out"}),
+        ({"logging.sinks": ["object:watch"]}, {"chunks", "out"}),
     ],
 )
 def test_the_next_steps_of_a_run_with_objects_are_calls(

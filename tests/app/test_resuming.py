@@ -20,6 +20,7 @@ from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.runs.resume_rules import RunOrigin, how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
+from palimpsest.text.codec import Codec
 from palimpsest.training.supervised.imitation_source import Imitated
 from support.command import Run
 from support.fakes import small_config
@@ -188,7 +189,8 @@ def test_the_lessons_of_a_recipe_are_learnt_alone_and_go_on_by_their_folder(
 
 
 def test_supervised_training_goes_on_by_its_folder(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
-    (tmp_path / "records.jsonl.zst").write_bytes(encode_groups([replace(g) for g in sample_groups(2)]))
+    records = encode_groups([replace(g) for g in sample_groups(2)], Codec.load(str(tiny_model_folder)).digest)
+    (tmp_path / "records.jsonl.zst").write_bytes(records)
     sizes = ("train.steps=1", "train.prompts_per_step=4", "cold_start=null", f"model.path={tiny_model_folder}")
     out = ("--out", str(tmp_path / "run"))
     done = palimpsest("sft", "memagent-quickstart", *sizes, "--from", str(tmp_path / "records.jsonl.zst"), *out)

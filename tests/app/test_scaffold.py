@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 import palimpsest
-from palimpsest.app.starter_files import KINDS, write_scaffold
+from palimpsest.app.starter_files import SCAFFOLDS, write_scaffold
 from palimpsest.config.load import load_recipe
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.run_folder import METRICS
@@ -22,7 +22,7 @@ SOURCE = Path(palimpsest.__file__).parents[1]
 ROOT = SOURCE.parent
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCAFFOLDS)
 def test_a_scaffold_is_a_file_a_recipe_and_a_test_under_the_users_name(kind: str, tmp_path: Path) -> None:
     module, recipe, test = write_scaffold(kind, "page_notes", tmp_path / "mine")
     assert [path.name for path in (module, recipe, test)] == ["page_notes.py", "page_notes.yaml", "test_page_notes.py"]
@@ -33,7 +33,7 @@ def test_a_scaffold_is_a_file_a_recipe_and_a_test_under_the_users_name(kind: str
     assert "palimpsest train page_notes.yaml" in text
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCAFFOLDS)
 def test_a_scaffold_is_written_as_the_library_is(kind: str, tmp_path: Path) -> None:
     module, _, test = write_scaffold(kind, f"my_{kind}", tmp_path)
     lint = [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), "--ignore", "I001", "-q"]
@@ -86,7 +86,7 @@ def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCAFFOLDS)
 def test_a_scaffold_passes_its_own_tests_and_learns(kind: str, tmp_path: Path) -> None:
     """The mean reward of the last ten steps lies clearly above that of the first ten."""
     _, recipe, test = write_scaffold(kind, "mine", tmp_path)

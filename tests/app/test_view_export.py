@@ -20,7 +20,6 @@ from palimpsest.app.viewer_job import export
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.rollout.trajectory_file import encode_groups, group_lines
 from palimpsest.viewer.records.sources import Library
-from palimpsest.viewer.screens.episode_screen import episode_view
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.command import Run
 from support.view_folders import group, run_folder, state_of
@@ -62,14 +61,14 @@ def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> N
 
 
 def test_without_names_what_went_wrong_comes_first(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("palimpsest.viewer.export.export_bundle._EPISODES", 4)
+    monkeypatch.setattr("palimpsest.viewer.export.inline_page._EPISODES", 4)
     chosen: list[tuple[int, int]] = []
 
     def choose(answers: Any, export: Any, at: str, place: tuple[int, int]) -> bool:
         chosen.append(place)
         return True
 
-    monkeypatch.setattr("palimpsest.viewer.export.export_bundle._episode", choose)
+    monkeypatch.setattr("palimpsest.viewer.export.inline_page._episode", choose)
     export([run], tmp_path / "out.html", step="1")
     assert chosen == [(1, 0), (2, 1), (3, 1), (0, 0)]
 
@@ -186,14 +185,14 @@ def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Pat
 def test_an_episode_that_cannot_be_told_is_left_out_alone_and_a_defect_is_not_hidden(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, error = episode_view, Exception()
+    get, error = ViewerApi.get, Exception()
 
-    def failing(opened: Any, rollout: int) -> Any:
-        if rollout == 1:
+    def failing(answers: ViewerApi, path: str, query: Any = None) -> Any:
+        if path.endswith("/rollouts/1"):
             raise error
-        return told(opened, rollout)
+        return get(answers, path, query)
 
-    monkeypatch.setattr("palimpsest.viewer.screens.viewer_api.episode_view", failing)
+    monkeypatch.setattr(ViewerApi, "get", failing)
     error = DataError("a broken\nepisode")
     (written,) = export([run], tmp_path / "out.html", only="0/0,0/1")
     assert episodes_in(held(written.path)) == {"0/0"}

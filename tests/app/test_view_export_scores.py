@@ -19,17 +19,17 @@ from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.command import Run
 from support.inspect_logs import read_by_inspect
-from support.view_folders import evaluation_folder, group, sample
+from support.view_folders import chunks, evaluation_folder, group, sample
 
-BASELINE = "4 chunks, closed book"
-AGENT = [sample("4 chunks", f"p{n}", 1.0) for n in range(6)] + [sample("64 chunks", "p6", 0.0, size=64)]
-BASELINES = [sample(BASELINE, f"p{n}", 0.0, baseline="closed book") for n in range(6)]
+AGENT = [chunks(4, f"p{n}", 1.0) for n in range(6)] + [chunks(64, "p6", 0.0)]
+BASELINES = [chunks(4, f"p{n}", 0.0, player="closed book", baseline=True) for n in range(6)]
+CELL = ("set", "size", "unit", "player", "baseline")
 
 
 def recorded(each: Sample) -> Group:
     """The sample's episode, with its grade."""
     made = group(each.id, (each.value,))
-    named = tuple(replace(one, group_id=f"{each.name}/{each.id}", rollout=each.draw) for one in made.trajectories)
+    named = tuple(replace(one, group_id=each.group_id, rollout=each.draw) for one in made.trajectories)
     return Group(made.problem, named, made.grades)
 
 
@@ -62,11 +62,12 @@ def test_an_agent_that_is_right_is_exported_as_right_though_only_its_wrong_episo
     assert score["metrics"]["mean"]["value"] == pytest.approx(6 / 7) == written.content.mean
     assert score["metrics"]["4 chunks"]["value"] == 1.0
     assert (score["scored_samples"], score["unscored_samples"]) == (7, 0)
-    assert (log["eval"]["model"], log["eval"]["metadata"]["policy"]) == ("some/model", "overwrite")
-    assert {each["metadata"]["player"] for each in log["samples"]} == {"agent"}
+    assert (log["eval"]["model"], log["eval"]["metadata"]["player"]) == ("some/model", "agent: recall")
+    cells = {tuple(each["metadata"][name] for name in CELL) for each in log["samples"]}
+    assert cells == {("synthetic", 4, "chunks", "recall", False), ("synthetic", 64, "chunks", "recall", False)}
     assert [bool(each["messages"]) for each in log["samples"]] == [False] * 6 + [True]
     assert written.content.told == [
-        "6 of 7 episodes of the agent were not recorded and have a score without messages; "
+        "6 of 7 episodes of the agent: recall were not recorded and have a score without messages; "
         "evaluation.record=all records every episode"
     ]
     assert log["eval"]["metadata"]["left_out"] == written.content.told
@@ -79,18 +80,19 @@ def test_baselines_have_logs_of_their_own_that_name_them(tmp_path: Path) -> None
     log = read(other.path)
     assert log["eval"]["task"] == "eval, closed book"
     assert len(log["samples"]) == 6
-    assert {each["metadata"]["set"] for each in log["samples"]} == {BASELINE}
+    cells = {tuple(each["metadata"][name] for name in CELL) for each in log["samples"]}
+    assert cells == {("synthetic", 4, "chunks", "closed book", True)}
 
 
 def test_each_of_several_policies_has_a_log_of_its_own(tmp_path: Path) -> None:
-    rows = [
-        sample(f"{policy}, dev", f"p{n}", value) for policy, value in (("fold", 1.0), ("note", 0.0)) for n in range(3)
-    ]
-    identity = {"weights": "w", "policies": {"fold": {"name": "fold"}, "note": {"name": "note"}}}
-    written, other = export([evaluation_folder(tmp_path / "eval", rows, identity)], tmp_path / "out.eval")
+    played = (("fold", 1.0), ("note", 0.0))
+    rows = [sample("dev", f"p{n}", value, player=policy) for policy, value in played for n in range(3)]
+    written, other = export([evaluation_folder(tmp_path / "eval", rows)], tmp_path / "out.eval")
     assert (written.content.player, written.content.mean, written.content.episodes) == ("agent: fold", 1.0, 3)
     assert (other.path.name, other.content.player, other.content.mean) == ("out.note.eval", "agent: note", 0.0)
-    assert read(other.path)["eval"]["metadata"]["policy"] == "note"
+    log = read(other.path)
+    assert log["eval"]["task"] == "eval, note"
+    assert {each["metadata"]["player"] for each in log["samples"]} == {"note"}
 
 
 def test_an_evaluation_without_a_record_is_exported_with_its_scores(tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_the_score_of_named_episodes_is_said_to_be_of_those(tmp_path: Path) -> N
 
 
 def test_an_ungraded_episode_has_no_score_and_an_evaluation_that_did_not_end_no_success(tmp_path: Path) -> None:
-    folder = wrong_alone(tmp_path / "eval", [*AGENT[:1], sample("4 chunks", "lost", None)])
+    folder = wrong_alone(tmp_path / "eval", [*AGENT[:1], chunks(4, "lost", None)])
     (folder / "summary.json").unlink()
     log = read(export([folder], tmp_path / "out.eval")[0].path)
     (score,) = log["results"]["scores"]
@@ -116,7 +118,7 @@ def test_an_ungraded_episode_has_no_score_and_an_evaluation_that_did_not_end_no_
 
 def test_the_page_of_an_evaluation_says_what_was_not_recorded(tmp_path: Path) -> None:
     (page,) = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.html")
-    assert any("6 of 7 episodes of the agent were not recorded" in told for told in page.content.told)
+    assert any("6 of 7 episodes of the agent: recall were not recorded" in told for told in page.content.told)
 
 
 def test_the_record_of_an_evaluation_is_shown_as_the_evaluation(tmp_path: Path) -> None:
@@ -127,14 +129,14 @@ def test_the_record_of_an_evaluation_is_shown_as_the_evaluation(tmp_path: Path) 
 def test_the_episodes_of_an_evaluation_name_their_player_and_come_with_the_scores_of_all(tmp_path: Path) -> None:
     told = ViewerApi(Library([wrong_alone(tmp_path / "eval")])).get("/api/runs/eval/steps/all/episodes")
     assert [(row["player"], row["part"]) for row in told["rows"]] == [
-        *[("baseline: closed book", BASELINE)] * 6,
-        ("agent", "64 chunks"),
+        *[("baseline: closed book", "4 chunks")] * 6,
+        ("agent: recall", "64 chunks"),
     ]
     scores = {(part["player"], part["label"]): (part["episodes"], part["mean"]) for part in told["parts"]}
     assert scores == {
-        ("agent", "4 chunks"): (6, 1.0),
-        ("agent", "64 chunks"): (1, 0.0),
-        ("baseline: closed book", BASELINE): (6, 0.0),
+        ("agent: recall", "4 chunks"): (6, 1.0),
+        ("agent: recall", "64 chunks"): (1, 0.0),
+        ("baseline: closed book", "4 chunks"): (6, 0.0),
     }
 
 
@@ -153,13 +155,13 @@ def test_inspect_reads_back_the_accuracy_of_an_evaluation_that_was_played(
         "answer_tokens=8",
         f"reward.name={__name__}:half",
     ]
-    asked = [each for setting in budgets for each in ("--set", setting)]
-    words = ["eval", "--model", str(tiny_model_folder), "--chunks", "1", "--limit", "5", "--out", str(tmp_path / "e")]
+    asked = list(budgets)
+    words = ["eval", str(tiny_model_folder), "--chunks", "1", "--limit", "5", "--out", str(tmp_path / "e")]
     played = palimpsest(*words, *asked)
     assert played.returncode == 0, played.stderr
     (accuracy,) = json.loads((tmp_path / "e" / "summary.json").read_text())["evaluations"]
     done = palimpsest("view", str(tmp_path / "e"), "--export", str(tmp_path / "e.eval"))
-    assert "5 episodes of the agent, mean score 60.0 %" in done.stdout
+    assert "5 episodes of the agent: overwrite, mean score 60.0 %" in done.stdout
     log = read(tmp_path / "e.eval")
     assert log["results"]["scores"][0]["metrics"]["mean"]["value"] == accuracy["accuracy"]["mean"] == 0.6
     assert log["eval"]["model"] == str(tiny_model_folder)

@@ -175,7 +175,7 @@ def test_an_evaluation_in_which_nothing_could_be_graded_fails_with_the_reason(
     policy = "class Policy:\n    async def run(self, problem, model):\n        raise RuntimeError('no luck')\n"
     (tmp_path / "luckless.py").write_text(policy)
     monkeypatch.chdir(tmp_path)
-    model = ("--model", str(tiny_model_folder), "--data", str(hotpot(tmp_path / "dev.json")))
+    model = (str(tiny_model_folder), "--data", str(hotpot(tmp_path / "dev.json")))
     done = palimpsest("eval", "--policy", "luckless:Policy", *model)
     assert done.returncode == 1
     reason = "episode ended as policy_failed (RuntimeError: no luck)"
@@ -186,7 +186,7 @@ def test_an_evaluation_in_which_nothing_could_be_graded_fails_with_the_reason(
 
 def test_eval_runs_on_a_hotpotqa_file_and_continues(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     data, out = hotpot(tmp_path / "dev.json"), tmp_path / "out"
-    command = ["eval", "--policy", "overwrite", "--model", str(tiny_model_folder), "--data", str(data)]
+    command = ["eval", "--policy", "overwrite", str(tiny_model_folder), "--data", str(data)]
     command += ["--documents", "5", "--no-baselines", "--out", str(out)]
     done = palimpsest(*command)
     assert done.returncode == 0, done.stderr
@@ -210,9 +210,9 @@ def test_eval_of_an_agent_that_searches_an_index_grades_its_final_answer(
     (tmp_path / "asked.json").write_text(json.dumps([{"question": "What does Anna like?", "answers": ["blue"]}]))
     out = tmp_path / "out"
     done = palimpsest(
-        "eval", "--policy", "prune", "--model", str(tiny_model_folder), "--data", str(tmp_path / "asked.json"),
-        "--set", f"tools={{search: {{source: {tmp_path / 'index'}}}}}", "--set", "prompts=short",
-        "--set", "turn_tokens=32", "--set", "context_tokens=400", "--set", "max_turns=3", "--out", str(out),
+        "eval", "--policy", "prune", str(tiny_model_folder), "--data", str(tmp_path / "asked.json"),
+        f"tools={{search: {{source: {tmp_path / 'index'}}}}}", "prompts=short",
+        "turn_tokens=32", "context_tokens=400", "max_turns=3", "--out", str(out),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
@@ -224,8 +224,8 @@ def test_eval_of_an_agent_that_searches_an_index_grades_its_final_answer(
 def test_a_policy_that_reads_documents_is_refused_where_there_are_none(
     policy: str, palimpsest: Run, tiny_model_folder: Path
 ) -> None:
-    command = ["eval", "--policy", policy, "--model", str(tiny_model_folder), "--data", "synthetic_search"]
-    done = palimpsest(*command, "--limit", "1", "--set", "question_tokens=400")
+    command = ["eval", "--policy", policy, str(tiny_model_folder), "--data", "synthetic_search"]
+    done = palimpsest(*command, "--limit", "1", "question_tokens=400")
     assert done.returncode == 2
     assert "reads documents and these problems have none" in done.stderr
     assert "choose one of prune, tool_window, summary" in done.stderr
@@ -248,7 +248,7 @@ def test_eval_plays_a_policy_from_a_users_own_file(
     )
     data = hotpot(tmp_path / "dev.json")
     done = palimpsest(
-        "eval", "--policy", "mine:Guess", "--set", "word=blue", "--model", str(tiny_model_folder),
+        "eval", "--policy", "mine:Guess", "word=blue", str(tiny_model_folder),
         "--data", str(data), "--out", "out",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -259,7 +259,6 @@ def test_eval_plays_a_policy_from_a_users_own_file(
 def test_an_interrupt_leaves_no_traceback_and_a_log_to_continue(tmp_path: Path, tiny_model_folder: Path) -> None:
     command = [sys.executable, "-c", "from palimpsest.cli.main import main; main()", "eval"]
     command += [
-        "--model",
         str(tiny_model_folder),
         "--chunks",
         "2,512",

@@ -108,8 +108,8 @@ HUGE: list[tuple[list[str], str]] = [
     (["data", "inspect", "deep.json"], "deep.json row 1: JSON that can't be read"),
     (["data", "inspect", "deep.jsonl"], "deep.jsonl row 1: JSON that can't be read"),
     (["retrieval", "serve", "--corpus", "deep.json", "--port", "0"], "deep.json row 1: JSON that can't be read"),
-    (["eval", "--policy", ":"], "policy.name=':': ':' is not of the form my_module:MyThing"),
-    (["check", ":"], "':' is not of the form my_module:MyThing"),
+    (["eval", "--policy", ":"], "--policy :: not of the form my_module:MyPolicy"),
+    (["check", ":"], "check=':': not of the form my_module:MyPolicy"),
 ]
 
 
@@ -132,7 +132,7 @@ def test_input_out_of_proportion_is_a_line(
     if command[:3] == TRAIN:
         command = [*command, *(f"{key}={json.dumps(value)}" for key, value in small_run(tiny_model_folder).items())]
     if command[0] == "eval" and "--policy" not in command:
-        command = [*command, "--model", str(tiny_model_folder), "--set", "chunk_size=64", "--chunks", "1"]
+        command = [*command, str(tiny_model_folder), "chunk_size=64", "--chunks", "1"]
     assert what in refused(*command)
 
 

@@ -133,7 +133,7 @@ def test_an_asynchronous_rule_is_refused_before_the_run(name: str) -> None:
         CreditConfig(rule=f"{__name__}:{name}"),
         CreditConfig(rule="state_mix", options={"outcome": f"{__name__}:{name}"}),
     ):
-        with pytest.raises(ConfigError, match=rf"{name}: is asynchronous.*: write def, not async def"):
+        with pytest.raises(ConfigError, match="is asynchronous: write def"):
             build_rule(config)
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from palimpsest.config.data import FORMATS as CONFIGURABLE
 from palimpsest.config.data import DataConfig
 from palimpsest.config.load import parse_config
-from palimpsest.data.formats.custom_format import own_format
+from palimpsest.data.formats.custom_format import custom_format
 from palimpsest.data.formats.format_registry import FORMATS
 from palimpsest.data.formats.problem_files import ReadOptions, RowFormat, format_of, read_problems, write_problems
 from palimpsest.data.sources.file_source import FileSource
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.report.dataset_summary import inspect_source
 from palimpsest.types import Problem
 
@@ -81,7 +81,7 @@ def test_splits_limit_and_inspection_are_as_for_shipped_formats(bridge: Path) ->
     assert [p.id for p in source(bridge, "eval", limit=3).problems(step=0, count=9)] == [
         f"bridge-{n}" for n in range(3)
     ]
-    found = inspect_source(bridge, ReadOptions(own_format(CSV, {})), documents=6, limit=4)
+    found = inspect_source(bridge, ReadOptions(custom_format(CSV, {})), documents=6, limit=4)
     assert (found.format, found.rows, found.gold_in_context, found.evidence_lost) == (CSV, 4, 4, 0)
 
 
@@ -90,12 +90,12 @@ def test_a_file_that_it_does_not_recognise_is_read_by_its_columns(bridge: Path, 
     write_problems(held_out, [Problem("a", "Who?", ("Anna",), "Anna did.")])
     (problem,) = source(bridge, "eval", eval_source=str(held_out))
     assert problem.id == "a"
-    assert format_of(held_out, ReadOptions(own_format(CSV, {}))).name == "palimpsest"
+    assert format_of(held_out, ReadOptions(custom_format(CSV, {}))).name == "palimpsest"
 
 
 def test_options_reach_the_format_and_mappings_are_of_our_own_layout(tmp_path: Path) -> None:
     (tmp_path / "facts.txt").write_text("Capital of Norway?->Oslo\n")
-    made = own_format("own_formats:pairs", {"sep": "->"})
+    made = custom_format("own_formats:pairs", {"sep": "->"})
     (problem,) = read_problems(tmp_path / "facts.txt", format=made)
     assert problem == Problem("facts-0", "Capital of Norway?", ("Oslo",), "It is Oslo.")
 
@@ -113,13 +113,13 @@ def test_options_reach_the_format_and_mappings_are_of_our_own_layout(tmp_path: P
 def test_what_is_no_problem_is_refused_with_file_and_number(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file.bin").write_bytes(b"\x00")
     with pytest.raises(DataError, match=message):
-        list(read_problems(tmp_path / "file.bin", format=own_format(f"own_formats:{name}", {})))
+        list(read_problems(tmp_path / "file.bin", format=custom_format(f"own_formats:{name}", {})))
     with pytest.raises(DataError, match="no such file"):
-        list(read_problems(tmp_path / "absent.bin", format=own_format(f"own_formats:{name}", {})))
+        list(read_problems(tmp_path / "absent.bin", format=custom_format(f"own_formats:{name}", {})))
 
 
 def test_names_are_checked_when_the_configuration_is_read() -> None:
-    assert set(CONFIGURABLE) == set(FORMATS)
+    assert [*KINDS["format"].shipped] == [*FORMATS]
     with pytest.raises(ConfigError, match=r"data.format='hotpot': no such data format; did you mean hotpotqa\?"):
         parse_config("data: {source: a.json, format: hotpot}")
     with pytest.raises(ConfigError, match=r"data.format=hotpotqa is of files, data.source=synthetic has none"):

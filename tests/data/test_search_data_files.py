@@ -211,7 +211,7 @@ def _listed(answers: Any) -> list[str]:
 # ---- on the command line ------------------------------------------------------------------------------------
 
 
-def evaluated(**options: Any) -> list[tuple[str, list[Problem]]]:
+def evaluated(**options: Any) -> list[tuple[Any, Any]]:
     from palimpsest.app.config_resolution import Agent, evaluation_config
     from palimpsest.app.evaluate.evaluation_data import read_problems as to_play
 
@@ -220,13 +220,13 @@ def evaluated(**options: Any) -> list[tuple[str, list[Problem]]]:
 
 
 def test_evaluation_plays_one_set_a_number_of_objectives(ten: Path) -> None:
-    for name, problems in evaluated(data="synthetic_search", objectives=(4, 1), limit=5):
+    for part, problems in evaluated(data="synthetic_search", objectives=(4, 1), limit=5):
         assert len(problems) == 5
-        assert {f"{objective_count(p)} objective{'s' if objective_count(p) > 1 else ''}" for p in problems} == {name}
+        assert {objective_count(p) for p in problems} == {part.size}
     sets = evaluated(data=str(ten), objectives=(2, 5))
-    assert [(name, len(problems)) for name, problems in sets] == [("2 objectives", 5), ("5 objectives", 2)]
-    assert [name for name, _ in evaluated(data="synthetic_search")] == ["1 objective", "2 objectives", "4 objectives"]
-    assert [name for name, _ in evaluated(data=str(ten))] == ["ten"]  # as the file has them
+    assert [(part.size, part.unit, len(own)) for part, own in sets] == [(2, "objectives", 5), (5, "objectives", 2)]
+    assert [part.size for part, _ in evaluated(data="synthetic_search")] == [1, 2, 4]
+    assert [(part.set, part.size) for part, _ in evaluated(data=str(ten))] == [("ten", None)]  # as the file has them
 
 
 @pytest.mark.parametrize(

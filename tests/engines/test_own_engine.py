@@ -170,7 +170,7 @@ def test_the_run_of_an_engine_of_ones_own_is_evaluated_as_trained(own: str, tmp_
     recipe = ("train", "memagent-quickstart", f"engine.name={own}", "engine.options.learning_rate=5", *TINY)
     done = palimpsest(*recipe, "--out", str(run))
     assert done.returncode == 0, done.stderr
-    done = palimpsest("eval", "--model", str(run), "--limit", "2", "--no-baselines", "--out", str(tmp_path / "eval"))
+    done = palimpsest("eval", str(run), "--limit", "2", "--no-baselines", "--out", str(tmp_path / "eval"))
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "eval" / "samples.jsonl").read_text().splitlines()) == 2
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from dataclasses import dataclass, field
+import zlib
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ from palimpsest.app.quickstart.quickstart_results import quickstart_config
 from palimpsest.config.load import dump_config
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import DataError, RunError, SamplerError
-from palimpsest.evaluation.runner import Arena, EvalSet, evaluate, evaluate_sets
-from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Sample, SampleLog, read_samples
+from palimpsest.evaluation.runner import Arena, Entry, Measure, play_entries, summaries_of
+from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Cell, Sample, SampleLog, read_samples
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import EvalSummary, score, summarise
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
 from support.tasks import Told
+
+CELL = Cell("eval", None, None, "agent")
 
 
 @dataclass
@@ -92,19 +95,15 @@ def problems(count: int = 6) -> list[Problem]:
 
 
 def play(codec: Codec, out: Path | None = None, sampler: EchoSampler | None = None, **options: Any) -> EvalSummary:
-    given = options.pop("problems", None)
-    return asyncio.run(
-        evaluate(
-            problems=problems() if given is None else given,
-            policy=OneCall(),
-            sampler=sampler or EchoSampler(),
-            codec=codec,
-            grader=options.pop("grader", Contains()),
-            sampling=SamplingConfig(temperature=0.0),
-            out=out,
-            **options,
-        )
-    )
+    entries = [Entry(CELL, OneCall(), options.pop("problems", problems()))]
+    arena = arena_of(codec, sampler or EchoSampler(), options.pop("measure", None))
+    samples = asyncio.run(play_entries(entries, arena, out=out, **options))
+    (summary,) = summaries_of(entries, samples)
+    return summary
+
+
+def arena_of(codec: Codec, sampler: EchoSampler, measure: Measure | None = None) -> Arena:
+    return Arena(sampler, codec, Contains(), SamplingConfig(temperature=0.0), (0,), measure=measure)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -188,15 +187,14 @@ def test_a_log_cut_at_any_byte_loses_the_torn_episode_only(tiny_codec: Codec, tm
 def test_a_damaged_line_is_counted_and_its_episode_played_again(tiny_codec: Codec, tmp_path: Path) -> None:
     whole = play(tiny_codec, tmp_path)
     data = (tmp_path / SAMPLES).read_bytes().splitlines(keepends=True)
-    data[2] = b'{"name": "eval", "id": 3\n'
+    data[2] = b'{"set": "eval", "id": 3\n'
     (tmp_path / SAMPLES).write_bytes(b"".join(data))
     assert read_samples(tmp_path / SAMPLES)[1] == 1
     sampler, warnings = EchoSampler(), list[str]()
-    arena = Arena(sampler, tiny_codec, Contains(), SamplingConfig(temperature=0.0), (0,))
-    sets = [EvalSet("eval", problems(), OneCall())]
-    assert asyncio.run(evaluate_sets(sets, arena, out=tmp_path, on_warning=warnings.append)) == [whole]
+    assert play(tiny_codec, tmp_path, sampler, on_warning=warnings.append) == whole
     assert sampler.calls == 1
-    assert warnings == [f"{tmp_path / SAMPLES}: lines that can't be read: 1; what they told is played again"]
+    assert len(warnings) == 1
+    assert f"{tmp_path / SAMPLES}: 1 unreadable lines" in warnings[0]
 
 
 EDITED = [
@@ -216,31 +214,22 @@ EDITED = [
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "sealed"),
-    [("value", "7", True), *((*edit, sealed) for edit in EDITED for sealed in (True, False))],
+    ("field", "value", "checksum"),
+    [("value", "7", "old"), ("value", "1.0", "none"), *((*edit, own) for edit in EDITED for own in ("old", "right"))],
 )
-def test_an_edited_line_is_no_result(field: str, value: str, sealed: bool, tiny_codec: Codec, tmp_path: Path) -> None:
+def test_an_edited_line_is_no_result(field: str, value: str, checksum: str, tiny_codec: Codec, tmp_path: Path) -> None:
     whole = play(tiny_codec, tmp_path)
     first, *rest = (tmp_path / SAMPLES).read_text("utf-8").splitlines(keepends=True)
     values = json.loads(first)
-    if field == "crc33" or not sealed:
-        del values["crc32"]
+    old = values.pop("crc32")
     edited = json.dumps({**values, field: "HERE"}).replace('"HERE"', value)
+    right = zlib.crc32(json.dumps(json.loads(edited), ensure_ascii=False, sort_keys=True).encode())
+    if checksum != "none":
+        edited = f'{edited[:-1]}, "crc32": {old if checksum == "old" else right}}}'
     (tmp_path / SAMPLES).write_text("".join([edited, "\n", *rest]), "utf-8")
     found, unreadable = read_samples(tmp_path / SAMPLES)
     assert (len(found), unreadable) == (5, 1)
     assert play(tiny_codec, tmp_path) == whole
-
-
-def test_lines_without_checksums_are_taken_before_the_first_that_has_one(tiny_codec: Codec, tmp_path: Path) -> None:
-    play(tiny_codec, tmp_path)
-    mixed = [
-        {key: value for key, value in line.items() if key != "crc32" or at in (2, 3)}
-        for at, line in enumerate(lines(tmp_path))
-    ]
-    (tmp_path / SAMPLES).write_text("".join(json.dumps(line) + "\n" for line in mixed), "utf-8")
-    found, unreadable = read_samples(tmp_path / SAMPLES)
-    assert (len(found), unreadable) == (4, 2)
 
 
 def test_what_is_nested_too_deep_is_unreadable(tiny_codec: Codec, tmp_path: Path) -> None:
@@ -269,7 +258,7 @@ def test_two_processes_cannot_write_one_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "size"),
+    ("metadata", "length"),
     [
         ({"chunks": ["a", "b"]}, None),
         ({"chunks": ["a", "b"], "num_docs": 20}, 20),
@@ -277,11 +266,11 @@ def test_two_processes_cannot_write_one_log(tmp_path: Path) -> None:
         ({"num_docs": 20, "chunks": 4}, 4),
     ],
 )
-def test_a_size_that_is_no_number_costs_no_episode(
-    tiny_codec: Codec, tmp_path: Path, metadata: dict[str, Any], size: int | None
+def test_a_length_that_is_no_number_costs_no_episode(
+    tiny_codec: Codec, tmp_path: Path, metadata: dict[str, Any], length: int | None
 ) -> None:
     play(tiny_codec, tmp_path, problems=[Problem("p", "question: yes", ("yes",), "text", metadata)])
-    assert [line["size"] for line in lines(tmp_path)] == [size]
+    assert [line["length"] for line in lines(tmp_path)] == [length]
 
 
 def test_repeated_ids_are_refused(tiny_codec: Codec) -> None:
@@ -289,12 +278,24 @@ def test_repeated_ids_are_refused(tiny_codec: Codec) -> None:
         play(tiny_codec, problems=[*problems(2), *problems(1)])
 
 
-def test_one_pool_plays_several_sets_and_keeps_them_apart(tiny_codec: Codec, tmp_path: Path) -> None:
-    arena = Arena(EchoSampler(), tiny_codec, Contains(), SamplingConfig(temperature=0.0), (0,))
-    sets = [EvalSet("long", problems(4), OneCall()), EvalSet("short", problems(2), OneCall())]
-    long, short = asyncio.run(evaluate_sets(sets, arena, out=tmp_path))
-    assert (long.name, long.problems, short.name, short.problems) == ("long", 4, "short", 2)
-    assert {(line["name"], line["id"]) for line in lines(tmp_path)} >= {("long", "p0"), ("short", "p0")}
+def test_one_pool_plays_several_entries_and_keeps_their_cells_apart(tiny_codec: Codec, tmp_path: Path) -> None:
+    cells = [CELL, replace(CELL, set="other"), replace(CELL, size=4), replace(CELL, player="recall")]
+    cells += [replace(CELL, baseline=True, player="retrieval")]
+    entries = [Entry(cell, OneCall(), problems(count)) for count, cell in enumerate(cells, 1)]
+    samples = asyncio.run(play_entries(entries, arena_of(tiny_codec, EchoSampler()), out=tmp_path))
+    assert [(each.cell, each.problems) for each in summaries_of(entries, samples)] == [
+        (cell, count) for count, cell in enumerate(cells, 1)
+    ]
+    logged, _ = read_samples(tmp_path / SAMPLES)
+    assert {(sample.cell, sample.id) for sample in logged} == {
+        (cell, f"p{at}") for count, cell in enumerate(cells, 1) for at in range(count)
+    }
+
+
+def test_a_cell_that_is_named_twice_is_refused(tiny_codec: Codec) -> None:
+    entries = [Entry(CELL, OneCall(), problems(1)), Entry(CELL, OneCall(), problems(2)[1:])]
+    with pytest.raises(DataError, match="2 evaluations are called agent, eval"):
+        asyncio.run(play_entries(entries, arena_of(tiny_codec, EchoSampler())))
 
 
 def test_measures_of_the_caller_are_logged_and_averaged(tiny_codec: Codec, tmp_path: Path) -> None:
@@ -303,22 +304,36 @@ def test_measures_of_the_caller_are_logged_and_averaged(tiny_codec: Codec, tmp_p
     assert sum("x" in line["measures"] for line in lines(tmp_path)) == 5
 
 
-def sample(index: int, value: float | None, size: int | None = None, tokens: int = 10) -> Sample:
-    return Sample("s", f"p{index}", "q", ("a",), "a", None, "answered", value, None, size, 1, tokens, 2)
+def sample(index: int, value: float | None, length: int | None = None, tokens: int = 10) -> Sample:
+    return Sample(
+        **asdict(CELL),
+        id=f"p{index}",
+        question="q",
+        answers=("a",),
+        answer="a",
+        memory=None,
+        outcome="answered",
+        value=value,
+        reason=None,
+        length=length,
+        turns=1,
+        prompt_tokens=tokens,
+        sampled_tokens=2,
+    )
 
 
 def test_figures_by_document_length_agree_with_counting_by_hand() -> None:
     rows = [sample(0, 1.0, 4, 10), sample(1, 0.0, 4, 30), sample(2, 1.0, 16, 100), sample(3, None, 16, 0)]
-    summary = summarise("s", rows)
-    by_size = {part.size: part for part in summary.sizes}
-    assert (by_size[4].accuracy.mean, by_size[4].tokens_per_document) == (0.5, 22.0)
-    assert (by_size[16].accuracy.mean, by_size[16].problems, by_size[16].graded) == (1.0, 2, 1)
+    summary = summarise(CELL, rows)
+    by_length = {part.length: part for part in summary.lengths}
+    assert (by_length[4].accuracy.mean, by_length[4].tokens_per_document) == (0.5, 22.0)
+    assert (by_length[16].accuracy.mean, by_length[16].problems, by_length[16].graded) == (1.0, 2, 1)
     assert summary.accuracy.mean == pytest.approx(2 / 3)
 
 
 def test_the_order_of_samples_does_not_matter() -> None:
     rows = [sample(i, i / 7) for i in range(7)]
-    assert summarise("s", rows) == summarise("s", rows[::-1])
+    assert summarise(CELL, rows) == summarise(CELL, rows[::-1])
 
 
 def shard_of(folder: Path, model: Path, *overrides: str) -> Shard:
@@ -342,10 +357,12 @@ def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_w
     assert first == begun.turns_played() >= 2
     grown, more = play_with("evaluation.problems=3")
     assert more == grown.turns_played() - first >= 1
-    assert {name: len(samples) for name, samples in samples_of([grown]).items()} == {"agent@1": 3}
+    (cell,) = samples_of([grown])
+    assert (cell.player, cell.size, cell.unit, cell.baseline) == ("agent", 1, "chunks", False)
+    assert len(samples_of([grown])[cell]) == 3
     shrunk, fewer = play_with("evaluation.problems=1")
     assert fewer == 0
-    assert {name: len(samples) for name, samples in samples_of([shrunk]).items()} == {"agent@1": 1}
+    assert {own: len(samples) for own, samples in samples_of([shrunk]).items()} == {cell: 1}
     warm, anew = play_with("evaluation.problems=2", "eval_sampling.temperature=1.0")
     assert anew == warm.turns_played() >= 2
     assert [text.endswith("set aside and played anew") for text in report.messages] == [True]
@@ -374,7 +391,7 @@ def test_fractional_values_get_an_interval_that_repeats() -> None:
 
 
 def test_lone_surrogates_and_control_characters_do_not_break_the_log(tmp_path: Path) -> None:
-    odd = Sample("s", "p", "q\ud800\x1b\u2028", ("a",), "line\nbreak", None, "answered", 1.0, None, None, 1, 1, 1)
+    odd = replace(sample(0, 1.0), question="q\ud800\x1b\u2028", answer="line\nbreak")
     with SampleLog(tmp_path) as log:
         log.append(odd)
         log.append(sample(1, 1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from palimpsest.config.load import dump_config
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.episode_files import EPISODES, EpisodeFile, Kept, read_episodes
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES
+from palimpsest.rollout.trajectory_file import frame_spans, index_of
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
 from support.tasks import Told
 
@@ -99,6 +101,29 @@ def test_a_file_cut_anywhere_goes_on_behind_its_last_whole_episode(tmp_path: Pat
         assert (tmp_path / EPISODES).read_bytes() == whole
 
 
+def test_the_index_is_written_with_the_record_and_again_where_it_was_torn(tmp_path: Path) -> None:
+    written(tmp_path, "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
+    index = index_of(tmp_path / EPISODES)
+    lines = index.read_bytes().splitlines(keepends=True)
+    assert [json.loads(line)["rows"][0]["gid"] for line in lines] == ["set/p", "set/q"]
+    written(tmp_path, "wrong", ("r", 0, 0.0))
+    whole = index.read_bytes()
+    assert (whole.startswith(b"".join(lines)), whole.count(b"\n")) == (True, 3)
+    (tmp_path / "again").mkdir()
+    written(tmp_path / "again", "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
+    for torn in (b"", lines[0], lines[0] + lines[1][:9]):
+        (tmp_path / "again" / EPISODES).write_bytes(_two_frames(tmp_path))
+        index_of(tmp_path / "again" / EPISODES).write_bytes(torn)
+        written(tmp_path / "again", "wrong", ("r", 0, 0.0))
+        assert index_of(tmp_path / "again" / EPISODES).read_bytes() == whole
+
+
+def _two_frames(folder: Path) -> bytes:
+    """Of the three episodes that a record holds, the first two."""
+    data = (folder / EPISODES).read_bytes()
+    return data[: list(frame_spans(data))[1][1]]
+
+
 def test_a_damaged_file_goes_on_where_a_reader_would_stop(tmp_path: Path) -> None:
     written(tmp_path, "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
     data = bytearray((tmp_path / EPISODES).read_bytes())
@@ -126,15 +151,16 @@ def test_an_evaluation_keeps_what_it_played_and_its_log_and_identity_stay_the_sa
     groups = read_episodes(tmp_path / "all" / EPISODES).groups
     samples = evaluated(tiny_model_folder, tmp_path / "none", "none")
     assert {(group.trajectories[0].group_id, group.trajectories[0].answer) for group in groups} == {
-        (f"{sample.name}/{sample.id}", sample.answer) for sample in samples
+        (sample.group_id, sample.answer) for sample in samples
     }
 
 
 def test_draws_and_baselines_stand_beside_each_other(tmp_path: Path, tiny_model_folder: Path) -> None:
     result = evaluated(tiny_model_folder, tmp_path, "all", samples=2, baselines=True, limit=1)
-    expected = {(f"{s.name}/{s.id}", s.draw) for s in (*result.samples, *result.baseline_samples)}
+    expected = {(s.group_id, s.draw) for s in (*result.samples, *result.baseline_samples)}
     assert {(name, draw) for name, draw, _ in held(tmp_path)} == expected
-    assert any(name.startswith("2 chunks, closed book/") for name, _ in expected)
+    assert [s.draw for s in result.baseline_samples if s.player == "closed book"] == [0]
+    assert [s.draw for s in result.samples] == [0, 1]
 
 
 def test_an_evaluation_that_was_killed_keeps_each_episode_once(tmp_path: Path, tiny_model_folder: Path) -> None:

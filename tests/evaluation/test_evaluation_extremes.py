@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from palimpsest.config.schema import SamplingConfig
-from palimpsest.evaluation.runner import evaluate
-from palimpsest.evaluation.sample_log import SAMPLES, read_samples
+from palimpsest.evaluation.runner import Arena, Entry, play_entries
+from palimpsest.evaluation.sample_log import SAMPLES, Cell, read_samples
 from palimpsest.memory.document_baselines import ClosedBookPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Problem, SamplingParams, StopReason, Trajectory
@@ -39,18 +39,10 @@ class AllRight:
 
 
 def play(codec: Codec, sampler: Watched, out: Path, concurrency: int = 2) -> None:
-    asyncio.run(
-        evaluate(
-            problems=[Problem(str(number), "q", ("a",)) for number in range(EPISODES)],
-            policy=ClosedBookPolicy(),
-            sampler=sampler,
-            codec=codec,
-            grader=AllRight(),
-            sampling=SamplingConfig(),
-            out=out,
-            concurrency=concurrency,
-        )
-    )
+    problems = [Problem(str(number), "q", ("a",)) for number in range(EPISODES)]
+    entry = Entry(Cell("eval", None, None, "closed_book"), ClosedBookPolicy(), problems)
+    arena = Arena(sampler, codec, AllRight(), SamplingConfig(), (0,))
+    asyncio.run(play_entries([entry], arena, out=out, concurrency=concurrency))
 
 
 def test_no_more_episodes_wait_at_once_than_there_are(tiny_codec: Codec, tmp_path: Path) -> None:

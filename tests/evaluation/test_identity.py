@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from palimpsest.config.keys import difference
 from palimpsest.errors import RunError
-from palimpsest.evaluation.sample_log import SampleLog, difference, set_aside_other
+from palimpsest.evaluation.sample_log import SampleLog, set_aside_other
 
 LONG = {"source": "synthetic", "format": None, "files": ["a" * 40] * 9, "seed": 0}
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,10 @@ def questions(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "question": row["question"].replace("sell", "buy")}
 
 
+def without_document(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "context": ""}
+
+
 def documents_and_golds(row: dict[str, Any]) -> dict[str, Any]:
     return documents(golds(row))
 
@@ -79,6 +86,14 @@ def test_edited_data_is_rejected_and_what_changed_is_counted(
     assert ((out / SAMPLES).read_bytes(), (out / "summary.json").read_bytes()) == before
 
 
+def test_documents_that_were_empty_are_counted_as_changed(tiny_model_folder: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "d.jsonl", list(map(without_document, rows())))
+    evaluated(tiny_model_folder, data, tmp_path / "e")
+    write(data, rows())
+    with pytest.raises(RunError, match="documents of 4 of 4 episodes"):
+        evaluated(tiny_model_folder, data, tmp_path / "e")
+
+
 def test_a_file_that_grows_and_another_limit_go_on_as_before(tiny_model_folder: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "d.jsonl", rows())
     assert len(evaluated(tiny_model_folder, data, tmp_path / "e", limit=3).samples) == 3
@@ -88,23 +103,43 @@ def test_a_file_that_grows_and_another_limit_go_on_as_before(tiny_model_folder: 
     assert len(evaluated(tiny_model_folder, data, tmp_path / "e", limit=1).samples) == 1
 
 
-def test_a_log_of_an_earlier_version_without_digests_of_documents_goes_on(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    data = write(tmp_path / "d.jsonl", rows())
-    evaluated(tiny_model_folder, data, tmp_path / "e")
-    log = tmp_path / "e" / SAMPLES
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    bare = [{key: value for key, value in line.items() if key not in ("document", "crc32")} for line in lines]
-    log.write_text("".join(json.dumps(line) + "\n" for line in bare))
-    assert evaluated(tiny_model_folder, data, tmp_path / "e").played == 0
-    write(data, list(map(golds, rows())))
-    with pytest.raises(RunError, match="golds of 4 of 4 episodes"):
-        evaluated(tiny_model_folder, data, tmp_path / "e")
-
-
 def test_an_evaluation_writes_down_the_sha256_of_its_files(tmp_path: Path, tiny_model_folder: Path) -> None:
     data = write(tmp_path / "d.jsonl", rows(1))
     evaluated(tiny_model_folder, data, tmp_path / "e")
     digest = hashlib.sha256(data.read_bytes()).hexdigest()
     assert json.loads((tmp_path / "e" / "summary.json").read_text("utf-8"))["editions"] == {str(data): digest}
+
+
+MODULE = """
+from palimpsest.memory.overwrite import OverwritePolicy
+
+def right(problem, trajectory):
+    return 1.0
+
+class Own(OverwritePolicy):
+    pass
+"""
+
+
+@pytest.mark.parametrize("what", ["reward", "policy", "model_files"])
+def test_a_changed_module_or_template_is_named(
+    what: str, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, module, out = tmp_path / "model", tmp_path / f"mine_{what}.py", tmp_path / "e"
+    shutil.copytree(tiny_model_folder, model, ignore=shutil.ignore_patterns("manifest.json"))
+    module.write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    named: dict[str, Any] = {"reward": {"reward": f"{module.stem}:right"}, "policy": {"policy": f"{module.stem}:Own"}}
+
+    def again() -> Evaluation:
+        given = {"data": write(tmp_path / "rows.jsonl", rows(1)), "out": out, "overrides": BUDGETS, "baselines": False}
+        return palimpsest.evaluate(model, **given, **named.get(what, {}), quiet=True)
+
+    again()
+    assert len(again()) == 1
+    changed = model / "tokenizer_config.json" if what == "model_files" else module
+    changed.write_text(changed.read_text() + "\n")
+    sys.modules.pop(module.stem, None)
+    key = f"model_files.{changed.name}" if what == "model_files" else f"modules.{module.stem}"
+    with pytest.raises(RunError, match=rf"another evaluation \({re.escape(key)} was "):
+        again()

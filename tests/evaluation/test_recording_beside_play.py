@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from palimpsest.config.schema import SamplingConfig
-from palimpsest.evaluation.runner import evaluate
-from palimpsest.evaluation.sample_log import SAMPLES
+from palimpsest.evaluation.runner import Arena, Entry, play_entries
+from palimpsest.evaluation.sample_log import SAMPLES, Cell
 from palimpsest.memory.document_baselines import ClosedBookPolicy
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Problem, SamplingParams, StopReason, Trajectory
@@ -58,19 +58,11 @@ class Waves:
 
 
 def play(codec: Codec, sampler: Waves, out: Path | None = None, problems: int = 8 * TOGETHER) -> None:
-    asyncio.run(
-        evaluate(
-            problems=[Problem(f"p{i}", "who?", ("x",)) for i in range(problems)],
-            policy=ClosedBookPolicy(prompts="short", question_tokens=32, answer_tokens=4),
-            sampler=sampler,
-            codec=codec,
-            grader=sampler,
-            sampling=SamplingConfig(temperature=0.0),
-            out=out,
-            concurrency=TOGETHER,
-            measure=sampler.measure,
-        )
-    )
+    asked = [Problem(f"p{i}", "who?", ("x",)) for i in range(problems)]
+    policy = ClosedBookPolicy(prompts="short", question_tokens=32, answer_tokens=4)
+    entry = Entry(Cell("eval", None, None, "closed_book"), policy, asked)
+    arena = Arena(sampler, codec, sampler, SamplingConfig(temperature=0.0), (0,), measure=sampler.measure)
+    asyncio.run(play_entries([entry], arena, out=out, concurrency=TOGETHER))
 
 
 def test_a_request_waits_for_no_record_of_the_episodes_that_ended_with_the_one_before(tiny_codec: Codec) -> None:

@@ -1,24 +1,24 @@
-"""Several samples of a problem: pass@k against counting, means over problems, old logs."""
+"""Several samples of a problem: pass@k against counting, means over problems."""
 
 from __future__ import annotations
 
-import json
-import zlib
+from dataclasses import asdict
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from palimpsest.evaluation.sample_log import Sample, SampleLog, read_samples
+from palimpsest.evaluation.sample_log import Cell, Sample
 from palimpsest.evaluation.summary import disagreement, pass_at_k, passes, summarise
 from support.score_test import STUDENT, score_test_ends
+
+CELL = Cell("set", None, None, "agent")
 
 
 def sample(name: str, value: float | None, draw: int = 0, **changes: object) -> Sample:
     values: dict[str, object] = {"id": name, "value": value, "draw": draw, "reason": None if value is not None else "x"}
-    fixed = {"name": "set", "question": "?", "answers": ("a",), "answer": "abc", "memory": None, "outcome": "answered"}
-    counts = {"size": None, "turns": 1, "prompt_tokens": 3, "sampled_tokens": 1}
+    fixed = {**asdict(CELL), "question": "?", "answers": ("a",), "answer": "abc", "memory": None, "outcome": "answered"}
+    counts = {"length": None, "turns": 1, "prompt_tokens": 3, "sampled_tokens": 1}
     return Sample(**{**fixed, **counts, **values, **changes})
 
 
@@ -36,7 +36,7 @@ def test_pass_at_k_is_the_share_of_choices_with_a_right_one(n: int) -> None:
 
 def test_figures_of_several_samples_have_problems_as_clusters() -> None:
     samples = drawn({"a": [1.0, 0.0, 1.0], "b": [0.0, 0.0, 0.0], "c": [1.0, None, 1.0]})
-    summary = summarise("set", samples, drawn=3)
+    summary = summarise(CELL, samples, drawn=3)
     assert (summary.problems, summary.graded, summary.ungraded, summary.samples) == (3, 8, 1, 3)
     assert summary.accuracy.mean == pytest.approx(4 / 8)
     assert summary.pass_at == {
@@ -48,25 +48,11 @@ def test_figures_of_several_samples_have_problems_as_clusters() -> None:
 
 
 def test_three_times_the_samples_do_not_narrow_an_interval_over_the_same_problems() -> None:
-    once = summarise("set", drawn({str(n): [float(n % 2)] for n in range(20)}))
-    thrice = summarise("set", drawn({str(n): [float(n % 2)] * 3 for n in range(20)}), drawn=3)
+    once = summarise(CELL, drawn({str(n): [float(n % 2)] for n in range(20)}))
+    thrice = summarise(CELL, drawn({str(n): [float(n % 2)] * 3 for n in range(20)}), drawn=3)
     as_many = 20 * (STUDENT[59] / STUDENT[19]) ** 2  # Korn and Graubard (1998): 60 values in 20 clusters
     assert (thrice.accuracy.low, thrice.accuracy.high) == pytest.approx(score_test_ends(0.5, as_many), abs=1e-4)
     assert (once.accuracy.low, once.accuracy.high) == pytest.approx(score_test_ends(0.5, 20), abs=1e-4)
     assert (once.pass_at, once.disagreement) == ({}, None)
     assert passes(drawn({"a": [1.0]}), 1) == {}
     assert disagreement(drawn({"a": [1.0]}), 1) is None
-
-
-def test_lines_of_before_there_were_draws_are_read(tmp_path: Path) -> None:
-    with SampleLog(tmp_path) as log:
-        log.append(sample("a", 1.0))
-        log.append(sample("a", 0.0, 1))
-    old, new = (json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines())
-    for name in ("draw", "baseline", "crc32"):
-        del old[name]
-    old["crc32"] = zlib.crc32(json.dumps(old, ensure_ascii=False, sort_keys=True).encode())
-    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in (old, new)))
-    samples, unreadable = read_samples(tmp_path / "samples.jsonl")
-    assert unreadable == 0
-    assert [each.key for each in samples] == [("set", "a", 0), ("set", "a", 1)]

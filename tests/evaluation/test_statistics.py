@@ -6,12 +6,13 @@ import itertools
 import math
 import random
 from collections import defaultdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from palimpsest.evaluation.sample_log import Sample
+from palimpsest.evaluation.sample_log import Cell, Sample
 from palimpsest.evaluation.statistics import (
     bootstrap,
     cluster_error,
@@ -321,9 +322,25 @@ def test_p_is_uniform_where_nothing_differs() -> None:
 # ---- what belongs together ------------------------------------------------------------------------------------
 
 
-def sample(id: str, value: float | None, *, document: str | None = None, name: str = "s", gold: str = "a") -> Sample:
+CELL = Cell("dev", 4, "documents", "agent")
+
+
+def sample(id: str, value: float | None, *, document: str | None = None, size: int = 4, gold: str = "a") -> Sample:
     return Sample(
-        name, id, f"question {id}", (gold,), "a", None, "answered", value, None, 4, 1, 9, 1, document=document
+        **asdict(replace(CELL, size=size)),
+        id=id,
+        question=f"question {id}",
+        answers=(gold,),
+        answer="a",
+        memory=None,
+        outcome="answered",
+        value=value,
+        reason=None,
+        length=size,
+        turns=1,
+        prompt_tokens=9,
+        sampled_tokens=1,
+        document=document,
     )
 
 
@@ -331,7 +348,7 @@ def test_questions_on_one_document_and_one_question_at_several_lengths_belong_to
     rows = [
         sample("p1", 1.0, document="d1"),
         sample("p2", 1.0, document="d1"),
-        sample("p2", 1.0, document="d2", name="longer"),
+        sample("p2", 1.0, document="d2", size=50),
         sample("p3", 1.0, document="d3"),
         sample("p3", 1.0, document="d4", gold="another"),
     ]
@@ -342,19 +359,19 @@ def test_a_summary_counts_documents_where_questions_share_them() -> None:
     values = [1.0] * 10 + [0.0] * 10
     alone = [sample(f"p{place}", value, document=f"d{place}") for place, value in enumerate(values)]
     shared = [sample(f"p{place}", value, document=f"d{place // 5}") for place, value in enumerate(values)]
-    assert (summarise("s", alone).clusters, summarise("s", shared).clusters) == (20, 4)
-    assert summarise("s", alone).accuracy == score(values)
-    found = summarise("s", shared).accuracy
+    assert (summarise(CELL, alone).clusters, summarise(CELL, shared).clusters) == (20, 4)
+    assert summarise(CELL, alone).accuracy == score(values)
+    found = summarise(CELL, shared).accuracy
     four = 4 * (STUDENT[19] / STUDENT[3]) ** 2
     assert (found.low, found.high) == pytest.approx(score_test_ends(0.5, four), abs=1e-4)
 
 
 def test_a_table_with_intervals_of_two_kinds_names_the_rows_with_a_bootstraps() -> None:
-    def row(name: str, *values: float | None) -> EvalSummary:
-        return summarise(name, [sample(str(place), value) for place, value in enumerate(values)])
+    def row(*values: float | None) -> EvalSummary:
+        return summarise(CELL, [sample(str(place), value) for place, value in enumerate(values)])
 
-    fractions, outside, empty = row("fractions", 0.0, 0.5, 1.0), row("bonus", 0.5, 1.5, 1.0), row("empty", None)
-    assert interval_notes([fractions, row("whole", 1.0, 0.0), empty]) == []
-    assert interval_notes([outside, empty]) == []
-    (note,) = interval_notes([fractions, outside, empty])
+    fractions, outside, empty = row(0.0, 0.5, 1.0), row(0.5, 1.5, 1.0), row(None)
+    assert interval_notes({"fractions": fractions, "whole": row(1.0, 0.0), "empty": empty}) == []
+    assert interval_notes({"bonus": outside, "empty": empty}) == []
+    (note,) = interval_notes({"fractions": fractions, "bonus": outside, "empty": empty})
     assert note.startswith("intervals of bonus are a bootstrap's")

@@ -14,7 +14,7 @@ from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.metrics.memory_metrics import memory_steps
 from palimpsest.metrics.reading_trace import GroupTexts, readings
-from palimpsest.plugins import named_class
+from palimpsest.plugins import load
 from palimpsest.types import Grade, Problem, Trajectory
 from support.agents import base_codec, played
 
@@ -49,7 +49,7 @@ def details(trajectory: Trajectory, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", [GATED, HEADS])
 def test_the_check_passes(name: str, capsys: pytest.CaptureFixture[str], tiny_codec: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        app(["check", name, "--set", "chunk_size=64"])
+        app(["check", name, "chunk_size=64"])
     assert ended.value.code == 0, capsys.readouterr().out
     made = policy(name, chunk_size=20)
     findings = check_policy(made, tiny_codec, made.required_context(tiny_codec))  # without a token to spare
@@ -84,7 +84,7 @@ def test_a_malformed_reply_keeps_the_memory_and_reads_on(reply: str, reason: str
 
 def test_gate_rewards_by_hand() -> None:
     """Line 3 of 4 holds the evidence: writing is right there alone, and ending from there on."""
-    layer = named_class("examples.gated:GateReward", {}, "layer", "layer")(base_codec())
+    layer = load("layer", "examples.gated:GateReward")(base_codec())
     trajectory = play(policy(GATED, reply_tokens=120), SKIP + GO, WRITE + GO, WRITE + GO, "broken")
     grade = layer(PROBLEM, trajectory, Grade(1.0))
     assert grade.per_turn == (2.0, 1.0, 1.0, 0.0, 0.0)

@@ -180,7 +180,7 @@ def test_the_question_is_no_source(tiny_codec: Any) -> None:
 
 
 def test_a_whole_reply_as_memory_can_not_be_grounded() -> None:
-    with pytest.raises(ConfigError, match=r"grounded=verbatim: with policy\.options\.next_memory=reply"):
+    with pytest.raises(ConfigError, match=r"grounded='verbatim': with policy\.options\.next_memory=reply"):
         RecallPolicy(grounded="verbatim", next_memory="reply")
 
 

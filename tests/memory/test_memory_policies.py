@@ -188,8 +188,8 @@ def test_budgets_larger_than_the_window_are_refused_with_the_sum(tiny_codec: Any
         ("prune", {"tools": ["search"]}, "policy.options.tools=['search']: must be a mapping"),
         ("prune", {"tools": {"search": {"topk": 2.5}}}, "policy.options.tools.search.topk=2.5: must be a whole number"),
         ("no_such_module:P", {}, "no module 'no_such_module'"),
-        ("palimpsest.types:P", {}, "palimpsest.types has no class 'P'"),
-        ("palimpsest.types:Turn", {}, "policy.name='palimpsest.types:Turn': the class has no coroutine run"),
+        ("palimpsest.types:P", {}, "palimpsest.types has no 'P'"),
+        ("palimpsest.types:Turn", {}, "policy.name='palimpsest.types:Turn': needs a method run"),
         ("threading:Thread", {}, "policy.name='threading:Thread': run is no coroutine: write async def run"),
     ],
 )

@@ -21,9 +21,9 @@ from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy_check import ScriptedModel, check_policy
-from palimpsest.memory.registry import POLICIES, build_policy
+from palimpsest.memory.registry import build_policy
 from palimpsest.models.checkpoint_manifest import MANIFEST, sealed
-from palimpsest.plugins import own_class
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.text.template import user_turn
 from palimpsest.types import Problem
 from support.agents import base_codec, world
@@ -48,7 +48,7 @@ def first_prompt(policy: Any, codec: Any) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("prompts", ["standard", "short"])
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", KINDS["policy"].shipped)
 def test_a_shipped_wording_given_as_a_file_makes_the_same_prompts(name: str, prompts: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(prompt_file(PolicyConfig(name=name, options={"prompts": prompts})), "utf-8")
@@ -106,15 +106,15 @@ def test_a_system_message_comes_before_where_the_chat_template_has_one(monkeypat
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ({**TEXTS, "read": READ.replace("{memory}", "{memry}")}, ".read: no slot {memry}; did you mean memory?"),
-        ({**TEXTS, "read": READ.replace("{memory}", "")}, ".read: {memory} is missing; it must hold {question}, "),
-        ({**TEXTS, "read": READ + "{memory}"}, ".read: {memory} stands there 2 times"),
+        ({**TEXTS, "read": READ.replace("{memory}", "{memry}")}, ".read has no slot {memry}; did you mean memory?"),
+        ({**TEXTS, "read": READ.replace("{memory}", "")}, ".read lacks {memory}; it must hold {question}, "),
+        ({**TEXTS, "read": READ + "{memory}"}, ".read has {memory} 2 times"),
         ({**TEXTS, "read": " \n"}, ".read is empty"),
         ({**TEXTS, "read": 5}, ".read=5: must be text"),
         ({"read": READ}, ".answer is missing"),
         ({**TEXTS, "anwser": ANSWER}, ".anwser is unknown to the texts of this policy; did you mean answer?"),
-        ({**TEXTS, "empty_memory": "{memory}"}, ".empty_memory: no slot {memory}; it has none"),
-        ({**TEXTS, "system": "\ue000memory\ue001"}, ".system: holds U+E000"),
+        ({**TEXTS, "empty_memory": "{memory}"}, ".empty_memory has no slot {memory}; it has none"),
+        ({**TEXTS, "system": "\ue000memory\ue001"}, ".system holds U+E000"),
     ],
 )
 def test_a_text_that_is_wrong_is_named_at_start(texts: dict[str, Any], message: str) -> None:
@@ -226,10 +226,10 @@ def test_the_command_line_prints_texts_and_takes_them_back(palimpsest: Any, refu
     done = palimpsest("recipes", "show", "memagent-7b", "policy.options.prompts=short", "--prompts")
     file = tmp_path / "mine.yaml"
     file.write_text(done.stdout)
-    assert palimpsest("check", "overwrite", "--set", f"prompts={file}").returncode == 0
+    assert palimpsest("check", "overwrite", f"prompts={file}").returncode == 0
     file.write_text(done.stdout.replace("{memory}", "{memo}"))
-    assert "policy.options.prompts.read: no slot {memo}" in refused("check", "overwrite", "--set", f"prompts={file}")
-    assert refused("check", "overwrite", "--set", "chunk_size=2.5").strip() == (
+    assert "policy.options.prompts.read has no slot {memo}" in refused("check", "overwrite", f"prompts={file}")
+    assert refused("check", "overwrite", "chunk_size=2.5").strip() == (
         "error: policy.options.chunk_size=2.5: must be a whole number"
     )
 
@@ -247,16 +247,17 @@ class Hurried(OverwritePolicy):
 '''
 
 
-def test_a_further_shipped_policy_needs_the_registry_alone(
+def test_a_further_shipped_policy_needs_a_row_of_the_table_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, palimpsest: Callable[..., Any]
 ) -> None:
     (tmp_path / "hurried.py").write_text(SHIPPED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(POLICIES, "hurried", own_class("hurried:Hurried", "policy.name"))
+    shipped: Any = KINDS["policy"].shipped
+    monkeypatch.setitem(shipped, "hurried", "hurried:Hurried")
     assert Agent(policy="hurried").config({}).reward.name == "f1"
     hurried, short = PolicyConfig(name="hurried"), PolicyConfig(name="overwrite", options={"prompts": "short"})
     assert prompt_file(hurried) == prompt_file(short)
-    done = palimpsest("check", "hurried", "--set", "chunk_size=2000")
+    done = palimpsest("check", "hurried", "chunk_size=2000")
     assert done.returncode == 0, done.stdout
     with pytest.raises(ConfigError, match="did you mean hurried"):
         build_policy(PolicyConfig(name="huried"))

@@ -280,11 +280,11 @@ def test_notes_count_calls_and_prunes_so_far() -> None:
     ("options", "message"),
     [
         ({"turn_tokens": 0}, "policy.options.turn_tokens=0: must be at least 1"),
-        ({"turn_tokens": 2000}, "policy.options.turn_tokens=2000 leaves no room"),
-        ({"tool_timeout_s": 0}, "policy.options.tool_timeout_s=0: must be above 0"),
+        ({"turn_tokens": 2000}, "policy.options.turn_tokens=2000: leaves no room"),
+        ({"tool_timeout_s": 0}, "policy.options.tool_timeout_s=0.0: must be above 0"),
         ({"call_style": "xml"}, "policy.options.call_style='xml': choose one of auto, hermes, llama3, mistral"),
         ({"prompts": "long"}, "policy.options.prompts='long': choose one of standard, short"),
-        ({"tools": {"serch": {}}}, "policy.options.tools.serch: no such tool"),
+        ({"tools": {"serch": {}}}, "policy.options.tools='serch': no such tool"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:

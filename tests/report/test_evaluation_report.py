@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import palimpsest
@@ -12,8 +13,9 @@ from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import accuracy_of, summarise
 from palimpsest.report.run_reports import EvaluationResults, write_evaluation_report
-from support.evaluations import sample
+from support.evaluations import CHUNKS, sample
 
+BASELINE = replace(CHUNKS, player="closed book", baseline=True)
 SMALL = {"memory_tokens": 8, "chunk_size": 24}
 
 
@@ -29,16 +31,19 @@ def test_figures_stand_in_it_with_intervals_baselines_and_outcomes(tiny_model_fo
     summary = json.loads((tmp_path / "eval" / "summary.json").read_text())
     assert [name for name in ("evaluations", "baselines") if not summary[name]] == []
     for row in summary["evaluations"]:
-        assert re.search(rf"<td>{row['name']}</td><td>{row['problems']}</td><td>{row['accuracy']['mean']:.1%}<", text)
+        part = "1 chunk" if row["size"] == 1 else "2 chunks"
+        assert re.search(rf"<td>{part}</td><td>{row['problems']}</td><td>{row['accuracy']['mean']:.1%}<", text)
         assert f"{row['accuracy']['low']:.1%} to {row['accuracy']['high']:.1%}" in text
         assert all(f"{count} {name.replace('_', ' ')}" in text for name, count in row["outcomes"].items())
-    assert all(f"<td>baseline: {row['name']}</td>" in text for row in summary["baselines"])
+    baselines = {row["player"] for row in summary["baselines"] if row["size"] == 2}
+    assert {"closed book", "whole document"} <= baselines
+    assert all(f"<td>baseline: {player}, 2 chunks</td>" in text for player in baselines)
     assert f"palimpsest view {tmp_path / 'eval'}" in text
 
 
 def test_rows_say_how_many_of_their_episodes_have_no_grade(tmp_path: Path) -> None:
     samples = [sample("a", 1.0), sample("b", 0.0), sample("c", None)]
-    results = EvaluationResults("t", accuracy_of(samples), [], [summarise("dev", samples)], [], config="")
+    results = EvaluationResults("t", accuracy_of(samples), [], {"dev": summarise(CHUNKS, samples)}, config="")
     write_evaluation_report(tmp_path, results)
     text = (tmp_path / "report.html").read_text()
     assert "<td>dev</td><td>3, 1 ungraded</td><td>50.0%<" in text
@@ -47,10 +52,11 @@ def test_rows_say_how_many_of_their_episodes_have_no_grade(tmp_path: Path) -> No
 
 def test_a_right_answer_costs_the_tokens_of_all_episodes(tmp_path: Path) -> None:
     samples = [sample("a", 1.0), sample("b", 0.0), sample("c", 0.5), sample("d", None)]  # 100 tokens each
-    summary, wrong = summarise("dev", samples), summarise("none", [sample("a", 0.0)])
+    summary, wrong = summarise(CHUNKS, samples), summarise(BASELINE, [sample("a", 0.0)])
     assert (summary.tokens_per_correct, wrong.tokens_per_correct) == (400 / 1.5, None)
-    assert summarise("own", [sample("a", 2.0)]).tokens_per_correct is None  # a reward that counts no answers
-    write_evaluation_report(tmp_path, EvaluationResults("t", accuracy_of(samples), [], [summary], [wrong], config=""))
+    assert summarise(CHUNKS, [sample("a", 2.0)]).tokens_per_correct is None  # a reward that counts no answers
+    rows = {"dev": summary, "none": wrong}
+    write_evaluation_report(tmp_path, EvaluationResults("t", accuracy_of(samples), [], rows, config=""))
     text = (tmp_path / "report.html").read_text()
     assert "<th>tokens per<br>correct answer</th>" in text
     assert "<td>100</td><td>267</td><td>3.0</td>" in text
@@ -64,7 +70,7 @@ def placed(id: str, value: float | None, first: float, last: float) -> Sample:
 def test_accuracy_stands_by_the_fifth_of_the_document_that_holds_the_evidence(tmp_path: Path) -> None:
     places = [(0.0, 1.0), (0.1, 0.0), (0.19, 1.0), (0.2, 1.0), (0.99, 0.0), (1.0, 0.0), (0.5, None)]
     samples = [placed(f"p{at}", value, place, place) for at, (place, value) in enumerate(places)]
-    summary = summarise("dev", [*samples, sample("nowhere", 1.0)])
+    summary = summarise(CHUNKS, [*samples, sample("nowhere", 1.0)])
     assert [(part.graded, part.accuracy.mean) for part in summary.by_evidence] == [
         (3, 2 / 3),
         (1, 1.0),
@@ -74,7 +80,7 @@ def test_accuracy_stands_by_the_fifth_of_the_document_that_holds_the_evidence(tm
     ]
     assert summary.by_last_evidence == ()
     low, high = wilson(2, 3)
-    write_evaluation_report(tmp_path, EvaluationResults("t", accuracy_of(samples), [], [summary], [], config=""))
+    write_evaluation_report(tmp_path, EvaluationResults("t", accuracy_of(samples), [], {"dev": summary}, config=""))
     text = (tmp_path / "report.html").read_text()
     assert "<h2>Where the evidence lies</h2>" in text
     assert "<th>0% to 20%</th><th>20% to 40%</th>" in text
@@ -84,12 +90,13 @@ def test_accuracy_stands_by_the_fifth_of_the_document_that_holds_the_evidence(tm
 
 def test_evidence_in_several_places_has_a_row_for_the_first_and_one_for_the_last(tmp_path: Path) -> None:
     samples = [placed("a", 1.0, 0.1, 0.9), placed("b", 0.0, 0.7, 0.7)]
-    summary = summarise("dev", samples)
+    summary = summarise(CHUNKS, samples)
     assert [part.graded for part in summary.by_evidence] == [1, 0, 0, 1, 0]
     assert [part.graded for part in summary.by_last_evidence] == [0, 0, 0, 1, 1]
-    write_evaluation_report(tmp_path, EvaluationResults("t", accuracy_of(samples), [], [summary], [summary], config=""))
+    rows = {"dev": summary, "closed book, dev": replace(summary, cell=BASELINE)}
+    write_evaluation_report(tmp_path, EvaluationResults("t", accuracy_of(samples), [], rows, config=""))
     text = (tmp_path / "report.html").read_text()
-    for label in ("dev, first evidence", "dev, last evidence", "baseline: dev, last evidence"):
+    for label in ("dev, first evidence", "dev, last evidence", "baseline: closed book, dev, last evidence"):
         assert f"<td>{label}</td>" in text
 
 

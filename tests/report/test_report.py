@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from palimpsest.app.quickstart_methods import METHODS
-from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.summary import PositionSummary, score, summarise
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
 from palimpsest.report.quickstart_report import Results, TableCell, lead, render, write_report
@@ -29,7 +28,7 @@ def cell(right: int, tokens: float) -> TableCell:
 
 
 def results(**changes: Any) -> Results:
-    sample = Sample("agent@4", "p", ATTACK, (ATTACK,), ATTACK, ATTACK, "answered", 1.0, None, 16, 17, 900, 90)
+    shown = sample("p", 1.0, gold=ATTACK, question=ATTACK, answer=ATTACK, memory=ATTACK)
     given: dict[str, Any] = {
         "method": "memagent",
         "seed": 3,
@@ -44,7 +43,7 @@ def results(**changes: Any) -> Results:
         "lengths": [1, 1, 2, 2],
         "fidelity_before": 0.98,
         "fidelity_after": None,
-        "samples": [sample],
+        "samples": [shown],
         "config": f"recipe: {ATTACK}",
         "labels": METHODS["memagent"].labels,
         "others": METHODS["memagent"].others,
@@ -137,8 +136,8 @@ def test_an_episode_shown_says_what_its_grade_is(
     tmp_path: Path, value: float | None, kind: str, mark: str | None
 ) -> None:
     reason = None if value is not None else "judge: no answer"
-    sample = Sample("agent@4", "p", "q?", ("gold",), "a", "m", "answered", value, reason, 16, 17, 900, 90)
-    write_report(tmp_path, results(samples=[sample], config=""))
+    shown = sample("p", value, gold="gold", reason=reason)
+    write_report(tmp_path, results(samples=[shown], config=""))
     reader = Reader()
     reader.feed((tmp_path / "report.html").read_text("utf-8"))
     assert [attrs["class"] for tag, attrs in reader.tags if tag == "dl" and attrs] == [f"sample {kind}"]

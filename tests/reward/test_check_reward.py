@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.app.plugin_checks import _kind, check, check_reward, check_rule
+from palimpsest.app.plugin_checks import check, kind_of
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy_check import Finding
 from palimpsest.text.codec import Codec
@@ -31,6 +31,7 @@ def too_short(group): return []
 class Base:
     def __call__(self, problem, trajectory): return 1.0
 class Inherits(Base): ...
+class Nothing: ...
 
 """
 
@@ -39,7 +40,7 @@ class Inherits(Base): ...
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "offenders.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    monkeypatch.chdir(Path(__file__).parents[2])
 
 
 def broken(findings: list[Finding]) -> set[str]:
@@ -47,9 +48,9 @@ def broken(findings: list[Finding]) -> set[str]:
 
 
 def test_the_examples_keep_their_contracts(tiny_codec: Codec) -> None:
-    assert broken(check_reward("examples.own_reward:reward", {"price": 0.2}, tiny_codec)) == set()
-    assert broken(check_reward("examples.own_reward:Rambling", {}, tiny_codec, layer=True)) == set()
-    assert broken(check_rule("examples.own_credit:MedianRule", {"decay": 0.5})) == set()
+    assert broken(check("examples.own_reward:reward", {"price": 0.2}, codec=tiny_codec)) == set()
+    assert broken(check("examples.own_reward:Rambling", {}, codec=tiny_codec)) == set()
+    assert broken(check("examples.own_credit:MedianRule", {"decay": 0.5})) == set()
 
 
 @pytest.mark.parametrize(
@@ -63,11 +64,11 @@ def test_the_examples_keep_their_contracts(tiny_codec: Codec) -> None:
     ],
 )
 def test_a_reward_is_told_what_it_breaks(name: str, points: set[str], tiny_codec: Codec) -> None:
-    assert broken(check_reward(f"offenders:{name}", {}, tiny_codec)) == points
+    assert broken(check(f"offenders:{name}", {}, "reward", tiny_codec)) == points
 
 
 def test_a_reward_that_raises_without_an_answer_is_told_in_words(tiny_codec: Codec) -> None:
-    (first, *_) = check_reward("offenders:needs_answer", {}, tiny_codec)
+    (first, *_) = check("offenders:needs_answer", {}, codec=tiny_codec)
     assert "cost the agent nothing; no answer: offenders:needs_answer raised TypeError" in first.message
 
 
@@ -81,7 +82,7 @@ def test_a_reward_that_raises_without_an_answer_is_told_in_words(tiny_codec: Cod
     ],
 )
 def test_a_credit_rule_is_told_what_it_breaks(name: str, points: set[str]) -> None:
-    assert points <= broken(check_rule(f"offenders:{name}", {}))
+    assert points <= broken(check(f"offenders:{name}", {}))
 
 
 @pytest.mark.parametrize(
@@ -94,22 +95,30 @@ def test_a_credit_rule_is_told_what_it_breaks(name: str, points: set[str]) -> No
         ("examples.own_credit:MedianRule", "rule"),
         ("offenders:first_wins", "rule"),
         ("offenders:Inherits", "reward"),
+        ("examples.own_format:CsvFormat", "format"),
+        ("examples/own_sink.py:CsvSink", "sink"),
+        ("examples.bigrams:BigramEngine", "engine"),
+        ("mean_std", "rule"),
     ],
 )
 def test_the_command_tells_the_kinds_apart(name: str, kind: str) -> None:
-    assert _kind(name, {}) == kind
+    assert kind_of(name) == kind
 
 
-@pytest.mark.parametrize(
-    "name", ["examples.own_format:CsvFormat", "examples.own_sink:CsvSink", "examples.bigrams:BigramEngine"]
-)
-def test_what_is_of_another_kind_is_refused_with_what_can_be_checked(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"neither a policy \(run\).* a tool is checked with a policy .*'tools=\{"):
-        check(name, {})
+def test_what_has_a_shape_alone_is_checked_for_that() -> None:
+    for name in ("examples.own_format:CsvFormat", "examples/own_sink.py:CsvSink", "examples.bigrams:BigramEngine"):
+        assert broken(check(name, {})) == set()
+    with pytest.raises(ConfigError) as failure:
+        check("examples.own_sink:CsvSink", {"size": 1})
+    assert failure.value.key == "logging.sinks.size"
 
 
-def test_a_kind_that_is_none_and_a_file_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--kind sink: choose one of policy, reward, layer, rule"):
-        check("examples.own_sink:CsvSink", {}, "sink")
-    with pytest.raises(ConfigError, match="such as my_policy:MyPolicy"):
+def test_what_is_of_no_kind_is_rejected() -> None:
+    with pytest.raises(ConfigError) as failure:
+        check("offenders:Nothing", {})
+    assert (failure.value.key, failure.value.value) == ("check", "offenders:Nothing")
+    with pytest.raises(ConfigError) as failure:
+        check("examples.own_sink:CsvSink", {}, "snik")
+    assert (failure.value.key, failure.value.value) == ("--kind", "snik")
+    with pytest.raises(ConfigError, match=r"such as my_policy\.py:MyPolicy"):
         check("my_policy.py", {})

@@ -14,7 +14,8 @@ from palimpsest.config.load import parse_config
 from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import ConfigError, JudgeError
-from palimpsest.evaluation.runner import evaluate
+from palimpsest.evaluation.runner import Arena, Entry, play_entries
+from palimpsest.evaluation.sample_log import Cell
 from palimpsest.reward.answer_match import ConstraintLayer, FinalAnswerGrader
 from palimpsest.reward.compose import Reward, build_reward
 from palimpsest.reward.grading import graded
@@ -310,10 +311,11 @@ def test_an_error_in_an_awaited_grade_ends_the_batch_as_itself() -> None:
 
 def test_evaluation_awaits_grades() -> None:
     problems = [Problem(f"p{i}", "yes? ", ("yes",)) for i in range(8)]
-    options: dict[str, Any] = {"policy": TwoTurnPolicy(), "sampler": SeedSampler(), "codec": LetterCodec()}
+    entry = Entry(Cell("eval", None, None, "two_turns"), TwoTurnPolicy(), problems)
 
     def run(grader: Any) -> Any:
-        return asyncio.run(evaluate(problems=problems, grader=grader, sampling=SamplingConfig(), **options))
+        arena = Arena(SeedSampler(), CODEC, grader, SamplingConfig(), (0,))
+        return asyncio.run(play_entries([entry], arena))
 
     assert run(Later()) == run(AtOnce())
 

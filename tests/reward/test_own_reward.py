@@ -243,13 +243,16 @@ def test_layers_on_top_of_an_own_reward_are_told() -> None:
     [
         (
             {"name": "no_such_module:f"},
-            "reward.name=no_such_module:f: no module 'no_such_module' here or on PYTHONPATH",
+            "reward.name='no_such_module:f': no module 'no_such_module' here or on PYTHONPATH",
         ),
         ({"name": "own_rewards:lenght"}, r"own_rewards has no 'lenght'; did you mean length\?"),
-        ({"name": "own_rewards:THRESHOLD"}, "own_rewards:THRESHOLD is an int, not a class or a function"),
+        ({"name": "own_rewards:THRESHOLD"}, "an int, not a class or a function"),
         ({"name": "own_rewards:wrong"}, r"takes \(problem\), and is called with \(problem, trajectory\)"),
-        ({"name": "own_rewards:half"}, r"own_rewards:half takes \(problem, trajectory, grade\), and is called with"),
-        ({"name": "own_rewards:Weighed"}, "reward.options.weight is missing: own_rewards:Weighed needs it"),
+        ({"name": "own_rewards:half"}, r"takes \(problem, trajectory, grade\), and is called with"),
+        (
+            {"name": "own_rewards:Weighed"},
+            "reward.options.weight is missing: own_rewards:Weighed has no default for it",
+        ),
         (
             {"name": "own_rewards:length", "options": {"scael": 1}},
             r"reward.options.scael is unknown to own_rewards:length; did you mean scale\?; known: scale",
@@ -259,7 +262,7 @@ def test_layers_on_top_of_an_own_reward_are_told() -> None:
             "reward.layers.own_rewards:weighed.by='much': must be a number",
         ),
         ({"name": "em", "options": {"scale": 1}}, "reward.name=em has none"),
-        ({"layers": ["own_rewards:length"]}, "reward.layers=own_rewards:length: .* called with"),
+        ({"layers": ["own_rewards:length"]}, "reward.layers='own_rewards:length': .* called with"),
     ],
 )
 def test_what_can_not_be_a_reward_is_refused_before_any_model_is_loaded(config: dict[str, Any], message: str) -> None:

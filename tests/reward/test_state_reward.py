@@ -259,11 +259,11 @@ def test_mixed_by_hand() -> None:
         ({"state_scale": 0}, "credit.options.state_scale=0.0: must be greater than 0"),
         ({"lone_step": "row"}, "credit.options.lone_step='row': choose one of zero, raw"),
         ({"alhpa": 0.5}, "credit.options.alhpa is unknown to state_mix; did you mean alpha"),
-        ({"outcome": "maen"}, "credit.options.outcome='maen': no such rule; did you mean mean"),
-        ({"outcome": "state_mix"}, "credit.options.outcome='state_mix': no such rule"),
+        ({"outcome": "maen"}, "credit.options.outcome='maen': no such credit rule; did you mean mean"),
+        ({"outcome": "state_mix"}, "credit.options.outcome='state_mix': choose one of mean"),
         (
             {"outcome_options": {"a": 1}},
-            "credit.options.outcome_options are those of a rule of your own; mean has none",
+            "credit.options.outcome_options.a is unknown to mean",
         ),
     ],
 )

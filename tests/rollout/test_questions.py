@@ -11,7 +11,8 @@ import pytest
 from palimpsest.config.schema import PolicyConfig, SamplingConfig
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
-from palimpsest.memory.registry import POLICIES, admit_all, build_policy
+from palimpsest.memory.registry import admit_all, build_policy, policy_class
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.rollout.episode import play
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Grade, Group, Outcome, Problem, Question, Trajectory
@@ -31,7 +32,7 @@ REPLIES = {
     "overwrite": " Anna, Rome",
     "recall": "<update> Anna, Rome</update>",
 }
-READING = [name for name, cls in POLICIES.items() if cls.answers_questions and name in REPLIES]
+READING = [name for name in KINDS["policy"].shipped if policy_class(name).answers_questions and name in REPLIES]
 
 
 def policy(name: str, **options: Any) -> MemoryPolicy:

@@ -15,8 +15,9 @@ from palimpsest.data.formats.problem_files import write_problems
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import POLICIES, admit_all, build_policy
+from palimpsest.memory.registry import admit_all, build_policy, policy_class
 from palimpsest.metrics.reading_trace import GroupTexts, readings
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Grade, Group, Problem
 from support.agents import base_codec, played
@@ -27,7 +28,7 @@ REPLIES = {
     "retrieval": " Ann drinks tea.",
     "recall": "<update> Ann drinks tea.</update>",
 }
-TAKES = [name for name, cls in POLICIES.items() if cls.takes_memory and name in REPLIES]
+TAKES = [name for name in KINDS["policy"].shipped if policy_class(name).takes_memory and name in REPLIES]
 
 
 def policy(name: str, **options: int) -> MemoryPolicy:
@@ -48,7 +49,7 @@ def test_the_first_prompt_holds_the_memory_that_the_problem_brings(name: str, la
     assert codec.decode(bare.turns[0].piece("memory") or ()) == " none"
 
 
-@pytest.mark.parametrize("name", [name for name, cls in POLICIES.items() if not cls.takes_memory])
+@pytest.mark.parametrize("name", [name for name in KINDS["policy"].shipped if not policy_class(name).takes_memory])
 def test_a_policy_that_begins_without_a_memory_is_refused_with_a_problem_that_brings_one(name: str) -> None:
     made = build_policy(PolicyConfig(name=name))
     with pytest.raises(ConfigError, match=r"begins without a memory and problem p brings one; choose one of overwrite"):

@@ -17,9 +17,11 @@ from palimpsest.app.quickstart.quickstart_run import _rivals
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import EvaluationConfig, PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.runner import evaluate
+from palimpsest.evaluation.runner import Arena, Entry, play_entries
+from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
-from palimpsest.memory.registry import POLICIES, build_policy
+from palimpsest.memory.registry import build_policy, policy_class
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.rollout.group import Player, Variant, build_variant, is_variant
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.runs.run_folder import open_run
@@ -39,7 +41,7 @@ class Shouting(MemoryPolicy):
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
-            raise ConfigError(f"policy.options.max_tokens={self.max_tokens}: must be at least 1")
+            raise ConfigError("must be at least 1", key="policy.options.max_tokens", value=self.max_tokens)
 
     async def run(self, problem: Problem, model: Model) -> Answered:
         prompt = model.codec.encode(problem.question + ("with" if self.tool else "without"))
@@ -107,7 +109,7 @@ def test_nothing_that_siblings_share_can_be_changed() -> None:
         name = "max_tokens" if isinstance(shared, SamplingParams) else next(iter(type(shared).__annotations__))
         with pytest.raises((dataclasses.FrozenInstanceError, ValidationError)):
             setattr(shared, name, 1)
-    policies: dict[str, Any] = dict(POLICIES)
+    policies: dict[str, Any] = {name: policy_class(name) for name in KINDS["policy"].shipped}
     for cls in policies.values():
         assert cls.__dataclass_params__.frozen, cls.__name__
 
@@ -161,9 +163,10 @@ def test_training_has_variants_evaluation_has_none_and_records_tell_them_apart(t
         trainer = make_trainer(folder, policy=Shouting())
         report = asyncio.run(trainer.step(1))
     sampler = SeedSampler()
-    parts: dict[str, Any] = {"codec": CODEC, "grader": YesGrader(), "sampling": SamplingConfig()}
     problems = [Problem(f"p{i}", "yes? ", ("yes",)) for i in range(30)]
-    asyncio.run(evaluate(problems=problems, policy=trainer.policy, sampler=sampler, **parts))
+    entry = Entry(Cell("eval", None, None, "shouting"), trainer.policy, problems)
+    asyncio.run(play_entries([entry], Arena(sampler, CODEC, YesGrader(), SamplingConfig(), (0,))))
+    assert len(sampler.calls) >= 30
     assert not [prompt for prompt, _ in sampler.calls if "without" in CODEC.decode(prompt)]
     counts = Counter(kinds(list(report.groups)))
     assert min(counts[True], counts[False]) > 0

@@ -71,7 +71,10 @@ def test_a_service_that_does_not_start_is_refused_in_one_line(tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "wandb", NotLoggedIn())
     with (
         open_run(tmp_path / "run", config("wandb")) as folder,
-        pytest.raises(ConfigError, match=r"^logging\.sinks=wandb can't start \(No API key configured\.\); set it up"),
+        pytest.raises(
+            ConfigError,
+            match=r"^logging\.sinks='wandb': could not be made: PermissionError: No API key",
+        ),
     ):
         build_loggers(folder.config, folder)
 
@@ -135,7 +138,7 @@ class Broken(Logger):
 def test_a_failing_sink_is_counted_and_told_and_the_run_goes_on(tmp_path: Path) -> None:
     warnings: list[str] = []
     with open_run(tmp_path / "run", small_config(), on_warning=warnings.append) as folder:
-        broken = Supervised(Broken(), folder.warn)
+        broken = Supervised("remote", Broken().log, folder.warn)
         trainer = make_trainer(folder, loggers=LoggerSet([broken, JsonlLogger(folder)]))
         finished = asyncio.run(trainer.run())
     assert finished.step == 6
@@ -196,18 +199,16 @@ def test_a_run_writes_to_sinks_of_the_users_own_and_one_that_raises_is_told_once
 @pytest.mark.parametrize(
     ("sink", "message"),
     [
-        ("own_sinks:Csvs", r"logging.sinks=own_sinks:Csvs: own_sinks has no 'Csvs'; did you mean Csv\?"),
+        ("own_sinks:Csvs", r"own_sinks has no 'Csvs'; did you mean Csv\?"),
         ("own_sinks:other", r"takes \(step\), and is called with \(step, metrics, timings\)"),
-        ("own_sinks:waits", r"logging.sinks=own_sinks:waits: log is asynchronous .* write def, not async def"),
-        (
-            "own_sinks:Unset",
-            r"logging.sinks=own_sinks:Unset: .* could not be made: RuntimeError: no token",
-        ),
+        ("own_sinks:waits", "is asynchronous: write def"),
+        ("own_sinks:Unset", "could not be made: RuntimeError: no token"),
     ],
 )
 def test_a_sink_that_can_not_work_is_refused_at_the_start(tmp_path: Path, sink: str, message: str) -> None:
-    with open_run(tmp_path / "run", config(sink)) as folder, pytest.raises(ConfigError, match=message):
+    with open_run(tmp_path / "run", config(sink)) as folder, pytest.raises(ConfigError, match=message) as failure:
         build_loggers(folder.config, folder)
+    assert (failure.value.key, failure.value.value) == ("logging.sinks", sink)
 
 
 @pytest.mark.usefixtures("own_sinks")
@@ -218,7 +219,7 @@ def test_a_sink_that_can_not_work_leaves_no_run_folder(
     import sys
 
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=rf"logging\.sinks={sink}: "):
+    with pytest.raises(ConfigError, match=rf"^logging\.sinks='?{sink}'?: "):
         train("memagent-quickstart", {"logging.sinks": [sink]}, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
@@ -242,6 +243,6 @@ def test_whoever_watches_a_run_that_goes_on_is_told_of_its_steps_before_the_firs
         values = small_config().model_dump(mode="json")
         settings = RunConfig.model_validate({**values, "train": {**values["train"], "steps": steps}})
         with open_run(tmp_path / "run", settings, resume=resume, on_warning=lambda _: None) as folder:
-            watching = Supervised(Watching(), folder.warn)
+            watching = Supervised("watching", Watching().log, folder.warn)
             asyncio.run(make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), watching])).run())
     assert seen == [-1, -2, 2, -3]

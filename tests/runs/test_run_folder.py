@@ -237,7 +237,7 @@ def test_rewinding_cuts_metrics_timings_and_trajectories_to_the_step(tmp_path: P
         for step in range(1, 5):
             folder.append_metrics(step, {"reward/mean": step / 4})
             folder.append_timings(step, {"wall_s": 1.0})
-            folder.record(step, encode_groups(sample_groups(1)))
+            folder.record(step, sample_groups(1))
         before = (folder.path / "metrics.jsonl").read_bytes()
         with (folder.path / "metrics.jsonl").open("ab") as file:
             file.write(b'{"step": 5, "rewa')  # the process died in the middle of a line
@@ -247,7 +247,9 @@ def test_rewinding_cuts_metrics_timings_and_trajectories_to_the_step(tmp_path: P
         assert [row["step"] for row in read_rows(folder.path / "metrics.jsonl")] == [1, 2]
         assert [row["step"] for row in read_rows(folder.path / "timings.jsonl")] == [1, 2]
         assert [path.name for path in sorted((folder.path / "trajectories").iterdir())] == [
+            "step-000001.index",
             "step-000001.jsonl.zst",
+            "step-000002.index",
             "step-000002.jsonl.zst",
         ]
 
@@ -283,10 +285,12 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_and_keeps_what_it
         folder.begin_again()
         assert warnings == []
         folder.append_metrics(1, {"reward/mean": 0.5})
-        folder.record(1, b"one")
+        folder.record(1, sample_groups(1))
     with open_run(tmp_path / "run", CONFIG, resume=True, on_warning=warnings.append) as folder:
         folder.begin_again()
         assert read_rows(folder.path / "metrics.jsonl") == []
     assert [row["step"] for row in read_rows(folder.path / "metrics.jsonl.old-1")] == [1]
-    assert (folder.path / "trajectories.old-1" / "step-000001.jsonl.zst").read_bytes() == b"one"
+    assert (folder.path / "trajectories.old-1" / "step-000001.jsonl.zst").read_bytes() == encode_groups(
+        sample_groups(1)
+    )
     assert "begins again; what its steps left is kept as metrics.jsonl.old-1, trajectories.old-1" in warnings[0]

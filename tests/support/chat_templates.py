@@ -1,6 +1,16 @@
-"""What chat programs make of a document and a question by default, in their own words."""
+"""What chat programs make of a document and a question by default, in their own words, and what the server finds."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from palimpsest.config.schema import SamplingConfig
+from palimpsest.data.files.text_files import TextDocument
+from palimpsest.servers.openai.message_documents import DocumentRule
+from palimpsest.servers.openai.request_bodies import ChatBody, Message, Own
+from palimpsest.servers.openai.request_query import query_of
 
 STORY = "Cora makes baskets. Omar sells tea. Anna drinks mead."
 OTHER = "Roy plays harp. Betty wears black."
@@ -51,3 +61,36 @@ LIBRECHAT = """The user has attached a file to the conversation:
 In your response, remember to follow these guidelines:
 - If you don't know the answer, simply say that you don't know.
 """
+
+
+@dataclass(frozen=True)
+class FoundQuery:
+    rule: DocumentRule
+    document: TextDocument
+    questions: tuple[str, ...]
+    instructions: str
+    left_out: bool
+    asked: tuple[str, ...]
+
+
+class Room:
+    """An agent whose questions have at most so many characters."""
+
+    sampling, seed = SamplingConfig(), 0
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def takes(self, questions: Sequence[str]) -> bool:
+        return sum(map(len, questions)) <= self._room
+
+
+def found_query(messages: Sequence[Message], room: int, **own: Any) -> FoundQuery:
+    """`room`: characters of the longest question."""
+    body = ChatBody(model="palimpsest", messages=list(messages), palimpsest=Own(**own))
+    agent: Any = Room(room)
+    query, told = query_of(body, agent)
+    left_out = told.get("instructions") == "left_out"
+    return FoundQuery(
+        DocumentRule(told["input"]), query.document, query.questions, query.instructions, left_out, query.asked
+    )

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from palimpsest.evaluation.sample_log import SAMPLES, Sample, SampleLog, write_json
+from palimpsest.evaluation.sample_log import SAMPLES, Cell, Sample, SampleLog, write_json
 
 DEFAULT_IDENTITY: Mapping[str, Any] = {"weights": "w", "reward": {"name": "boxed"}, "seed": 0}
+CHUNKS = Cell("synthetic", 2, "chunks", "agent")
 
 
 def sample(id: str, value: float | None, **fields: Any) -> Sample:
-    """A sample of the set "2 chunks" that answered its gold, or something else."""
+    """A sample of the agent's on two chunks that answered its gold, or something else."""
     gold = fields.pop("gold", "Rome")
     given: dict[str, Any] = {
-        "name": "2 chunks",
+        **asdict(CHUNKS),
         "question": f"Where is {id}?",
         "answers": (gold,),
         "answer": f"\\boxed{{{gold if value else 'Oslo'}}}",
         "memory": None,
         "outcome": "answered" if value is not None else "timed_out",
         "reason": None if value is not None else "episode ended as timed_out",
-        "size": 2,
+        "length": 2,
         "turns": 3,
         "prompt_tokens": 90,
         "sampled_tokens": 10,

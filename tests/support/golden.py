@@ -68,7 +68,7 @@ def episodes_of(run: Path) -> list[Episode]:
     """What a run folder's trajectories hold of a record, in the order of groups and rollouts."""
     episodes = [
         _episode(trajectory, grade)
-        for file in sorted(run.glob("trajectories/*"))
+        for file in sorted(run.glob("trajectories/*.zst"))
         for group in read_groups(file).groups
         for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
     ]

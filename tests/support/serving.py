@@ -16,8 +16,9 @@ from palimpsest.app.agent.serve_agent import MAIN, ServedAgent
 from palimpsest.app.composition import Cast, OpenAgent
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.protocol import CompletionDelta, SamplerStats
-from palimpsest.servers.openai.agent_app import AgentService, ServerLimits, ServerOptions
+from palimpsest.servers.openai.agent_app import AgentService, ServerOptions
 from palimpsest.servers.openai.episode_log import Store
+from palimpsest.servers.openai.served_episodes import ServerLimits
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.agents import base_codec
 from support.serving_process import serving_process

@@ -22,10 +22,9 @@ def small_run(model: Path, **changes: Any) -> dict[str, Any]:
 def small_evaluation(model: Path, out: Path, chunks: str = "2") -> list[str]:
     """`palimpsest eval` of four documents a length, as the words of a command."""
     budgets = ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
-    sets = [word for budget in budgets for word in ("--set", budget)]
+    sets = list(budgets)
     return [
         "eval",
-        "--model",
         str(model),
         "--chunks",
         chunks,

@@ -49,13 +49,18 @@ def evaluation_folder(path: Path, samples: Iterable[Sample], identity: Mapping[s
 
 
 def sample(
-    name: str, id: str, value: float | None, *, size: int | None = 4, answer: str = "tea", **more: Any
+    set: str, id: str, value: float | None, *, length: int | None = 4, answer: str = "tea", **more: Any
 ) -> Sample:
     """A graded episode of an evaluation; `more`: further fields."""
     fields = {"question": f"What does {id} drink?", "answers": ("tea",), "memory": f"{id} drinks tea.", "reason": None}
     counts = {"turns": 2, "prompt_tokens": 20, "sampled_tokens": 4, "outcome": "answered"}
-    values = {"name": name, "id": id, "value": value, "size": size, "answer": answer}
+    values = {"set": set, "player": "recall", "id": id, "value": value, "length": length, "answer": answer}
     return Sample(**{**fields, **counts, **values, **more})
+
+
+def chunks(count: int, id: str, value: float | None, **more: Any) -> Sample:
+    """A graded episode on a generated document."""
+    return sample("synthetic", id, value, size=count, unit="chunks", length=count, **more)
 
 
 def group(

@@ -183,10 +183,37 @@ def test_a_template_is_neither_cut_nor_padded_by_settings_of_the_tokenizer(
     assert codec.encode_trusted(text) == codec.encode(text) == expected
 
 
-@pytest.mark.parametrize("part", ["normalizer", "decoder"])
-def test_a_tokenizer_that_blows_text_up_is_rejected(tiny_model_folder: Path, tmp_path: Path, part: str) -> None:
-    steps = TENFOLD if part == "normalizer" else {"type": "Sequence", "decoders": TENFOLD["normalizers"]}
-    folder = changed(tiny_model_folder, tmp_path / "changed", **{part: steps})
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+@pytest.mark.parametrize(
+    ("part", "steps", "times"),
+    [
+        ("normalizer", TENFOLD, 10**8),
+        ("normalizer", {"normalizers": [{"pattern": {"String": "a"}, "content": "a" * 10}] * 8}, 10**8),  # no "type"
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 5}, 5**5),
+        ("decoder", {"type": "Sequence", "decoders": TENFOLD["normalizers"]}, 10**8),
+        ("normalizer and pre_tokenizer", {"type": "Sequence", "pretokenizers": [BYTES] * 5}, 5**5),
+    ],
+)
+def test_a_tokenizer_that_blows_text_up_is_rejected(
+    tiny_model_folder: Path, tmp_path: Path, part: str, steps: Any, times: int
+) -> None:
+    folder = changed(tiny_model_folder, tmp_path / "changed", **{part.split()[-1]: steps})
     for load in (Codec.load, Codec.for_reading):
-        with pytest.raises(ModelError, match=rf"its {part} makes up to 100,000,000 characters of one"):
+        with pytest.raises(ModelError, match=rf"its {part} make up to {times:,} characters of one"):
             load(folder)
+
+
+def test_a_pre_tokenizer_reads_what_the_normalizer_made(tiny_model_folder: Path, tmp_path: Path) -> None:
+    steps = {"normalizer": {"type": "Prepend", "prepend": "a" * 300}, "pre_tokenizer": BYTES}
+    with pytest.raises(ModelError, match="its normalizer and pre_tokenizer make up to 1,505 characters of one"):
+        Codec.for_reading(changed(tiny_model_folder, tmp_path / "changed", **steps))
+
+
+@pytest.mark.parametrize("load", [Codec.load, Codec.for_reading])
+def test_dropout_of_a_training_does_not_make_ids_random(tiny_model_folder: Path, tmp_path: Path, load: Any) -> None:
+    model = json.loads((tiny_model_folder / "tokenizer.json").read_text("utf-8"))["model"]
+    codec = load(changed(tiny_model_folder, tmp_path / "changed", model={**model, "dropout": 0.9}))
+    text = "You are given a problem and a section of an article."
+    assert codec.encode_trusted(text) == codec.encode(text) == load(tiny_model_folder).encode(text)

@@ -62,7 +62,7 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"serch": {}}, "tools.serch: no such tool; did you mean search?; choose one of search, or my_module:MyTool"),
+        ({"serch": {}}, "tools='serch': no such tool; did you mean search?; choose one of search, or my_module:MyTool"),
         ({"search": {"topk": 0}}, "topk=0: must be from 1 to max_topk=20"),
         (
             {"search": {"source": "http://localhost:notaport"}},
@@ -84,11 +84,11 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
         ({"search": {"topk": "3"}}, r"policy.options.tools.search.topk='3': must be a whole number"),
         ({"search": {"titles": 1}}, r"policy.options.tools.search.titles=1: must be true or false"),
         ({"nowhere:Tool": {}}, "no module 'nowhere'"),
-        ({"{}:Addr": {}}, "has no class 'Addr'; did you mean Adder?"),
-        ({"{}:NoTool": {}}, "a tool needs `spec`"),
+        ({"{}:Addr": {}}, "has no 'Addr'; did you mean Adder?"),
+        ({"{}:NoTool": {}}, "needs a method call"),
         ({"{}:Strange": {}}, "tool name 'a b'"),
         ({"{}:Deep": {}}, "tool schema deep.pattern: not supported"),
-        ({"search": {}, "{}:Search": {}}, "two tools are called search"),
+        ({"search": {}, "{}:Search": {}}, "two tools called search"),
     ],
 )
 def test_what_is_wrong_with_a_tool_is_said_before_any_episode(

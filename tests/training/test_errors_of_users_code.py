@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest import play, train
-from palimpsest.app.plugin_checks import check_reward
+from palimpsest.app.plugin_checks import check
 from palimpsest.errors import RunError
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.text.codec import Codec
@@ -69,7 +69,7 @@ def test_a_run_that_a_rewards_error_ends_names_the_line_and_keeps_the_traceback(
 
 
 def test_check_names_the_line_of_a_rewards_error(module: Path, tiny_model_folder: Path) -> None:
-    findings = check_reward("buggy_reward:typo", {}, Codec.load(str(tiny_model_folder)))
+    findings = check("buggy_reward:typo", {}, codec=Codec.load(str(tiny_model_folder)))
     assert [finding for finding in findings if f"({module / 'buggy_reward.py'}:2)" in finding.message]
 
 

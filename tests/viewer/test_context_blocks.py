@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from palimpsest.events import Pruned, of_type
-from palimpsest.viewer.analysis.context_blocks import context_blocks, freed
+from palimpsest.viewer.analysis.event_labels import context_blocks, freed
 from support.views import episodes
 
 NAMES = ("prune", "tool_window", "summary", "closed_book", "overwrite", "nothing named", "no turn")

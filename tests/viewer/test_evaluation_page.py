@@ -9,29 +9,30 @@ from typing import Any
 import orjson
 import pytest
 
+from palimpsest.evaluation.sample_log import Sample
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Group
 from support.browser import Watched
-from support.view_folders import evaluation_folder, group, sample
+from support.view_folders import chunks, evaluation_folder, group
 from support.viewer import viewer
 
-AGENT = [sample("4 chunks", f"p{n}", 1.0) for n in range(6)] + [sample("64 chunks", "p6", 0.0, size=64)]
-BASELINES = [sample("4 chunks, closed book", f"p{n}", 0.0, baseline="closed book") for n in range(6)]
+AGENT = [chunks(4, f"p{n}", 1.0) for n in range(6)] + [chunks(64, "p6", 0.0)]
+BASELINES = [chunks(4, f"p{n}", 0.0, player="closed book", baseline=True) for n in range(6)]
 
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = evaluation_folder(tmp_path_factory.mktemp("evals") / "eval", [*BASELINES, *AGENT])
     (folder / "summary.json").write_bytes(orjson.dumps({"model": "some/model", "policy": {"name": "overwrite"}}))
-    wrong = [_recorded(each.name, each.id) for each in (*BASELINES, *AGENT) if not each.value]
+    wrong = [_recorded(each) for each in (*BASELINES, *AGENT) if not each.value]
     (folder / "episodes.jsonl.zst").write_bytes(encode_groups(wrong))
     with viewer(folder) as url:
         yield url
 
 
-def _recorded(name: str, problem: str) -> Group:
-    made = group(problem, (0.0,))
-    named = tuple(replace(one, group_id=f"{name}/{problem}") for one in made.trajectories)
+def _recorded(each: Sample) -> Group:
+    made = group(each.id, (0.0,))
+    named = tuple(replace(one, group_id=each.group_id) for one in made.trajectories)
     return Group(made.problem, named, made.grades)
 
 
@@ -43,12 +44,12 @@ def test_the_episodes_page_shows_the_agents_alone_under_the_scores_of_all(watche
     page = watched.go("#/r/eval/s/all")
     page.wait_for_selector(".vrow")
     assert [(row[0], row[1], row[2], row[7]) for row in rows_of(page)] == [
-        ("agent", "4 chunks", "100.0", "0"),
-        ("agent", "64 chunks", "0.0", "1"),
+        ("agent: recall", "4 chunks", "100.0", "0"),
+        ("agent: recall", "64 chunks", "0.0", "1"),
         ("baseline: closed book", "4 chunks", "0.0", "6"),
     ]
     text = page.locator("#main").inner_text()
-    assert "1 of 7 recorded episodes in 1 groups (agent)" in text
+    assert "1 of 7 recorded episodes in 1 groups (agent: recall)" in text
     assert "7 of 13 episodes were recorded" in text
     assert "mean reward" not in text
     page.get_by_label("Player").select_option("baseline: closed book")
@@ -59,11 +60,11 @@ def test_the_episodes_page_shows_the_agents_alone_under_the_scores_of_all(watche
 
 def test_the_page_of_an_episode_names_its_player(watched: Watched) -> None:
     page = watched.go("#/r/eval/s/all/e/0/0")
-    assert "baseline: closed book, 4 chunks, closed book" in page.locator(".episode-head").inner_text()
+    assert "baseline: closed book, 4 chunks" in page.locator(".episode-head").inner_text()
     page.wait_for_selector(".tabs")
     assert "version" not in page.locator(".tabs .card-head").inner_text()
     page = watched.go("#/r/eval/s/all/g/6")
-    assert "agent, 64 chunks" in page.locator(".episode-head").inner_text()
+    assert "agent: recall, 64 chunks" in page.locator(".episode-head").inner_text()
 
 
 def test_the_page_of_an_evaluation_starts_with_what_was_played_and_a_table_of_scores(watched: Watched) -> None:
@@ -74,9 +75,17 @@ def test_the_page_of_an_evaluation_starts_with_what_was_played_and_a_table_of_sc
     heads = page.locator("table.scores th").all_inner_texts()
     assert heads == ["Player", "Set", "Accuracy, %", "95% interval, %", "Problems", "Episodes", "Ungraded"]
     first = rows_of(page)[0]
-    assert first == ["agent", "4 chunks", "100.0", "61–100", "6", "6", ""]  # Wilson's interval of 6 of 6: 0.6097 to 1
+    assert first == [
+        "agent: recall",
+        "4 chunks",
+        "100.0",
+        "61–100",
+        "6",
+        "6",
+        "",
+    ]  # Wilson's of 6 of 6: 0.6097 to 1
     names = page.locator(".chart .legend-item").all_inner_texts()
-    assert names == ["agent", "baseline: closed book"]
+    assert names == ["agent: recall", "baseline: closed book"]
 
 
 def test_the_axes_of_every_picture_have_names(watched: Watched) -> None:

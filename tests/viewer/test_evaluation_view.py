@@ -11,12 +11,12 @@ import pytest
 import palimpsest
 from palimpsest.app.quickstart_methods import TITLES
 from palimpsest.errors import RunError
-from palimpsest.evaluation.sample_log import ASKED, AskedSet, write_asked
+from palimpsest.evaluation.sample_log import ASKED, write_asked
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Group
 from palimpsest.viewer.records.sources import Library, NotThere
 from palimpsest.viewer.screens.viewer_api import ViewerApi
-from support.view_folders import evaluation_folder, group, run_folder, sample
+from support.view_folders import chunks, evaluation_folder, group, run_folder, sample
 
 JUDGED = [
     sample("set", "right", 1.0, metrics={"judge": 1.0, "em": 1.0, "sub_em": 1.0}),
@@ -52,7 +52,7 @@ def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
 def test_a_sample_leads_to_its_episode_where_that_was_recorded(tmp_path: Path) -> None:
     path = evaluation_folder(tmp_path / "eval", [sample("set", "a", 0.0), sample("set", "b", 1.0)])
     made = group("a", (0.0,))
-    named = Group(made.problem, tuple(_named(t, "set/a") for t in made.trajectories), made.grades)
+    named = Group(made.problem, tuple(_named(t, "recall, set/a") for t in made.trajectories), made.grades)
     (path / "episodes.jsonl.zst").write_bytes(encode_groups([named]))
     places = {row["id"]: row["draws"][0]["episode"] for row in items(path)["rows"]}
     assert places == {"a": {"step": "all", "group": 0, "rollout": 0}, "b": None}
@@ -71,54 +71,95 @@ def test_a_quickstarts_evaluations_are_the_runs_items(tmp_path: Path) -> None:
     assert [(row["log"], row["id"]) for row in items(run)["rows"]] == [("after.shard-1-of-1", "a")]
 
 
-def test_the_sets_of_a_quickstart_are_called_what_its_tables_call_them(tmp_path: Path) -> None:
-    run = run_folder(tmp_path / "first")
+def quickstart_log(run: Path, value: float = 1.0) -> Path:
     log = run / "evaluations" / "after" / "shard-1-of-1"
-    evaluation_folder(log, [sample("agent@16", "a", 1.0, size=64), sample("mine", "b", 1.0, size=64)])
-    assert TITLES["agent"] == "agent after RL"
+    agents = [chunks(64, "a", value, player="agent"), chunks(64, "b", 1.0, player="mine", baseline=True)]
+    return evaluation_folder(log, [*agents, chunks(64, "b", 0.0, player="agent_before", baseline=True)])
+
+
+def test_the_players_of_a_quickstart_are_called_what_its_tables_call_them(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "first")
+    log = quickstart_log(run)
+    assert (TITLES["agent"], TITLES["agent_before"]) == ("agent after RL", "same model before RL")
     told = ViewerApi(Library([run]), titles=TITLES).get("/api/runs/first/items")
-    assert {(cell["task"], cell["label"]) for cell in told["cells"]} == {
-        ("agent after RL", "agent after RL, size 64"),
-        ("mine", "mine, size 64"),
-    }
-    assert {(row["set"], row["label"]) for row in told["rows"]} == {
-        ("agent@16", "agent after RL, size 64"),
-        ("mine", "mine"),
+    assert [(cell["player"], cell["label"], cell["task"], cell["size"]) for cell in told["cells"]] == [
+        ("agent: agent after RL", "64 chunks", "synthetic", 64),
+        ("baseline: same model before RL", "64 chunks", "synthetic", 64),
+        ("baseline: mine", "64 chunks", "synthetic", 64),
+    ]
+    assert {(row["player"], row["baseline"], row["size"], row["unit"], row["label"]) for row in told["rows"]} == {
+        ("agent", False, 64, "chunks", "64 chunks"),
+        ("agent_before", True, 64, "chunks", "same model before RL, 64 chunks"),
+        ("mine", True, 64, "chunks", "mine, 64 chunks"),
     }
     alone = ViewerApi(Library([log]), titles=TITLES).get("/api/runs/shard-1-of-1/items")
-    assert {cell["task"] for cell in alone["cells"]} == {"agent", "mine"}  # a set of anybody's
+    players = {cell["player"] for cell in alone["cells"]}
+    assert players == {"agent: agent", "baseline: agent_before", "baseline: mine"}  # anybody's
 
 
-def test_a_comparison_calls_the_sets_of_a_quickstart_what_its_tables_call_them(tmp_path: Path) -> None:
+def test_a_comparison_calls_the_players_of_a_quickstart_what_its_tables_call_them(tmp_path: Path) -> None:
     for name, value in (("one", 1.0), ("two", 0.0)):
-        log = run_folder(tmp_path / name) / "evaluations" / "after" / "shard-1-of-1"
-        evaluation_folder(log, [sample("agent@16", "a", value, size=64), sample("mine", "b", 1.0, size=64)])
+        quickstart_log(run_folder(tmp_path / name), value)
     printed = palimpsest.compare(tmp_path / "one", tmp_path / "two")
-    names = {("agent after RL", "agent after RL, size 64"), ("mine", "mine, size 64")}
-    assert {(printed.task(cell), printed.label(cell)) for cell in printed.cells} == names
-    assert {row[""] for row in printed.table} == {label for _, label in names}
-    assert printed.set_label("agent@16") == "agent after RL, size 64"
-    assert {cell["set"] for cell in printed.to_json()["cells"]} == {"agent@16", "mine"}  # for programs: as logged
+    assert [(printed.task(cell), printed.label(cell)) for cell in printed.cells] == [
+        ("synthetic", "64 chunks"),
+        ("same model before RL, synthetic", "same model before RL, 64 chunks"),
+        ("mine, synthetic", "mine, 64 chunks"),
+    ]
+    assert {row[""] for row in printed.table} == {printed.label(cell) for cell in printed.cells}
+    assert [(cell["player"], cell["baseline"]) for cell in printed.to_json()["cells"]] == [  # for programs: as logged
+        ("agent", False),
+        ("agent_before", True),
+        ("mine", True),
+    ]
+
+
+def test_files_without_a_size_are_shown_at_the_length_of_their_documents(tmp_path: Path) -> None:
+    rows = [sample("dev", "a", 1.0, length=50), sample("dev", "b", 0.0, length=100)]
+    folder = evaluation_folder(tmp_path / "eval", rows)
+    wrong = group("b", (0.0,))
+    named = Group(wrong.problem, tuple(_named(t, rows[1].group_id) for t in wrong.trajectories), wrong.grades)
+    (folder / "episodes.jsonl.zst").write_bytes(encode_groups([named]))
+    told = ViewerApi(Library([folder])).get("/api/runs/eval/steps/all/episodes")
+    assert [(part["label"], part["size"], part["mean"]) for part in told["parts"]] == [
+        ("dev, size 50", 50, 1.0),
+        ("dev, size 100", 100, 0.0),
+    ]
+    assert [row["part"] for row in told["rows"]] == ["dev, size 100"]
 
 
 def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(NotThere, match="palimpsest eval --model"):
+    with pytest.raises(NotThere, match="palimpsest eval "):
         items(run_folder(tmp_path / "first"))
 
 
 def test_what_was_asked_for_last_is_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
     rows = [sample("set", f"p{number}", float(number < 2)) for number in range(4)]
     one = evaluation_folder(tmp_path / "a", rows)
-    write_asked(one, {"set": AskedSet(1, ["p0", "p3"])})
+    write_asked(one, [(rows[0].cell, 1, ["p0", "p3"])])
     told = items(one)
     assert ([row["id"] for row in told["rows"]], told["not_asked"]) == (["p0", "p3"], 2)
     assert [(cell["episodes"], cell["mean"]) for cell in told["cells"]] == [(2, 0.5)]
-    write_asked(one, {"set": AskedSet(1, ["p0"])})
+    write_asked(one, [(rows[0].cell, 1, ["p0"])])
     assert len(items(one)["rows"]) == 1
 
 
+CELL = '"set": "set", "size": null, "unit": null, "player": "recall"'
+
+
 @pytest.mark.parametrize(
-    "text", ["no json", "[]", '{"set": 3}', '{"set": {"samples": 1e400, "problems": ["p"]}}', None]
+    "text",
+    [
+        "no json",
+        "3",
+        "[3]",
+        '{"set": {"samples": 1, "problems": ["p"]}}',
+        f'[{{{CELL}, "samples": 1e400, "problems": ["p"]}}]',
+        f'[{{{CELL}, "problems": ["p"]}}]',
+        '[{"set": "set", "samples": 1, "problems": ["p"]}]',
+        f'[{{{CELL}, "name": "set", "samples": 1, "problems": ["p"]}}]',
+        None,
+    ],
 )
 def test_where_what_was_asked_for_cannot_be_read_that_is_said(text: str | None, tmp_path: Path) -> None:
     folder, _ = (evaluation_folder(tmp_path / name, [sample("set", "p", 1.0)]) for name in ("ev", "other"))

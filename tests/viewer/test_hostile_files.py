@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +18,10 @@ from palimpsest.errors import DataError
 from palimpsest.rollout import trajectory_file
 from palimpsest.rollout.trajectory_file import encode_groups, group_lines
 from palimpsest.types import Group
-from palimpsest.viewer.records import episode_rows, record_index, sources
+from palimpsest.viewer.records import record_index, sources
 from palimpsest.viewer.records import sources as pieces
-from palimpsest.viewer.records.record_index import RecordIndex, RowCache
-from palimpsest.viewer.records.run_status import Tails, holder_of
+from palimpsest.viewer.records.record_index import RecordIndex
+from palimpsest.viewer.records.run_status import RowFiles, holder_of
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens import open_groups
 from palimpsest.viewer.screens.viewer_api import ViewerApi
@@ -73,27 +72,6 @@ def test_blank_lines_cost_no_object_each(name: str, tmp_path: Path) -> None:
     assert peak < 5 * len(content)
 
 
-def test_the_clock_is_looked_at_within_a_piece_and_reading_goes_on_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, read = tmp_path / "a.jsonl.zst", list[bytes]()
-    path.write_bytes(zstandard.compress(b"".join(group_lines(group(f"p{at}", (1.0,))) for at in range(200))))
-    whole, row_of = RecordIndex(path).rows().rows, episode_rows.row_of
-
-    def slow(line: bytes) -> dict[str, Any]:
-        read.append(line)
-        time.sleep(0.002)
-        return row_of(line)
-
-    monkeypatch.setattr(record_index, "row_of", slow)
-    index = RecordIndex(path)
-    first = index.rows(0.05)
-    assert first.more
-    assert 0 < len(read) < 150
-    assert index.rows().rows == whole
-    assert len(read) == 200  # none again
-
-
 def test_a_frame_of_very_many_lines_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_index, "_MOST_LINES", 10)
     path = tmp_path / "a.jsonl.zst"
@@ -103,20 +81,6 @@ def test_a_frame_of_very_many_lines_is_told(tmp_path: Path, monkeypatch: pytest.
     assert "more than 10 episodes" in torn
 
 
-def test_a_group_that_is_not_reached_in_time_is_told_and_reached_when_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.jsonl.zst"
-    path.write_bytes(encode_groups([GOOD, group("next")]))
-    index = RecordIndex(path)
-    with monkeypatch.context() as patched:
-        patched.setattr(record_index, "GROUP_S", -1.0)
-        patched.setattr(record_index, "_TURN_S", -1.0)
-        with pytest.raises(DataError, match=r"wasn't reached in .* ask again"):
-            index.group(1)
-    assert index.group(1) == group("next")
-
-
 def frames(whole: Group) -> bytes:
     return b"".join(
         encode_groups([Group(whole.problem, (one,), (grade,))])
@@ -124,17 +88,12 @@ def frames(whole: Group) -> bytes:
     )
 
 
-def test_the_rows_of_an_evaluation_cost_their_number_and_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, cache = tmp_path / "episodes.jsonl.zst", RowCache(tmp_path / "cache", worth_s=-1.0)
+def test_the_rows_of_an_evaluation_are_numbered_by_draw_and_the_last_of_each_counts(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl.zst"
     path.write_bytes(b"".join(frames(group(f"p{at}", (1.0, 0.0))) for at in range(20)))
-    rows = RecordIndex(path, cache).rows().rows
+    index = RecordIndex(path)
+    rows = index.rows().rows
     assert [(row["group"], row["rollout"]) for row in rows] == [(at, draw) for at in range(20) for draw in (0, 1)]
-    with monkeypatch.context() as patched:
-        patched.setattr(record_index, "row_of", lambda line: pytest.fail("was read again"))
-        index = RecordIndex(path, cache)
-        assert index.rows().rows == rows
     with path.open("ab") as file:
         file.write(frames(group("p3", (0.5,))) + frames(group("new", (0.5,))))
     grown = index.rows()
@@ -166,11 +125,11 @@ ODD: dict[str, Any] = {
     "spans a text": lambda line: line["turns"][0].update(spans="x"),
     "notes no object": lambda line: line["turns"][0].update(notes=[1]),
     "before_turn a text": lambda line: line.update(events=[{**SOME_EVENT, "before_turn": "0"}]),
-    "details of other types": lambda line: line.update(events=[{**SOME_EVENT, "detail": {"tokens": "x", "kept": 1}}]),
+    "defiles of other types": lambda line: line.update(events=[{**SOME_EVENT, "detail": {"tokens": "x", "kept": 1}}]),
     "ids of an event too large": lambda line: line.update(
         events=[{**SOME_EVENT, "kind": "memory", "detail": {"token_ids": [1 << 63], "text": "x", "changed": True}}]
     ),
-    "details no object": lambda line: line.update(events=[{**SOME_EVENT, "kind": "own", "detail": 7}]),
+    "defiles no object": lambda line: line.update(events=[{**SOME_EVENT, "kind": "own", "detail": 7}]),
     "ids of texts": lambda line: line["turns"][0].update(prompt_ids=["a"]),
     "ids a number": lambda line: line["turns"][0].update(prompt_ids=7),
     "ids too large": lambda line: line["turns"][0].update(prompt_ids=[1 << 63]),
@@ -302,7 +261,7 @@ def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(name: str, tmp_path: Pat
     run = run_folder(tmp_path / "run", records={1: [GOOD]})
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
-    assert list(Tails().rows(run / name)) == []
+    assert list(RowFiles().rows(run / name)) == []
     assert holder_of(run) is None
     assert ViewerApi(Library([run])).get("/api/runs/run")["name"] == "run"
 

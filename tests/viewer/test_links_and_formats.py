@@ -60,6 +60,18 @@ def test_links_out_of_a_runs_folder_are_named_and_not_followed(tmp_path: Path) -
         export([run], tmp_path / "out.eval")
 
 
+def test_links_out_of_the_folder_that_was_named_are_not_followed(tmp_path: Path) -> None:
+    outside = run_folder(tmp_path / "elsewhere" / "theirs", records={1: [group("secret")]})
+    mine = run_folder(tmp_path / "runs" / "mine")
+    for name, target in (("all", tmp_path), ("one", outside), ("latest", mine)):
+        (tmp_path / "runs" / name).symlink_to(target)
+    (tmp_path / "runs" / "episodes.jsonl.zst").symlink_to(outside / "trajectories" / "step-000001.jsonl.zst")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    for given in (tmp_path / "runs", tmp_path / "link"):
+        assert [each.name for each in Library([given]).sources()] == ["mine"]
+    assert [each.name for each in Library([tmp_path / "runs" / "one"]).sources()] == ["one"]  # named, so wanted
+
+
 def test_an_export_holds_nothing_that_a_link_leads_out_to(tmp_path: Path) -> None:
     run, secret = run_folder(tmp_path / "run"), tmp_path / "secret.yaml"
     secret.write_text("password: hunter2\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest.errors import PalimpsestError
-from palimpsest.viewer.records.run_status import names_of, rows_since, seconds_left, spark
+from palimpsest.viewer.records.run_facts import names_of, rows_since, seconds_left, spark
 from palimpsest.viewer.records.sources import Library, NotThere
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, run_folder, sample

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from palimpsest.evaluation.sample_log import AskedSet, write_asked
+from palimpsest.evaluation.sample_log import write_asked
 from palimpsest.events import Event, Plain
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.runs.folder_guard import FolderLock
@@ -26,7 +26,7 @@ from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.browser import Watched, watching
 from support.kill_child import STEPS
 from support.killing import child, differences, killed_often
-from support.view_folders import evaluation_folder, group, run_folder, sample, state_of
+from support.view_folders import chunks, evaluation_folder, group, run_folder, sample, state_of
 from support.viewer import viewer
 
 METRICS = [
@@ -54,15 +54,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     for name, right in (("eval-a", 3), ("eval-b", 1)):
         judged = [
-            sample(
-                "4 chunks",
+            chunks(
+                4,
                 f"p{n}",
                 float(n < right),
                 metrics=_metrics(n, right),
             )
             for n in range(5)
         ]
-        evaluation_folder(path / name, [*judged, *(sample("64 chunks", f"p{n}", 0.0, size=64) for n in range(5))])
+        evaluation_folder(path / name, [*judged, *(chunks(64, f"p{n}", 0.0) for n in range(5))])
     return path
 
 
@@ -365,11 +365,18 @@ def test_what_judge_and_strings_disagree_about_comes_first(watched: Watched) -> 
     page.get_by_label("Which problems").select_option("disagree")
     told = page.locator(".about").inner_text()
     assert told.startswith("2 of 10 problems · 0 of 2 episodes were recorded (evaluation.record=all")
+    page.get_by_label("Which problems").select_option("all")
+    page.get_by_label("Set", exact=True).select_option("recall, 64 chunks")
+    assert page.locator(".about").inner_text().startswith("5 of 10 problems")
+    page = watched.go("#/r/eval-a/items?sort=-length")
+    page.wait_for_selector(".vrow")
+    assert "64" in page.locator(".vrow").first.locator("> *").nth(1).inner_text()
 
 
 def test_episodes_that_were_not_asked_for_last_are_counted_above_the_others(browser: Any, tmp_path: Path) -> None:
-    evaluation = evaluation_folder(tmp_path / "eval", [sample("4 chunks", f"p{n}", 1.0) for n in range(5)])
-    write_asked(evaluation, {"4 chunks": AskedSet(1, ["p0", "p3"])})
+    samples = [chunks(4, f"p{n}", 1.0) for n in range(5)]
+    evaluation = evaluation_folder(tmp_path / "eval", samples)
+    write_asked(evaluation, [(samples[0].cell, 1, ["p0", "p3"])])
     with viewer(evaluation) as url:
         watched = Watched(browser, url)
         page = watched.go("#/r/eval/items")
@@ -458,14 +465,14 @@ def test_a_table_is_no_wider_than_its_paper(place: str, watched: Watched) -> Non
 
 def test_an_evaluation_has_no_bar_of_steps_and_names_a_baseline_once(browser: Any, tmp_path: Path) -> None:
     sizes = (4, 64)
-    rows = [sample(f"{size} chunks", "p", 1.0, size=size) for size in sizes]
-    rows += [sample(f"{size} chunks, closed book", "p", 0.0, size=size, baseline="closed book") for size in sizes]
+    rows = [chunks(size, "p", 1.0) for size in sizes]
+    rows += [chunks(size, "p", 0.0, player="closed book", baseline=True) for size in sizes]
     evaluation_folder(tmp_path / "ev", rows)
     with viewer(tmp_path) as url, watching(browser, url) as watched:
         page = watched.go("#/r/ev")
         page.wait_for_selector(".chart .legend-item")
         assert page.locator("progress:visible").count() == 0
-        assert page.locator(".chart .legend-item").all_inner_texts() == ["agent", "baseline: closed book"]
+        assert page.locator(".chart .legend-item").all_inner_texts() == ["agent: recall", "baseline: closed book"]
 
 
 def test_the_list_tells_the_last_rows_reward(watched: Watched) -> None:

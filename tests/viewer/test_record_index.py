@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import orjson
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 
 from palimpsest.errors import DataError
 from palimpsest.evaluation.episode_files import read_episodes
-from palimpsest.rollout.trajectory_file import encode_groups, group_lines, read_groups
+from palimpsest.rollout.trajectory_file import encode_groups, group_lines, index_lines, index_of, read_groups
 from palimpsest.types import Group
-from palimpsest.viewer.records.episode_rows import row_of
-from palimpsest.viewer.records.record_index import RecordIndex, RowCache
-from palimpsest.viewer.records.sources import FilePiece, NotThere, content_of
+from palimpsest.viewer.records import record_index
+from palimpsest.viewer.records.record_index import RecordIndex
+from palimpsest.viewer.records.sources import NotThere
 from support.view_folders import group
 
 GROUPS = [
@@ -47,20 +45,8 @@ def test_rows_and_groups_are_those_of_the_reader(name: str, tmp_path: Path) -> N
         assert row["sampled_tokens"] == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
         assert row["reward"] == whole[row["group"]].grades[row["rollout"]].value
         assert row["answer"] == trajectory.answer
-    assert (found.torn, found.more, found.groups) == (None, False, 3)
+    assert (found.torn, found.groups) == (None, 3)
     assert [RecordIndex(path).group(place) for place in (2, 0, 1)] == [whole[2], whole[0], whole[1]]
-
-
-def test_a_look_at_a_group_unpacks_its_frame_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unpacked = list[object]()
-
-    def counted(file: BinaryIO, piece: FilePiece, *, compressed: bool) -> bytes:
-        unpacked.append(piece)
-        return content_of(file, piece, compressed=compressed)
-
-    monkeypatch.setattr("palimpsest.viewer.records.record_index.content_of", counted)
-    assert RecordIndex(written(tmp_path / "a.jsonl.zst", GROUPS)).group(0) == GROUPS[0]
-    assert len(unpacked) == 1
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl"])
@@ -129,32 +115,47 @@ def test_an_evaluations_frames_of_a_problem_are_one_group_and_the_last_of_a_draw
     assert [index.group(place) for place in (0, 1)] == list(whole)
 
 
-def test_reading_stops_in_time_and_goes_on(tmp_path: Path) -> None:
-    index = RecordIndex(written(tmp_path / "a.jsonl.zst", GROUPS))
-    first = index.rows(seconds=-1.0)
-    assert (first.rows, first.more) == ([], True)
-    assert not index.rows().more
+def indexed(path: Path, groups: Sequence[Group]) -> Path:
+    """A record with its index, as a run writes them."""
+    written(path, list(groups))
+    index_of(path).write_bytes(index_lines(groups, path.read_bytes()))
+    return path
 
 
-def test_the_cache_serves_a_file_that_is_the_same_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, cache = written(tmp_path / "a.jsonl.zst", GROUPS), RowCache(tmp_path / "cache", worth_s=-1.0)
-    rows = RecordIndex(path, cache).rows().rows
+def test_an_index_says_what_the_frames_say_and_none_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = indexed(tmp_path / "a.jsonl.zst", GROUPS)
+    scanned = RecordIndex(written(tmp_path / "alone.jsonl.zst", GROUPS)).rows().rows
     with monkeypatch.context() as patched:
-        patched.setattr("palimpsest.viewer.records.record_index.row_of", lambda line: pytest.fail("was read again"))
-        assert RecordIndex(path, cache).rows().rows == rows
-    assert RecordIndex(path, cache).group(1) == GROUPS[1]
-    (kept,) = (tmp_path / "cache").iterdir()
-    for damage in (b"", b"junk", kept.read_bytes()[:-3], kept.read_bytes().replace(b'"p1"', b'"p9"')):
-        kept.write_bytes(damage)
-        assert RecordIndex(path, cache).rows().rows == rows
-    written(path, GROUPS[:1])
-    assert RecordIndex(path, cache).rows().groups == 1
+        patched.setattr(record_index, "content_of", lambda *_, **__: pytest.fail("was unpacked"))
+        assert RecordIndex(path).rows().rows == scanned
+    assert RecordIndex(path).group(1) == GROUPS[1]
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file is in the way")
-    path = written(tmp_path / "a.jsonl.zst", GROUPS)
-    assert RecordIndex(path, RowCache(tmp_path / "cache", worth_s=-1.0)).rows().groups == 3
+def test_what_an_index_lacks_or_says_of_another_file_is_read_from_the_frames(tmp_path: Path) -> None:
+    path = indexed(tmp_path / "a.jsonl.zst", GROUPS)
+    index, rows = index_of(path), RecordIndex(path).rows().rows
+    lines = index.read_bytes().splitlines(keepends=True)
+    other = index_lines(GROUPS[::-1], encode_groups(GROUPS[::-1]))
+    shifted = lines[0].replace(b'"start":0', b'"start":7')
+    odd = lines[0].replace(b'"turns":2', b'"turns":"2"')
+    for content in (b"", b"junk\n", lines[0], lines[0] + lines[1][:-20], lines[0] + lines[2], other, shifted, odd):
+        index.write_bytes(content)
+        assert RecordIndex(path).rows().rows == rows, content
+    path.write_bytes(path.read_bytes()[:-1])
+    index.write_bytes(b"".join(lines))
+    found = RecordIndex(path).rows()
+    assert (found.groups, found.torn is None) == (2, False)
+
+
+def test_a_record_that_grows_behind_its_index_is_read_on(tmp_path: Path) -> None:
+    path = indexed(tmp_path / "a.jsonl.zst", GROUPS[:1])
+    index = RecordIndex(path)
+    assert index.rows().groups == 1
+    with path.open("ab") as file:
+        file.write(encode_groups(GROUPS[1:]))
+    assert (index.rows().groups, index.group(2)) == (3, GROUPS[2])
 
 
 @pytest.mark.parametrize("content", [b"{}\n", b"[]\n", b'{"turns": [1]}\n', b"null\n", b'"x"\n'])
@@ -181,27 +182,6 @@ def test_a_file_that_went_says_so(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(NotThere, match="moved or deleted"):
         index.rows()
-
-
-@given(
-    text=st.text(max_size=40),
-    key=st.sampled_from(["turns", "prompt_ids", "token_ids", "stop_reason", "x"]),
-    counts=st.lists(st.integers(0, 4), min_size=1, max_size=4),
-)
-def test_the_quick_row_is_the_careful_one(text: str, key: str, counts: list[int]) -> None:
-    """Whatever stands in texts, details and notes, also what looks like the keys that are searched for."""
-    line = orjson.loads(group_lines(GROUPS[2]))
-    tricky = {"turns": [1, {key: [1, 2, text]}], key: [3], "text": f'{text},"turns":[{key}":[1,2]'}
-    line["events"] = [{"kind": "k", "before_turn": 0, "detail": tricky}]
-    line["problem"]["metadata"] = tricky
-    line["answer"] = f'","turns":[{text}'
-    turn = {**line["turns"][0], "notes": tricky}
-    line["turns"] = [{**turn, "prompt_ids": [7] * count, "token_ids": [1] * (count + 1)} for count in counts]
-    ordered = orjson.dumps(line, option=orjson.OPT_SORT_KEYS)
-    careful = orjson.dumps({"turns": line.pop("turns"), **line})
-    quick = row_of(ordered)
-    assert quick == row_of(careful)
-    assert (quick["turns"], quick["prompt_tokens"]) == (len(counts), sum(counts))
 
 
 def test_nothing_is_written_beside_the_file(tmp_path: Path) -> None:

@@ -45,13 +45,6 @@ def test_steps_are_those_with_a_record_and_unknown_ones_are_told(tmp_path: Path)
             told.get(f"/api/runs/first/steps/{step}/episodes")
 
 
-def test_rows_behind_those_that_are_there_come_alone(tmp_path: Path) -> None:
-    told = answers(run_folder(tmp_path / "first", records={1: [group("a"), group("b")]}))
-    whole = told.get("/api/runs/first/steps/1/episodes")
-    assert (len(whole["rows"]), whole["next"], whole["more"], whole["torn"]) == (4, 4, False, None)
-    assert told.get("/api/runs/first/steps/1/episodes", {"from": "3"})["rows"] == whole["rows"][3:]
-
-
 def test_a_file_alone_is_a_source_whose_step_is_all(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "first", records={1: [group("a")]})
     told = answers(run / "trajectories" / "step-000001.jsonl.zst")
@@ -145,7 +138,7 @@ def test_nothing_that_is_asked_for_changes_the_folder(tmp_path: Path, tiny_codec
     tiny_codec.save(run / "checkpoints" / "step-000001")
     evaluation_folder(run / "evaluations" / "after" / "shard-1-of-1", [sample("set", "a", 1.0)])
     before = state_of(run)
-    told = answers(run, cache=tmp_path / "cache")
+    told = answers(run)
     for path in (
         "/api/runs",
         "/api/runs/first",

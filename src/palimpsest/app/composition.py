@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from palimpsest import plugins
 from palimpsest.config.load import load_recipe
 from palimpsest.config.model import model_path
 from palimpsest.config.reward import JUDGE_OPERATION
@@ -34,14 +35,16 @@ from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Endpoint, Engine, Sampler
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.episode_files import EpisodeFile
-from palimpsest.evaluation.runner import Arena, EvalSet, Measure, Samples, play_sets
+from palimpsest.evaluation.runner import Arena, Entry, Measure, Samples, play_entries
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import admit_all, build_policy, made_policy, policy_class
+from palimpsest.memory.registry import admit_all, build_policy, policy_class
 from palimpsest.metrics.memory_metrics import evidence_position, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
+from palimpsest.models.model_files import text_digests
 from palimpsest.plugin_options import options_of
+from palimpsest.plugins import source_digests
 from palimpsest.reward.compose import check_reward
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.episode import OnTurn, Roles, play
@@ -61,7 +64,7 @@ SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart", "memact-quickstart
 def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int) -> PolicyConfig:
     """`config` with the options it leaves open chosen for these problems and this window; those of an object that
     Python was given stay as they are."""
-    if made_policy(config.name) is not None:
+    if not isinstance(plugins.load("policy", config.name), type):
         return config
     options = dict(config.options)
     if max_context < SMALL_WINDOW:
@@ -177,7 +180,7 @@ def policy_of(config: RunConfig) -> MemoryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Plays sets of problems under one configuration."""
+    """Plays entries under one configuration."""
 
     config: RunConfig
     engine: Engine
@@ -191,7 +194,7 @@ class Evaluator:
 
     async def play(
         self,
-        sets: Sequence[EvalSet],
+        entries: Sequence[Entry],
         *,
         out: Path | None = None,
         identity: Mapping[str, Any] | None = None,
@@ -210,13 +213,13 @@ class Evaluator:
             roles=cast.roles,
             episodes=self._episodes(out, on_warning),
         )
-        playing = play_sets(
-            longest_first(sets),
+        playing = play_entries(
+            entries,
             arena,
             out=out,
             concurrency=self.engine.limits.concurrency,
             identity=identity,
-            on_progress=on_sample,
+            on_sample=on_sample,
             on_warning=on_warning,
         )
         return await playing if self.cast is not None else await using(cast, playing)
@@ -239,9 +242,9 @@ def evaluation_identity(
 ) -> dict[str, Any]:
     """What must be the same for samples to belong together. How many problems are played, and of which sizes, need
     not be: a log may grow. `problems` are those that were given themselves; `endpoint` is the one that samples, which
-    may move to another address."""
+    may move to another address. A user's module counts by its own source, not by what it imports."""
     data = config.data.model_dump(mode="json", exclude={"synthetic": {"chunks"}, "search": {"objectives"}})
-    return {
+    identity = {
         "weights": _weights(config) if endpoint is None else endpoint.model,
         "policies": {name: policy.model_dump(mode="json") for name, policy in policies.items()},
         "data": {key: value for key, value in data.items() if key not in ("limit", "curriculum")},
@@ -252,6 +255,9 @@ def evaluation_identity(
         **({} if problems is None else {"problems": _fingerprint(problems)}),
         **({} if endpoint is None else {"endpoint": _same_endpoint(endpoint)}),
     }
+    texts = text_digests(Path(model_path(config.model))) if endpoint is None else {}
+    digests = {"model_files": texts, "modules": source_digests(identity)}
+    return identity | {key: each for key, each in digests.items() if each}
 
 
 def _same_endpoint(endpoint: Endpoint) -> dict[str, str]:
@@ -284,16 +290,6 @@ def weights_fingerprint(path: str) -> str | None:
             stream.seek(max(0, size - (1 << 20)))
             digest.update(stream.read())
     return digest.hexdigest()[:16] if files else None
-
-
-def longest_first(sets: Iterable[EvalSet]) -> list[EvalSet]:
-    """Sets by the length of their first problem, so that short episodes fill the batch beside long ones."""
-    return sorted(sets, key=lambda each: _length(each.problems[0]) if each.problems else (0, 0), reverse=True)
-
-
-def _length(problem: Problem) -> tuple[int, int]:
-    """Of the document, or of the questions where there is none."""
-    return (len(problem.context), 0) if problem.context is not None else (0, len(problem.question))
 
 
 def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> dict[str, float]:

@@ -158,7 +158,9 @@ class Agent:
         known = self.known()
         base = known or RunConfig()
         policy = self.policy or base.policy.name
-        options = self._wording(policy) | (evaluated(base.policy).options if base.policy.name == policy else {})
+        run = _run_in(Path(self.model)) if base.evaluation.files else None
+        trained = run.policy if run is not None and run.policy.name == policy else base.policy  # with its budgets
+        options = self._wording(policy) | (evaluated(trained).options if trained.name == policy else {})
         changes: dict[str, Any] = {}
         for key, value, _ in split_overrides(self.overrides):
             (changes if "." in key else options)[key] = value
@@ -174,7 +176,8 @@ class Agent:
             }
         )
         remote = {} if self.remote is None else self.remote.section()
-        dtype = {"model.dtype": "auto"} if known is None and self.remote is None else {}
+        unsaid = known is None or bool(known.evaluation.files)
+        dtype = {"model.dtype": "auto"} if unsaid and self.remote is None else {}
         overrides = {**dtype, **reward, **remote, **changes, **(more or {})}
         config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
         check_models(config)
@@ -197,7 +200,7 @@ class Agent:
         run, lines = _run_in(Path(self.model)), list[str]()
         self.model_name(lines.append)
         if self.recipe is not None and os.fspath(self.model) == EMBEDDED:
-            recipes = run_config(self.recipe).model.path
+            recipes = (self.known() or RunConfig()).model.path
             if recipes != EMBEDDED:
                 lines.append(f"the recipe's model is {recipes}; this plays {EMBEDDED}: --model {recipes} plays that")
         if run is None:
@@ -205,7 +208,7 @@ class Agent:
         if config is not None and _trained_on(run, config):
             lines.append("these are the problems it was trained on; give --data or data.eval_source")
         if config is None:
-            played = self.policy or (run if self.recipe is None else run_config(self.recipe)).policy.name
+            played = self.policy or (self.known() or run).policy.name
         else:
             played = config.policy.name
         trained = run.policy.name
@@ -215,7 +218,10 @@ class Agent:
     def known(self) -> RunConfig | None:
         """What the recipe says, or the run that the model comes from: who was trained to recall is not played as one
         that overwrites. None if there is neither."""
-        return run_config(self.recipe) if self.recipe is not None else _run_in(Path(self.model))
+        if self.recipe is None:
+            return _run_in(Path(self.model))
+        dotted = {key: value for key, value, _ in split_overrides(self.overrides) if "." in key}
+        return run_config(self.recipe, dotted)
 
 
 def on_embedded(config: RunConfig) -> RunConfig:

@@ -21,12 +21,13 @@ from palimpsest.app.quickstart_methods import METHODS
 from palimpsest.config.model import SHIPPED
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import RunError
-from palimpsest.evaluation.sample_log import IDENTITY, SUMMARY, read_identity
+from palimpsest.evaluation.sample_log import IDENTITY, SUMMARY, Cell, read_identity
 from palimpsest.evaluation.summary import Score
 from palimpsest.files import read_regular
 from palimpsest.memory.registry import evaluated
 from palimpsest.models.model_folder import cached
-from palimpsest.plugins import is_given, plain
+from palimpsest.plugin_kinds import OBJECT
+from palimpsest.plugins import plain
 from palimpsest.runs.run_folder import CONFIG, load_config
 from palimpsest.text.display_text import printable, visible
 
@@ -99,12 +100,12 @@ def loading(name: str, policy: PolicyConfig | None, *, adapter: bool = False) ->
             "transformers": f"transformers.AutoModelForCausalLM.from_pretrained({name!r})",
             "vLLM": f"vllm serve {shell}",
         }
-    if policy is not None and is_given(policy.name):
+    if policy is not None and policy.name.startswith(OBJECT):
         return lines | {"palimpsest": f"palimpsest.evaluate({name!r}, data, policy={plain(policy.name)})"}
     chosen = "" if policy is None else _as_options(evaluated(policy))
     return lines | {
         "palimpsest serve": f"palimpsest serve {shell}{chosen}",
-        "palimpsest eval": f"palimpsest eval --model {shell} --data FILE{chosen}",
+        "palimpsest eval": f"palimpsest eval {shell} --data FILE{chosen}",
     }
 
 
@@ -113,7 +114,7 @@ def _as_options(policy: PolicyConfig) -> str:
     plain = {name: value for name, value in policy.options.items() if isinstance(value, bool | int | float)}
     names = {name: value for name, value in policy.options.items() if isinstance(value, str) and value.isidentifier()}
     given = {name: json.dumps(value) for name, value in plain.items()} | names
-    settings = "".join(f" --set {shlex.quote(f'{name}={value}')}" for name, value in given.items())
+    settings = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given.items())
     return f" --policy {shlex.quote(policy.name)}{settings}"
 
 
@@ -157,7 +158,8 @@ def _rows(run: Path, place: Path) -> Iterator[str]:
     found = json.loads(read_regular(place / SUMMARY, _MOST_BYTES))
     if place != run / _QUICKSTART:
         for row in found["evaluations"]:
-            yield _row(row, f"{row['policy']}, {str(row['data']).rpartition('/')[2]}")
+            cell = Cell(row["set"].rpartition("/")[2], row["size"], row["unit"], row["player"])
+            yield _row(row, cell.title)
         return
     config, told = load_config(run), json.loads(read_regular(run / SUMMARY, _MOST_BYTES))
     method = METHODS[told["method"]]

@@ -1,9 +1,8 @@
-"""Contract checks for custom policies, rewards, layers and credit rules: `palimpsest check NAME`.
+"""Contract checks for users' own things: `palimpsest check NAME`. What a thing is shows by its methods and parameters.
 
-Policies are checked in `memory/policy_check.py`, credit rules and rewards here. Data formats, log sinks and engines
-have no check: their first use fails with a message.
+A policy is played against scripted models (memory/policy_check.py).
 
-Checks of a credit rule:
+A credit rule is asked about groups:
 
 - advantages: finite, one per turn or one per trajectory, for groups of even and uneven turns and a single trajectory;
 - determinism: the same group gets the same advantages;
@@ -11,7 +10,7 @@ Checks of a credit rule:
 - equal rewards: nothing to learn from a group whose rewards are all equal;
 - direction: a higher reward never has a lower advantage, summed over a trajectory's turns.
 
-Checks of a reward, or of a layer on top of the shipped `boxed`, on episodes written by hand, without weights:
+A reward, or a layer on top of the shipped `boxed`, is asked about episodes written by hand, without weights:
 
 - grades: every episode that the agent itself ended gets a number, including an empty answer and a failed one;
 - range: the values given, and that some of them differ;
@@ -21,6 +20,8 @@ Checks of a reward, or of a layer on top of the shipped `boxed`, on episodes wri
 - lost episodes: an episode lost to an infrastructure failure is ungraded, without a call of the reward;
 - waiting: whether it blocks the event loop.
 
+A tool, a data format, a log sink or an engine is loaded, and its shape and options are checked.
+
 Not covered: bias and variance of the gradient; rules that break the last two checks on purpose; whether the reward is
 the one you want to train, and whether an agent could win it without solving the task.
 """
@@ -29,25 +30,82 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
-from inspect import signature
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from math import fsum, isclose
-from pathlib import Path
 from typing import Any
 
 from palimpsest import plugins
+from palimpsest.config.reward import LayerConfig, RewardConfig
 from palimpsest.config.schema import CreditConfig, ModelConfig, PolicyConfig
 from palimpsest.credit.assign import build_rule
 from palimpsest.credit.outcome import Rule, TurnAdvantage, asked, turn_mean
-from palimpsest.errors import ConfigError, RunError
+from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.policy_check import Finding, check_policy
 from palimpsest.memory.registry import build_policy
-from palimpsest.reward import custom_reward
-from palimpsest.reward.answer_match import MatchGrader
-from palimpsest.reward.compose import Reward
+from palimpsest.plugin_kinds import KINDS
+from palimpsest.plugin_options import signature_of
+from palimpsest.reward.compose import Reward, build_reward
 from palimpsest.text.codec import Codec
+from palimpsest.tools.shipped_tools import build_tools
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+
+WINDOW = 32_768
+"""Context the checked policy is told it has: room for published budgets."""
+TIMEOUT_S = 10.0
+"""Time limit of a reward's call; a run has `reward.timeout_s`."""
+
+
+def check(name: str, options: Mapping[str, Any], kind: str | None = None, codec: Codec | None = None) -> list[Finding]:
+    """What `name` is, with these options, held against each point of its contract.
+
+    `kind` is one of `KINDS`, where `name` doesn't show it; `codec` is by default that of the model in the package.
+    Raises ConfigError for what can't be loaded or has another shape.
+    """
+    if dotted := [key for key in options if "." in key]:
+        raise ConfigError(f"{dotted[0]}: options have plain names, e.g. chunk_size=48")
+    kind = kind or kind_of(name, options)
+    if kind not in KINDS:
+        raise ConfigError(f"choose one of {', '.join(KINDS)}{nearest(kind, KINDS)}", key="--kind", value=kind)
+    if kind == "policy":
+        policy = build_policy(PolicyConfig(name=name, options=dict(options)))
+        return check_policy(policy, codec or Codec.load(ModelConfig()), WINDOW)
+    if kind in ("reward", "layer"):
+        return asyncio.run(_check_reward(kind, name, options, codec or Codec.load(ModelConfig())))
+    if kind == "rule":
+        return _check_rule(CreditConfig(rule=name, options=dict(options)))
+    if kind == "tool":
+        build_tools({name: options})
+    else:
+        plugins.check(kind, name, options)
+    return [Finding("shape", True, f"a {KINDS[kind].noun}, which can be made with these options")]
+
+
+def kind_of(name: str, options: Collection[str] = ()) -> str:
+    """The kind that a thing's methods and parameters are those of. Raises ConfigError for what can't be loaded.
+
+    >>> kind_of("overwrite"), kind_of("state_mix"), kind_of("palimpsest.tools.shipped_tools:SearchTool")
+    ('policy', 'rule', 'tool')
+    """
+    shipped = [kind for kind, spec in KINDS.items() if name in spec.shipped]
+    if shipped or ":" not in name:
+        return shipped[0] if shipped else "policy"
+    target = plugins.load("policy", name, key="check")
+    methods = {method for base in getattr(target, "__mro__", ()) for method in vars(base)}
+    named = [kind for kind, spec in KINDS.items() if spec.method in methods]
+    if named and named[0] != "reward":
+        return named[0]
+    call = next((getattr(target, method) for method in ("grade", "__call__") if method in methods), target)
+    signature = signature_of(call)
+    taken = [key for key in (signature.parameters if signature else ()) if key not in ("self", "codec", *options)]
+    if {*KINDS["engine"].injected} <= {*taken}:
+        return "engine"
+    fits = [kind for kind, spec in KINDS.items() if spec.takes and spec.takes == tuple(taken[: len(spec.takes)])]
+    if not fits and call is target and isinstance(target, type):
+        known = ", ".join(dict.fromkeys(spec.method for spec in KINDS.values() if spec.method))
+        raise ConfigError(f"has none of the methods {known}; give --kind", key="check", value=name)
+    return max(fits, key=lambda kind: len(KINDS[kind].takes), default="reward")
+
 
 # ---- Checks of a credit rule ---------------------------------------------------------------------------------
 
@@ -56,10 +114,9 @@ REWARDS = (1.0, 0.0, 0.25, 0.5)
 _TOLERANCE = 1e-9
 
 
-def check_rule(name: str, options: Mapping[str, Any]) -> list[Finding]:
+def _check_rule(config: CreditConfig) -> list[Finding]:
     """All findings, in the order of this module's docstring. Raises ConfigError if it can't be made."""
-    config = CreditConfig(rule=name, options=dict(options))
-    rule = build_rule(config)
+    name, rule = config.rule, build_rule(config)
     groups = {
         "even turns": _group(REWARDS, (2, 2, 2, 2)),
         "uneven turns": _group(REWARDS, (1, 3, 2, 5)),
@@ -140,18 +197,13 @@ STALL_S = 0.25
 """The event loop standing still for so long is told."""
 
 
-def check_reward(name: str, options: Mapping[str, Any], codec: Codec, *, layer: bool = False) -> list[Finding]:
+async def _check_reward(kind: str, name: str, options: Mapping[str, Any], codec: Codec) -> list[Finding]:
     """All findings, in the order of this module's docstring. Raises ConfigError if it can't be made."""
-    if layer:
-        custom_reward.check_layer(name, options)
-        made = custom_reward.own_layer(name, options, codec)
-        return asyncio.run(_check(Reward(MatchGrader("boxed"), (made,)), codec, made.caller.waits))
-    custom_reward.check_reward(name, options)
-    reward = custom_reward.own_reward(name, options, codec)
-    return asyncio.run(_check(Reward(reward), codec, reward.caller.waits))
-
-
-async def _check(reward: Reward, codec: Codec, waits: bool) -> list[Finding]:
+    named = {"name": name, "options": dict(options)}
+    layers = (LayerConfig.model_validate(named),) if kind == "layer" else ()
+    config = RewardConfig(layers=layers, timeout_s=TIMEOUT_S, **({} if layers else named))
+    reward = build_reward(config, codec)
+    caller = getattr(reward.layers[0] if layers else reward.answer, "caller", None)
     episodes = _episodes(codec)
     try:
         grades, stall = await _graded(reward, episodes)
@@ -168,7 +220,7 @@ async def _check(reward: Reward, codec: Codec, waits: bool) -> list[Finding]:
         else Finding("determinism", True, f"{len(episodes)} episodes, asked twice, in two orders"),
         _hostile(grades),
         Finding("lost episodes", not lost.graded, lost.reason or "graded, though the sampler failed"),
-        _waiting(stall, waits),
+        _waiting(stall, caller is None or caller.waits),
     ]
 
 
@@ -264,67 +316,3 @@ def _waiting(stall: float, waits: bool) -> Finding:
             "plain function",
         )
     return Finding("waiting", True, "an async function that lets other episodes go on")
-
-
-# ---- palimpsest check ----------------------------------------------------------------------------------------
-
-
-WINDOW = 32_768
-"""Context the checked policy is told it has: room for published budgets."""
-
-KINDS = ("policy", "reward", "layer", "rule")
-"""What can be checked."""
-
-
-def check(name: str, options: Mapping[str, Any], kind: str | None = None) -> Sequence[Finding]:
-    """What `name` is, with these options, held against each point of its contract.
-
-    A policy, shipped or the user's own; a reward, a layer of one, or a credit rule of the user's own, told apart by
-    what they take: (problem, trajectory), (problem, trajectory, grade), (group). `kind` says what it is where that
-    doesn't.
-    """
-    if kind is not None and kind not in KINDS:
-        raise ConfigError(f"--kind {kind}: choose one of {', '.join(KINDS)}")
-    if dotted := [key for key in options if "." in key]:
-        raise ConfigError(f"--set {dotted[0]}: options have plain names, e.g. chunk_size=48")
-    kind = kind or _kind(name, options)
-    if kind == "rule":
-        return check_rule(name, options)
-    if kind in ("reward", "layer"):
-        return check_reward(name, options, Codec.load(ModelConfig()), layer=kind == "layer")
-    policy = build_policy(PolicyConfig(name=name, options=dict(options)))
-    return check_policy(policy, Codec.load(ModelConfig()), WINDOW)
-
-
-def _refuse_file(name: str) -> None:
-    """Raise ConfigError for a file of Python: a module is named, and what is checked in it."""
-    if name.endswith(".py"):
-        module = ".".join(Path(name).with_suffix("").parts).lstrip("./")
-        thing = "".join(part.capitalize() for part in module.rpartition(".")[2].split("_"))
-        raise ConfigError(f"check {name}: name the module and what is checked in it, such as {module}:{thing}")
-
-
-def _kind(name: str, options: Mapping[str, Any]) -> str:
-    """policy, reward, layer or rule. Raises ConfigError for what can't be imported."""
-    if not plugins.is_own(name):
-        _refuse_file(name)
-        return "policy"
-    target = plugins.own(name, f"check {name}")
-    if isinstance(target, type):
-        methods = ("run", "turn_advantages", "grade", "__call__")
-        defined = {method: own for base in reversed(target.__mro__) for method, own in vars(base).items()}
-        call = next((defined[method] for method in methods if method in defined), None)
-        if call is None and not hasattr(target, "run"):
-            raise ConfigError(
-                f"check {name}: neither a policy (run), a credit rule (turn_advantages) nor a reward (grade); a tool "
-                f"is checked with a policy that has it: palimpsest check prune --set 'tools={{{name}: {{}}}}'"
-            )
-        if call is None or hasattr(target, "run"):
-            return "policy"
-        taken = list(signature(call).parameters)[1:]
-    else:
-        taken = list(signature(target).parameters) if callable(target) else []
-    taken = [key for key in taken if key not in options and key != "codec"]
-    if taken[:1] == ["group"]:
-        return "rule"
-    return "layer" if taken[2:3] == ["grade"] else "reward"

@@ -1,12 +1,12 @@
 """Python objects as arguments of a run: rewards, policies, problems, callbacks, loaded models.
 
     given = Objects("palimpsest.train", reward=my_reward, data=[{"question": ..., "answers": ..., "context": ...}])
-    given.changes         {"reward.name": "python:my_reward", "data.source": "python:data"}
+    given.changes         {"reward.name": "object:my_reward", "data.source": "object:data"}
     write_loaded(model, tokenizer, Path("runs/first"))      # runs/first-model-1a2b3c4d5e6f
 
 A function or class that a module defines under its name is named as on the command line, `my_module:my_reward`. A
 policy object with plain options is named as its class with these options. Such a run can be resumed by a command. Any
-other object, including everything from a script or a notebook, is named `python:NAME` (plugins.py) and must be passed
+other object, including everything from a script or a notebook, is named `object:NAME` (plugins.py) and must be passed
 again on resume. A loaded model is saved with its tokenizer as a folder whose name holds a digest of its contents.
 
 Guaranteed: no given object is called here; a model's folder appears whole, the same model gives the same folder, and
@@ -21,26 +21,21 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
-from palimpsest import files, plugins
+from palimpsest import files
 from palimpsest.config.load import Overrides, split_overrides
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.formats.problem_files import problem_row
 from palimpsest.errors import ConfigError
-from palimpsest.memory.registry import POLICIES
+from palimpsest.plugin_kinds import KINDS, OBJECT
 from palimpsest.plugin_options import options_of
-from palimpsest.plugins import DATA, PREFIX, giving, is_given
+from palimpsest.plugins import ARGUMENTS, DATA, known, load, plain, reference
 from palimpsest.types import Problem
-
-_NOTEBOOK = ("__main__", "__mp_main__")
-"""Modules that are another one in the next process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,16 +93,16 @@ def problems_of(data: Any, called: str) -> Problems:
 def objects_in(config: RunConfig) -> dict[str, str]:
     """Names of objects in a configuration, by the argument that takes them; of several callbacks the first.
 
-    >>> objects_in(RunConfig(policy=PolicyConfig(name="python:Mine")))
-    {'policy': 'python:Mine'}
+    >>> objects_in(RunConfig(policy=PolicyConfig(name="object:Mine")))
+    {'policy': 'object:Mine'}
     """
     names = {
         "reward": config.reward.name,
         "policy": config.policy.name,
         "data": str(config.data.source),
-        "callbacks": next(filter(is_given, config.logging.sinks), ""),
+        "callbacks": next((sink for sink in config.logging.sinks if sink.startswith(OBJECT)), ""),
     }
-    return {argument: name for argument, name in names.items() if is_given(name)}
+    return {argument: name for argument, name in names.items() if name.startswith(OBJECT)}
 
 
 def check_problem(problem: Problem, called: str) -> None:
@@ -125,10 +120,11 @@ def check_problem(problem: Problem, called: str) -> None:
 class Objects:
     """What a call was given, by the names that a configuration has for it."""
 
-    def __init__(self, called: str, before: Mapping[str, Any] | None = None) -> None:
-        """`called`: the function, for messages. `before`: objects of the run that is resumed or used."""
+    def __init__(self, called: str, before: Any = None) -> None:
+        """`called`: the function, for messages. `before`: the `Run` that is resumed or used, whose objects are known
+        too; what has none, such as a folder, brings none."""
         self.called = called
-        self.held: dict[str, Any] = dict(before or {})
+        self.held: dict[str, Any] = dict(getattr(before, "given", {}))
         self.changes: dict[str, Any] = {}
         """Keys of the configuration that name the objects."""
 
@@ -138,7 +134,7 @@ class Objects:
             reward = getattr(reward, "grade", reward)
         if not isinstance(reward, str) and not callable(reward):
             self._refuse("reward", reward, "a function (problem, trajectory), or a name")
-        self.changes["reward.name"] = reward if isinstance(reward, str) else self._name(reward)
+        self.changes["reward.name"] = reward if isinstance(reward, str) else self._name("reward", reward)
 
     def take_policy(self, policy: Any, base: PolicyConfig | None = None) -> None:
         """A class, an object with a coroutine `run`, or a name. Raises ConfigError.
@@ -148,9 +144,7 @@ class Objects:
         if not isinstance(policy, str) and not hasattr(policy, "run"):
             self._refuse("policy", policy, "a class or an object with a coroutine run(problem, model), or a name")
         options = _options_of(policy)
-        thing = policy if options is None else type(policy)
-        shipped = next((name for name, known in POLICIES.items() if known is thing), None)
-        name = policy if isinstance(policy, str) else shipped or self._name(thing)
+        name = policy if isinstance(policy, str) else self._name("policy", policy if options is None else type(policy))
         kept = base is not None and (name == base.name or _derived(policy, base.name))
         if base is not None and kept and options is None and isinstance(policy, str | type):
             options = base.options
@@ -162,28 +156,25 @@ class Objects:
         """(policy, overrides) that name what `evaluate`, `play` and `ask` were given; `logged`: into a folder that a
         later call may go on with. Raises ConfigError."""
         if isinstance(policy, list | tuple):
-            policy = [each if isinstance(each, str) else self._class(each) for each in policy]
+            if other := [each for each in policy if not isinstance(each, str | type)]:
+                self._refuse("policy", other[0], "names or classes where there are several")
+            policy = [each if isinstance(each, str) else self._name("policy", each) for each in policy]
         elif policy is not None and not isinstance(policy, str):
             self.take_policy(policy)
             policy = self.changes.pop("policy.name")
             del self.changes["policy.eval_options"]
             made = {f"policy.options.{name}": value for name, value in self.changes.pop("policy.options").items()}
             self.changes |= made
-            if logged and is_given(policy) and not isinstance(self.held[policy], type):
+            if logged and policy in self.held and not isinstance(self.held[policy], type):
                 raise ConfigError(
-                    f"{self.called}(policy=...): which options a {policy.removeprefix(PREFIX)} object has isn't known, "
-                    "so a later call can't tell whether `out` holds its episodes; give the class, or leave out `out`"
+                    f"{self.called}(policy=...): which options a {plain(policy)} object has isn't known, so a later "
+                    "call can't tell whether `out` holds its episodes; give the class, or leave out `out`"
                 )
         if reward is not None:
             self.take_reward(reward)
         if not self.changes:
             return policy, overrides
         return policy, self.changes | {key: value for key, value, _ in split_overrides(overrides)}
-
-    def _class(self, policy: Any) -> str:
-        if not isinstance(policy, type):
-            self._refuse("policy", policy, "names or classes where there are several")
-        return self._name(policy)
 
     def take_data(self, data: Any) -> None:
         """A list of dicts or Problems, a data set, or the name of a file. Raises ConfigError."""
@@ -196,40 +187,43 @@ class Objects:
         """Functions `(step, metrics, timings)` or objects with `log`, besides the `sinks` of the configuration that are
         no objects."""
         listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-        names = self.changes["logging.sinks"] = [sink for sink in sinks if not is_given(sink)]
+        names = self.changes["logging.sinks"] = [sink for sink in sinks if not sink.startswith(OBJECT)]
         for each in listed:
             call = each if isinstance(each, type) else getattr(each, "log", each)
             if not callable(call):
                 self._refuse("callbacks", each, "functions (step, metrics, timings), or objects with log of these")
-            names.append(self._name(call))
+            names.append(self._name("sink", call))
 
-    def known(self) -> AbstractContextManager[None]:
-        """While this lasts, the names mean the objects."""
-        return giving(self.held)
+    @contextmanager
+    def known(self) -> Iterator[None]:
+        """While this lasts, the names mean the objects, and an error of one shows the argument that it was given as."""
+        with known(self.held):
+            try:
+                yield
+            except ConfigError as error:
+                argument = ARGUMENTS.get(error.key or "")
+                if argument is not None and error.value in self.held:
+                    error.at(f"{self.called}({argument}={plain(str(error.value))}):")
+                raise
 
-    def _name(self, thing: Any) -> str:
-        """`my_module:my_thing` of what a module has under its name, else a name that means the object."""
-        module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
-        plain = isinstance(thing, FunctionType | type) and module not in (None, *_NOTEBOOK)
-        if plain and getattr(sys.modules.get(str(module)), name, None) is thing:
-            return f"{module}:{name}"
-        called = plugins.own_name(plugins.owner(thing))
-        return self._held_as(PREFIX + called, thing)
-
-    def _held_as(self, name: str, thing: Any) -> str:
+    def _name(self, kind: str, thing: Any) -> str:
+        """The name by which a configuration knows `thing`; an object is held under it."""
+        name = reference(kind, thing)
+        if not name.startswith(OBJECT):
+            return name
         taken = {*self.changes.get("logging.sinks", ()), self.changes.get("reward.name")}
         while name in taken and self.held.get(name) is not thing:
             name += "-2"
         self.held[name] = thing
         return name
 
-    def _refuse(self, argument: str, value: Any, wanted: str) -> Any:
+    def _refuse(self, argument: str, value: Any, wanted: str) -> NoReturn:
         raise ConfigError(f"{self.called}({argument}=...) is of type {type(value).__name__}: give {wanted}")
 
 
 def _derived(policy: Any, name: str) -> bool:
     """Whether `policy` is a class derived from the shipped one of that name."""
-    return isinstance(policy, type) and name in POLICIES and issubclass(policy, POLICIES[name])
+    return isinstance(policy, type) and name in KINDS["policy"].shipped and issubclass(policy, load("policy", name))
 
 
 def _options_of(policy: Any) -> dict[str, Any] | None:
@@ -266,8 +260,8 @@ def write_loaded(model: Any, tokenizer: Any, run: Path, called: str) -> Path:
 
     Raises ConfigError for objects that can't be saved.
     """
-    for argument, thing in (("model", model), ("tokenizer", tokenizer)):
-        if not hasattr(thing, "save_pretrained"):
+    for argument, thing, does in (("model", model, "state_dict"), ("tokenizer", tokenizer, "decode")):
+        if not hasattr(thing, "save_pretrained") or not hasattr(thing, does):
             wanted = "give a transformers model, with tokenizer=, or a folder or hub id"
             what = "is missing" if thing is None else f"is of type {type(thing).__name__}"
             raise ConfigError(f"{called}({argument}=...) {what}: {wanted}")

@@ -19,6 +19,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.data.synthetic.search_problems import SOURCE
 from palimpsest.errors import ConfigError
+from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.report.axis_labels import DOCUMENTS, QUESTIONS, AxisWords, times
 from palimpsest.runs.jsonl_rows import whole
@@ -41,6 +42,12 @@ class Axis(Protocol):
     planned_key: ClassVar[str]
     """Key of summary.json for the largest size that training was to come to."""
     words: ClassVar[AxisWords]
+    unit: ClassVar[str]
+    """Of the sizes of its problems, as in `Cell.unit`."""
+
+    def size(self, config: RunConfig, point: int) -> int:
+        """Of a point's problems, in `unit`."""
+        ...
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
         """In any order."""
@@ -84,6 +91,10 @@ class Lengths:
     trained_key: ClassVar[str] = "training_chunks"
     planned_key: ClassVar[str] = "planned_chunks"
     words: ClassVar[AxisWords] = DOCUMENTS
+    unit: ClassVar[str] = "chunks"
+
+    def size(self, config: RunConfig, point: int) -> int:
+        return point * self.planned(config)
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
         asked, most = config.evaluation.multiples, LONGEST // self.planned(config)
@@ -96,14 +107,14 @@ class Lengths:
 
     def count(self, config: RunConfig, point: int) -> int:
         asked, budget = config.evaluation.problems, config.evaluation.chunk_budget
-        return asked if budget is None else max(1, min(asked, budget // (point * self.planned(config))))
+        return asked if budget is None else max(1, min(asked, budget // self.size(config, point)))
 
     def problems(self, config: RunConfig, point: int) -> list[Problem]:
         source = build_source(config.data, split="eval")
-        return source.problems(step=0, count=self.count(config, point), size=point * self.planned(config))
+        return source.problems(step=0, count=self.count(config, point), size=self.size(config, point))
 
     def heading(self, config: RunConfig, point: int, trained: int) -> str:
-        size = point * self.planned(config)
+        size = self.size(config, point)
         return f"{counted(size, 'chunk')} ({times(size, trained)}x)"
 
     def planned(self, config: RunConfig) -> int:
@@ -129,6 +140,10 @@ class Objectives:
     trained_key: ClassVar[str] = "training_objectives"
     planned_key: ClassVar[str] = "planned_objectives"
     words: ClassVar[AxisWords] = QUESTIONS
+    unit: ClassVar[str] = "objectives"
+
+    def size(self, config: RunConfig, point: int) -> int:
+        return point
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
         asked, search = config.evaluation.objectives, config.data.search or SearchDataConfig()
@@ -255,6 +270,11 @@ class Method:
         """All that is evaluated, in the order of tables."""
         return (self.agent, self.before, *config.evaluation.rivals, *config.evaluation.baselines)
 
+    def cell(self, config: RunConfig, player: str, point: int) -> Cell:
+        """The cell of a player at a point of the axis."""
+        axis = self.axis
+        return Cell(axis.source, axis.size(config, point), axis.unit, player, baseline=player != self.agent)
+
 
 METHODS = {
     method.name: method
@@ -307,4 +327,4 @@ METHODS = {
 }
 
 TITLES: Mapping[str, str] = {name: title for method in METHODS.values() for name, title in method.labels.items()}
-"""What tables call the sets of a quickstart's evaluations, by the name before their `@`."""
+"""What tables call the players of a quickstart."""

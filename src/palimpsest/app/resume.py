@@ -29,7 +29,7 @@ from palimpsest.app.python_objects import Objects, objects_in, write_loaded
 from palimpsest.config.load import Overrides, recipe_names, split_overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
-from palimpsest.plugins import DATA, KEYS
+from palimpsest.plugins import ARGUMENTS, DATA
 from palimpsest.progress.reporter import Progress
 from palimpsest.runs.resume_rules import how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import CONFIG, load_config
@@ -185,7 +185,9 @@ class Asking:
 
     def _refuse_doubles(self, given: Objects, things: Things, changed: Mapping[str, Any]) -> None:
         """Raise ConfigError for what is given as an object and in the overrides."""
-        keys = {name: key for name, key in {**KEYS, "model": "model.path"}.items() if name != "callbacks"}
+        keys = {argument: key for key, argument in ARGUMENTS.items() if argument != "callbacks"} | {
+            "model": "model.path"
+        }
         for argument in things.named:
             if keys.get(argument) in changed:
                 raise ConfigError(
@@ -199,6 +201,11 @@ class Asking:
         if problems is None or "train.prompts_per_step" in changes or len(problems) >= train.prompts_per_step:
             return asked
         count = len(problems)
+        if (asked.folder / CONFIG).is_file() and asked.resume:
+            raise ConfigError(
+                f"{problems.called} holds {count} problems, a step of {asked.folder} takes {train.prompts_per_step}: "
+                "give the data that the run started with"
+            )
         self.adapted.append(
             f"{problems.called} holds {count}: train.prompts_per_step is {count}, not {train.prompts_per_step}"
         )

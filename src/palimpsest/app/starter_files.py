@@ -26,9 +26,10 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.config.yaml_text import Dumper
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.parts.prompts import Slots, slots_of
-from palimpsest.memory.registry import POLICIES, build_policy, policy_class
+from palimpsest.memory.registry import build_policy, policy_class
+from palimpsest.plugin_kinds import KINDS
 
-KINDS = ("policy", "tool", "reward")
+SCAFFOLDS = ("policy", "tool", "reward")
 _PARTS = {"{name}.py": "{kind}.py.txt", "{name}.yaml": "{kind}.yaml", "test_{name}.py": "{kind}.test.py.txt"}
 """File to write, and the template it is made of."""
 _SPECIAL = ("conftest", "setup", "sitecustomize", "usercustomize", "test", "tests")
@@ -39,8 +40,8 @@ def write_scaffold(kind: str, name: str, folder: Path) -> list[Path]:
 
     Raises ConfigError for an unknown kind, a name that is no module's, and files that are there.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"new {kind}: no such kind{nearest(kind, KINDS)}; choose one of {', '.join(KINDS)}")
+    if kind not in SCAFFOLDS:
+        raise ConfigError(f"new {kind}: no such kind{nearest(kind, SCAFFOLDS)}; choose one of {', '.join(SCAFFOLDS)}")
     _check_name(kind, name)
     templates = resources.files("palimpsest") / "assets" / "new"
     texts = {}
@@ -114,7 +115,8 @@ def keys_under(prefix: str = "") -> list[Key]:
 
     Raises ConfigError where there are none, with the nearest.
     """
-    keys = all_keys() + [key for name, cls in POLICIES.items() for key in option_keys(cls, f"{_OPTIONS}{name}.")]
+    policies = {name: policy_class(name) for name in KINDS["policy"].shipped}
+    keys = all_keys() + [key for name, cls in policies.items() for key in option_keys(cls, f"{_OPTIONS}{name}.")]
     plain = [key for key in keys if not key.name.startswith(_OPTIONS)]
     under = [key for key in (keys if prefix.startswith(_OPTIONS[:-1]) else plain) if _below(key.name, prefix)]
     if not under:

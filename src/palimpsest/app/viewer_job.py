@@ -26,10 +26,8 @@ from palimpsest.retrieval.search import check_token
 from palimpsest.runs.folder_guard import free_file, refuse_inside
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.viewer_server import ViewerService
-from palimpsest.viewer.export.export_bundle import MOST_BYTES, Content, Place, collect
-from palimpsest.viewer.export.inline_page import page_files, single_page
+from palimpsest.viewer.export.inline_page import MOST_BYTES, Content, Place, collect, page_files, single_page
 from palimpsest.viewer.export.inspect_log import inspect_logs
-from palimpsest.viewer.records.record_index import default_folder
 from palimpsest.viewer.records.sources import Library, Source
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 
@@ -167,7 +165,7 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     check_host(asked.host, asked.key, "--key-env NAME")
     check_token(asked.key, "--key-env")
     library = Library(chosen(asked.paths), wait=asked.follow)
-    answers = ViewerApi(library, tokenizer=asked.tokenizer, cache=default_folder(), titles=TITLES)
+    answers = ViewerApi(library, tokenizer=asked.tokenizer, titles=TITLES)
     with (
         bound(asked.host, asked.port) as taken,
         closing(ViewerService(answers, token=asked.key, follow=asked.follow)) as service,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer
+from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer, models_and_overrides
 from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import counted, printable
 
 if TYPE_CHECKING:
-    from palimpsest.app.agent.ask_files import Asked, MemoryChange
+    from palimpsest.app.agent.ask_files import Asked
     from palimpsest.app.config_resolution import Agent
+    from palimpsest.metrics.reading_trace import MemoryChange
 
 
 def ask(
@@ -24,8 +25,9 @@ def ask(
     given: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE... QUESTION",
-            help="Files and folders, read in this order, - for standard input; then the question (with --chat none).",
+            metavar="FILE... QUESTION [a.b=c ...]",
+            help="Files and folders, read in this order, - for standard input; then the question (with --chat none). "
+            "Options of the policy and recipe keys as KEY=VALUE.",
         ),
     ],
     also: Annotated[
@@ -36,10 +38,6 @@ def ask(
     json: Annotated[bool, typer.Option("--json", help="One JSON object: answer, outcome, tokens, quotes.")] = False,
     policy: Annotated[
         str | None, typer.Option(help="A shipped policy, or my_module:MyPolicy; default: the run's, else overwrite.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
     ] = None,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,
@@ -59,11 +57,12 @@ def ask(
       git log | palimpsest ask Qwen/Qwen3-4B - "Which release broke resuming?" --json
     """
     shown = _changes if stream else None
+    given, overrides = models_and_overrides(given)
     if chat:
         from palimpsest.app.config_resolution import Agent, Remote
 
         remote = Remote.named(base_url, api_key_env, tokenizer)
-        _chat(Agent(model, policy, None, settings or [], remote=remote), given, shown, json)
+        _chat(Agent(model, policy, None, overrides, remote=remote), given, shown, json)
         return
     if len(given) < 2:
         raise typer.BadParameter("expected at least one file and, as the last argument, the question")
@@ -75,7 +74,7 @@ def ask(
         files,
         [question, *(also or [])],
         policy=policy,
-        overrides=settings or (),
+        overrides=overrides,
         base_url=base_url,
         api_key_env=api_key_env,
         tokenizer=tokenizer,

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer, numbers
+from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer, Words, models_and_overrides, numbers
 from palimpsest.errors import ConfigError
 from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.run_comparison import Comparison
-    from palimpsest.evaluation.pairing import Pairing, ProblemCell
+    from palimpsest.evaluation.pairing import Pairing
+    from palimpsest.evaluation.sample_log import Cell
     from palimpsest.evaluation.statistics import Difference
 
 
@@ -86,7 +87,7 @@ def _show(comparison: Comparison, flips: int) -> None:
         _show_flips(comparison, name, flips)
 
 
-def _row(comparison: Comparison, cell: ProblemCell, name: str) -> list[str]:
+def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
     from palimpsest.cli.output import interval, percent
 
     own = comparison.figures[cell][name]
@@ -159,7 +160,7 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
     )
     for flip in flipped[:most]:
         lines = [
-            f"{comparison.set_label(flip.set)}, {flip.id}: {flip.first_value:g} to {flip.second_value:g}; "
+            f"{comparison.label(flip.cell)}, {flip.id}: {flip.first_value:g} to {flip.second_value:g}; "
             f"gold {', '.join(flip.golds)}",
             f"  {flip.question}",
             f"  - {flip.first or 'no answer'}",
@@ -173,12 +174,11 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
 
 
 def probe(
-    model: Annotated[str, typer.Argument(help="`embedded`, a run with its configuration, or a Hugging Face folder.")],
+    words: Words = None,
     chunks: Annotated[int, typer.Option(min=1, help="Paragraphs of the documents that are played.")] = 64,
     lengths: Annotated[str, typer.Option(help="Paragraphs to predict the accuracy for.")] = "4,64,256,1024",
     limit: Annotated[int, typer.Option(min=1, help="Documents.")] = 64,
     recipe: Annotated[str | None, typer.Option(help="Of policy and budgets; default: the run's.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As of eval.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of documents and draws.")] = 0,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,
@@ -202,7 +202,10 @@ def probe(
     from palimpsest.cli.output import stdout, table
     from palimpsest.progress.displays import Terminal
 
-    agent = Agent(model, None, recipe, settings or (), seed, Remote.named(base_url, api_key_env, tokenizer))
+    models, overrides = models_and_overrides(words)
+    if len(models) != 1:
+        raise ConfigError(f"probe: {len(models)} models given; give one, such as a run or `embedded`")
+    agent = Agent(models[0], None, recipe, overrides, seed, Remote.named(base_url, api_key_env, tokenizer))
     sizes = numbers("--lengths", "lengths", lengths)
     found = probe_reads(agent, chunks=chunks, lengths=sizes, limit=limit, progress=Terminal())
     if json:

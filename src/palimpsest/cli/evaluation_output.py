@@ -7,67 +7,65 @@ from collections.abc import Callable
 import typer
 from rich.table import Table
 
-from palimpsest.app.evaluate.baselines import READING, WHOLE_DOCUMENT
-from palimpsest.app.evaluate.evaluation_result import Evaluation, EvaluationRow
+from palimpsest.app.evaluate.evaluation_result import Evaluation
 from palimpsest.cli.output import interval, percent, stdout, table
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY
+from palimpsest.evaluation.summary import EvalSummary
 from palimpsest.progress.displays import Terminal
 from palimpsest.report.page import REPORT
 from palimpsest.text.display_text import printable
 
-Cell = Callable[[EvaluationRow], str | None]
+Column = Callable[[EvalSummary], str | None]
 
 
-def _share(name: str) -> Cell:
-    return lambda row: _percent(row.summary.measures.get(name))
+def _share(name: str) -> Column:
+    return lambda row: _percent(row.measures.get(name))
 
 
 def _percent(value: float | None) -> str | None:
     return None if value is None else percent(value)
 
 
-def _metric(name: str) -> Cell:
-    return lambda row: _percent(row.summary.metrics.get(name))
+def _metric(name: str) -> Column:
+    return lambda row: _percent(row.metrics.get(name))
 
 
-def _invented(row: EvaluationRow) -> str | None:
-    copied = row.summary.measures.get("copy_fidelity")
+def _invented(row: EvalSummary) -> str | None:
+    copied = row.measures.get("copy_fidelity")
     return None if copied is None else percent(1.0 - copied)
 
 
-def _name(row: EvaluationRow) -> str:
-    if row.baseline is None:
-        return row.summary.name
-    fewer = row.baseline == WHOLE_DOCUMENT and row.summary.problems < row.set_problems
-    return f"baseline: {row.summary.name}" + (f" ({row.summary.problems} of {row.set_problems} fit)" if fewer else "")
+def _name(name: str, row: EvalSummary) -> str:
+    if not row.cell.baseline:
+        return name
+    fewer = f" ({row.problems} of {row.part_problems} fit)" if row.part_problems else ""
+    return f"baseline: {name}{fewer}"
 
 
-def _tokens_per_correct(row: EvaluationRow) -> str | None:
-    tokens = row.summary.tokens_per_correct
-    return None if tokens is None else f"{tokens:,.0f}"
+def _tokens_per_correct(row: EvalSummary) -> str | None:
+    return None if row.tokens_per_correct is None else f"{row.tokens_per_correct:,.0f}"
 
 
-FIGURES: dict[str, Cell] = {
-    "": _name,
-    "problems": lambda row: str(row.summary.problems),
-    "cut": lambda row: str(row.summary.documents_cut),
-    "accuracy": lambda row: percent(row.summary.accuracy.mean),
-    "95%": lambda row: interval(row.summary.accuracy),
+FIGURES: dict[str, Column] = {
+    "problems": lambda row: str(row.problems),
+    "cut": lambda row: str(row.documents_cut),
+    "accuracy": lambda row: percent(row.accuracy.mean),
+    "95%": lambda row: interval(row.accuracy),
     "em": _metric("em"),
     "f1": _metric("f1"),
     "sub-em": _metric("sub_em"),
     "evidence kept": _share("evidence_retention"),
-    "turns": lambda row: f"{row.summary.turns_per_document:.1f}",
-    "tokens/document": lambda row: f"{row.summary.tokens_per_document:,.0f}",
+    "turns": lambda row: f"{row.turns_per_document:.1f}",
+    "tokens/document": lambda row: f"{row.tokens_per_document:,.0f}",
     "tokens/correct": _tokens_per_correct,
 }
-WHERE_KNOWN: dict[str, Cell] = {
-    "pass@k": lambda row: _percent(row.summary.pass_at.get(str(row.summary.samples))),
-    "disagree": lambda row: _percent(row.summary.disagreement),
+WHERE_KNOWN: dict[str, Column] = {
+    "pass@k": lambda row: _percent(row.pass_at.get(str(row.samples))),
+    "disagree": lambda row: _percent(row.disagreement),
 }
 """Columns that stand in the table if a row has them."""
-MEMORY: dict[str, Cell] = {
+MEMORY: dict[str, Column] = {
     "evidence kept": _share("evidence_retention"),
     "invented": _invented,
     "kept out": _share("dropped_share"),
@@ -75,31 +73,34 @@ MEMORY: dict[str, Cell] = {
     "recall hits": _share("recall_hit_rate"),
 }
 """A table of their own."""
+_REMEMBERING = ("overwrite_rate", "recall_hit_rate")
+"""Measures of whoever has a memory."""
 
 
 def show_evaluation(evaluation: Evaluation) -> None:
     """Print it. Raises Exit where nothing could be graded."""
-    console, rows = stdout(160), [*evaluation.rows, *evaluation.baseline_rows]
-    known = {name: cell for name, cell in WHERE_KNOWN.items() if any(cell(row) for row in rows)}
+    console, rows = stdout(160), evaluation.rows
+    known = {name: column for name, column in WHERE_KNOWN.items() if any(map(column, rows.values()))}
     console.print(_table(evaluation.title, {**FIGURES, **known}, rows))
-    remembering = [
-        row for row in evaluation.rows if any(_share(name)(row) for name in ("overwrite_rate", "recall_hit_rate"))
-    ]
+    remembering = {
+        name: row
+        for name, row in rows.items()
+        if not row.cell.baseline and any(row.measures.get(rate) is not None for rate in _REMEMBERING)
+    }
     if remembering:
-        measured = {name: cell for name, cell in MEMORY.items() if any(cell(row) for row in remembering)}
-        console.print(_table("what the memory held", {"": _name, **measured}, remembering))
-    if evaluation.measures_reading:
-        console.print(printable(f"{READING}: {', '.join(evaluation.measures_reading)}"), markup=False)
+        measured = {name: column for name, column in MEMORY.items() if any(map(column, remembering.values()))}
+        console.print(_table("what the memory held", measured, remembering))
     if evaluation.out is not None:
         written = [evaluation.out / name for name in (SAMPLES, SUMMARY, EPISODES, REPORT)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
-    for line in evaluation.told:
+    for line in evaluation.notes:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     _tell_ungraded(evaluation)
 
 
-def _table(title: str, columns: dict[str, Cell], rows: list[EvaluationRow]) -> Table:
-    return table(title, list(columns), [[cell(row) or "–" for cell in columns.values()] for row in rows])
+def _table(title: str, columns: dict[str, Column], rows: dict[str, EvalSummary]) -> Table:
+    cells = [[_name(name, row), *(column(row) or "–" for column in columns.values())] for name, row in rows.items()]
+    return table(title, ["", *columns], cells)
 
 
 def _tell_ungraded(evaluation: Evaluation) -> None:

@@ -12,6 +12,7 @@ import errno
 import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -22,7 +23,7 @@ from palimpsest.cli import recipes as new
 from palimpsest.cli import serve as retrieval
 from palimpsest.cli import train as quickstart
 from palimpsest.cli import view as replay
-from palimpsest.errors import Interrupted, PalimpsestError
+from palimpsest.errors import ConfigError, Interrupted, PalimpsestError
 from palimpsest.runs.signals import Interrupts
 from palimpsest.text.display_text import printable
 
@@ -79,7 +80,6 @@ app.command("sft", short_help="Supervised cold start: on episodes, conversations
 app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
 app.command("compare", short_help="Put evaluations side by side.")(compare.compare)
 app.command("ask", short_help="Have an agent read your files and answer.")(ask.ask)
-app.command("rescore", short_help="Grade an evaluation anew, without its model.")(evaluate.rescore)
 app.command("serve", short_help="Serve an agent to clients of OpenAI's interface.")(serve.serve)
 app.command("view", short_help="Look at runs and episodes in a browser.")(view.view)
 app.command("replay", short_help="Play a recorded episode on with another memory.")(replay.replay)
@@ -99,6 +99,8 @@ def main() -> None:
         with Interrupts().watching():
             app(standalone_mode=True, prog_name="palimpsest")  # under `python -m` too
     except PalimpsestError as error:
+        if isinstance(error, ConfigError):
+            _show_option(error, sys.argv)
         _fail("; ".join((str(error), *getattr(error, "__notes__", ()))), 2)
     except Interrupted as end:
         typer.echo(f"interrupted by {signal.Signals(end.number).name}; {end.again}", err=True)
@@ -112,6 +114,23 @@ def main() -> None:
 def _warned(message: Warning | str, *_: object, **__: object) -> str:
     """A line, as errors have one, without the code that warned."""
     return f"warning: {printable(str(message))}\n"
+
+
+_OPTIONS = {"policy.name": "--policy", "data.format": "--format"}
+"""Options of commands, by the keys that they set."""
+
+
+def _show_option(error: ConfigError, words: Sequence[str]) -> None:
+    """Put the option that set a wrong value in the place of its key.
+
+    >>> error = ConfigError("no such policy", key="policy.name", value="overwrit")
+    >>> _show_option(error, ["eval", "--policy=overwrit"])
+    >>> str(error)
+    '--policy overwrit: no such policy'
+    """
+    option = _OPTIONS.get(error.key or "")
+    if option and any(word.partition("=")[0] == option for word in words):
+        error.at(f"{option} {error.value}:")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -14,31 +14,32 @@ if TYPE_CHECKING:
 
 def check(
     name: Annotated[
-        str, typer.Argument(help="A policy, or my_module:MyThing: policy, reward, layer of a reward, credit rule.")
+        str, typer.Argument(help="A shipped policy or credit rule, my_module:MyThing, or path/file.py:MyThing.")
     ],
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of it.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Options of it, values as YAML.")
+    ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="What it is, if that doesn't show: policy, reward, layer, rule."),
+        typer.Option(help="What it is, if that doesn't show: policy, reward, layer, rule, tool, format, sink, engine."),
     ] = None,
 ) -> None:
-    """Hold what a recipe names of one's own against its contract and say in words what it breaks.
+    """Check a policy, reward, layer, credit rule or another plugin against its contract.
 
     Exits with 1 if anything is broken.
 
     \b
     Examples:
       palimpsest check my_module:MyPolicy
-      palimpsest check overwrite --set chunk_size=48
-      palimpsest check my_module:my_reward
-      palimpsest check my_module:MyRule --set decay=0.8
+      palimpsest check overwrite chunk_size=48
+      palimpsest check rewards/mine.py:my_reward
+      palimpsest check my_module:MyRule decay=0.8
     """
     from palimpsest.app.plugin_checks import check as check_contract
     from palimpsest.cli.output import stdout
     from palimpsest.config.load import split_override
 
-    options = dict(split_override(setting) for setting in settings or ())
-    findings = check_contract(name, options, kind)
+    findings = check_contract(name, dict(map(split_override, options or ())), kind)
     console = stdout()
     for finding in findings:
         mark = "[green]ok   [/green]" if finding.passed else "[red]FAILS[/red]"

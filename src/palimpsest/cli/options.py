@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[a.b=c ...]", help="Configuration keys to change, values as YAML."),
 ]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[MODEL] [a.b=c ...]", help="What plays, and configuration keys to change."),
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
 Force = Annotated[bool, typer.Option("--force", help="Start anew; what the folder holds is moved aside.")]
 Columns = Annotated[
@@ -33,11 +38,11 @@ Columns = Annotated[
 ]
 BaseUrl = Annotated[
     str | None,
-    typer.Option(help="An OpenAI-compatible endpoint that has the model, under the name --model; e.g. ending in /v1."),
+    typer.Option(help="An OpenAI-compatible endpoint that has the model, under the name MODEL; e.g. ending in /v1."),
 ]
 ApiKeyEnv = Annotated[str | None, typer.Option(help="Environment variable that holds the endpoint's key.")]
 Tokenizer = Annotated[
-    str | None, typer.Option(help="The endpoint's tokenizer, a folder or hub id; default: what --model names.")
+    str | None, typer.Option(help="The endpoint's tokenizer, a folder or hub id; default: what MODEL names.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
 
@@ -52,6 +57,21 @@ def named_columns(text: str | None, file: str | None = None) -> dict[str, str]:
     except ValueError as error:
         raise ConfigError(str(error).replace("data.map=", "--map ").replace("data.map", "--map")) from None
     return columns
+
+
+_OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
+
+
+def models_and_overrides(words: Iterable[str] | None) -> tuple[list[str], list[str]]:
+    """Words of a command line as models and KEY=VALUE overrides; a path that exists is a model.
+
+    >>> models_and_overrides(["runs/first", "chunk_size=48", "reward.name=f1"])
+    (['runs/first'], ['chunk_size=48', 'reward.name=f1'])
+    """
+    models, overrides = list[str](), list[str]()
+    for word in words or ():
+        (overrides if _OVERRIDE.match(word) and not Path(word).exists() else models).append(word)
+    return models, overrides
 
 
 def tell_made(made: Made, left_out: Iterable[str] = ()) -> None:

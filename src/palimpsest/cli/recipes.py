@@ -16,16 +16,16 @@ app = typer.Typer(help="Recipes and their keys: list, show, keys.", no_args_is_h
 
 @app.command("list")
 def list_recipes() -> None:
-    """List the shipped recipes.
+    """List the shipped recipes: those that train, then the published protocols, eval/NAME.
 
     \b
     Example:
       palimpsest recipes list
     """
-    from palimpsest.config.load import recipe_names, recipe_text
+    from palimpsest.config.load import EVALUATIONS, recipe_names, recipe_text
 
-    for name in recipe_names():
-        typer.echo(f"{name:26s} {_purpose(recipe_text(name))}")
+    for name in (*recipe_names(), *recipe_names(EVALUATIONS)):
+        typer.echo(f"{name:28s} {_purpose(recipe_text(name))}")
 
 
 def _purpose(text: str) -> str:
@@ -35,8 +35,8 @@ def _purpose(text: str) -> str:
     'Trains Qwen2.5 on long documents.'
     """
     lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
-    comment = " ".join(line.lstrip("# ") for line in lines)
-    return re.split(r"(?<=\.) ", comment, maxsplit=1)[0]
+    comment = "\n".join(line.lstrip("# ") for line in lines)
+    return re.split(r"(?<=\.)\s|\nProtocol:", comment, maxsplit=1)[0].replace("\n", " ")
 
 
 @app.command("show")
@@ -64,13 +64,16 @@ def show(
     if explain:
         _explain(recipe, overrides or [])
         return
+    if not (resolved or overrides or prompts):
+        typer.echo(recipe_text(recipe), nl=False)
+        return
     config = load_recipe(recipe, overrides or [])
     if prompts:
         from palimpsest.app.starter_files import prompt_file
 
         typer.echo(prompt_file(config.policy), nl=False)
         return
-    typer.echo(dump_config(config) if resolved or overrides else recipe_text(recipe), nl=False)
+    typer.echo(dump_config(config), nl=False)
 
 
 @app.command("keys")

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from palimpsest.cli.options import Overrides
 from palimpsest.errors import ConfigError
 
 
@@ -16,12 +17,9 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="`embedded`, a run, which brings its configuration, a Hugging Face folder or hub id.")
     ],
+    overrides: Overrides = None,
     policy: Annotated[
         str | None, typer.Option(help="A shipped policy, or my_module:MyPolicy; default: the run's, else overwrite.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A policy option (chunk_size=2048) or a dotted recipe key."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address; other than loopback needs --api-key-env.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8400,
@@ -68,14 +66,14 @@ def serve(
     \b
     Examples:
       palimpsest serve runs/quickstart
-      palimpsest serve Qwen/Qwen3-4B --policy recall --set chunk_size=4096 --port 8500
+      palimpsest serve Qwen/Qwen3-4B --policy recall chunk_size=4096 --port 8500
       palimpsest serve Qwen/Qwen3-4B --engine http://127.0.0.1:8000/v1
       KEY=... palimpsest serve runs/first --host 0.0.0.0 --api-key-env KEY --store /var/lib/palimpsest
     """
     from palimpsest.app.agent.serve_agent import Service, default_store, serve_agent
     from palimpsest.app.config_resolution import Agent, Remote
-    from palimpsest.servers.openai.agent_app import ServerLimits, ServerOptions
-    from palimpsest.servers.openai.served_episodes import Bounds
+    from palimpsest.servers.openai.agent_app import ServerOptions
+    from palimpsest.servers.openai.served_episodes import ServerLimits
 
     if no_store and store is not None:
         raise ConfigError(f"--store {store}: --no-store keeps nothing; give one of the two")
@@ -85,12 +83,12 @@ def serve(
             f"--api-key-env {api_key_env}: that environment variable is empty or isn't set; put the key there"
         )
     remote = Remote.named(None if engine == "embedded" else engine, engine_key_env, tokenizer)
-    agent = Agent(model, policy, None, settings or [], 0, remote)
+    agent = Agent(model, policy, None, overrides or [], 0, remote)
     for line in agent.told():
         typer.echo(f"note: {line}", err=True)
     folder = None if no_store else store or default_store()
     kept = "nothing is kept on disk" if folder is None else f"episodes are kept in {folder}"
-    limits = ServerLimits(bounds=Bounds(running=concurrency, waiting=queue))
+    limits = ServerLimits(running=concurrency, waiting=queue)
     first = iter([kept])
 
     def told(line: str) -> None:

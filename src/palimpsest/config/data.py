@@ -10,32 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from palimpsest.config.section import Strict
 from palimpsest.errors import nearest
-from palimpsest.plugins import check_name, is_own
-
-FORMATS = (
-    "longmemeval",
-    "longbench_v2",
-    "locomo",
-    "memoryagentbench",
-    "beam",
-    "squad",
-    "hotpotqa",
-    "qa",
-    "musique",
-    "memagent",
-    "memact",
-    "memagent_eval",
-    "ruler",
-    "vime",
-    "flashrag",
-    "frames",
-    "bamboogle",
-    "browsecomp_plus",
-    "texts",
-    "palimpsest",
-    "question",
-)
-"""The shipped ones, by columns."""
+from palimpsest.plugin_kinds import KINDS, check_name
 
 LONGEST = 100_000
 """Chunks of a synthetic document at the most."""
@@ -253,7 +228,7 @@ class DataConfig(Strict):
     @field_validator("format")
     @classmethod
     def _known(cls, format: str | None) -> str | None:
-        return format and check_name(format, FORMATS, "data.format", "data format", "my_module:MyFormat")
+        return format and check_name("format", format)
 
     @model_validator(mode="after")
     def _format_of_a_file(self) -> DataConfig:
@@ -268,7 +243,7 @@ class DataConfig(Strict):
                 "data.documents and data.corpus make contexts of a file's paragraphs, data.source=synthetic has none: "
                 "unset them, data.synthetic.chunks is the length of its documents; or set data.source to a file"
             )
-        if self.format_options and not (self.format and is_own(self.format)):
+        if self.format_options and self.format in (None, *KINDS["format"].shipped):
             raise ValueError("data.format_options are those of a format of your own: set data.format, or drop them")
         return self
 

@@ -9,9 +9,9 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from palimpsest.config.model import Dtype
 from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict
-from palimpsest.plugins import check_name, is_own
+from palimpsest.plugin_kinds import KINDS, check_name
 
-ENGINES = ("embedded", "ray", "endpoint")
+ENGINES = tuple(KINDS["engine"].shipped)
 """Names of the engines inside the package."""
 ALIKE = ("embedded", "ray")
 """Those whose sections have the same keys."""
@@ -24,7 +24,7 @@ class _NamedEngineConfig(Strict):
     def _known(cls, name: Any) -> Any:
         if not isinstance(name, str):
             raise ValueError(f"engine.name={name!r}: choose one of {', '.join(ENGINES)}, or my_module:MyEngine")
-        return check_name(name, ENGINES, "engine.name", "engine", "my_module:MyEngine")
+        return check_name("engine", name)
 
 
 class _ShippedEngineConfig(_NamedEngineConfig):
@@ -84,7 +84,7 @@ class EndpointEngineConfig(_NamedEngineConfig):
     """How long nobody may answer before the evaluation ends."""
 
 
-class OwnEngineConfig(Strict):
+class OwnEngineConfig(_NamedEngineConfig):
     """An engine from a user's own file."""
 
     name: str
@@ -104,7 +104,7 @@ def engines_with(key: str) -> list[str]:
 
 def _tag(section: Any) -> str:
     name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
-    if isinstance(name, str) and is_own(name):
+    if isinstance(name, str) and ":" in name:
         return OWN
     return str(name) if name in ENGINES else "embedded"
 

@@ -32,10 +32,10 @@ from pydantic import ValidationError
 from palimpsest.config.engine import ALIKE, COPIES
 from palimpsest.config.keys import explain, section_of
 from palimpsest.config.prompt_file import with_texts
+from palimpsest.config.reward import REWARDS
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.yaml_text import Dumper, first_line, read, refuse_unwritable
 from palimpsest.errors import ConfigError, nearest
-from palimpsest.plugins import is_own
 
 # ---- Secrets -------------------------------------------------------------------------------------------------
 
@@ -109,10 +109,14 @@ Overrides = Mapping[str, Any] | Sequence[str]
 """Keys to change: `a.b=c` texts whose values are YAML, or a mapping of dotted keys, or of sections, to values."""
 
 
-def recipe_names() -> list[str]:
-    """Names of the recipes inside the package."""
-    folder = resources.files("palimpsest") / "recipes"
-    return sorted(entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+EVALUATIONS = "eval/"
+"""Begins the name of an evaluation recipe, a published protocol."""
+
+
+def recipe_names(prefix: str = "") -> list[str]:
+    """Names of the recipes inside the package that train; with `EVALUATIONS`, of those that evaluate."""
+    folder = resources.files("palimpsest") / "recipes" / prefix
+    return sorted(prefix + entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
 def quickstart_names() -> list[str]:
@@ -125,7 +129,7 @@ def recipe_text(name_or_path: str) -> str:
 
     Raises ConfigError if there is neither.
     """
-    names = recipe_names()
+    names = [*recipe_names(), *recipe_names(EVALUATIONS)]
     if name_or_path in names:
         return (resources.files("palimpsest") / "recipes" / f"{name_or_path}.yaml").read_text("utf-8")
     path = Path(name_or_path)
@@ -207,7 +211,7 @@ def split_overrides(overrides: Overrides) -> Iterator[tuple[str, Any, str]]:
     >>> list(split_overrides({"train": {"steps": 10}, "data.corpus": None}))
     [('train.steps', 10, 'train.steps=10'), ('data.corpus', None, 'data.corpus=None')]
     """
-    if isinstance(overrides, str):
+    if not isinstance(overrides, Mapping | Sequence) or isinstance(overrides, str):
         raise ConfigError(f"overrides {overrides}: give a mapping or a list of texts, e.g. ['train.steps=10']")
     if isinstance(overrides, Mapping):
         yield from _leaves(overrides, "")
@@ -267,7 +271,7 @@ def _leave_reward(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) 
     reward, name = values.get("reward"), _named(overrides, "reward")
     if name is None or not isinstance(reward, dict):
         return
-    if is_own(name) and not is_own(str(reward.get("name", ""))):
+    if name not in REWARDS and str(reward.get("name", "boxed")) in REWARDS:
         values["reward"] = {key: value for key, value in reward.items() if key == "timeout_s"}
         credit = values.get("credit")
         named = any(key.startswith(("credit", "reward.state", "reward.layers")) for key, _ in overrides)

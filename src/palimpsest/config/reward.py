@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict
-from palimpsest.plugins import check_name, is_own
+from palimpsest.plugin_kinds import KINDS, check_name
 
-REWARDS = ("boxed", "em", "f1", "sub_em", "fraction", "string_match_all", "string_match_part", "final_answer")
+REWARDS = tuple(KINDS["reward"].shipped)
 """The shipped ones."""
 LAYERS = ("state", "unsupported_penalty", "final_answer.constraint_penalty", "layers")
 """Keys that training alone reads: what it puts on top of the answer's grade, in this order."""
@@ -122,7 +122,7 @@ class LayerConfig(Strict):
     @field_validator("name")
     @classmethod
     def _of_ones_own(cls, name: str) -> str:
-        return check_name(name, (), "reward.layers", "layer", "my_module:my_layer")
+        return check_name("layer", name)
 
 
 class RewardConfig(Strict):
@@ -152,7 +152,7 @@ class RewardConfig(Strict):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        return check_name(name, REWARDS, "reward.name", "reward", "my_module:my_reward")
+        return check_name("reward", name)
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -164,7 +164,7 @@ class RewardConfig(Strict):
     @property
     def rewards_turns(self) -> bool:
         """Whether single turns may get rewards of their own."""
-        return self.state is not None or is_own(self.name) or bool(self.layers)
+        return self.state is not None or self.name not in REWARDS or bool(self.layers)
 
     @model_validator(mode="after")
     def _judge_where_asked_for(self) -> RewardConfig:

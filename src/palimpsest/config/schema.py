@@ -6,6 +6,9 @@ Not covered: options of a memory policy, which are checked when it is built (plu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from string import Formatter
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -17,14 +20,11 @@ from palimpsest.config.model import ModelConfig as ModelConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.config.section import Strict
-from palimpsest.plugins import check_name, is_own
+from palimpsest.plugin_kinds import KINDS, check_name
 
 STATE_MIX = "state_mix"
-RULES = ("mean", "mean_std", "leave_one_out", STATE_MIX)
-"""The shipped credit rules."""
-
-SINKS = ("console", "jsonl", "tensorboard", "wandb")
-"""The shipped log sinks."""
+OUTCOMES = tuple(name for name in KINDS["rule"].shipped if name != STATE_MIX)
+"""The shipped credit rules that look at the rewards of whole trajectories alone; they have no options."""
 
 
 class PolicyConfig(Strict):
@@ -90,11 +90,11 @@ class CreditConfig(Strict):
     @field_validator("rule")
     @classmethod
     def _known(cls, rule: str) -> str:
-        return check_name(rule, RULES, "credit.rule", "credit rule", "my_module:my_rule")
+        return check_name("rule", rule)
 
     @model_validator(mode="after")
     def _options_of_a_rule_that_has_any(self) -> CreditConfig:
-        if self.options and self.rule != STATE_MIX and not is_own(self.rule):
+        if self.options and self.rule in OUTCOMES:
             raise ValueError(
                 f"credit.options are those of state_mix or of a rule of your own; credit.rule={self.rule} has none: "
                 "set credit.options={}"
@@ -221,9 +221,44 @@ class ColdStartConfig(Strict):
     warmup_steps: int = Field(10, ge=0)
 
 
+class FileSet(Strict):
+    """Files of an evaluation recipe, one for each task and size, in the folder that is given as the data."""
+
+    names: tuple[str, ...] = Field(min_length=1)
+    """With {task} and {size}; the first that is there counts."""
+    tasks: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    make: str
+    """The command that makes one, or where it comes from; with {sizes}, every missing size, one for all."""
+    corpus: str | None = None
+    """File next to them whose documents their numbers refer to."""
+
+    @field_validator("names")
+    @classmethod
+    def _known_fields(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            strange = {field for _, field, _, _ in Formatter().parse(name) if field is not None} - {"task", "size"}
+            if strange or "/" in name:
+                raise ValueError(f"{name}: the name of a file, with {{task}} and {{size}} alone as fields")
+        return names
+
+    def each(self, folder: Path) -> Iterator[tuple[tuple[str, ...], str]]:
+        """(names of a file, the best first; the command that makes it and all others of its task not in `folder`)."""
+        for task in self.tasks or ("",):
+            files = {
+                size: tuple(name.format(task=task, size=size) for name in self.names) for size in self.sizes or (0,)
+            }
+            missing = [size for size, names in files.items() if not any((folder / name).is_file() for name in names)]
+            for size, names in files.items():
+                sizes = ",".join(map(str, missing or [size]))
+                yield names, self.make.format(task=task, size=size, sizes=sizes)
+
+
 class EvaluationConfig(Strict):
     """What `quickstart` measures on held-out synthetic documents after training, and what every evaluation keeps."""
 
+    files: tuple[FileSet, ...] = ()
+    """Of an evaluation recipe: the files that `palimpsest eval --data DIR` plays."""
     multiples: tuple[int, ...] = (1, 16, 64, 256)
     """Document lengths, as multiples of the largest that training is to come to: the curriculum's last, or
     `data.synthetic.chunks`."""
@@ -255,7 +290,7 @@ class LoggingConfig(Strict):
     @field_validator("sinks")
     @classmethod
     def _known(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(check_name(sink, SINKS, "logging.sinks", "log sink", "my_module:MySink") for sink in sinks)
+        return tuple(check_name("sink", sink) for sink in sinks)
 
 
 class RunConfig(Strict):

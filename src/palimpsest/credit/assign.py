@@ -28,16 +28,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, pstdev
 
-from palimpsest.config.schema import STATE_MIX, CreditConfig
+from palimpsest import plugins
+from palimpsest.config.schema import OUTCOMES, STATE_MIX, CreditConfig
 from palimpsest.credit import dapo, state
 from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.credit.dapo import comparable, graded_rewards, has_signal, partition
 from palimpsest.credit.dcpo import effective_weights, sample_segments
-from palimpsest.credit.outcome import OUTCOME, Rule, TurnAdvantage, asked, own_rule, turn_mean
-from palimpsest.credit.state import StateMix
+from palimpsest.credit.outcome import Rule, TurnAdvantage, asked, turn_mean
 from palimpsest.engines.protocol import StepBatch, TrainSegment
-from palimpsest.plugin_options import build
-from palimpsest.plugins import is_own
 from palimpsest.rollout.segments import segments_of
 from palimpsest.seeding import Key
 from palimpsest.types import Grade, Group
@@ -47,16 +45,15 @@ from palimpsest.types import Grade, Group
 
 def build_rule(config: CreditConfig) -> Rule:
     """The rule that `credit.rule` names. Raises ConfigError."""
-    if is_own(config.rule):
-        return own_rule(config.rule, config.options, options_key="credit.options")
-    if config.rule == STATE_MIX:
-        return _state_mix(config).turn_advantages
-    return OUTCOME[config.rule]
+    rule: Rule = plugins.build("rule", config.rule, config.options)
+    return rule
 
 
 def unread(groups: Iterable[Group], config: CreditConfig) -> str | None:
     """In words, which rewards of these groups' turns no shipped rule looks at; None where there are none."""
-    if is_own(config.rule) or (config.rule == STATE_MIX and _state_mix(config).alpha < 1):
+    if config.rule not in (*OUTCOMES, STATE_MIX):
+        return None
+    if config.rule == STATE_MIX and plugins.owner(build_rule(config)).alpha < 1:
         return None
     grades = [grade for group in groups for grade in group.grades if grade.graded]
     parts = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades)]
@@ -67,10 +64,6 @@ def unread(groups: Iterable[Group], config: CreditConfig) -> str | None:
         f"the reward gives {' and '.join(parts)}, which {rule} does not look at, so the outcome alone is learnt from; "
         "credit.rule=state_mix with an alpha below 1 mixes them in"
     )
-
-
-def _state_mix(config: CreditConfig) -> StateMix:
-    return build(StateMix, config.options, "credit.options", STATE_MIX)
 
 
 # ---- Batches of the optimiser steps --------------------------------------------------------------------------

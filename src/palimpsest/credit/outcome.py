@@ -9,15 +9,14 @@ Guaranteed: what comes back of a rule is finite and of the right lengths, or the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from palimpsest import plugins
-from palimpsest.credit import advantages as baselines
-from palimpsest.errors import ConfigError, PalimpsestError, RunError
-from palimpsest.reward.custom_reward import is_async
+from palimpsest.credit import advantages
+from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.types import Group, Trajectory
 
 TurnAdvantage = float | tuple[float, ...]
@@ -43,26 +42,9 @@ class OutcomeRule:
         return self.advantages(rewards)
 
 
-OUTCOME: Mapping[str, OutcomeRule] = {
-    "mean": OutcomeRule(baselines.mean_advantages),
-    "mean_std": OutcomeRule(baselines.mean_std_advantages),
-    "leave_one_out": OutcomeRule(baselines.leave_one_out_advantages),
-}
-
-
-def own_rule(name: str, options: Mapping[str, Any], *, key: str = "credit.rule", options_key: str) -> Rule:
-    """The user's rule at `name`. Raises ConfigError, for an asynchronous one too."""
-    rule = plugins.build(
-        name,
-        options,
-        where=f"{key}={name}",
-        arguments=("group",),
-        method="turn_advantages",
-        options_key=options_key,
-    )
-    if is_async(rule):
-        raise ConfigError(f"{key}={name}: is asynchronous, and advantages are taken at once: write def, not async def")
-    return rule
+mean = OutcomeRule(advantages.mean_advantages)
+mean_std = OutcomeRule(advantages.mean_std_advantages)
+leave_one_out = OutcomeRule(advantages.leave_one_out_advantages)
 
 
 def asked(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvantage, ...]]:

@@ -31,9 +31,10 @@ from math import fsum
 from statistics import fmean
 from typing import Any, Literal
 
-from palimpsest.credit.outcome import OUTCOME, Rule, TurnAdvantage, asked, own_rule, turn_mean
+from palimpsest import plugins
+from palimpsest.config.schema import OUTCOMES, STATE_MIX
+from palimpsest.credit.outcome import Rule, TurnAdvantage, asked, turn_mean
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.plugins import check_name, is_own
 from palimpsest.types import Grade, Group, Segment, Trajectory
 
 # ---- Credit of single tokens ---------------------------------------------------------------------------------
@@ -133,23 +134,18 @@ class StateMix:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"credit.options.alpha={self.alpha}: must be from 0 to 1")
+            raise ConfigError("must be from 0 to 1", key="credit.options.alpha", value=self.alpha)
         if self.state_scale <= 0:
-            raise ConfigError(f"credit.options.state_scale={self.state_scale}: must be greater than 0")
+            raise ConfigError("must be greater than 0", key="credit.options.state_scale", value=self.state_scale)
         object.__setattr__(self, "_outcome", self._named())
 
     def _named(self) -> Rule:
         """The outcome's rule."""
         key, options_key = "credit.options.outcome", "credit.options.outcome_options"
-        if is_own(self.outcome):
-            return own_rule(self.outcome, self.outcome_options, key=key, options_key=options_key)
-        try:
-            name = check_name(self.outcome, OUTCOME, key, "rule", "my_module:my_rule")
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        if self.outcome_options:
-            raise ConfigError(f"{options_key} are those of a rule of your own; {name} has none: drop them")
-        return OUTCOME[name]
+        if self.outcome == STATE_MIX:
+            raise ConfigError(f"choose one of {', '.join(OUTCOMES)}, or a rule of your own", key=key, value=STATE_MIX)
+        rule: Rule = plugins.build("rule", self.outcome, self.outcome_options, key=key, options_key=options_key)
+        return rule
 
     def turn_advantages(self, group: Group) -> list[tuple[TurnAdvantage, ...]]:
         """[trajectories][turns] both mixed; one number a token for turns with spans."""

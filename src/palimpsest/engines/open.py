@@ -18,7 +18,7 @@ from palimpsest.engines.embedded.freed_memory import (
     give_back_freed_memory as give_back_freed_memory,  # imports no torch
 )
 from palimpsest.engines.protocol import Engine, Objective
-from palimpsest.errors import ConfigError, Interrupted, PalimpsestError, closed_after
+from palimpsest.errors import ConfigError, closed_after
 from palimpsest.models.model_folder import check_name, opened
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NEEDED = ("codec", "sampler", "learner", "limits", "close")
-_GIVEN = ("config", "objective")  # arguments that every engine is made with, before its options
 
 
 def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path | None = None) -> Engine:
@@ -143,27 +142,13 @@ async def using(opened: Closes, work: Coroutine[Any, Any, T]) -> T:
     return await closed_after(work, opened.close, type(opened).__name__)
 
 
-def _own_class(section: OwnEngineConfig) -> tuple[type[Any], dict[str, Any]]:
-    """The class, and its options as their annotations have them."""
-    where = f"engine.name={section.name}"
-    cls = plugins.own_class(section.name, where)
-    return cls, plugins.check_shape(
-        section.name, cls, section.options, where=where, arguments=(), given=_GIVEN, options_key="engine.options"
-    )
-
-
 def _own(section: OwnEngineConfig, config: RunConfig, objective: Objective | None) -> Engine:
     """The user's engine, made with the run's configuration, the objective and `engine.options`."""
-    cls, options = _own_class(section)
-    where = f"engine.name={section.name}"
-    try:
-        engine: Engine = cls(config, objective=objective, **options)
-    except (PalimpsestError, Interrupted):
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{where}: opening it raised {plugins.told(error)}") from error
+    engine: Engine = plugins.build("engine", section.name, section.options, config=config, objective=objective)
     if missing := [name for name in _NEEDED if not hasattr(engine, name)]:
-        raise ConfigError(f"{where}: it has no {' and no '.join(missing)}; see docs/own-engine.md")
+        message = f"has no {' and no '.join(missing)}; see docs/own-engine.md"
+        raise ConfigError(message, key="engine.name", value=section.name)
     if objective is not None and engine.learner is None:
-        raise ConfigError(f"{where}: it has no learner for objective={objective!r}, so it can't train")
+        message = f"has no learner for objective={objective!r}, so it can't train"
+        raise ConfigError(message, key="engine.name", value=section.name)
     return engine

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from palimpsest.config.keys import default_settings, leaves
 from palimpsest.config.reward import LAYERS
-from palimpsest.evaluation.pairing import Pairing, ProblemCell, cell_of, pair
-from palimpsest.evaluation.sample_log import Sample, default_settings, leaves, not_asked_told
+from palimpsest.evaluation.pairing import Pairing, pair
+from palimpsest.evaluation.sample_log import Cell, Sample, not_asked_told
 from palimpsest.evaluation.summary import EvalSummary, summarise
 
-RESCORED = "rescored"
+REGRADED = "regraded"
 """Key of an identity, and folder in an evaluation, of grades that were given later."""
 RUN = "run."
 """Stands before the keys of a run's configuration."""
@@ -66,7 +67,7 @@ class Side:
         ungraded = [sample for sample in self.samples if sample.value is None]
         without_gold = sum(sample.without_gold for sample in ungraded)
         return {
-            "problems": len({(sample.name, sample.id) for sample in self.samples}),
+            "problems": len({(sample.cell, sample.id) for sample in self.samples}),
             "episodes": len(self.samples),
             "graded": len(self.samples) - len(ungraded),
             "ungraded": len(ungraded) - without_gold,
@@ -80,7 +81,7 @@ class Side:
 class Band:
     """A cell over sides that differ by their seed alone."""
 
-    cell: ProblemCell
+    cell: Cell
     sides: tuple[str, ...]
     mean: float
     low: float
@@ -96,37 +97,32 @@ class SideBySide:
 
     sides: tuple[Side, ...]
     titles: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """What the sets of a quickstart are called (`Cell.title`), where a side is one."""
+    """What players are called, where a side is a quickstart."""
 
-    def label(self, cell: ProblemCell) -> str:
+    def label(self, cell: Cell) -> str:
         """In words."""
-        return cell.label_by(self.titles)
+        return labelled(cell, cell.part, self.titles)
 
-    def task(self, cell: ProblemCell) -> str:
+    def task(self, cell: Cell) -> str:
         """What cells of one line are called."""
-        return cell.task_by(self.titles)
-
-    def set_label(self, name: str) -> str:
-        """What a set is called."""
-        return next((cell.set_by(self.titles) for cell in self.cells if cell.set == name), name)
+        return labelled(cell, cell.task, self.titles)
 
     @cached_property
-    def cells(self) -> tuple[ProblemCell, ...]:
+    def cells(self) -> tuple[Cell, ...]:
         """Those of any side, task by task, shorter ones first."""
-        cells = {cell for own in self.samples.values() for cell in own}
-        return tuple(sorted(cells, key=lambda cell: (cell.task, cell.size, cell.set)))
+        return tuple(sorted({cell for own in self.samples.values() for cell in own}, key=lambda cell: cell.order))
 
     @cached_property
-    def samples(self) -> dict[str, dict[ProblemCell, list[Sample]]]:
+    def samples(self) -> dict[str, dict[Cell, list[Sample]]]:
         """Name of a side to cell to its samples there, those of baselines too."""
-        found: dict[str, dict[ProblemCell, list[Sample]]] = {side.name: {} for side in self.sides}
+        found: dict[str, dict[Cell, list[Sample]]] = {side.name: {} for side in self.sides}
         for side in self.sides:
             for sample in (*side.samples, *side.baselines):
-                found[side.name].setdefault(cell_of(sample), []).append(sample)
+                found[side.name].setdefault(cell_at_length(sample), []).append(sample)
         return found
 
     @cached_property
-    def figures(self) -> dict[ProblemCell, dict[str, EvalSummary]]:
+    def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
         """Cell to side's name to its figures; a side that didn't play it is not there."""
         return {
             cell: {name: _summary(cell, own[cell]) for name, own in self.samples.items() if cell in own}
@@ -140,7 +136,7 @@ class SideBySide:
         return {side.name: pair(first.samples, side.samples) for side in others}
 
     @cached_property
-    def cell_pairings(self) -> dict[ProblemCell, dict[str, Pairing]]:
+    def cell_pairings(self) -> dict[Cell, dict[str, Pairing]]:
         """The same, cell by cell, where both sides have it."""
         (_, first), *others = self.samples.items()
         return {
@@ -198,6 +194,32 @@ class SideBySide:
                 yield f"{name} against {first}: over {pairing.counted} that both graded; {pairing.warning}"
 
 
+AGENT = "agent"
+"""The player of an evaluation that has one policy."""
+
+
+def as_one_agent(samples: Iterable[Sample]) -> list[Sample]:
+    """`samples` with `AGENT` as the player of all that are no baseline's, if that is one policy: two policies are
+    compared on the same cells."""
+    rows = list(samples)
+    if len({row.player for row in rows if not row.baseline}) > 1:
+        return rows
+    return [row if row.baseline else replace(row, player=AGENT) for row in rows]
+
+
+def cell_at_length(sample: Sample) -> Cell:
+    """The sample's cell, at the length of its document where no size was requested."""
+    return sample.cell if sample.size is not None else replace(sample.cell, size=sample.length)
+
+
+def labelled(cell: Cell, words: str, titles: Mapping[str, str]) -> str:
+    """`words` on a part of the problems, with the player where it isn't the only agent; `titles`: what players are
+    called."""
+    if cell.player == AGENT and not cell.baseline:
+        return words
+    return f"{titles.get(cell.player, cell.player)}, {words}"
+
+
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """[sides] values of every key of the configurations that isn't the same everywhere; None: not set. A key that some
     sides don't have (an evaluation has no `run.train.lr`) is left out where the others have its default.
@@ -238,7 +260,7 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
     >>> settings_of_evaluation({"data": file, "reward": {"name": "em", "state": None}}, None, lambda folder: None)
     {'data.source': 'a.json', 'data.eval_source': None, 'reward.name': 'em'}
     """
-    played = _with_one_policy({key: value for key, value in identity.items() if key != RESCORED})
+    played = _with_one_policy({key: value for key, value in identity.items() if key != REGRADED})
     unused = tuple(f"{key}." for key in _unused(identity))
     found = {key: value for key, value in leaves(played) if not f"{key}.".startswith(unused)}
     if isinstance(model, str):
@@ -277,5 +299,5 @@ def _all_differ(seeds: Sequence[object]) -> bool:
     return len(seeds) > 1 and len({str(each) for each in seeds}) == len(seeds)
 
 
-def _summary(cell: ProblemCell, samples: Sequence[Sample]) -> EvalSummary:
-    return summarise(cell.label, samples, drawn=1 + max(sample.draw for sample in samples))
+def _summary(cell: Cell, samples: Sequence[Sample]) -> EvalSummary:
+    return summarise(cell, samples, drawn=1 + max(sample.draw for sample in samples))

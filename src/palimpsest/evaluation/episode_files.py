@@ -1,12 +1,12 @@
 """Episode record of an evaluation on disk, token for token: `episodes.jsonl.zst`.
 
-The format is that of a run's record (rollout/trajectory_file.py), one frame per episode, written before its line in
-samples.jsonl. `group_id` is NAME/ID of the sample, `rollout` its draw.
+The format is that of a run's record with its index (rollout/trajectory_file.py), one frame per episode, written before
+its line in samples.jsonl. `group_id` is NAME/ID of the sample, `rollout` its draw.
 
 Guaranteed: the file never exceeds its limit and holds whole episodes; the first episode without room, or a disk error,
 ends the record with one message, and the evaluation continues; a killed process leaves at most one torn frame, which is
-cut off before the next write; a replayed episode is written again, whatever its new value, and its last frame counts;
-only the process that holds the log (sample_log.py) writes.
+cut off before the next write, and an index that is written again then; a replayed episode is written again, whatever
+its new value, and its last frame counts; only the process that holds the log (sample_log.py) writes.
 Not covered: the order of episodes, which is that in which they end; power loss.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,17 @@ import zstandard
 
 from palimpsest import files
 from palimpsest.errors import DataError
-from palimpsest.rollout.trajectory_file import Recording, encode_groups, frame_spans, groups_in, read_groups
+from palimpsest.rollout.trajectory_file import (
+    Recording,
+    encode_groups,
+    frame_spans,
+    groups_in,
+    index_line,
+    index_lines,
+    index_of,
+    read_groups,
+)
+from palimpsest.seeding import Key
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 EPISODES = "episodes.jsonl.zst"
@@ -51,21 +62,24 @@ class EpisodeFile:
         self._held: set[EpisodeKey] | None = None
         self._full = False
 
-    def add(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> None:
-        """Write an episode, if it is to be kept and has room."""
+    def add(self, problem: Problem, trajectory: Trajectory, grade: Grade, key: tuple[Key, ...] = ()) -> None:
+        """Write an episode and its line of the index, if it is to be kept and has room. `key`: of its group's draws."""
         if self._held is None:
             self._held = _whole_frames(self.path)
-        key = (trajectory.group_id, trajectory.rollout)
+        own = (trajectory.group_id, trajectory.rollout)
         right = grade.value is not None and grade.value >= 1
-        if self._full or (self._kept == "wrong" and right and key not in self._held):
+        if self._full or (self._kept == "wrong" and right and own not in self._held):
             return
-        frame = encode_groups([Group(problem, (trajectory,), (grade,))], self._tokenizer)
+        group = Group(problem, (trajectory,), (grade,), key)
+        frame = encode_groups([group], self._tokenizer)
         size = self.path.stat().st_size if self.path.exists() else 0
         if size + len(frame) > self._megabytes * 1_000_000:
             self._end(f"full, further episodes are left out (evaluation.record_mb={self._megabytes:g})")
             return
         if self._written(frame, size):
-            self._held.add(key)
+            self._held.add(own)
+            with suppress(OSError), index_of(self.path).open("ab") as file:  # what it lacks, the frames say
+                file.write(index_lines([group], frame, size))
 
     def _written(self, frame: bytes, size: int) -> bool:
         """Whether it stands behind the first `size` bytes. An error of the disk ends the record, not the evaluation."""
@@ -111,30 +125,37 @@ def first_episodes(path: Path, most_bytes: int = 4 << 20) -> tuple[Group, ...]:
 
 def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
     """One group a group id, of each rollout the last, in the order of rollouts."""
-    problems: dict[str, Problem] = {}
+    last: dict[str, Group] = {}
     played: dict[str, dict[int, tuple[Trajectory, Grade]]] = {}
     for group in groups:
         for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
-            problems[trajectory.group_id] = group.problem
+            last[trajectory.group_id] = group
             played.setdefault(trajectory.group_id, {})[trajectory.rollout] = (trajectory, grade)
-    return tuple(
-        Group(problems[name], *map(tuple, zip(*(each for _, each in sorted(draws.items())), strict=True)))
-        for name, draws in played.items()
-    )
+    groups = []
+    for name, draws in played.items():
+        trajectories, grades = zip(*(each for _, each in sorted(draws.items())), strict=True)
+        groups.append(replace(last[name], trajectories=trajectories, grades=grades))
+    return tuple(groups)
 
 
 def _whole_frames(path: Path) -> set[EpisodeKey]:
-    """The episodes that the file holds; what follows the last whole frame is cut off."""
+    """The episodes that the file holds, of which the index is written again; what follows the last whole frame is cut
+    off."""
     data = path.read_bytes() if path.exists() else b""
-    held, whole = set[EpisodeKey](), 0
+    held, whole, index = set[EpisodeKey](), 0, list[bytes]()
     for start, end in frame_spans(data):
         try:
-            lines = zstandard.decompress(data[start:end]).splitlines()
-            held |= {(row["group_id"], row["rollout"]) for row in map(orjson.loads, lines)}
+            rows = list(map(orjson.loads, zstandard.decompress(data[start:end]).splitlines()))
+            held |= {(row["group_id"], row["rollout"]) for row in rows}
         except (zstandard.ZstdError, orjson.JSONDecodeError, LookupError, TypeError):
             break  # damaged: nothing behind it can be read either
+        with suppress(ValueError):
+            index.append(index_line(data[start:end], start, rows))
         whole = end
     if whole < len(data):
         with files.naming(path):
             os.truncate(path, whole)
+    if data:
+        with suppress(OSError):
+            files.write_file(index_of(path), b"".join(index))
     return held

@@ -5,17 +5,16 @@ that asks something else, or counts something else as right, is never paired: it
 
 Guaranteed: every sample of either side is in exactly one count: paired, without a grade, on that side alone, or of
 another question. Nothing is paired by its place in a file.
-Not covered: whether both sides read the same document, where a log doesn't say (before `document` was in it).
+Not covered: a problem that has a document on one side alone.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from palimpsest.evaluation.sample_log import Sample, SampleKey
+from palimpsest.evaluation.sample_log import Cell, Sample, SampleKey
 from palimpsest.evaluation.statistics import Difference, paired
 from palimpsest.evaluation.summary import clusters_of, question_hash
 
@@ -24,7 +23,7 @@ from palimpsest.evaluation.summary import clusters_of, question_hash
 class Flip:
     """A problem on which the two sides are worth something else."""
 
-    set: str
+    cell: Cell
     id: str
     question: str
     golds: tuple[str, ...]
@@ -92,7 +91,7 @@ def pair(first: Sequence[Sample], second: Sequence[Sample]) -> Pairing:
     graded = [key for key in same if ours[key].value is not None and theirs[key].value is not None]
     pairs = [(ours[key], theirs[key]) for key in graded]
     return Pairing(
-        problems=len({(one.name, one.id) for one, _ in pairs}),
+        problems=len({(one.cell, one.id) for one, _ in pairs}),
         episodes=len(pairs),
         independent=len(set(clusters_of([one for one, _ in pairs]))),
         difference=_difference(pairs) if pairs else None,
@@ -116,71 +115,8 @@ def _difference(pairs: Sequence[tuple[Sample, Sample]]) -> Difference:
 
 def _flips(pairs: Sequence[tuple[Sample, Sample]]) -> tuple[Flip, ...]:
     flips = [
-        Flip(one.name, one.id, one.question, one.answers, one.answer, two.answer, one.value or 0.0, two.value or 0.0)
+        Flip(one.cell, one.id, one.question, one.answers, one.answer, two.answer, one.value or 0.0, two.value or 0.0)
         for one, two in pairs
         if one.value != two.value
     ]
     return tuple(sorted(flips, key=lambda flip: flip.second_value > flip.first_value))
-
-
-# ---- Parts of an evaluation's problems -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ProblemCell:
-    """A part of the problems: a set, at one length where it has several."""
-
-    set: str
-    size: int
-
-    @property
-    def label(self) -> str:
-        """In words; -1 stands for no size."""
-        return self.set if self.size < 0 or str(self.size) in self.set else f"{self.set}, size {self.size}"
-
-    @property
-    def task(self) -> str:
-        """A set's name without the length that stands in it: cells of one task are points of one line.
-
-        >>> ProblemCell("1 chunk", 1).task, ProblemCell("4 chunks", 4).task, ProblemCell("agent@16", 64).task
-        ('chunks', 'chunks', 'agent')
-        >>> ProblemCell("eval_50", 50).task, ProblemCell("eval_50_hard", 50).task, ProblemCell("musique", -1).task
-        ('eval', 'eval__hard', 'musique')
-        >>> ProblemCell("eval_50, closed book", 50).task, ProblemCell("1 chunk, closed book", 1).task
-        ('eval, closed book', 'chunks, closed book')
-        """
-        several = re.sub(r"^1 (chunk|objective)\b", r"1 \1s", self.set)
-        without_point = re.sub(r"@\d+$", "", several)  # a quickstart's points are multiples of the length trained on
-        return re.sub(rf"(?<!\d){self.size}(?!\d)", "", without_point).replace("_,", ",").strip(" _-@.|") or self.set
-
-    def title(self, titles: Mapping[str, str]) -> str | None:
-        """What the tables of a quickstart call a set that it named NAME@POINT; None for any other set.
-
-        >>> titles = {"agent": "agent after RL"}
-        >>> [ProblemCell(name, 64).title(titles) for name in ("agent@16", "agent", "mine@16")]
-        ['agent after RL', None, None]
-        """
-        name, _, point = self.set.rpartition("@")
-        return titles.get(name) if point.isdecimal() else None
-
-    def label_by(self, titles: Mapping[str, str]) -> str:
-        """`label`, with the set's title.
-
-        >>> ProblemCell("agent@16", 64).label_by({"agent": "agent after RL"}), ProblemCell("agent@16", 64).label_by({})
-        ('agent after RL, size 64', 'agent@16, size 64')
-        """
-        title = self.title(titles)
-        return self.label if title is None else ProblemCell(title, self.size).label
-
-    def task_by(self, titles: Mapping[str, str]) -> str:
-        """`task`, or the set's title."""
-        return self.title(titles) or self.task
-
-    def set_by(self, titles: Mapping[str, str]) -> str:
-        """The set's name alone, unless it has a title."""
-        return self.label_by(titles) if self.title(titles) else self.set
-
-
-def cell_of(sample: Sample) -> ProblemCell:
-    """The part that a sample belongs to."""
-    return ProblemCell(sample.name, -1 if sample.size is None else sample.size)

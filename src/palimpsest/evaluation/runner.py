@@ -5,8 +5,7 @@ recorded yet at most twice as many; a document of a file is read when its episod
 the number of problems; a rerun on the same folder plays only problems without a grade; results do not depend on the
 order in which episodes end; the first sample of a problem is the same for any number of samples; a logged episode never
 counts for a problem whose question, golds or document changed since.
-Not covered: changes of a problem's metadata, and of the document of a line from an earlier version, which has no
-fingerprint.
+Not covered: changes of a problem's metadata.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from palimpsest.data.sources.file_source import outlines
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError, RunError
 from palimpsest.evaluation.episode_files import EpisodeFile
-from palimpsest.evaluation.sample_log import AskedSet, Sample, SampleKey, SampleLog, write_asked
+from palimpsest.evaluation.sample_log import Cell, Sample, SampleKey, SampleLog, group_id, write_asked
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.metrics.reading_trace import GroupTexts, last_memory
@@ -35,27 +34,35 @@ from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
 Measure = Callable[[Problem, Trajectory, Grade, GroupTexts], Mapping[str, float]]
-OnProgress = Callable[[Sample], None]
+OnSample = Callable[[Sample], None]
 Samples = Mapping[SampleKey, Sample]
-"""By name of the set, id of the problem and number of the draw."""
 
 
 @dataclass(frozen=True, slots=True)
-class EvalSet:
-    """Problems to be played with one policy, under one name in log and summary."""
+class Entry:
+    """Problems of one cell, to be played by one policy."""
 
-    name: str
-    problems: Sequence[Problem]
+    cell: Cell
     policy: MemoryPolicy
+    problems: Sequence[Problem]
     samples: int = 1
     """Episodes of each problem; the draws of each are its own."""
-    baseline: str | None = None
-    """The name of the baseline that plays; None: the agent."""
+    fits_window: int | None = None
+    """Problems of its part whose document fits the model's window whole; None where that wasn't looked at."""
+    part_problems: int | None = None
+    """Problems of its part, where it plays only some of them."""
 
     @property
     def keys(self) -> Iterator[SampleKey]:
         """Those of its samples."""
-        return ((self.name, each.id, draw) for each in outlines(self.problems) for draw in range(self.samples))
+        return ((self.cell, each.id, draw) for each in outlines(self.problems) for draw in range(self.samples))
+
+    def longest_first(self) -> tuple[int, int]:
+        """Sort key: by the document of its first problem, or by the question where there is none, longest first."""
+        first = self.problems[0] if self.problems else None
+        if first is None:
+            return 0, 0
+        return (-len(first.context), 0) if first.context is not None else (0, -len(first.question))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ class Arena:
     grader: Grades
     sampling: SamplingConfig
     key: tuple[Key, ...]
-    """The draws of an episode are keyed by (*key, name of its set, problem, number of the sample, turn)."""
+    """The draws of an episode are keyed by (*key, title of the cell, problem, number of the sample, turn)."""
     timeout_s: float | None = None
     retries: int = 2
     measure: Measure | None = None
@@ -77,121 +84,62 @@ class Arena:
     """Where episodes are written token for token."""
 
 
-async def evaluate(
-    *,
-    problems: Sequence[Problem],
-    policy: MemoryPolicy,
-    sampler: Sampler,
-    codec: Codec,
-    grader: Grades,
-    sampling: SamplingConfig,
-    out: Path | None = None,
-    key: tuple[Key, ...] = (0,),
-    concurrency: int = 64,
-    name: str = "eval",
-    identity: Mapping[str, Any] | None = None,
-    measure: Measure | None = None,
-    roles: Roles | None = None,
-    on_progress: OnProgress | None = None,
-) -> EvalSummary:
-    """Play `problems` once each with `policy` and summarise; samples are logged in `out` if it is given.
-
-    Raises DataError if two problems share an id, RunError if `out` belongs to another evaluation.
-    """
-    arena = Arena(sampler=sampler, codec=codec, grader=grader, sampling=sampling, key=key, measure=measure, roles=roles)
-    summaries = await evaluate_sets(
-        [EvalSet(name, problems, policy)],
-        arena,
-        out=out,
-        concurrency=concurrency,
-        identity=identity,
-        on_progress=on_progress,
-    )
-    return summaries[0]
-
-
-async def evaluate_sets(
-    sets: Sequence[EvalSet],
+async def play_entries(
+    entries: Sequence[Entry],
     arena: Arena,
     *,
     out: Path | None = None,
     concurrency: int = 64,
     identity: Mapping[str, Any] | None = None,
-    on_progress: OnProgress | None = None,
-    on_warning: Callable[[str], None] | None = None,
-) -> list[EvalSummary]:
-    """Several evaluations in one pool of episodes, begun in the order given; summaries in that order.
-
-    Give the sets with the longest documents first: short episodes then fill the batch beside them.
-    """
-    samples = await play_sets(
-        sets,
-        arena,
-        out=out,
-        concurrency=concurrency,
-        identity=identity,
-        on_progress=on_progress,
-        on_warning=on_warning,
-    )
-    return summaries_of(sets, samples)
-
-
-async def play_sets(
-    sets: Sequence[EvalSet],
-    arena: Arena,
-    *,
-    out: Path | None = None,
-    concurrency: int = 64,
-    identity: Mapping[str, Any] | None = None,
-    on_progress: OnProgress | None = None,
+    on_sample: OnSample | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> Samples:
-    """The sample of every problem of `evaluate_sets`, those that `out` held already included.
+    """The sample of every problem, those that the log in `out` held already included.
 
-    Raises RunError if `out` belongs to another evaluation, or holds episodes of data that changed since.
+    All entries share one pool of at most `concurrency` episodes. Those with the longest documents begin first, so that
+    short episodes fill the batch next to them.
+
+    Raises DataError if two problems of a cell share an id, RunError if `out` belongs to another evaluation, or holds
+    episodes of data that changed since.
     """
-    _refuse_repeated_ids(sets)
-    concurrency = min(concurrency, sum(len(each.problems) * each.samples for each in sets))
+    _refuse_repeated(entries)
+    entries = sorted(entries, key=Entry.longest_first)
+    concurrency = min(concurrency, sum(len(each.problems) * each.samples for each in entries))
     if out is None:
-        return await _play_all(_jobs(sets, {}), arena, concurrency, on_progress)
+        return await _play_all(_jobs(entries, {}), arena, concurrency, on_sample)
     with SampleLog(out, identity) as log:
-        await asyncio.to_thread(refuse_changed_data, out, sets, log.finished)
-        write_asked(out, {each.name: AskedSet(each.samples, (p.id for p in outlines(each.problems))) for each in sets})
-        if log.unreadable and on_warning is not None:
-            on_warning(f"{log.path}: lines that can't be read: {log.unreadable}; what they told is played again")
-
-        if log.other_versions and log.finished and on_warning is not None:
-            on_warning(
-                f"{out}: its episodes were played under other versions or on another machine ({log.other_versions}): "
-                "the rest may round differently"
-            )
+        await asyncio.to_thread(refuse_changed_data, out, entries, log.finished)
+        write_asked(out, ((each.cell, each.samples, (p.id for p in outlines(each.problems))) for each in entries))
+        if on_warning is not None:
+            for warning in log.warnings:
+                on_warning(warning)
 
         def finish(sample: Sample) -> None:
             log.append(sample)
-            if on_progress is not None:
-                on_progress(sample)
+            if on_sample is not None:
+                on_sample(sample)
 
-        played = await _play_all(_jobs(sets, log.finished), arena, concurrency, finish)
+        played = await _play_all(_jobs(entries, log.finished), arena, concurrency, finish)
         return {**log.finished, **played}
 
 
-Job = tuple[EvalSet, Problem, int]
-"""An episode to be played: of which set, which problem, which sample of it."""
+Job = tuple[Entry, Problem, int]
+"""An episode to be played: of which entry, which problem, which sample of it."""
 
 
-def _jobs(sets: Sequence[EvalSet], finished: Samples) -> Iterator[Job]:
-    for group in sets:
-        for place, outline in enumerate(outlines(group.problems)):
-            draws = [draw for draw in range(group.samples) if (group.name, outline.id, draw) not in finished]
+def _jobs(entries: Sequence[Entry], finished: Samples) -> Iterator[Job]:
+    for entry in entries:
+        for place, outline in enumerate(outlines(entry.problems)):
+            draws = [draw for draw in range(entry.samples) if (entry.cell, outline.id, draw) not in finished]
             if draws:
-                problem = group.problems[place]  # with its document
-                yield from ((group, problem, draw) for draw in draws)
+                problem = entry.problems[place]  # with its document
+                yield from ((entry, problem, draw) for draw in draws)
 
 
 class _Records:
     """What ended, recorded an episode at a time, so that nobody's next request waits for more than that."""
 
-    def __init__(self, arena: Arena, finish: OnProgress | None) -> None:
+    def __init__(self, arena: Arena, finish: OnSample | None) -> None:
         self.samples: dict[SampleKey, Sample] = {}
         self._arena, self._finish = arena, finish
         self.ended: asyncio.Queue[Ended | None] = asyncio.Queue()
@@ -222,7 +170,7 @@ class _Records:
 
 
 async def _play_all(
-    jobs: Iterator[Job], arena: Arena, concurrency: int, finish: OnProgress | None
+    jobs: Iterator[Job], arena: Arena, concurrency: int, finish: OnSample | None
 ) -> dict[SampleKey, Sample]:
     """Workers draw from one iterator: a place freed by a short episode is taken at once. However this ends, no episode
     that was graded is lost."""
@@ -246,46 +194,55 @@ async def _play_all(
     return records.samples
 
 
-async def _play_one(group: EvalSet, problem: Problem, draw: int, arena: Arena) -> Ended:
+async def _play_one(entry: Entry, problem: Problem, draw: int, arena: Arena) -> Ended:
     trajectory = await play(
         problem,
-        policy=group.policy,
+        policy=entry.policy,
         sampler=arena.sampler,
         codec=arena.codec,
         sampling=arena.sampling,
-        key=(*arena.key, group.name),
-        group_id=f"{group.name}/{problem.id}",
+        key=(*arena.key, entry.cell.title),
+        group_id=group_id(entry.cell, problem.id),
         rollout=draw,
         timeout_s=arena.timeout_s,
         retries=arena.retries,
         roles=arena.roles,
     )
-    grade = await graded(arena.grader, problem, trajectory)
-    return Ended(group.name, group.baseline, problem, trajectory, grade)
+    return Ended(entry.cell, problem, trajectory, await graded(arena.grader, problem, trajectory))
 
 
 def _recorded(episode: Ended, arena: Arena) -> Sample:
     """Write an episode where episodes are written, and say what it comes to."""
     played, texts = (episode.problem, episode.trajectory, episode.grade), GroupTexts(arena.codec)
     if arena.episodes is not None:
-        arena.episodes.add(*played)
+        arena.episodes.add(*played, (*arena.key, episode.cell.title))
     return sample_of(episode, {} if arena.measure is None else arena.measure(*played, texts), texts)
 
 
-def summaries_of(sets: Sequence[EvalSet], samples: Samples) -> list[EvalSummary]:
-    """The figures of each set."""
-    return [summarise(each.name, [samples[key] for key in each.keys], drawn=each.samples) for each in sets]
+def summaries_of(entries: Sequence[Entry], samples: Samples) -> list[EvalSummary]:
+    """The figures of each entry."""
+    return [
+        summarise(
+            each.cell,
+            [samples[key] for key in each.keys],
+            drawn=each.samples,
+            fits_window=each.fits_window,
+            part_problems=each.part_problems,
+        )
+        for each in entries
+    ]
 
 
-def _refuse_repeated_ids(sets: Sequence[EvalSet]) -> None:
-    names = Counter(group.name for group in sets)
-    seen = Counter((group.name, each.id) for group in sets for each in outlines(group.problems))
-    for (name, problem_id), times in seen.items():
+def _refuse_repeated(entries: Sequence[Entry]) -> None:
+    cells = Counter(entry.cell for entry in entries)
+    seen = Counter((entry.cell, each.id) for entry in entries for each in outlines(entry.problems))
+    for (cell, problem), times in seen.items():
         if times > 1:
-            raise DataError(f"problem {problem_id} occurs {times} times in {name}: give every problem an id of its own")
-    for name, times in names.items():
+            where = f"problem {problem} occurs {times} times in {cell.part}"
+            raise DataError(f"{where}: give every problem an id of its own")
+    for cell, times in cells.items():
         if times > 1:
-            raise DataError(f"{times} evaluations are called {name}: give each a name of its own")
+            raise DataError(f"{times} evaluations are called {cell.title}: give each a name of its own")
 
 
 # ---- Log line of an episode ----------------------------------------------------------------------------------
@@ -295,10 +252,7 @@ def _refuse_repeated_ids(sets: Sequence[EvalSet]) -> None:
 class Ended:
     """One that was played and graded."""
 
-    name: str
-    """Of its set."""
-    baseline: str | None
-    """The name of the baseline that played; None: the agent."""
+    cell: Cell
     problem: Problem
     trajectory: Trajectory
     grade: Grade
@@ -316,7 +270,7 @@ def sample_of(episode: Ended, measures: Mapping[str, float], texts: GroupTexts) 
     problem, trajectory, grade = episode.problem, episode.trajectory, episode.grade
     memory = last_memory(trajectory, texts)
     return Sample(
-        name=episode.name,
+        **asdict(episode.cell),
         id=problem.id,
         question=problem.question,
         answers=problem.answers,
@@ -325,7 +279,7 @@ def sample_of(episode: Ended, measures: Mapping[str, float], texts: GroupTexts) 
         outcome=str(trajectory.outcome),
         value=grade.value,
         reason=grade.reason if grade.value is not None else _reason(trajectory, grade),
-        size=_size(problem),
+        length=_length(problem),
         turns=len(trajectory.turns),
         prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
         sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
@@ -335,7 +289,6 @@ def sample_of(episode: Ended, measures: Mapping[str, float], texts: GroupTexts) 
         questions=_questions(problem, trajectory, grade) if problem.questions else [],
         document=document_digest(problem.context) if problem.context else None,
         draw=trajectory.rollout,
-        baseline=episode.baseline,
     )
 
 
@@ -353,7 +306,7 @@ def _questions(problem: Problem, trajectory: Trajectory, grade: Grade) -> list[d
     ]
 
 
-def _size(problem: Problem) -> int | None:
+def _length(problem: Problem) -> int | None:
     """Chunks or documents; a file may use these names for something else."""
     counts = (problem.metadata.get(key) for key in ("chunks", "num_docs"))
     return next((count for count in counts if type(count) is int), None)
@@ -362,20 +315,19 @@ def _size(problem: Problem) -> int | None:
 # ---- Check for changed data ----------------------------------------------------------------------------------
 
 
-def refuse_changed_data(folder: Path, sets: Sequence[EvalSet], finished: Samples) -> None:
+def refuse_changed_data(folder: Path, entries: Sequence[Entry], finished: Samples) -> None:
     """Raise RunError where `finished` holds an episode of another question, other golds or another document."""
     counts = {"questions": 0, "golds": 0, "documents": 0}
     first, played = None, 0
     digests: dict[tuple[int, int], str | None] = {}
-    for group in sets:
-        for place, outline in enumerate(outlines(group.problems)):
-            keys = [(group.name, outline.id, draw) for draw in range(group.samples)]
+    for entry in entries:
+        for place, outline in enumerate(outlines(entry.problems)):
+            keys = [(entry.cell, outline.id, draw) for draw in range(entry.samples)]
             for sample in (finished[key] for key in keys if key in finished):
-                if sample.document is not None and (at := (id(group.problems), place)) not in digests:
-                    context = group.problems[place].context
-                    digests[at] = None if context is None else document_digest(context)
-                document = sample.document and digests[id(group.problems), place]
-                others = _others(sample, outline, document)
+                if (at := (id(entry.problems), place)) not in digests:
+                    context = entry.problems[place].context
+                    digests[at] = document_digest(context) if context else None
+                others = _others(sample, outline, digests[at])
                 played, first = played + 1, first or (outline.id if others else None)
                 for part in others:
                     counts[part] += 1

@@ -1,14 +1,13 @@
 """Evaluation log: `samples.jsonl` with one line per episode, identity, last request (`asked.json`).
 
 A later call may request less than an earlier one: fewer samples or problems, other lengths. Earlier episodes stay in
-the log, so that none is played twice. All figures are of the last request: summary.json, `rescore`, `compare`, the
+the log, so that none is played twice. All figures are of the last request: summary.json, `--regrade`, `compare`, the
 viewer. `asked.json` is written before a call's first episode, so that the episodes of a killed call count.
 
 Guaranteed: a killed process loses at most the episodes in flight; a torn last line is cut off and its episode played
 again; a line that is unreadable, has a wrong checksum or holds no sample is ignored and counted; two processes can't
 write to one log; a log is continued only under the identity (model, policy, data...) with which it started.
-Not covered: power loss (lines are flushed to the system, not to the disk), network file systems; lines of earlier
-versions before the first with a checksum, of which only the form is checked; folders of earlier versions without
+Not covered: power loss (lines are flushed to the system, not to the disk), network file systems; a folder without
 `asked.json`, whose whole log counts.
 """
 
@@ -17,93 +16,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from palimpsest import files
-from palimpsest.config.load import parse_config
+from palimpsest.config.keys import difference
 from palimpsest.errors import RunError
 from palimpsest.provenance import MADE_WITH, differences, provenance
 from palimpsest.types import Outcome
-
-# ---- Identities and their differences ------------------------------------------------------------------------
-
-
-_SECTIONS = {"sampling": "eval_sampling"}
-"""Parts of an identity whose section of the configuration is called otherwise."""
-_NAMED = 3
-"""Differences that a message names; of the others it gives the number."""
-_WIDTH = 60
-"""Characters of a value in a message."""
-
-
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and plain values; lists and empty dictionaries are values.
-
-    >>> dict(leaves({"data": {"seed": 0, "map": {}}, "weights": "w"}))
-    {'data.seed': 0, 'data.map': {}, 'weights': 'w'}
-    >>> dict(leaves({})), dict(leaves({7: {8: 0}}))
-    ({}, {'7.8': 0})
-    """
-    if isinstance(value, dict) and (value or not key):
-        for name, inner in value.items():
-            yield from leaves(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
-
-
-@cache
-def default_settings() -> Mapping[str, Any]:
-    """Dotted key of a run's configuration to its default."""
-    return dict(leaves(parse_config("").model_dump(mode="json")))
-
-
-def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """In words where `now` differs from `was`, by the first few keys; None where nothing does. A setting that `was`
-    lacks and that has its default now came with a later version, and is no difference.
-
-    >>> difference({"data": {"seed": 0, "limit": 4}}, {"data": {"seed": 2, "limit": 4}})
-    'data.seed was 0, is 2'
-    >>> difference({"sampling": {"temperature": 0.7}}, {"sampling": {"temperature": 0.7, "top_p": 1.0}})
-    """
-    old, new = (dict(leaf for key, value in each.items() for leaf in leaves(value, key)) for each in (was, now))
-    differing = (key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key])
-    keys = sorted(key for key in differing if key in old or not _is_default(key, new[key]))
-    told = [_told(key, _shown(old, key), _shown(new, key)) for key in keys[:_NAMED]]
-    if len(keys) > _NAMED:
-        told.append(f"{len(keys) - _NAMED} more keys differ")
-    return "; ".join(told) or None
-
-
-def _is_default(key: str, value: Any) -> bool:
-    """Whether an identity's `key` has the default of the run's configuration."""
-    section, _, name = key.partition(".")
-    known = default_settings()
-    setting = f"{_SECTIONS.get(section, section)}.{name}"
-    return setting in known and known[setting] == value
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "not there"
-
-
-def _told(key: str, was: str, now: str) -> str:
-    """Of long values the part where they begin to differ."""
-    shorter = min(len(was), len(now))
-    same = next((at for at in range(shorter) if was[at] != now[at]), shorter)
-    start = 0 if max(len(was), len(now)) <= _WIDTH else max(0, same - _WIDTH // 2)
-    return f"{key} was {_cut(was, start)}, is {_cut(now, start)}"
-
-
-def _cut(text: str, start: int) -> str:
-    end = start + _WIDTH
-    return f"{'...' if start else ''}{text[start:end]}{'...' if len(text) > end else ''}"
-
 
 # ---- The log of an evaluation --------------------------------------------------------------------------------
 
@@ -118,16 +45,95 @@ _LARGEST = 2**53
 """Beyond it a number in a line is damage: no count and no reward is that large."""
 
 
-SampleKey = tuple[str, str, int]
-"""Name of the set, id of the problem, number of the draw."""
-
-
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One episode of an evaluation and its grade."""
+class Cell:
+    """Problems of one set at one size, and who plays them."""
 
-    name: str
-    """The evaluation it belongs to; (name, id, draw) is unique."""
+    set: str
+    """Name of a data file, its path where two have the same name, `synthetic` or `synthetic_search`."""
+    size: int | None
+    """As requested, in `unit`; None: as the data has it."""
+    unit: str | None
+    """`documents` (per context of a file), `chunks` (per generated document) or `objectives` (questions per problem);
+    None: unknown."""
+    player: str
+    """Name of the policy, of a trained baseline or of a baseline."""
+    baseline: bool = False
+    """Whether it is compared with the agent."""
+
+    @property
+    def part(self) -> str:
+        """Set and size in words.
+
+        >>> Cell("dev", 50, "documents", "recall").part, Cell("synthetic", 1, "chunks", "recall").part
+        ('dev, 50 documents', '1 chunk')
+        """
+        if self.size is None:
+            return self.set
+        if self.unit is None:
+            return f"{self.set}, size {self.size}"
+        sized = f"{self.size} {self.unit.removesuffix('s') if self.size == 1 else self.unit}"
+        return sized if self.set in GENERATED else f"{self.set}, {sized}"
+
+    @property
+    def title(self) -> str:
+        """Player and part in words; unique.
+
+        >>> Cell("dev", None, None, "closed book", baseline=True).title
+        'closed book, dev'
+        """
+        return f"{self.player}, {self.part}"
+
+    @property
+    def task(self) -> str:
+        """The set's name without the size, where that is in it: files of one task at several sizes.
+
+        >>> Cell("eval_50", 50, None, "recall").task, Cell("eval_50_hard", 50, None, "recall").task
+        ('eval', 'eval__hard')
+        """
+        return re.sub(rf"(?<!\d){self.size}(?!\d)", "", self.set).strip(" _-.|") or self.set
+
+    @property
+    def order(self) -> tuple[str, int, str, bool, str]:
+        """Sort key: task by task, from small to large, the agent first."""
+        return self.task, -1 if self.size is None else self.size, self.set, self.baseline, self.player
+
+
+GENERATED = ("synthetic", "synthetic_search")
+"""Sets of generated problems."""
+SampleKey = tuple[Cell, str, int]
+"""Cell, id of the problem, number of the draw."""
+
+Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
+
+
+class AskedQuestion(BaseModel, extra="forbid", strict=True):
+    """Form of one of several questions of a problem."""
+
+    question: str
+    answers: list[str]
+    answer: str | None
+    value: Number | None
+
+
+def _as_asked(values: dict[str, Any]) -> dict[str, Any]:
+    AskedQuestion.model_validate(values)
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One episode of an evaluation and its grade: a line of samples.jsonl."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    set: str
+    size: Count | None = None
+    unit: str | None = None
+    player: str
+    baseline: bool = False
+    """The `Cell` that it belongs to; (cell, id, draw) is unique."""
     id: str
     question: str
     answers: tuple[str, ...]
@@ -136,34 +142,42 @@ class Sample:
     memory: str | None
     """The last memory (metrics/reading_trace.py); None where the policy has none."""
     outcome: str
-    value: float | None
+    value: Number | None
     """None: ungraded, for `reason`."""
     reason: str | None
-    size: int | None
-    """Documents or chunks of the context, where the data says so."""
-    turns: int
-    prompt_tokens: int
+    length: Count | None
+    """Documents or chunks of this context, where the data says so."""
+    turns: Count
+    prompt_tokens: Count
     """Summed over turns: what the model read."""
-    sampled_tokens: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    sampled_tokens: Count
+    metrics: dict[str, Number] = field(default_factory=dict)
     """The grade's breakdown."""
-    measures: dict[str, float] = field(default_factory=dict)
+    measures: dict[str, Number] = field(default_factory=dict)
     """What the caller measured on the trajectory besides, e.g. copy fidelity."""
-    events: dict[str, int] = field(default_factory=dict)
+    events: dict[str, Count] = field(default_factory=dict)
     """Kind of event to number."""
-    questions: list[dict[str, Any]] = field(default_factory=list)
+    questions: list[Annotated[dict[str, Any], AfterValidator(_as_asked)]] = field(default_factory=list)
     """Where the problem asks several, of each `question`, `answers` (its golds), `answer` and `value`."""
     document: str | None = None
-    """Fingerprint of what was read: samples that share it aren't independent. None: nothing, or an older log."""
-    draw: int = 0
+    """Fingerprint of what was read: samples that share it aren't independent. None: nothing."""
+    draw: Count = 0
     """Which of several samples of the problem, from 0."""
-    baseline: str | None = None
-    """Of an episode that was played beside the agent's, to compare: the baseline's name."""
+
+    @property
+    def cell(self) -> Cell:
+        """Its part of the evaluation, and who played it."""
+        return Cell(self.set, self.size, self.unit, self.player, self.baseline)
 
     @property
     def key(self) -> SampleKey:
-        """Name of its set, id of its problem, which sample of it."""
-        return self.name, self.id, self.draw
+        """Cell, id of its problem, which sample of it."""
+        return self.cell, self.id, self.draw
+
+    @property
+    def group_id(self) -> str:
+        """That of its episode in the record."""
+        return group_id(self.cell, self.id)
 
     @property
     def without_gold(self) -> bool:
@@ -181,6 +195,11 @@ class Sample:
         return self.prompt_tokens + self.sampled_tokens
 
 
+def group_id(cell: Cell, problem: str) -> str:
+    """Group id under which the episodes of a problem are recorded."""
+    return f"{cell.title}/{problem}"
+
+
 class SampleLog:
     """An open log. `finished` holds what earlier runs graded, or no run can grade; the others are played again."""
 
@@ -191,19 +210,25 @@ class SampleLog:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / SAMPLES
-        self.other_versions: str | None = None
-        """In words, the versions or the machine under which the log was started, where they are others now."""
+        self.warnings: list[str] = []
+        """What a user should know about the log."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             _lock(self._file, self.path)
             files.remove_leftovers(folder)
-            if identity is not None:
-                self.other_versions = _claim(folder, identity)
-            samples, self.unreadable = _recover(self._file)
+            others = None if identity is None else _claim(folder, identity)
+            samples, unreadable = _recover(self._file)
         except BaseException:
             os.close(self._file)
             raise
         self.finished = {sample.key: sample for sample in samples if sample.is_final}
+        if unreadable:
+            self.warnings.append(f"{self.path}: {unreadable} unreadable lines; their episodes are played again")
+        if others and self.finished:
+            self.warnings.append(
+                f"{folder}: its episodes were played under other versions or on another machine ({others}): the rest "
+                "may round differently"
+            )
 
     def append(self, sample: Sample) -> None:
         """Write one line."""
@@ -240,11 +265,9 @@ def read_samples(path: Path) -> tuple[list[Sample], int]:
 
 def _parse(data: bytes) -> tuple[list[Sample], int]:
     samples: dict[SampleKey, Sample] = {}
-    unreadable, sealed = 0, False
+    unreadable = 0
     for line in data.splitlines():
-        values = _object(line)
-        sealed = sealed or CHECKSUM in values
-        sample = _sample(values, sealed)
+        sample = _sample(line)
         if sample is None:
             unreadable += 1
         else:
@@ -256,73 +279,17 @@ def _json(values: Mapping[str, Any]) -> bytes:
     return json.dumps(values, ensure_ascii=False, sort_keys=True).encode("utf-8", "replace")
 
 
-def _object(line: bytes) -> dict[str, Any]:
-    """Empty if the line is none."""
+_LINE = TypeAdapter(Sample)
+
+
+def _sample(line: bytes) -> Sample | None:
+    """The sample of a line; None if the line is damaged."""
     try:
         values = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def _sample(values: dict[str, Any], sealed: bool) -> Sample | None:
-    """The sample of a line, None if it is damaged; `sealed`: whether it must have a checksum."""
-    digest = values.pop(CHECKSUM, None)
-    try:
-        if sealed and digest != zlib.crc32(_json(values)):
-            return None
-        if not sealed and not values.keys() <= _FORMS.keys():
-            return None
-        known = {name: value for name, value in values.items() if name in _FORMS}
-        if not all(_FORMS[name](value) for name, value in known.items()):
-            return None
-        return Sample(**{**known, "answers": tuple(known["answers"])})
-    except (TypeError, KeyError, RecursionError):
+        digest, content = values.pop(CHECKSUM), _json(values)
+        return _LINE.validate_json(content) if digest == zlib.crc32(content) else None
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return None
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _LARGEST
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= _LARGEST  # False for NaN as well
-
-
-def _or_none(form: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or form(value)
-
-
-def _all(form: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(form, value))
-
-
-def _named(form: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(form, value.values()))
-
-
-def _asked(value: Any) -> bool:
-    return isinstance(value, dict) and all(form(value[name]) for name, form in _ASKED_FORMS.items())
-
-
-_ASKED_FORMS = {"question": _text, "answers": _all(_text), "answer": _or_none(_text), "value": _or_none(_number)}
-_FORMS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("name", "id", "question", "outcome"), _text),
-    **dict.fromkeys(("answer", "memory", "reason", "document", "baseline"), _or_none(_text)),
-    **dict.fromkeys(("turns", "prompt_tokens", "sampled_tokens", "draw"), _count),
-    **dict.fromkeys(("metrics", "measures"), _named(_number)),
-    "answers": _all(_text),
-    "value": _or_none(_number),
-    "size": _or_none(_count),
-    "events": _named(_count),
-    "questions": _all(_asked),
-}
-"""What each field of a line must be."""
-assert _FORMS.keys() == {one.name for one in fields(Sample)}
 
 
 def _recover(file: int) -> tuple[list[Sample], int]:
@@ -374,7 +341,7 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> str | None:
         raise RunError(f"{path} is not readable: give another --out, or --force to begin again")
     if differs := difference(theirs, mine):
         raise RunError(f"{folder} holds another evaluation ({differs}): give another --out, or --force to begin again")
-    was = (_written(path) or {}).get(MADE_WITH)
+    was = (read_object(path) or {}).get(MADE_WITH)
     return differences(was, provenance()) if isinstance(was, dict) else None
 
 
@@ -396,14 +363,15 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 def _identity(folder: Path) -> dict[str, Any] | None:
     """The identity a log was begun under, None if it can't be read. What it was made with is no part of it."""
-    found = _written(folder / IDENTITY)
+    found = read_object(folder / IDENTITY)
     return None if found is None else {key: value for key, value in found.items() if key != MADE_WITH}
 
 
-def _written(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is none, or none that can be read."""
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -426,16 +394,6 @@ ASKED = "asked.json"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedSet:
-    """What was asked for of one set."""
-
-    samples: int
-    """Episodes of each problem."""
-    problems: Iterable[str]
-    """Their ids."""
-
-
-@dataclass(frozen=True, slots=True)
 class Logged:
     """What a log holds."""
 
@@ -445,11 +403,19 @@ class Logged:
     """Episodes of earlier calls, which the last one didn't ask for."""
     unreadable: int = 0
     """Lines."""
+    missing: int = 0
+    """Episodes that were asked for last and have not ended."""
+
+    def notes(self, folder: Path) -> list[str]:
+        """What a reader of its figures has to know."""
+        told = [f"{folder / SAMPLES}: {self.unreadable} unreadable lines"] if self.unreadable else []
+        told += [f"{folder}: {not_asked_told(self.not_asked)}"] if self.not_asked else []
+        return told + ([f"{folder}: {self.missing:,} episodes have not ended yet"] if self.missing else [])
 
 
-def write_asked(folder: Path, sets: Mapping[str, AskedSet]) -> None:
-    """Say what a call asks for."""
-    told = {name: {"samples": each.samples, "problems": list(each.problems)} for name, each in sets.items()}
+def write_asked(folder: Path, asked: Iterable[tuple[Cell, int, Iterable[str]]]) -> None:
+    """Say what a call asks for: cells, episodes per problem, ids of the problems."""
+    told = [{**asdict(cell), "samples": samples, "problems": list(problems)} for cell, samples, problems in asked]
     files.write_file(folder / ASKED, json.dumps(told, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
@@ -459,15 +425,15 @@ def read_log(folder: Path) -> Logged:
     asked = _read_asked(folder / ASKED)
     if asked is None:
         return Logged(samples, 0, unreadable)
-    kept = [sample for sample in samples if sample.draw < asked.get((sample.name, sample.id), 0)]
-    return Logged(kept, len(samples) - len(kept), unreadable)
+    kept = [sample for sample in samples if sample.draw < asked.get((sample.cell, sample.id), 0)]
+    return Logged(kept, len(samples) - len(kept), unreadable, sum(asked.values()) - len(kept))
 
 
-def _read_asked(path: Path) -> dict[tuple[str, str], int] | None:
-    """Episodes by name of the set and id of the problem; None where nothing says so."""
+def _read_asked(path: Path) -> dict[tuple[Cell, str], int] | None:
+    """Episodes by cell and id of the problem; None where nothing says so."""
     try:
-        told = json.loads(files.read_regular(path))
-        asked = {(name, problem): each["samples"] for name, each in told.items() for problem in each["problems"]}
+        told = [(each.pop("samples"), each.pop("problems"), each) for each in json.loads(files.read_regular(path))]
+        asked = {(Cell(**cell), problem): count for count, problems, cell in told for problem in problems}
         if all(type(count) is int for count in asked.values()):
             return asked
         raise ValueError

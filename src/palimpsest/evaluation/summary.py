@@ -14,13 +14,13 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import comb
 from statistics import fmean, median, variance
 from typing import Any
 
-from palimpsest.evaluation.sample_log import Sample
+from palimpsest.evaluation.sample_log import Cell, Sample
 from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wilson, wilson
 from palimpsest.events import DocumentTruncated
 from palimpsest.metrics.memory_metrics import EVIDENCE_FIRST, EVIDENCE_LAST
@@ -98,10 +98,10 @@ def disagreement(samples: Iterable[Sample], drawn: int) -> float | None:
 
 def _by_problem(samples: Iterable[Sample]) -> Sequence[list[float]]:
     """The values of each problem's graded samples."""
-    values: dict[tuple[str, str], list[float]] = {}
+    values: dict[tuple[Cell, str], list[float]] = {}
     for sample in samples:
         if sample.value is not None:
-            values.setdefault((sample.name, sample.id), []).append(sample.value)
+            values.setdefault((sample.cell, sample.id), []).append(sample.value)
     return list(values.values())
 
 
@@ -122,10 +122,10 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeSummary:
+class LengthSummary:
     """The part of an evaluation whose documents have one length."""
 
-    size: int | None
+    length: int | None
     problems: int
     graded: int
     accuracy: Score
@@ -145,7 +145,9 @@ class PositionSummary:
 
 @dataclass(frozen=True, slots=True)
 class EvalSummary:
-    name: str
+    """The figures of one policy on one part of the problems."""
+
+    cell: Cell
     problems: int
     graded: int
     """Episodes: as many as problems, or so many samples of each."""
@@ -158,7 +160,7 @@ class EvalSummary:
     """Mean over the problems that have it."""
     outcomes: dict[str, int]
     ungraded_reasons: dict[str, int]
-    sizes: tuple[SizeSummary, ...]
+    lengths: tuple[LengthSummary, ...]
     tokens_per_document: float
     """Mean tokens processed: prompt and sampled tokens of all calls, prefixes counted each time they are read."""
     turns_per_document: float
@@ -186,22 +188,41 @@ class EvalSummary:
     by_last_evidence: tuple[PositionSummary, ...] = ()
     """[5] by where the last piece lies; empty where that is the first one, of every problem."""
 
+    fits_window: int | None = None
+    """Problems of its part whose document fits the model's window whole; None where that wasn't looked at."""
+    part_problems: int | None = None
+    """Problems of its part, where only some of them were played."""
+
     @property
-    def length(self) -> tuple[int, float]:
-        """Sets sort by it from short to long: by their longest documents, where the data says none by tokens read."""
-        return max((each.size or 0 for each in self.sizes), default=0), self.tokens_per_document
+    def by_length(self) -> tuple[int, float]:
+        """Sort key from short to long: the longest document, then the tokens read where the data says no length."""
+        return max((each.length or 0 for each in self.lengths), default=0), self.tokens_per_document
+
+    @property
+    def measures_reading(self) -> bool:
+        """Whether every document fits the window, so that no memory is needed."""
+        return not self.cell.baseline and self.fits_window == self.problems
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As summary.json has it: the cell's fields and these."""
+        values = asdict(self)
+        return {**values.pop("cell"), **values, **({"measures_reading": True} if self.measures_reading else {})}
 
 
-def summarise(name: str, samples: Iterable[Sample], drawn: int = 1) -> EvalSummary:
-    """Figures of one evaluation of `drawn` samples a problem. The order of `samples` does not matter."""
+def summarise(
+    cell: Cell,
+    samples: Iterable[Sample],
+    drawn: int = 1,
+    *,
+    fits_window: int | None = None,
+    part_problems: int | None = None,
+) -> EvalSummary:
+    """Figures of `drawn` samples of each problem of a cell. The order of `samples` does not matter."""
     rows = sorted(samples, key=lambda s: (s.id, s.draw))
     graded = [s for s in rows if s.value is not None]
-    sizes = sorted({s.size for s in rows}, key=lambda size: (size is None, size or 0))
+    lengths = sorted({s.length for s in rows}, key=lambda length: (length is None, length or 0))
     return EvalSummary(
-        name=name,
+        cell=cell,
         problems=_problems(rows),
         graded=len(graded),
         ungraded=len(rows) - len(graded),
@@ -214,7 +235,7 @@ def summarise(name: str, samples: Iterable[Sample], drawn: int = 1) -> EvalSumma
         measures=_means(s.measures for s in rows),
         outcomes=dict(sorted(Counter(s.outcome for s in rows).items())),
         ungraded_reasons=dict(sorted(Counter(s.reason or "" for s in rows if s.value is None).items())),
-        sizes=tuple(_size_summary(size, [s for s in rows if s.size == size]) for size in sizes),
+        lengths=tuple(_length_summary(length, [s for s in rows if s.length == length]) for length in lengths),
         tokens_per_document=_mean([s.tokens for s in rows]),
         turns_per_document=_mean([s.turns for s in rows]),
         documents_cut=_problems(s for s in rows if DocumentTruncated.kind in s.events),
@@ -224,13 +245,15 @@ def summarise(name: str, samples: Iterable[Sample], drawn: int = 1) -> EvalSumma
         tokens_per_correct=tokens_per_correct(rows),
         by_evidence=by_position(rows, EVIDENCE_FIRST),
         by_last_evidence=by_position(rows, EVIDENCE_LAST) if _several_places(rows) else (),
-        answer_chars=median(lengths) if (lengths := [len(s.answer) for s in rows if s.answer is not None]) else None,
+        answer_chars=median(chars) if (chars := [len(s.answer) for s in rows if s.answer is not None]) else None,
+        fits_window=fits_window,
+        part_problems=part_problems,
     )
 
 
-def interval_notes(summaries: Iterable[EvalSummary]) -> list[str]:
+def interval_notes(rows: Mapping[str, EvalSummary]) -> list[str]:
     """A line that names the rows with a bootstrap's interval, where other rows of the table have Wilson's."""
-    kinds = {summary.name: summary.interval for summary in summaries if summary.graded}
+    kinds = {name: summary.interval for name, summary in rows.items() if summary.graded}
     if len(set(kinds.values())) < 2:
         return []
     names = ", ".join(name for name, kind in kinds.items() if kind == "bootstrap")
@@ -300,9 +323,9 @@ def _several_places(samples: Iterable[Sample]) -> bool:
     return any(s.measures.get(EVIDENCE_FIRST) != s.measures.get(EVIDENCE_LAST) for s in samples)
 
 
-def _size_summary(size: int | None, rows: Sequence[Sample]) -> SizeSummary:
+def _length_summary(length: int | None, rows: Sequence[Sample]) -> LengthSummary:
     graded = sum(s.value is not None for s in rows)
-    return SizeSummary(size, _problems(rows), graded, accuracy_of(rows), _mean([s.tokens for s in rows]))
+    return LengthSummary(length, _problems(rows), graded, accuracy_of(rows), _mean([s.tokens for s in rows]))
 
 
 def _problems(rows: Iterable[Sample]) -> int:

@@ -100,7 +100,9 @@ class FullContextPolicy(MemoryPolicy):
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 1:
-            raise ConfigError(f"policy.options.window_tokens={self.window_tokens}: must be at least 1, or null")
+            raise ConfigError(
+                "must be at least 1, or null", key="policy.options.window_tokens", value=self.window_tokens
+            )
         object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
 
     def wording(self) -> Wording:
@@ -217,7 +219,9 @@ class PassagesPolicy(FullContextPolicy):
     def __post_init__(self) -> None:
         FullContextPolicy.__post_init__(self)
         if self.passage_tokens < 1:
-            raise ConfigError(f"policy.options.passage_tokens={self.passage_tokens}: must be at least 1 token")
+            raise ConfigError(
+                "must be at least 1 token", key="policy.options.passage_tokens", value=self.passage_tokens
+            )
 
     def prepare(self, problem: Problem, codec: Codec) -> DocumentPassages | None:
         """The passages of the document; None without one."""
@@ -306,7 +310,7 @@ class ClosedBookPolicy(MemoryPolicy):
     def __post_init__(self) -> None:
         for name in ("question_tokens", "answer_tokens"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"policy.options.{name}={getattr(self, name)}: must be at least 1 token")
+                raise ConfigError("must be at least 1 token", key=f"policy.options.{name}", value=getattr(self, name))
         object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
 
     def wording(self) -> Wording:

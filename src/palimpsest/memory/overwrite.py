@@ -155,9 +155,11 @@ class OverwritePolicy(MemoryPolicy):
     def __post_init__(self) -> None:
         for name in ("chunk_size", "question_tokens", "memory_tokens", "answer_tokens"):
             if not getattr(self, name) >= 1:
-                raise ConfigError(f"policy.options.{name}={getattr(self, name)}: must be at least 1 token")
+                raise ConfigError("must be at least 1 token", key=f"policy.options.{name}", value=getattr(self, name))
         if self.max_chunks is not None and self.max_chunks < 1:
-            raise ConfigError(f"policy.options.max_chunks={self.max_chunks}: must be at least 1, or null for no limit")
+            raise ConfigError(
+                "must be at least 1, or null for no limit", key="policy.options.max_chunks", value=self.max_chunks
+            )
         object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, self.shown_texts()))
 
     def wording(self) -> Wording:
@@ -287,6 +289,8 @@ class OverwritePolicy(MemoryPolicy):
         `read`: what else than `memory` the prompt has that a memory may be written from.
         """
         written = without_thinking(completion.token_ids, model.codec, before)[: self.memory_tokens]
+        if completion.stop_reason is StopReason.GIVEN:
+            return written
         if not written and (self.empty_memory == "keep" or self.grounded != "off"):
             model.event(EmptyMemoryKept())
             return memory

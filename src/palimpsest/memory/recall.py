@@ -47,7 +47,7 @@ from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryHistory, Retrie
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import Fault, RecallReply, read_recall_reply
-from palimpsest.types import Completion, Problem, Prompt
+from palimpsest.types import Completion, Problem, Prompt, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,21 +155,27 @@ class RecallPolicy(OverwritePolicy):
     def __post_init__(self) -> None:
         OverwritePolicy.__post_init__(self)
         if self.reply_tokens is not None and self.reply_tokens < 1:
-            raise ConfigError(f"policy.options.reply_tokens={self.reply_tokens}: must be at least 1 token, or null")
+            raise ConfigError(
+                "must be at least 1 token, or null", key="policy.options.reply_tokens", value=self.reply_tokens
+            )
         if self.empty_memory != "overwrite":
             raise ConfigError(
-                f"policy.options.empty_memory={self.empty_memory!r}: does nothing where tags hold the memory; "
-                "leave it at overwrite"
+                "does nothing where tags hold the memory; leave it at overwrite",
+                key="policy.options.empty_memory",
+                value=self.empty_memory,
             )
         if self.malformed == "accept" and self.next_memory == "update":
             raise ConfigError(
-                "policy.options.malformed=accept needs policy.options.next_memory=reply: "
-                "without exactly one update there is none to take"
+                "needs policy.options.next_memory=reply: without exactly one update there is none to take",
+                key="policy.options.malformed",
+                value="accept",
             )
         if self.grounded != "off" and self.next_memory == "reply":
             raise ConfigError(
-                f"policy.options.grounded={self.grounded}: with policy.options.next_memory=reply the memory is a whole "
-                "reply, tags and thinking included, which no section says; set next_memory=update, or grounded=off"
+                "with policy.options.next_memory=reply the memory is a whole reply, tags and thinking included, which "
+                "no section says; set next_memory=update, or grounded=off",
+                key="policy.options.grounded",
+                value=self.grounded,
             )
 
     def required_context(self, codec: Codec) -> int:
@@ -189,8 +195,10 @@ class RecallPolicy(OverwritePolicy):
         if self.written_tokens <= tags:
             said = "reply_tokens=null, which is memory_tokens" if self.reply_tokens is None else "reply_tokens"
             raise ConfigError(
-                f"policy.options.{said}={self.written_tokens}: the tags of a reply take {tags} tokens of this model's; "
-                f"set policy.options.reply_tokens to {2 * tags + self.memory_tokens} or more"
+                f"the tags of a reply take {tags} tokens of this model's; set policy.options.reply_tokens to "
+                f"{2 * tags + self.memory_tokens} or more",
+                key=f"policy.options.{said}",
+                value=self.written_tokens,
             )
 
     @property
@@ -217,8 +225,9 @@ class RecallPolicy(OverwritePolicy):
             completion = await self.read(prompt, index, model)
             reply = self._read_reply(completion, model, read.pieces[-1])
             sources = (chunk, recalled.ids) if recalled else (chunk,)
+            given = completion.stop_reason is StopReason.GIVEN
             recalled = self._look_back(reply, problem.question, history, model)
-            memory = self._next(memory, reply, index, history, model, sources)
+            memory = self._next(memory, reply, index, history, model, None if given else sources)
         return await self.answer(problem, {"recalled": recalled.ids if recalled else nothing, "memory": memory}, model)
 
     def _read_reply(self, completion: Completion, model: Model, before: Sequence[int]) -> RecallReply | None:
@@ -254,16 +263,18 @@ class RecallPolicy(OverwritePolicy):
         step: int,
         history: MemoryHistory,
         model: Model,
-        sources: Sequence[Sequence[int]],
+        sources: Sequence[Sequence[int]] | None,
     ) -> list[int]:
         """The memory from here on: what was written, cut to its budget, or the old one where the reply is malformed. A
-        new one joins the history. `sources`: what was in sight next to the memory."""
+        new one joins the history. `sources`: what was in sight next to the memory; None: `written` is not sifted."""
         written = None if reply is None else reply.update if self.next_memory == "update" else reply.rest
         cut = written is not None and len(written) > self.memory_tokens
         if written is not None and cut:
             model.event(MemoryCut(len(written), self.memory_tokens))
             written = written[: self.memory_tokens]
-        kept = memory if written is None else self.sifted(memory, written, (*sources, memory), model, cut)
+        kept = memory if written is None else written
+        if written is not None and sources is not None:
+            kept = self.sifted(memory, written, (*sources, memory), model, cut)
         changed = written is not None and (self.grounded == "off" or kept is not memory)
         text = model.codec.decode(kept)
         accepted = reply if self.malformed == "accept" else None

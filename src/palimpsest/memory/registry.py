@@ -1,91 +1,31 @@
-"""Finding a memory policy by name: a shipped one, or `my_module:MyPolicy` from the user's own file."""
+"""Memory policies by name, as training and as evaluation play them, and whether problems suit them."""
 
 from __future__ import annotations
 
-import copy
-import inspect
-import re
-from collections.abc import Container, Iterable
-from types import FunctionType
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from palimpsest import plugin_options
+from palimpsest import plugins
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
-from palimpsest.memory.document_baselines import (
-    ClosedBookPolicy,
-    FullContextPolicy,
-    PassagesPolicy,
-    SlidingWindowPolicy,
-)
-from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.prune import PrunePolicy
-from palimpsest.memory.recall import RecallPolicy, RetrievalPolicy
-from palimpsest.memory.tool_baselines import SummaryPolicy, ToolWindowPolicy
-from palimpsest.plugins import completed, found, is_given, named_class
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
-POLICIES: dict[str, type[MemoryPolicy]] = {
-    "overwrite": OverwritePolicy,
-    "recall": RecallPolicy,
-    "retrieval": RetrievalPolicy,
-    "full_context": FullContextPolicy,
-    "sliding_window": SlidingWindowPolicy,
-    "passages": PassagesPolicy,
-    "closed_book": ClosedBookPolicy,
-    "prune": PrunePolicy,
-    "tool_window": ToolWindowPolicy,
-    "summary": SummaryPolicy,
-}
-"""All that is to edit for a further one: what else there is to know of a policy, its class says."""
-
 
 def policy_class(name: str) -> type[MemoryPolicy]:
-    """The class called `name`, or of the object that it means. A module is looked for in the current folder too."""
-    where = f"policy.name={name!r}"
-    made = made_policy(name)
-    cls = named_class(name, POLICIES, where, "policy") if made is None else type(made)
-    if not callable(getattr(cls, "run", None)):
-        raise ConfigError(f"{where}: the class has no coroutine run(problem, model)")
-    run = inspect.unwrap(cls.run)
-    if isinstance(run, FunctionType) and not inspect.iscoroutinefunction(run):
-        raise ConfigError(f"{where}: run is no coroutine: write async def run(self, problem, model)")
-    return completed(cls, MemoryPolicy)  # type: ignore[type-abstract]
-
-
-def whole_policy(policy: Any) -> MemoryPolicy:
-    """An object with a coroutine `run` as a policy: what its class leaves out has the defaults of the contract."""
-    whole = completed(type(policy), MemoryPolicy)  # type: ignore[type-abstract]
-    if whole is type(policy):
-        return policy
-    made = copy.copy(policy)
-    made.__class__ = whole
-    return made  # type: ignore[no-any-return]
-
-
-def made_policy(name: str) -> Any:
-    """The object that a name means, made by a caller in Python; None: the name means a class."""
-    if not is_given(name):
-        return None
-    thing = found(name, f"policy.name={name!r}")
-    return None if isinstance(thing, type) else thing
+    """The class called `name`, or of the object that it means. Raises ConfigError."""
+    thing = plugins.load("policy", name)
+    cls = thing if isinstance(thing, type) else type(thing)
+    plugins.check_class("policy", cls, name)
+    return plugins.completed(cls, "policy")
 
 
 def build_policy(config: PolicyConfig) -> MemoryPolicy:
     """The configured policy. Raises ConfigError naming the option, its value and what it must be."""
-    made = made_policy(config.name)
-    if made is not None and config.options:
-        raise ConfigError(
-            f"policy.options.{next(iter(config.options))}: {config.name} is an object, which has its options already; "
-            "set them where it is made, or give the class"
-        )
-    if made is not None:
-        policy_class(config.name)
-        return whole_policy(made)
-    return plugin_options.build(policy_class(config.name), config.options, "policy.options", config.name)
+    policy: MemoryPolicy = plugins.build("policy", config.name, config.options)
+    return policy
 
 
 def evaluated(config: PolicyConfig) -> PolicyConfig:
@@ -106,18 +46,15 @@ def build_evaluated(config: PolicyConfig) -> MemoryPolicy:
     try:
         return build_policy(evaluated(config))
     except ConfigError as error:
-        raise ConfigError(under_key(str(error), config.eval_options, "policy.eval_options")) from None
+        if (option := option_of(error)) in config.eval_options:
+            error.under(f"policy.eval_options.{option}")
+        raise
 
 
-def under_key(message: str, options: Container[str], key: str) -> str:
-    """A message that names `policy.options.NAME`, with `key` in its place for each of `options`.
-
-    >>> under_key("policy.options.max_chunks=0: must be at least 1", {"max_chunks": 0}, "policy.eval_options")
-    'policy.eval_options.max_chunks=0: must be at least 1'
-    """
-    return re.sub(
-        r"policy\.options\.(\w+)", lambda found: f"{key}.{found[1]}" if found[1] in options else found[0], message
-    )
+def option_of(error: ConfigError) -> str | None:
+    """The option of a policy that the error is about, None if it is about something else."""
+    prefix, _, option = (error.key or "").partition("policy.options.")
+    return option.partition(".")[0] if option and not prefix else None
 
 
 def admit_all(
@@ -143,32 +80,30 @@ def admit_all(
             raise _brings_memory(problem, name)
         policy.admit(problem, codec)
     if documents and policy.reads_documents and not any(documents):
+        agents = _shipped(lambda cls: issubclass(cls, ToolAgentPolicy))
         raise ConfigError(
             f"policy.name: {name} reads documents and these problems have none; to let the agent search for them "
-            f"choose one of {', '.join(_AGENTS)} (a policy of your own that needs none says "
-            "reads_documents = False)"
+            f"choose one of {agents} (a policy of your own that needs none says reads_documents = False)"
         )
 
 
-_AGENTS = [name for name, cls in POLICIES.items() if issubclass(cls, ToolAgentPolicy)]
-
-
-def _shipped(says: str, value: bool = True) -> str:
-    """Names of the shipped policies that say so of themselves."""
-    return ", ".join(name for name, cls in POLICIES.items() if getattr(cls, says) is value)
+def _shipped(suits: Callable[[type[MemoryPolicy]], bool]) -> str:
+    """Names of the shipped policies that suit."""
+    return ", ".join(name for name in KINDS["policy"].shipped if suits(policy_class(name)))
 
 
 def _brings_memory(problem: Problem, name: str) -> ConfigError:
+    others = _shipped(lambda cls: cls.takes_memory)
     return ConfigError(
-        f"policy.name: {name} begins without a memory and problem {problem.id} brings one; choose one of "
-        f"{_shipped('takes_memory')}, or drop `memory` from the data (a policy of your own that begins with "
-        "Problem.memory says takes_memory = True)"
+        f"policy.name: {name} begins without a memory and problem {problem.id} brings one; choose one of {others}, "
+        "or drop `memory` from the data (a policy of your own that begins with Problem.memory says takes_memory = True)"
     )
 
 
 def _asks_several(problem: Problem, name: str) -> ConfigError:
+    others = _shipped(lambda cls: cls.answers_questions)
     return ConfigError(
         f"policy.name: {name} answers one question and problem {problem.id} asks {len(problem.questions)}; choose one "
-        f"of {_shipped('answers_questions')}, or give each question a row of its own (a policy of your own that "
-        "answers them all says answers_questions = True)"
+        f"of {others}, or give each question a row of its own (a policy of your own that answers them all says "
+        "answers_questions = True)"
     )

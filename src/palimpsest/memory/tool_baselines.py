@@ -83,7 +83,9 @@ class SummaryPolicy(ToolAgentPolicy):
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
         if self.summary_tokens < 1:
-            raise ConfigError(f"policy.options.summary_tokens={self.summary_tokens}: must be at least 1 token")
+            raise ConfigError(
+                "must be at least 1 token", key="policy.options.summary_tokens", value=self.summary_tokens
+            )
 
     def shown_texts(self) -> tuple[str, ...]:
         """Names of the texts that these options show."""
@@ -159,7 +161,7 @@ class ToolWindowPolicy(ToolAgentPolicy):
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
         if self.window_tokens < 1:
-            raise ConfigError(f"policy.options.window_tokens={self.window_tokens}: must be at least 1 token")
+            raise ConfigError("must be at least 1 token", key="policy.options.window_tokens", value=self.window_tokens)
 
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Refuse, at load, a problem beside which a full window leaves no room for a reply."""

@@ -50,7 +50,7 @@ from palimpsest.events import (
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import without_thinking
 from palimpsest.text.sentences import flat, sentences, stands_in
-from palimpsest.types import Trajectory, Turn
+from palimpsest.types import Outcome, Trajectory, Turn
 
 # ---- Texts of prompt pieces and memories, decoded once -------------------------------------------------------
 
@@ -206,6 +206,54 @@ def memories(trajectory: Trajectory, texts: GroupTexts) -> list[Text]:
 def last_memory(trajectory: Trajectory, texts: GroupTexts) -> Text | None:
     """The last of `memories`, None if there is none."""
     return next(reversed(memories(trajectory, texts)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """What one reading turn did to the memory."""
+
+    turn: int
+    """From 0."""
+    turns: int
+    """How many sections there are to read; 0: not known."""
+    memory: str
+    """After it."""
+    before: str
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Sentences that are new."""
+        return _without(self.memory, self.before)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Sentences that are gone."""
+        return _without(self.before, self.memory)
+
+
+def _without(text: str, other: str) -> tuple[str, ...]:
+    known = set(sentences(other))
+    return tuple(each for each in sentences(text) if each not in known)
+
+
+class MemoryChanges:
+    """Tells what the turns of an episode did to its memory, one after the other."""
+
+    def __init__(self, codec: Codec, sections: int) -> None:
+        self._codec, self._sections = codec, sections
+        self._before, self._turns = "", 0
+
+    def of(self, turn: Turn, events: Sequence[Event]) -> MemoryChange | None:
+        """None where it wrote none."""
+        number, self._turns = self._turns, self._turns + 1
+        if turn.name == "answer":
+            return None
+        alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED, None, tuple(events))
+        memory = last_memory(alone, GroupTexts(self._codec))
+        if memory is None:
+            return None
+        before, self._before = self._before, memory.text
+        return MemoryChange(number, self._sections, memory.text, before)
 
 
 def _events_after_turns(trajectory: Trajectory) -> list[list[Event]]:

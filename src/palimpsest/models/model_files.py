@@ -7,13 +7,14 @@ Guaranteed: what is opened is a plain file of a bounded size inside the folder (
 blobs); what can't be read, or has the wrong form, is a ModelError of one line. Weight files are plain names that end in
 .safetensors, an adapter's is adapter_model.safetensors. Sizes in config.json that the weights don't confirm are
 rejected before a model is built, so a configuration can't ask for more memory than its weights have. The steps of a
-normalizer or decoder turn one character into at most `MOST`.
+normalizer and pre-tokenizer together, or of a decoder, turn one character into at most `MOST`.
 Not covered: whether the weights are those of the model that the configuration describes, which loading checks with
 `check_used`; regular expressions that never end.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -74,6 +75,21 @@ def read_object(name: str, file: Path) -> dict[str, Any]:
 
 def _kind(value: object) -> str:
     return {list: "an array", type(None): "null"}.get(type(value), f"a {type(value).__name__}")
+
+
+_TEXT_FILES = (
+    "tokenizer*",
+    "chat_template*",
+    "additional_chat_templates/*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+
+
+def text_digests(folder: Path) -> dict[str, str]:
+    """16 hex digits of each file of a model's folder that says how text becomes ids: its tokenizer, its templates."""
+    files = sorted(file for pattern in (*_TEXT_FILES, "vocab.*", "merges.txt") for file in folder.glob(pattern))
+    return {file.name: hashlib.sha256(read_regular(file)).hexdigest()[:16] for file in files if file.is_file()}
 
 
 def token_ids(value: object) -> tuple[int, ...]:
@@ -268,17 +284,19 @@ def count(shapes: Shapes | Sequence[tuple[int, ...]]) -> int:
 MOST = 1024
 """Characters of one; Unicode's own forms (NFKC, a map of the kind that SentencePiece saves) make up to 18."""
 _UNICODE = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "Precompiled": 18, "Lowercase": 3, "BertNormalizer": 12}
+_UNICODE |= {"ByteLevel": 5, "Metaspace": 2}  # a character for each of up to four bytes; either may put one before
 
 
 def check_tokenizer(name: str, folder: Path) -> None:
     """Raise ModelError for a tokenizer.json in `folder` of the model `name` whose steps lengthen text too much."""
     state = read_object(name, folder / "tokenizer.json")
-    for part in ("normalizer", "decoder"):
-        factor = math.prod(_factor(step) for step in _steps(state.get(part)))
+    read = ["normalizer", "pre_tokenizer"]  # one after the other, so their factors multiply
+    for parts in (["normalizer"], read, ["decoder"]):
+        factor = math.prod(_factor(step) for part in parts for step in _steps(state.get(part)))
         if factor > MOST:
             raise ModelError(
-                f"model {name}: tokenizer.json: its {part} makes up to {factor:,} characters of one, more than "
-                f"{MOST:,}; take the tokenizer of the model it was trained with"
+                f"model {name}: tokenizer.json: steps of its {' and '.join(parts)} make up to {factor:,} characters of "
+                f"one, more than {MOST:,}; take the tokenizer of the model it was trained with"
             )
 
 
@@ -286,7 +304,7 @@ def _steps(step: Any) -> Iterator[Mapping[str, Any]]:
     """The single steps of one that may be a sequence."""
     if not isinstance(step, Mapping):
         return
-    inner = step.get("normalizers", step.get("decoders")) if step.get("type") == "Sequence" else None
+    inner = next((step[each] for each in ("normalizers", "pretokenizers", "decoders") if each in step), None)
     if not isinstance(inner, list):
         yield step
         return
@@ -302,11 +320,11 @@ def _factor(step: Mapping[str, Any]) -> int:
     >>> _factor({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "ab"})  # before each character, too
     3
     """
-    kind = step.get("type")
-    if kind == "Replace":
+    kind = step.get("type")  # old files leave it out
+    if kind in ("Replace", None) and "content" in step:
         pattern, content = step.get("pattern"), len(str(step.get("content", "")))
         literal = pattern.get("String") if isinstance(pattern, Mapping) else None
         return max(-(-content // len(literal)), 1) if isinstance(literal, str) and literal else content + 1
-    if kind == "Prepend":
+    if kind in ("Prepend", None) and "prepend" in step:
         return len(str(step.get("prepend", ""))) + 1
     return _UNICODE.get(str(kind), 1)

@@ -30,10 +30,8 @@ class EvaluationResults:
     accuracy: Score
     """Of the agent, over everything that is graded."""
     facts: Sequence[tuple[str, str]]
-    summaries: Sequence[EvalSummary]
-    """The agent's, from short to long."""
-    baselines: Sequence[EvalSummary]
-    """Of what was played beside it."""
+    rows: Mapping[str, EvalSummary]
+    """The agent's figures from short to long, then the baselines', by name."""
     config: str
     """The resolved configuration as YAML."""
     notes: Sequence[str] = ()
@@ -46,16 +44,13 @@ class EvaluationResults:
 
 def write_evaluation_report(folder: Path, results: EvaluationResults) -> None:
     """Write report.html into `folder`."""
-    agents = [_row(summary, main=True) for summary in results.summaries]
-    placed = [_placed(summary, main=True) for summary in results.summaries]
-    placed += [_placed(summary, main=False) for summary in results.baselines]
     text = page(
         "evaluation.html.j2",
         title=visible(results.title),
         lead=lead(results),
         facts=[(name, visible(value)) for name, value in results.facts],
-        rows=[*agents, *(_row(summary, main=False) for summary in results.baselines)],
-        evidence=evidence_table(placed),
+        rows=[_row(name, summary) for name, summary in results.rows.items()],
+        evidence=evidence_table([_placed(name, summary) for name, summary in results.rows.items()]),
         notes=[visible(note) for note in results.notes],
         stories=results.stories,
         legend=LEGEND,
@@ -67,7 +62,8 @@ def write_evaluation_report(folder: Path, results: EvaluationResults) -> None:
 
 def lead(results: EvaluationResults) -> str:
     """The accuracy over everything, in a sentence of measured figures."""
-    graded, ungraded = (sum(getattr(each, name) for each in results.summaries) for name in ("graded", "ungraded"))
+    agents = [each for each in results.rows.values() if not each.cell.baseline]
+    graded, ungraded = (sum(getattr(each, name) for each in agents) for name in ("graded", "ungraded"))
     missing = f" Without a grade, and in no accuracy: {ungraded} of {graded + ungraded}." if ungraded else ""
     if results.accuracy.mean is None:
         return f"No episode was graded.{missing}"
@@ -75,10 +71,10 @@ def lead(results: EvaluationResults) -> str:
     return f"Accuracy {_percent(score)} (95% interval {_interval(score)}) over {graded} episodes.{missing}"
 
 
-def _row(summary: EvalSummary, *, main: bool) -> dict[str, Any]:
+def _row(name: str, summary: EvalSummary) -> dict[str, Any]:
     return {
-        "name": visible(summary.name),
-        "main": main,
+        "name": visible(name),
+        "main": not summary.cell.baseline,
         "problems": f"{summary.problems:,}" + (f", {summary.ungraded:,} ungraded" if summary.ungraded else ""),
         "accuracy": _percent(summary.accuracy),
         "interval": _interval(summary.accuracy),
@@ -89,9 +85,9 @@ def _row(summary: EvalSummary, *, main: bool) -> dict[str, Any]:
     }
 
 
-def _placed(summary: EvalSummary, *, main: bool) -> PlacedRow:
-    label = summary.name if main else f"baseline: {summary.name}"
-    return PlacedRow(label, main, summary.by_evidence, summary.by_last_evidence)
+def _placed(name: str, summary: EvalSummary) -> PlacedRow:
+    label = f"baseline: {name}" if summary.cell.baseline else name
+    return PlacedRow(label, not summary.cell.baseline, summary.by_evidence, summary.by_last_evidence)
 
 
 def _outcomes(counts: Mapping[str, int]) -> str:

@@ -19,10 +19,10 @@ from operator import attrgetter
 from pathlib import Path
 
 from palimpsest import plugins
-from palimpsest.config.reward import LAYERS, RewardConfig
+from palimpsest.config.reward import LAYERS, REWARDS, RewardConfig
 from palimpsest.errors import ConfigError
-from palimpsest.reward import custom_reward
 from palimpsest.reward.answer_match import AnswerJudge, ConstraintLayer, FinalAnswerGrader, MatchGrader
+from palimpsest.reward.custom_reward import Caller, CustomLayer, CustomReward
 from palimpsest.reward.grading import Grades, Layer, close, graded
 from palimpsest.reward.judge.model_judge import Judge
 from palimpsest.reward.turn_rewards import FaithfulLayer, StateLayer
@@ -71,14 +71,14 @@ def check_reward(config: RewardConfig) -> None:
         raise ConfigError(
             f"reward.strict=true has no meaning with reward.name={config.name}: set reward.name=boxed or drop it"
         )
-    if plugins.is_own(config.name):
-        custom_reward.check_reward(config.name, config.options)
+    if config.name not in REWARDS:
+        plugins.check("reward", config.name, config.options)
     elif config.options:
         raise ConfigError(
-            f"reward.options are those of a reward of your own; reward.name={config.name} has none: drop them"
+            f"are those of a reward of your own; reward.name={config.name} has none: drop them", key="reward.options"
         )
     for layer in config.layers:
-        custom_reward.check_layer(layer.name, layer.options)
+        plugins.check("layer", layer.name, layer.options, options_key=f"reward.layers.{layer.name}")
 
 
 def training_layers(config: RewardConfig) -> list[str]:
@@ -98,15 +98,16 @@ def training_layers(config: RewardConfig) -> list[str]:
 def layers_told(config: RewardConfig) -> str | None:
     """In words, which layers training puts on top of the user's own reward; None for a shipped one, or no layer."""
     names = training_layers(config)
-    if not plugins.is_own(config.name) or not names:
+    if config.name in REWARDS or not names:
         return None
     return f"training puts on top of reward.name={config.name}: {', '.join(names)}; evaluation doesn't"
 
 
 def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
-    if plugins.is_own(config.name):
-        return custom_reward.own_reward(config.name, config.options, codec, config.timeout_s)
-    return shipped_answer(config, folder)
+    if config.name in REWARDS:
+        return shipped_answer(config, folder)
+    call = plugins.build("reward", config.name, config.options, codec=codec)
+    return CustomReward(config.name, Caller(call, config.timeout_s))
 
 
 def shipped_answer(config: RewardConfig, folder: Path | None = None) -> Grades:
@@ -128,4 +129,6 @@ def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:
     if config.final_answer.constraint_penalty:
         yield ConstraintLayer(config.final_answer.constraint_penalty)
     for layer in config.layers:
-        yield custom_reward.own_layer(layer.name, layer.options, codec, config.timeout_s)
+        key = f"reward.layers.{layer.name}"
+        call = plugins.build("layer", layer.name, layer.options, options_key=key, codec=codec)
+        yield CustomLayer(layer.name, Caller(call, config.timeout_s))

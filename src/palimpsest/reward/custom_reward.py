@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from queue import SimpleQueue
@@ -30,7 +30,6 @@ from typing import Any
 from palimpsest import plugins
 from palimpsest.errors import being_cancelled, raised_at
 from palimpsest.reward.answer_match import measure
-from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
 # ---- Calls of a user's function, plain or async, with a time limit -------------------------------------------
@@ -46,7 +45,7 @@ class Caller:
     def __init__(self, call: Callable[..., Any], timeout_s: float | None = None) -> None:
         self._call = call
         self._timeout_s = timeout_s
-        self.waits = is_async(call)
+        self.waits = plugins.is_async(call)
         """Whether it is async; what isn't is called on a thread."""
         self._thread: _Thread | None = None
 
@@ -87,11 +86,6 @@ class Caller:
             result = closing_call()
             if inspect.isawaitable(result):
                 await result
-
-
-def is_async(call: Callable[..., Any]) -> bool:
-    """Also where it is an object whose class defines `async def __call__`."""
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,69 +172,13 @@ class _Thread:
 # ---- Custom rewards and layers -------------------------------------------------------------------------------
 
 
-REWARD = ("problem", "trajectory")
-LAYER = ("problem", "trajectory", "grade")
-TIMEOUT_S = 10.0
-"""Of a call that is tried out; a run has `reward.timeout_s`."""
 LARGEST = 1e9
 """Of the numbers of a grade, whatever their sign: sums and squares of larger ones leave what floats can hold."""
 _REASON_CHARS, _MESSAGE_CHARS = 500, 250
 
 
-def check_reward(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `name` is no reward that takes these options; nothing is made."""
-    where = f"reward.name={name}"
-    target = plugins.own(name, where)
-    plugins.check_shape(
-        name,
-        target,
-        options,
-        where=where,
-        arguments=REWARD,
-        method="grade",
-        given=("codec",),
-        options_key="reward.options",
-    )
-
-
-def check_layer(name: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError if `name` is no layer that takes these options; nothing is made."""
-    target = plugins.own(name, where := f"reward.layers={name}")
-    plugins.check_shape(
-        name, target, options, where=where, arguments=LAYER, given=("codec",), options_key=f"reward.layers.{name}"
-    )
-
-
-def own_reward(name: str, options: Mapping[str, Any], codec: Codec, timeout_s: float | None = TIMEOUT_S) -> OwnReward:
-    """The reward at `name`. Raises ConfigError."""
-    call = plugins.build(
-        name,
-        options,
-        where=f"reward.name={name}",
-        arguments=REWARD,
-        method="grade",
-        given={"codec": codec},
-        options_key="reward.options",
-    )
-    return OwnReward(name, Caller(call, timeout_s))
-
-
-def own_layer(name: str, options: Mapping[str, Any], codec: Codec, timeout_s: float | None = TIMEOUT_S) -> OwnLayer:
-    """The layer at `name`. Raises ConfigError."""
-    call = plugins.build(
-        name,
-        options,
-        where=f"reward.layers={name}",
-        arguments=LAYER,
-        method="grade",
-        given={"codec": codec},
-        options_key=f"reward.layers.{name}",
-    )
-    return OwnLayer(name, Caller(call, timeout_s))
-
-
 @dataclass(frozen=True, slots=True)
-class OwnReward:
+class CustomReward:
     """A user's reward as a grader. Each grade has all of `METRICS` in its breakdown, beside what the user put there."""
 
     name: str
@@ -260,7 +198,7 @@ class OwnReward:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLayer:
+class CustomLayer:
     """A user's layer."""
 
     name: str

@@ -30,7 +30,7 @@ from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import ConfigError
 from palimpsest.events import Event, VariantPlayed
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import build_policy, under_key
+from palimpsest.memory.registry import build_policy, option_of
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import Roles, play
 from palimpsest.seeding import Key, keyed_random
@@ -68,20 +68,11 @@ def build_variant(config: RunConfig) -> Variant | None:
     try:
         policy = build_policy(PolicyConfig(name=config.policy.name, options=options))
     except ConfigError as error:
-        raise ConfigError(_renamed(str(error), wanted.options)) from None
+        key, option = "train.variant.options", option_of(error)
+        if option in wanted.options:
+            raise error.under(f"{key}.{option}") from None
+        raise ConfigError(f"({', '.join(wanted.options)}): {error}", key=key) from None
     return Variant(policy, wanted.share, wanted.options)
-
-
-def _renamed(message: str, options: Mapping[str, Any]) -> str:
-    """A policy's message under the key the user wrote.
-
-    >>> _renamed("policy.options.prun is unknown to prune; did you mean prune?", {"prun": False})
-    'train.variant.options.prun is unknown to prune; did you mean prune?'
-    >>> _renamed("the budgets of policy.options don't fit", {"max_turns": 1})
-    "train.variant.options (max_turns): the budgets of policy.options don't fit"
-    """
-    named = under_key(message, options, "train.variant.options")
-    return named if named != message else f"train.variant.options ({', '.join(options)}): {message}"
 
 
 def is_variant(trajectory: Trajectory) -> bool:
@@ -192,7 +183,7 @@ class Player:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None  # the others were cancelled because of it
         played = [task.result() for task in tasks]
-        return Group(problem, tuple(trajectory for trajectory, _ in played), tuple(grade for _, grade in played))
+        return Group(problem, tuple(trajectory for trajectory, _ in played), tuple(grade for _, grade in played), key)
 
     async def _episode(
         self, problem: Problem, prepared: Preparations, group_id: str, key: tuple[Key, ...], rollout: int

@@ -12,19 +12,28 @@ states its size (RFC 8878, section 3.1), without decompressing.
     event   {"kind", "before_turn", "detail": {...}}, the kinds and their details as in events.py
 
 A later field is written where it is set and read with a default, without a new format number. A problem with several
-questions has `questions`, and the line `answers`. A record to be read without its run names the tokenizer of its ids
-(`tokenizer`: `Codec.digest`).
+questions has `questions`, and the line `answers`. `key` is that of the group's draws. A record to be read without its
+run names the tokenizer of its ids (`tokenizer`: `Codec.digest`).
 
 Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written. What
 JSON can't hold (bytes, NaN, an integer beyond 64 bits...) is written as text, with its place under `as_text`. The
 reader reports what it left out; a line of another format is rejected with the name of the file. The walk over frames
 ends at the first frame that is cut or isn't one.
+
+An index NAME.index lies next to NAME.jsonl.zst: one line per frame, with a row for each of its episodes, so that a
+table of them needs no frame unpacked. It may be missing, torn or shorter than the record. A reader takes its lines as
+far as their places and checksums are those of the file, and unpacks the other frames.
+
+    index   {"start", "end", "check", "rows": [{"gid", "draw", "id", "question", "reward", "turns", ...}, ...]}
+
 Not covered: the document (`Problem.context`), whose tokens are in the prompts; damage inside a block, which only
 decompressing finds. Tuples in notes, details and metadata come back as lists, sets as sorted lists.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +44,7 @@ import zstandard
 
 from palimpsest.errors import DataError
 from palimpsest.events import Event, event_of
-from palimpsest.text.json_text import storable
+from palimpsest.text.json_text import storable, to_json
 from palimpsest.types import (
     Completion,
     Grade,
@@ -102,8 +111,12 @@ def frame_end(read: Callable[[int, int], bytes], start: int, size: int) -> int |
 
 
 FORMAT = 2
+LINE = re.compile(rb"\S.*")
+"""One that isn't blank, in the content of a frame."""
 _LEVEL = 3
 _NOT_GRADED = Grade(None, "the record holds no grade")
+
+NO_TOKENIZER = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,7 @@ class Recording:
     torn: str | None = None
     """What was left out because the file was cut, in words; None if the file is whole."""
     tokenizers: frozenset[str] = frozenset()
-    """`Codec.digest` of the tokenizers that the ids are of, as far as lines say so."""
+    """`Codec.digest` of the tokenizers that the ids are of; `NO_TOKENIZER` where lines name none."""
 
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
@@ -254,19 +267,16 @@ def _problem_from_json(data: Mapping[str, Any]) -> Problem:
 
 def group_lines(group: Group, tokenizer: str | None = None) -> bytes:
     """The JSON lines of a group, one an episode."""
+    return b"".join(_dump(line) + b"\n" for line in _lines(group, tokenizer))
+
+
+def _lines(group: Group, tokenizer: str | None = None) -> Iterator[dict[str, Any]]:
     problem = _problem_to_json(group.problem)
-    ids_of = {} if tokenizer is None else {"tokenizer": tokenizer}
-    lines = (
-        {
-            "format": FORMAT,
-            "problem": problem,
-            "grade": grade_to_json(grade),
-            **trajectory_to_json(trajectory),
-            **ids_of,
-        }
-        for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
-    )
-    return b"".join(_dump(line) + b"\n" for line in lines)
+    origin: dict[str, Any] = {"key": list(group.key)} if group.key else {}
+    origin |= {} if tokenizer is None else {"tokenizer": tokenizer}
+    for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
+        told = {"format": FORMAT, "problem": problem, "grade": grade_to_json(grade), **origin}
+        yield {**told, **trajectory_to_json(trajectory)}
 
 
 def _dump(line: Mapping[str, Any]) -> bytes:
@@ -309,7 +319,7 @@ def read_groups(path: str | Path) -> Recording:
             torn = f"{path}: cut short or damaged after {len(groups)} whole groups; the rest was left out"
             break
         rows = _rows(path, frame)
-        tokenizers |= {row["tokenizer"] for row in rows if isinstance(row.get("tokenizer"), str)}
+        tokenizers |= {str(row.get("tokenizer") or NO_TOKENIZER) for row in rows}
         groups += _grouped(path, rows)
     return Recording(tuple(groups), torn, frozenset(tokenizers))
 
@@ -345,7 +355,7 @@ def groups_in(path: Path, frame: bytes) -> list[Group]:
 
 
 def _rows(path: Path, frame: bytes) -> list[dict[str, Any]]:
-    return [_parse(path, line) for line in frame.splitlines() if line.strip()]
+    return [parse_line(path, found[0]) for found in LINE.finditer(frame)]
 
 
 def _grouped(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[Group]:
@@ -358,29 +368,16 @@ def _grouped(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[Group]:
     return groups
 
 
-def _parse(path: Path, line: bytes) -> dict[str, Any]:
+def parse_line(path: Path, line: bytes) -> dict[str, Any]:
+    """An episode as JSON has it. Raises DataError, naming the file."""
     try:
         row: dict[str, Any] = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise DataError(f"{path}: a line is no JSON ({error}); expected one trajectory a line") from None
     number = row.get("format") if isinstance(row, dict) else None
-    if not is_known(number):
-        raise DataError(f"{path}: {unknown_format(number)}")
+    if type(number) is not int or number != FORMAT:
+        raise DataError(f"{path}: format {number!r:.60} of a trajectory is not {FORMAT}, the known one")
     return row
-
-
-def is_known(number: object) -> bool:
-    """Whether a line of this `format` can be read.
-
-    >>> is_known(2), is_known(3), is_known(2.0), is_known("2")
-    (True, False, False, False)
-    """
-    return type(number) is int and number == FORMAT
-
-
-def unknown_format(number: object) -> str:
-    """What is wrong with a line of another `format`."""
-    return f"format {number!r:.60} of a trajectory is not {FORMAT}, the known one"
 
 
 def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
@@ -390,8 +387,98 @@ def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
             raise TypeError(f"answers must be a list, is {head['answers']!r:.60}")
         problem = _problem_from_json(head)
         trajectories = tuple(trajectory_from_json(row) for row in rows)
-        return Group(problem, trajectories, tuple(grade_from_json(row.get("grade")) for row in rows))
+        grades = tuple(grade_from_json(row.get("grade")) for row in rows)
+        return Group(problem, trajectories, grades, tuple(rows[0].get("key", ())))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         name = rows[0].get("group_id")
         reason = f"{type(error).__name__}: {error}"
         raise DataError(f"{path}: group {name!r} is no record of trajectories ({reason})") from None
+
+
+# ---- Index of a record ---------------------------------------------------------------------------------------
+
+
+_TEXT, _GOLDS = 240, 4
+"""Characters of a text, and golds, that a row holds; the episode itself has all."""
+
+
+def index_of(record: Path) -> Path:
+    """Where the index of a record lies.
+
+    >>> index_of(Path("run/step-000001.jsonl.zst")).as_posix()
+    'run/step-000001.index'
+    """
+    return record.with_name(f"{record.name.partition('.')[0]}.index")
+
+
+def index_lines(groups: Sequence[Group], encoded: bytes, at: int = 0) -> bytes:
+    """The lines of the index for `encoded`, which is `encode_groups(groups)` and begins at byte `at` of its file."""
+    frames = zip(groups, frame_spans(encoded), strict=True)
+    return b"".join(index_line(encoded[start:end], at + start, _lines(group)) for group, (start, end) in frames)
+
+
+def index_line(frame: bytes, at: int, lines: Iterable[Mapping[str, Any]]) -> bytes:
+    """The line of the index for a frame that begins at byte `at` of its file. Raises ValueError for what is none."""
+    rows = [episode_row(line) for line in lines]
+    return to_json({"start": at, "end": at + len(frame), "check": frame_check(frame), "rows": rows}) + b"\n"
+
+
+def frame_check(frame: bytes) -> str:
+    """The checksum that a frame ends with.
+
+    >>> frame_check(encode_groups([]) + b"....abcd")
+    '61626364'
+    """
+    return frame[-_CHECKSUM:].hex()
+
+
+def episode_row(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of an episode: `gid` is its group's id, `draw` its rollout.
+
+    What is of another type than a record's is left out of the row. Raises ValueError for what is no episode.
+    """
+    problem, grade = line.get("problem") or {}, line.get("grade") or {}
+    try:
+        turns = line["turns"]
+        return {
+            "gid": str(line["group_id"]),
+            "draw": int(line["rollout"]),
+            "id": str(problem["id"]),
+            "question": _short(problem["question"]),
+            "golds": [_short(gold) for gold in _list(problem["answers"])[:_GOLDS]],
+            "answer": None if line["answer"] is None else _short(line["answer"]),
+            "outcome": str(line["outcome"]),
+            "reward": value if isinstance(value := grade.get("value"), int | float) else None,
+            "reason": _reason(value, grade.get("reason")),
+            "parts": dict(parts) if isinstance(parts := grade.get("breakdown"), Mapping) else {},
+            "events": dict(Counter(str(event["kind"]) for event in _list(line["events"]))),
+            "turns": len(turns),
+            "prompt_tokens": _count(turns, "prompt_ids"),
+            "sampled_tokens": _count(turns, "token_ids"),
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a line is no episode ({type(error).__name__}: {error})") from None
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _count(turns: Sequence[Any], name: str) -> int:
+    return sum(len(_list(turn.get(name))) for turn in turns if isinstance(turn, Mapping))
+
+
+def _reason(value: object, reason: object) -> str | None:
+    """Why an episode is ungraded; of a grade that is no number, what stands there."""
+    if value is not None and not isinstance(value, int | float):
+        return f"the recorded grade is no number: {value!r:.60}"
+    return None if reason is None else str(reason)
+
+
+def _short(value: object) -> str:
+    """
+    >>> len(_short("word " * 100))
+    240
+    """
+    text = str(value)
+    return text if len(text) <= _TEXT else text[: _TEXT - 1] + "…"

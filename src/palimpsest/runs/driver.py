@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Protocol
 from palimpsest import files
 from palimpsest.config.schema import TrainConfig
 from palimpsest.errors import PalimpsestError, RunError
-from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import LoggerSet
@@ -155,7 +154,7 @@ class Driver:
                 await self._rescue(step - 1, error)
             raise
         if report.groups and step % self.config.record_every == 0:
-            self.folder.record(step, report.encoded or encode_groups(report.groups))
+            self.folder.record(step, report.groups, report.encoded)
         await self._finish(step, report.metrics, report.timings)
 
     async def _finish(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:

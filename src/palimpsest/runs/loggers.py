@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,15 +17,14 @@ from typing import Any
 from palimpsest import plugins
 from palimpsest.config.install_hints import install_line
 from palimpsest.config.schema import RunConfig
-from palimpsest.errors import ConfigError, PalimpsestError
-from palimpsest.plugins import is_given, plain
-from palimpsest.progress.reporter import Progress, Silent, StepDisplay
+from palimpsest.errors import ConfigError
+from palimpsest.plugin_kinds import OBJECT
+from palimpsest.plugins import plain
+from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.run_folder import RunFolder
 
 _PACKAGES = ("tensorboard", "wandb")  # the sinks that need one, which is called as they are
 Row = Mapping[str, float]
-ROW = ("step", "metrics", "timings")
-"""What a user's sink is called with."""
 
 
 class Logger:
@@ -55,8 +53,8 @@ class JsonlLogger(Logger):
 
     name = "jsonl"
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, run: RunFolder) -> None:
+        self._folder = run
 
     def log(self, step: int, metrics: Row, timings: Row) -> None:
         self._folder.append_metrics(step, metrics)
@@ -68,8 +66,8 @@ class ConsoleLogger(Logger):
 
     name = "console"
 
-    def __init__(self, console: StepDisplay) -> None:
-        self._console = console
+    def __init__(self, display: Progress, config: RunConfig) -> None:
+        self._console = display.steps(config.train.steps)
 
     def resumed(self, step: int) -> None:
         self._console.resumed(step)
@@ -133,19 +131,22 @@ class WandbLogger(Logger):
         self._run.finish()
 
 
-class OwnSink(Logger):
-    """A user's function `(step, metrics, timings)`, or an object with `log` and whatever else of `Logger`."""
+class Supervised(Logger):
+    """A function `(step, metrics, timings)`, or an object with `log` and any other method of `Logger`; its failures are
+    counted instead of raised."""
 
-    def __init__(self, name: str, log: Callable[[int, Row, Row], Any]) -> None:
+    def __init__(self, name: str, log: Callable[[int, Row, Row], Any], warn: Callable[[str], None]) -> None:
         self.name = name
+        self.failures = 0
         self._log = log
         self._sink = plugins.owner(log)
+        self._warn = warn
 
     def resumed(self, step: int) -> None:
         self._call("resumed", step)
 
     def log(self, step: int, metrics: Row, timings: Row) -> None:
-        self._log(step, metrics, timings)
+        self._try(self._log, step, metrics, timings)
 
     def progress(self, stage: str, done: int, total: int) -> None:
         self._call("progress", stage, done, total)
@@ -155,46 +156,21 @@ class OwnSink(Logger):
 
     def close(self) -> None:
         self._call("close")
-
-    def _call(self, method: str, *arguments: Any) -> None:
-        defined = getattr(self._sink, method, None)
-        if defined is not None:
-            defined(*arguments)
-
-
-class Supervised(Logger):
-    """Another sink, whose failures are counted instead of raised."""
-
-    def __init__(self, inner: Logger, warn: Callable[[str], None]) -> None:
-        self.name = inner.name
-        self.failures = 0
-        self._inner = inner
-        self._warn = warn
-
-    def resumed(self, step: int) -> None:
-        self._try(lambda: self._inner.resumed(step))
-
-    def log(self, step: int, metrics: Row, timings: Row) -> None:
-        self._try(lambda: self._inner.log(step, metrics, timings))
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._try(lambda: self._inner.progress(stage, done, total))
-
-    def message(self, text: str) -> None:
-        self._try(lambda: self._inner.message(text))
-
-    def close(self) -> None:
-        self._try(self._inner.close)
         if self.failures > 1:
             self._warn(f"{self._called} failed {self.failures} times in this run")
 
     @property
     def _called(self) -> str:
-        return f"callback {plain(self.name)}" if is_given(self.name) else f"sink {self.name}"
+        return f"callback {plain(self.name)}" if self.name.startswith(OBJECT) else f"sink {self.name}"
 
-    def _try(self, call: Callable[[], None]) -> None:
+    def _call(self, method: str, *arguments: Any) -> None:
+        defined = getattr(self._sink, method, None)
+        if defined is not None:
+            self._try(defined, *arguments)
+
+    def _try(self, call: Callable[..., Any], *arguments: Any) -> None:
         try:
-            call()
+            call(*arguments)
         except Exception as error:  # noqa: BLE001  the border around other people's services; counted
             self.failures += 1
             if self.failures == 1:
@@ -236,12 +212,10 @@ class LoggerSet(Logger):
 
 
 def check_sinks(config: RunConfig) -> None:
-    """Refuse, before there is a run folder, a sink that isn't there or has no package. Raises ConfigError."""
+    """Reject, before there is a run folder, a sink that isn't there or has no package. Raises ConfigError."""
     for name in config.logging.sinks:
-        if plugins.is_own(name):
-            target = plugins.own(name, where := f"logging.sinks={name}")
-            plugins.check_shape(name, target, {}, where=where, arguments=ROW, method="log", given=("folder", "config"))
-        elif name in _PACKAGES and importlib.util.find_spec(name) is None:
+        plugins.check("sink", name, {})
+        if name in _PACKAGES and importlib.util.find_spec(name) is None:
             raise _missing(name)
 
 
@@ -252,44 +226,17 @@ def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | Non
     doesn't start.
     Warnings are shown and go to events.jsonl; of the console to events.jsonl only, as the terminal may have failed.
     """
-    builders: dict[str, Callable[[], Logger]] = {
-        "jsonl": lambda: JsonlLogger(folder),
-        "console": lambda: ConsoleLogger((progress or Silent()).steps(config.train.steps)),
-        "tensorboard": lambda: TensorboardLogger(folder.path),
-        "wandb": lambda: WandbLogger(folder.path, config),
-    }
-
-    def own(name: str) -> Logger:
-        given = {"folder": folder.path, "config": config}
-        where = f"logging.sinks={name}"
-        log = plugins.build(name, {}, where=where, arguments=ROW, method="log", given=given)
-        if inspect.iscoroutinefunction(log):
-            raise ConfigError(f"{where}: log is asynchronous and nobody awaits it: write def, not async def")
-        return OwnSink(name, log)
 
     def quietly(message: str) -> None:
         folder.event("warning", message=message)
 
-    names = dict.fromkeys(config.logging.sinks)
-    sinks = [own(name) if plugins.is_own(name) else _started(name, builders[name]) for name in names]
-    return LoggerSet(
-        [
-            sink
-            if isinstance(sink, JsonlLogger)
-            else Supervised(sink, quietly if isinstance(sink, ConsoleLogger) else folder.warn)
-            for sink in sinks
-        ]
-    )
-
-
-def _started(name: str, build: Callable[[], Logger]) -> Logger:
-    try:
-        return build()
-    except PalimpsestError:
-        raise
-    except Exception as error:  # whatever a service raises: not logged in, say
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"logging.sinks={name} can't start ({reason}); set it up, or leave it out") from error
+    sinks = list[Logger]()
+    for name in dict.fromkeys(config.logging.sinks):
+        display = progress or Silent()
+        log = plugins.build("sink", name, folder=folder.path, config=config, run=folder, display=display)
+        warn = quietly if name == "console" else folder.warn
+        sinks.append(plugins.owner(log) if name == "jsonl" else Supervised(name, log, warn))
+    return LoggerSet(sinks)
 
 
 def _require(package: str) -> Any:

@@ -5,7 +5,7 @@
       events.jsonl                     started, resumed, saved, warnings...: what happened to the process, with times
       metrics.jsonl                    one line a step, with its checksum; a function of configuration and step alone
       timings.jsonl                    one line a step: seconds, tokens/s, memory; differs from run to run
-      trajectories/step-000001.jsonl.zst
+      trajectories/step-000001.jsonl.zst, step-000001.index
       checkpoints/step-000040/
 
 Guaranteed: a folder that holds a run is opened only with `resume`, or moved aside (never deleted) with `force`; one
@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.provenance import MADE_WITH, differences, provenance
+from palimpsest.rollout.trajectory_file import encode_groups, index_lines, index_of
 from palimpsest.runs.checkpoint import CHECKPOINTS, Checkpoints, checkpoint_paths, checkpoint_step, step_name
 from palimpsest.runs.folder_guard import CONFIG as CONFIG
 from palimpsest.runs.folder_guard import NAME as LOCK
@@ -49,6 +50,7 @@ from palimpsest.runs.resume_rules import (
     made_with,
     resume_command,
 )
+from palimpsest.types import Group
 
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
@@ -117,11 +119,14 @@ class RunFolder:
         """Append one step to timings.jsonl."""
         append_row(self.path / TIMINGS, {"step": step, **row})
 
-    def record(self, step: int, encoded: bytes) -> Path:
-        """Write the trajectories of one step (`encode_groups`), as one file that is there whole or not at all."""
+    def record(self, step: int, groups: Sequence[Group], encoded: bytes | None = None) -> Path:
+        """Write the trajectories of one step and their index, each as one file that is there whole or not at all.
+        `encoded`: `encode_groups(groups)`, where it was made before."""
         path = _record_of(self.path / TRAJECTORIES, step)
         path.parent.mkdir(exist_ok=True)
+        encoded = encoded or encode_groups(groups)
         files.write_file(path, encoded)
+        files.write_file(index_of(path), index_lines(groups, encoded))
         return path
 
     def flush(self) -> None:
@@ -143,7 +148,7 @@ class RunFolder:
         ):
             self.warn(f"{folder}: the records of steps {spans(missing)} are missing")
         files.remove_leftovers(folder)
-        for file in sorted(folder.glob("step-*.jsonl.zst")):
+        for file in sorted(folder.glob("step-*")):
             if _step_of(file) > step:
                 file.unlink()
 

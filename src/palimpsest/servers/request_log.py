@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -21,29 +21,9 @@ _PATH = 120
 _log = logging.getLogger("uvicorn.requests")  # uvicorn's handler prints it, at the level INFO
 
 
-@dataclass(frozen=True, slots=True)
-class EndedRequest:
-    """A request and how it was answered."""
-
-    client: str
-    """Its address, or what a proxy on this machine forwards as that."""
-    method: str
-    path: str
-    status: int
-    seconds: float
-    """From the end of its head to the end of its answer."""
-    first_byte: float | None
-    """Seconds to the first byte of the answer's body; None where none was sent."""
-    streamed: bool
-    """Whether its body was sent in pieces."""
-    whole: bool
-    """Whether the answer was sent to its end."""
-    notes: dict[str, Any]
-    """What its handler noted."""
-
-
 def note(request: Request, **facts: Any) -> None:
-    """Add facts of a request to its log line. No text of a client belongs there."""
+    """Add facts of a request to its log line; a function is called for its fact when the request has ended. No text of
+    a client belongs there."""
     request.scope.setdefault(_NOTES, {}).update(facts)
 
 
@@ -77,27 +57,25 @@ class RequestLog:
         try:
             await self._app(scope, receive, sending)
         finally:
-            client, taken = (scope.get("client") or ("-", 0))[0], time.monotonic() - began
-            asked = (client, scope["method"], scope["path"])
-            ended = EndedRequest(*asked, status, taken, first, streamed, whole, scope[_NOTES])
-            _log.info("%s", line_of(ended, self._secret))
+            path = scope["path"].replace(self._secret, "***") if self._secret else scope["path"]
+            asked = ((scope.get("client") or ("-", 0))[0], scope["method"], path, str(status))
+            words = [*asked, f"{time.monotonic() - began:.3f}s"]
+            if not whole:
+                words.append("left")
+            if streamed and first is not None:
+                words.append(f"first_byte={first:.3f}s")
+            facts = {name: value() if callable(value) else value for name, value in scope[_NOTES].items()}
+            words += [f"{name}={value}" for name, value in facts.items() if value is not None]
+            _log.info("%s", line_of(words))
 
 
-def line_of(ended: EndedRequest, secret: str | None = None) -> str:
-    r"""The log line of a request; `secret`: never in it.
+def line_of(words: Sequence[str]) -> str:
+    r"""A log line, with the time before the words.
 
-    >>> line_of(EndedRequest("127.0.0.1", "GET", "/a\nGET /b", 404, 0.0021, 0.002, False, True, {}))[20:]
-    ' 127.0.0.1 GET /a\\nGET\\x20/b 404 0.002s'
+    >>> line_of(["GET", "/a\nGET /b", "404"])[20:]
+    ' GET /a\\nGET\\x20/b 404'
     """
-    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    path = ended.path.replace(secret, "***") if secret else ended.path
-    words = [when, *map(_printable, (ended.client, ended.method, path)), str(ended.status), f"{ended.seconds:.3f}s"]
-    if not ended.whole:
-        words.append("left")
-    if ended.streamed and ended.first_byte is not None:
-        words.append(f"first_byte={ended.first_byte:.3f}s")
-    words += [f"{name}={_printable(str(value))}" for name, value in ended.notes.items() if value is not None]
-    return " ".join(words)
+    return " ".join([time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), *map(_printable, words)])
 
 
 def _printable(text: str) -> str:

@@ -118,9 +118,11 @@ class Codec:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer: a tokenizer.json is needed")
-        # Settings of training that some files keep: they would cut or pad our templates.
+        # Settings of training that some files keep: they would cut or pad our templates, or make ids random.
         backend.no_truncation()
         backend.no_padding()
+        if getattr(backend.model, "dropout", None) is not None:
+            backend.model.dropout = None
         self.tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
         self.control_ids: frozenset[int] = frozenset(backend.get_added_tokens_decoder())

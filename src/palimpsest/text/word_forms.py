@@ -96,7 +96,7 @@ _VERBS = """
     arisen; fall fell fallen; grow grew grown; throw threw thrown; fly flew flown; draw drew drawn; blow blew
     blown; show shown; eat ate eaten; beat beaten; hide hid hidden; shoot shot; sit sat; stand stood;
     understand understood; tell told; say said; pay paid; lay laid; lie lay lain; sleep slept; sweep swept;
-    feel felt; mean meant; deal dealt; dream dreamt; learn learnt; burn burnt; die died dying; star starred
+    feel felt; mean meant; deal dealt; dream dreamt; learn learnt; burn burnt; die died dies dying; star starred
     starring; man men; woman women; child children; person people; wife wives; life lives; half halves; foot
     feet; city cities; strike struck; stick stuck; seek sought; shake shook shaken; forget forgot forgotten;
     forbid forbade forbidden; withdraw withdrew withdrawn; undergo underwent undergone; overcome overcame;
@@ -120,7 +120,8 @@ _FORM_MARKS = "\u0300-\u036f\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-
 _LETTER = rf"(?:(?![{_UNSPACED}])[^\W\d_]|[{_FORM_MARKS}])"
 _TOKEN = re.compile(
     r"(?P<iso>\b\d{4}-\d\d-\d\d\b)"
-    r"|(?P<number>\d+(?:[.,]\d+)*)(?P<tail>(?:st|nd|rd|th|s)\b)?"
+    r"|(?P<sign>(?:(?<=\w)|(?<=\w\s))[<>≤≥](?=[=\s\d]))"
+    r"|(?P<number>(?:(?<![^\s(])(?<!\d\s)[-−](?=\d))?\d+(?:[.,]\d+)*)(?P<tail>(?:st|nd|rd|th|s)\b)?"
     r"|(?P<dotted>\b(?:[A-Z]\.){2,}|\b[A-Z]\.(?=\s*[A-Z]))"
     rf"|(?P<word>{_LETTER}+(?:['’]{_LETTER}+)*)(?P<dot>\.)?"
     r"|(?P<kana>[\u30a1-\u30fa\u30fc]{2,})"
@@ -129,6 +130,7 @@ _TOKEN = re.compile(
     r"|(?P<end>[。！？]|(?<![.!?])[.!?]++(?=[\"'”’»)\]]*(?:\s+[^\sa-z]|\s*$))|\n+)"
     r"|(?P<clause>[,;:()\[\]、，；：–—\"“”«»「」『』]|-\s)"
 )
+_POWER = re.compile(r"(?<=\d)(?=[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])")
 _PAIR = re.compile(f"[{_UNSPACED}]{{2}}")
 _WRAP = re.compile(r"(?<=[^\n]{60})\n(?=[^\s\-*•])|(?<=[^\n.!?:])\n(?=[a-z])")
 _AFTER_END = re.compile("[\"'”’»)\\]]*(?:\\s+[^\\sa-z]|\\s*$)")
@@ -250,7 +252,7 @@ def worded(text: str) -> list[Sentence]:
     """
     return [
         sentence
-        for sentence in _WordReader(_WRAP.sub(" ", unicodedata.normalize("NFKC", text))).read()
+        for sentence in _WordReader(_WRAP.sub(" ", unicodedata.normalize("NFKC", _POWER.sub("^", text)))).read()
         if len(sentence)
     ]
 
@@ -288,6 +290,8 @@ class _WordReader:
         piece = found[what]
         if what == "number":
             self._number(piece)
+        elif what == "sign":
+            self.now.add(piece, WordKind.NUMBER, self.clause)
         elif what == "iso":
             year, month, day = piece.split("-")
             self.now.add(str(int(day)), WordKind.NUMBER, self.clause)
@@ -363,9 +367,11 @@ class _WordReader:
 def number_value(written: str) -> str:
     """One form of a number.
 
-    >>> [number_value(each) for each in ("1,200", "007", "9.50", "٣", "1.2.3", "3,5")]
-    ['1200', '7', '9.5', '3', '1.2.3', '3.5']
+    >>> [number_value(each) for each in ("1,200", "007", "9.50", "٣", "1.2.3", "3,5", "−5")]
+    ['1200', '7', '9.5', '3', '1.2.3', '3.5', '-5']
     """
+    if written[0] in "-−":
+        return f"-{number_value(written[1:])}"
     digits = "".join(str(unicodedata.digit(c)) if c.isdigit() else c for c in written)
     parts = digits.split(",")
     if len(parts) == 2 and len(parts[1]) != 3 and "." not in digits:

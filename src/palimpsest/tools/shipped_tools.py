@@ -23,10 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palimpsest import plugin_options as typed
+from palimpsest import plugins
 from palimpsest.data.formats.corpus import document_passages, searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
-from palimpsest.plugins import completed, named_class
 from palimpsest.retrieval.bm25 import Bm25Index, indexed, ranked
 from palimpsest.retrieval.search import DirectSearch, Hit, LocalSearch, Search
 from palimpsest.text.tool_calls import check_schema
@@ -85,9 +84,9 @@ class SearchTool(Tool):
         for a document: `passage_chars`, characters of a passage at the most.
         """
         if not 1 <= topk <= max_topk:
-            raise ConfigError(f"policy.options.tools.search.topk={topk}: must be from 1 to max_topk={max_topk}")
+            raise ConfigError(f"must be from 1 to max_topk={max_topk}", key=f"{_KEY}.search.topk", value=topk)
         if passage_chars < 1:
-            raise ConfigError(f"policy.options.tools.search.passage_chars={passage_chars}: must be at least 1")
+            raise ConfigError("must be at least 1", key=f"{_KEY}.search.passage_chars", value=passage_chars)
         self.source, self.topk, self.max_topk, self.titles = source, topk, max_topk, titles
         self.passage_chars = passage_chars
         self._worlds: OrderedDict[str, tuple[Any, PassageIndex]] = OrderedDict()
@@ -204,8 +203,7 @@ def _connector(source: str, token_env: str | None, attempts: int, timeout_s: flo
 # ---- Building the configured tools ---------------------------------------------------------------------------
 
 
-TOOLS: dict[str, type[Tool]] = {"search": SearchTool}
-
+_KEY = "policy.options.tools"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -218,26 +216,13 @@ def build_tools(config: Mapping[str, Mapping[str, Any] | None]) -> tuple[Tool, .
         if not _NAME.fullmatch(name):
             raise ConfigError(f"tool name {name!r}: letters, digits and _ . - only, at most 64, a letter first")
         if names.count(name) > 1:
-            raise ConfigError(f"policy.options.tools: two tools are called {name}; rename one")
+            raise ConfigError(f"has two tools called {name}; rename one", key=_KEY)
         check_schema(tool.spec.parameters, name)
     return tools
 
 
-def tool_class(name: str) -> type[Tool]:
-    """The class called `name`. Raises ConfigError."""
-    where = f"policy.options.tools.{name}"
-    cls = named_class(name, TOOLS, where, "tool")
-    if not callable(getattr(cls, "call", None)):
-        raise ConfigError(f"{where}: {_NEEDS}")
-    return completed(cls, Tool)  # type: ignore[type-abstract]
-
-
 def _build(name: str, options: Mapping[str, Any]) -> Tool:
-    where = f"policy.options.tools.{name}"
-    tool = typed.build(tool_class(name), options, where, name)
+    tool: Tool = plugins.build("tool", name, options, options_key=f"{_KEY}.{name}")
     if not isinstance(getattr(tool, "spec", None), ToolSpec):
-        raise ConfigError(f"{where}: {_NEEDS}")
+        raise ConfigError("needs `spec`, a ToolSpec", key=_KEY, value=name)
     return tool
-
-
-_NEEDS = "a tool needs `spec`, a ToolSpec, and the coroutine `call`"

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palimpsest import plugins
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.dapo import has_signal
 from palimpsest.errors import RunError, take_tracebacks
 from palimpsest.events import PolicyFailed
 from palimpsest.memory.registry import admit_all
-from palimpsest.plugins import is_given
+from palimpsest.plugin_kinds import KINDS, OBJECT
 from palimpsest.rollout.episode import failure
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
@@ -150,9 +149,9 @@ class Collector:
         """Where to look after errors of a policy or reward of the user's; empty if there was none."""
         failed = any(isinstance(event.what, PolicyFailed) for g in groups for t in g.trajectories for event in t.events)
         name = self.config.policy.name if failed else self.config.reward.name
-        if not plugins.is_own(name):
+        if name in KINDS["policy" if failed else "reward"].shipped:
             return ""
-        tries = "" if is_given(name) else f" `palimpsest check {name}` tries it,"
+        tries = "" if name.startswith(OBJECT) else f" `palimpsest check {name}` tries it,"
         return f";{tries} tracebacks are in {self.folder.path / EVENTS}"
 
     def _admit(self, problems: Sequence[Problem]) -> None:

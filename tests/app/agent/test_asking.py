@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 import palimpsest
-from palimpsest.app.agent.ask_files import MemoryChange
 from palimpsest.cli.main import app
 from palimpsest.errors import ConfigError, DataError
+from palimpsest.metrics.reading_trace import MemoryChange
 from support.endpoint_server import Server, endpoint_server
 
 
@@ -131,7 +131,7 @@ def test_chat_answers_question_after_question(story: Path, run: Run) -> None:
 def test_a_model_behind_an_endpoint_is_asked(story: Path, tiny_model_folder: Path) -> None:
     with endpoint_server(Server(takes="tokens")) as server:
         args = ["ask", "served", str(story / "one.txt"), "Who likes tea?", "--json", "--base-url", server.url]
-        options = ["--tokenizer", str(tiny_model_folder), "--set", "chunk_size=64", "--set", "memory_tokens=16"]
+        options = ["--tokenizer", str(tiny_model_folder), "chunk_size=64", "memory_tokens=16"]
         done = CliRunner().invoke(app, [*args, *options])
     told = json.loads(done.stdout)
     assert told["outcome"] in {"answered", "answer_truncated"}, done.stderr

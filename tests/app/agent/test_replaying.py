@@ -21,6 +21,7 @@ from palimpsest.app.agent.recorded_origin import EpisodePlace, place_of
 from palimpsest.app.agent.replay_run import Replay, replay
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES, read_episodes
+from palimpsest.evaluation.sample_log import SAMPLES, read_samples
 from palimpsest.events import Recalled, Replayed, of_type
 from palimpsest.metrics.memory_metrics import copy_fidelity
 from palimpsest.metrics.reading_trace import GroupTexts, readings
@@ -175,7 +176,24 @@ def _as_recorded(folder: Path, again: Trajectory, stop: int) -> Group:
     ended = replace(again.turns[0], completion=replace(first, token_ids=ids, logprobs=(0.0,) * len(ids)))
     events = tuple(event for event in again.events if not isinstance(event.what, Replayed))
     changed = replace(again, turns=(ended, *again.turns[1:]), events=events, rollout=0)
-    return Group(group.problem, (changed,), group.grades[:1])
+    return replace(group, trajectories=(changed,), grades=group.grades[:1])
+
+
+@pytest.mark.parametrize("policy", ["overwrite", "recall", "retrieval"])
+def test_a_given_memory_is_not_sifted_like_a_reply(policy: str, tmp_path: Path, tiny_model_folder: Path) -> None:
+    options = {**(TAGGED if policy == "recall" else BUDGETS), **SHORT, "grounded": "verbatim"}
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, options)
+    codec = Codec.load(tiny_model_folder)
+    for turn in (1, 2, 3):
+        for memory, shown in (("Zyx", "Zyx"), ("", "none")):  # in no section; the policy's own empty memory
+            result = replay(f"{folder}#0/0", turn=turn, memory=memory, out=tmp_path)
+            _, again = played(result.path)
+            ids = again.turns[turn].piece("memory")
+            assert ids is not None
+            assert codec.decode(ids).strip() == shown
+            (event,) = of_type(again.events, Replayed)
+            assert (event.memory or "").strip() == memory or result.parts_at is None  # nothing was remembered before
+            assert result.first_seen == turn
 
 
 @pytest.mark.parametrize("policy", ["overwrite", "recall"])
@@ -202,7 +220,7 @@ def test_a_document_that_was_not_read_to_its_end_is_drawn_again(run: Path, tmp_p
     (copy / "checkpoints").symlink_to(run / "checkpoints")
     (group,) = read_groups(run / record(1)).groups
     cut = tuple(replace(each, turns=each.turns[:2]) for each in group.trajectories)
-    (copy / record(1)).write_bytes(encode_groups([Group(group.problem, cut, group.grades)]))
+    (copy / record(1)).write_bytes(encode_groups([replace(group, trajectories=cut)]))
     result = replay(f"{copy / record(1)}#0/0", turn=1, out=tmp_path)
     assert "from the data that it was played on" in result.document
     assert sampled(played(result.path)[1]) == sampled(group.trajectories[0])
@@ -217,6 +235,21 @@ def test_the_weights_nearest_to_those_that_sampled_it_are_named(run: Path, tmp_p
     assert result.weights == (
         "the weights that training began with, the nearest: those after step 1, which sampled it, weren't kept"
     )
+
+
+def test_the_record_says_by_which_key_each_group_was_drawn(run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+    (group,) = read_groups(run / record(2)).groups
+    assert group.key == (1, "train", 2, 0)
+    renamed = replace(group, trajectories=tuple(replace(each, group_id="any") for each in group.trajectories))
+    (tmp_path / "run" / "trajectories").mkdir(parents=True)
+    for name in ("config.yaml", "checkpoints"):
+        (tmp_path / "run" / name).symlink_to(run / name)
+    (tmp_path / "run" / record(2)).write_bytes(encode_groups([renamed, replace(group, key=())]))
+    assert replay(f"{tmp_path / 'run' / record(2)}#0/1", turn=0, out=tmp_path).parts_at is None
+    with pytest.raises(DataError, match="by which key it was drawn"):
+        replay(f"{tmp_path / 'run' / record(2)}#1/1", turn=0, out=tmp_path)
+    folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", {**BUDGETS, **SHORT})
+    assert read_episodes(folder / EPISODES).groups[0].key == (0, "eval", "overwrite, 3 chunks")
 
 
 def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path, tmp_path: Path) -> None:
@@ -421,10 +454,10 @@ def test_what_was_recalled_is_recalled_again_and_asked_for_under_another_memory(
 
 def _keep(folder: Path, again: Trajectory) -> None:
     """Make what was played on the record of an evaluation."""
-    problem = read_episodes(folder / EPISODES).groups[0].problem
+    group = read_episodes(folder / EPISODES).groups[0]
     events = tuple(event for event in again.events if not isinstance(event.what, Replayed))
-    group = Group(problem, (replace(again, rollout=0, events=events),), (Grade(0.0),))
-    (folder / EPISODES).write_bytes(encode_groups([group]))
+    kept = replace(group, trajectories=(replace(again, rollout=0, events=events),), grades=(Grade(0.0),))
+    (folder / EPISODES).write_bytes(encode_groups([kept]))
 
 
 def test_the_agents_first_episode_is_meant_where_none_is_named_and_a_baseline_is_refused(
@@ -432,9 +465,11 @@ def test_the_agents_first_episode_is_meant_where_none_is_named_and_a_baseline_is
 ) -> None:
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", BUDGETS, baselines=True)
     groups = read_episodes(folder / EPISODES).groups
-    names = [group.trajectories[0].group_id.rpartition("/")[0] for group in groups]
-    agent, closed = names.index("3 chunks"), names.index("3 chunks, closed book")
-    with pytest.raises(ConfigError, match=f"closed book' is a baseline's.* the first is --group {agent}$"):
+    places = {group.trajectories[0].group_id: place for place, group in enumerate(groups)}
+    logged, _ = read_samples(folder / SAMPLES)
+    (agent,) = {places[each.group_id] for each in logged if not each.baseline}
+    (closed,) = {places[each.group_id] for each in logged if each.player == "closed book"}
+    with pytest.raises(ConfigError, match=f"'closed book, .* is a baseline's.* the first is --group {agent}$"):
         replay(f"{folder}#{closed}/0", turn=0, out=tmp_path)
     by_place = replay(str(folder), group=agent, rollout=0, turn=1, out=tmp_path)
     assert replay(str(folder), turn=1, out=tmp_path).path == by_place.path

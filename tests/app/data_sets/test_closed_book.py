@@ -57,7 +57,8 @@ def test_questions_that_an_evaluation_answered_are_left_out_and_counted(tmp_path
 
 
 def test_of_another_evaluation_the_closed_book_baseline_counts(tmp_path: Path) -> None:
-    samples = [sample("q0", 1.0), sample("q1", 1.0, baseline="closed book"), sample("q2", 1.0, baseline="retrieval")]
+    baselines = [("q1", "closed book"), ("q2", "retrieval")]
+    samples = [sample("q0", 1.0), *(sample(name, 1.0, player=player, baseline=True) for name, player in baselines)]
     folder = write_evaluation(tmp_path / "eval", samples, {"policies": {"overwrite": {"name": "overwrite"}}})
     build_contexts([questions(tmp_path / "a.json", 3)], Contexts(), answered=[folder], out=tmp_path / "set")
     assert {problem.id for problem in read_problems(tmp_path / "set" / "eval.jsonl")} == {"q0", "q2"}
@@ -79,7 +80,7 @@ def test_the_commands_filter_a_file(palimpsest: Run, tiny_model_folder: Path, tm
         return "\\boxed{Rome}" if "Where is q1?" in json.dumps(request) else "\\boxed{nowhere}"
 
     with endpoint_server(Server(takes="chat", speak=knows_one)) as server:
-        asked = ("--base-url", server.url, "--model", "served", "--tokenizer", str(tiny_model_folder))
+        asked = ("--base-url", server.url, "served", "--tokenizer", str(tiny_model_folder))
         done = palimpsest("eval", "--policy", "closed_book", *asked, "--data", str(source), "--out", str(out))
     assert done.returncode == 0, done.stderr
     options = ("--source", str(source), "--documents", "2", "--drop-answered", str(out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,12 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.app.evaluate.baselines import READING, plan_baselines
+from palimpsest.app.evaluate.baselines import READING, with_baselines
+from palimpsest.app.evaluate.evaluation_data import part
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.evaluation.sample_log import read_samples
+from palimpsest.evaluation.sample_log import Cell, read_samples
 from palimpsest.memory.registry import build_policy
 from palimpsest.text.codec import Codec
-from support.command import Run
 
 BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8, "prompts": "short"}
 
@@ -25,6 +26,7 @@ def problem(name: str, document: str | None) -> palimpsest.Problem:
 
 
 SHORT, LONG = [problem("s", "Bob likes tea.")], [problem("l", "Bob likes tea. " * 900)]
+PARTS = {part("set"): SHORT}
 
 
 def evaluated(model: Path, problems: list[palimpsest.Problem], **options: Any) -> palimpsest.Evaluation:
@@ -34,35 +36,53 @@ def evaluated(model: Path, problems: list[palimpsest.Problem], **options: Any) -
 def test_all_are_played_beside_the_agent_and_kept_apart(tiny_model_folder: Path, tmp_path: Path) -> None:
     evaluation = evaluated(tiny_model_folder, SHORT + LONG, out=tmp_path)
     closed, whole, retrieval = evaluation.baselines
-    assert [summary.name for summary in evaluation.summaries] == ["problems"]
-    assert (closed.name, closed.problems) == ("problems, closed book", 2)
-    assert (whole.name, whole.problems) == ("problems, whole document", 1)  # where it fits
-    assert (retrieval.name, retrieval.problems, retrieval.turns_per_document) == ("problems, retrieval", 2, 1.0)
+    (agent,) = evaluation.summaries
+    assert agent.cell == Cell("problems", None, None, "overwrite")
+    assert [each.cell for each in evaluation.baselines] == [
+        Cell("problems", None, None, player, baseline=True) for player in ("closed book", "whole document", "retrieval")
+    ]
+    assert (closed.problems, closed.part_problems) == (2, None)
+    assert (whole.problems, whole.part_problems) == (1, 2)  # where it fits
+    assert (retrieval.problems, retrieval.part_problems, retrieval.turns_per_document) == (2, None, 1.0)
     assert [sample.id for sample in evaluation.baseline_samples] == ["s", "l", "s", "s", "l"]
-    assert [(sample.id, sample.baseline) for sample in evaluation] == [("s", None), ("l", None)]
+    assert [(sample.id, sample.baseline) for sample in evaluation] == [("s", False), ("l", False)]
     assert whole.documents_cut == 0
-    (row,) = evaluation.rows
-    assert (row.fits_window, row.measures_reading, evaluation.measures_reading) == (1, False, ())
+    assert list(evaluation.rows) == [
+        "problems",
+        "closed book, problems",
+        "whole document, problems",
+        "retrieval, problems",
+    ]
+    assert (agent.fits_window, agent.measures_reading) == (1, False)
+    assert not [note for note in evaluation.notes if READING in note]
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [each["name"] for each in summary["evaluations"]] == ["problems"]
-    assert [each["baseline"] for each in summary["baselines"]] == ["closed book", "whole document", "retrieval"]
+    assert [(each["set"], each["player"], each["baseline"]) for each in summary["evaluations"]] == [
+        ("problems", "overwrite", False)
+    ]
+    assert [(each["player"], each["baseline"]) for each in summary["baselines"]] == [
+        ("closed book", True),
+        ("whole document", True),
+        ("retrieval", True),
+    ]
     logged = read_samples(tmp_path / "samples.jsonl")[0]
     assert len(logged) == 7
-    assert sum(sample.baseline is not None for sample in logged) == 5
+    assert sum(sample.baseline for sample in logged) == 5
 
 
 def test_a_set_whose_documents_all_fit_is_marked(tiny_model_folder: Path, tmp_path: Path) -> None:
     evaluation = evaluated(tiny_model_folder, SHORT, out=tmp_path)
-    assert evaluation.measures_reading == ("problems",)
+    assert evaluation["problems"].measures_reading
+    assert [note for note in evaluation.notes if READING in note] == [f"{READING}: problems"]
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [each.get("note") for each in summary["evaluations"]] == [READING]
-    assert [each.get("note") for each in summary["baselines"]] == [None, None]
+    assert [each.get("measures_reading") for each in summary["evaluations"]] == [True]
+    assert [each.get("measures_reading") for each in summary["baselines"]] == [None, None]
 
 
 def test_baselines_change_nothing_of_the_agents(tiny_model_folder: Path) -> None:
     alone, beside = (evaluated(tiny_model_folder, SHORT + LONG, baselines=each) for each in (False, True))
     assert alone.baselines == ()
-    assert (alone.samples, alone.summaries) == (beside.samples, beside.summaries)
+    assert alone.samples == beside.samples
+    assert alone.summaries == tuple(replace(each, fits_window=None) for each in beside.summaries)
     assert alone.accuracy == beside.accuracy
 
 
@@ -76,19 +96,18 @@ def test_a_log_goes_on_with_and_without_them(tiny_model_folder: Path, tmp_path: 
 @pytest.mark.parametrize(("policy", "left"), [("full_context", ["closed book"]), ("closed_book", ["whole document"])])
 def test_what_is_asked_for_itself_is_not_played_twice(tiny_model_folder: Path, policy: str, left: list[str]) -> None:
     evaluation = palimpsest.evaluate(tiny_model_folder, SHORT, policy=policy, quiet=True)
-    assert [row.baseline for row in evaluation.baseline_rows] == left
+    assert [each.cell.player for each in evaluation.baselines] == left
 
 
 def test_problems_without_a_document_have_a_closed_book_alone_which_the_reward_can_read(
-    palimpsest: Run, tiny_model_folder: Path, tmp_path: Path
+    tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--policy", "prune", "--model", str(tiny_model_folder), "--data", "synthetic_search")
-    done = palimpsest("eval", *words, "--limit", "1", "--objectives", "2", "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    assert "baseline: 2 objectives, closed book" in done.stdout
-    assert "beside it, baselines: closed book on 1 problems (--no-baselines leaves them out)" in done.stderr
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert [each["baseline"] for each in summary["baselines"]] == ["closed book"]
+    evaluation = palimpsest.evaluate(tiny_model_folder, "synthetic_search", policy="prune", limit=1, objectives=2)
+    (closed,) = evaluation.baselines
+    assert closed.cell == Cell("synthetic_search", 2, "objectives", "closed book", baseline=True)
+    assert closed.graded == 1
+    assert [each.fits_window for each in evaluation.summaries] == [None]
+    assert "baselines: closed book on 1 problems (--no-baselines leaves them out)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -101,8 +120,7 @@ def test_they_ask_for_what_the_reward_reads_with_the_agents_budget(
     config = RunConfig.model_validate({"reward": {"name": reward}})
     engine: Any = SimpleNamespace(codec=tiny_codec, sampler=SimpleNamespace(max_context=window))
     agent = PolicyConfig(name="overwrite", options={"answer_tokens": 12})
-    baselines = plan_baselines({"set": SHORT}, config, [agent], engine, lambda _: None)
-    policies: list[Any] = [each.episodes.policy for each in baselines.planned]
+    policies: list[Any] = [each.policy for each in with_baselines([], PARTS, config, [agent], engine, lambda _: None)]
     assert [policy.prompts for policy in policies] == [prompts] * 2
     assert [policy.answer_tokens for policy in policies] == [12] * 2
 
@@ -115,42 +133,37 @@ def test_a_budget_that_was_raised_for_the_agents_questions_holds_for_the_recipes
     config = RunConfig.model_validate({"evaluation": {"baselines": own}})
     engine: Any = SimpleNamespace(codec=tiny_codec, sampler=SimpleNamespace(max_context=512))
     agent = PolicyConfig(name="overwrite", options={"question_tokens": agents, "answer_tokens": 12})
-    baselines = plan_baselines({"set": SHORT}, config, [agent], engine, lambda _: None)
-    policies: list[Any] = [each.episodes.policy for each in baselines.planned]
+    policies: list[Any] = [each.policy for each in with_baselines([], PARTS, config, [agent], engine, lambda _: None)]
     assert policies[1].question_tokens == expected
 
 
 def planned(codec: Codec, agent: PolicyConfig, window: int, problems: list[palimpsest.Problem]) -> list[Any]:
-    """Retrieval's sets, next to `agent`."""
+    """Retrieval's entries, next to `agent`."""
     engine: Any = SimpleNamespace(codec=codec, sampler=SimpleNamespace(max_context=window))
-    found = plan_baselines({"set": problems}, RunConfig(), [agent], engine, lambda _: None)
-    return [each.episodes for each in found.planned if each.episodes.baseline == "retrieval"]
+    found = with_baselines([], {part("set"): problems}, RunConfig(), [agent], engine, lambda _: None)
+    return [each for each in found if each.cell.player == "retrieval"]
 
 
 def test_retrieval_has_as_many_tokens_as_the_agents_longest_turn_and_its_questions_budget(tiny_codec: Codec) -> None:
     agent = PolicyConfig(name="overwrite", options=BUDGETS)
-    (episodes,) = planned(tiny_codec, agent, 512, SHORT + LONG)
+    (entry,) = planned(tiny_codec, agent, 512, SHORT + LONG)
     context = build_policy(agent).required_context(tiny_codec)
-    assert episodes.policy.required_context(tiny_codec) == context < 512
-    assert (episodes.policy.question_tokens, episodes.policy.answer_tokens) == (64, 8)
-    assert episodes.policy.passage_tokens <= episodes.policy.window_tokens // 4
-    assert [problem.id for problem in episodes.problems] == ["s", "l"]
+    assert entry.policy.required_context(tiny_codec) == context < 512
+    assert (entry.policy.question_tokens, entry.policy.answer_tokens) == (64, 8)
+    assert entry.policy.passage_tokens <= entry.policy.window_tokens // 4
+    assert [problem.id for problem in entry.problems] == ["s", "l"]
 
 
 def test_options_of_retrieval_are_those_of_the_configurations_baseline_with_its_policy(
-    palimpsest: Run, tiny_model_folder: Path, tmp_path: Path
+    tiny_model_folder: Path,
 ) -> None:
-    def tokens(out: Path, *settings: str) -> int:
-        budgets = [f"{name}={value}" for name, value in BUDGETS.items()]
-        words = [word for setting in (*budgets, *settings) for word in ("--set", setting)]
-        data = ("--chunks", "4", "--limit", "1", "--out", str(out))
-        done = palimpsest("eval", "--model", str(tiny_model_folder), *data, *words)
-        assert "baseline: 4 chunks, retrieval" in done.stdout, done.stderr
-        (sample,) = [each for each in read_samples(out / "samples.jsonl")[0] if each.baseline == "retrieval"]
+    def tokens(**settings: Any) -> int:
+        found = palimpsest.evaluate(tiny_model_folder, chunks=4, limit=1, overrides={**BUDGETS, **settings}, quiet=True)
+        (sample,) = [each for each in found.baseline_samples if each.player == "retrieval"]
         return sample.prompt_tokens
 
-    own = "evaluation.baselines.retrieval={name: passages, options: {window_tokens: 12, passage_tokens: 9}}"
-    assert tokens(tmp_path / "narrow", own) < tokens(tmp_path / "wide")
+    own = {"name": "passages", "options": {"window_tokens": 12, "passage_tokens": 9}}
+    assert tokens(**{"evaluation.baselines.retrieval": own}) < tokens()
 
 
 def test_retrieval_is_not_played_where_every_document_fits_the_agents_context(tiny_codec: Codec) -> None:
@@ -162,8 +175,8 @@ def test_retrieval_is_not_played_where_every_document_fits_the_agents_context(ti
 def test_retrieval_beside_what_takes_the_window_has_the_window(tiny_codec: Codec) -> None:
     for name in ("full_context", "closed_book"):
         options = {"question_tokens": 64, "answer_tokens": 8, "prompts": "short"}
-        (episodes,) = planned(tiny_codec, PolicyConfig(name=name, options=options), 512, LONG)
-        assert episodes.policy.required_context(tiny_codec) == 512
+        (entry,) = planned(tiny_codec, PolicyConfig(name=name, options=options), 512, LONG)
+        assert entry.policy.required_context(tiny_codec) == 512
     assert planned(tiny_codec, PolicyConfig(name="passages", options=options), 512, LONG) == []
 
 

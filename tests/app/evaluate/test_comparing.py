@@ -22,6 +22,9 @@ from support.evaluations import sample, write_evaluation
 
 BEFORE = [1.0] * 4 + [0.0] * 8
 AFTER = [0.0] + [1.0] * 9 + [0.0] * 2
+PLAYED = {"overwrite": BEFORE, "recall": AFTER}
+FILE: dict[str, Any] = {"set": "a set", "size": None, "unit": None, "length": None}
+BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
 
 
 def folder(path: Path, values: Sequence[float | None], identity: dict[str, Any] | None = None, **fields: Any) -> Path:
@@ -59,7 +62,7 @@ def test_what_is_lacking_is_counted_in_episodes_where_problems_are_drawn_several
 
 
 def test_sides_without_a_common_problem_get_no_difference_and_are_told_so(tmp_path: Path) -> None:
-    other = folder(tmp_path / "b", AFTER, name="4 chunks", size=4)
+    other = folder(tmp_path / "b", AFTER, size=4, length=4)
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), other)
     assert comparison.pairings["b"].difference is None
     assert "no graded problem in common" in comparison.notes[0]
@@ -103,7 +106,7 @@ def test_several_draws_of_a_problem_are_paired_each_and_count_as_one_cluster(tmp
 
 def test_a_question_at_two_lengths_and_three_draws_is_counted_as_what_it_is(tmp_path: Path, palimpsest: Run) -> None:
     rows = [
-        sample(f"p{n}", float(draw == 0), draw=draw, size=size, name=f"{size} chunks")
+        sample(f"p{n}", float(draw == 0), draw=draw, size=size, length=size)
         for n in range(4)
         for size in (2, 4)
         for draw in range(3)
@@ -118,41 +121,65 @@ def test_a_question_at_two_lengths_and_three_draws_is_counted_as_what_it_is(tmp_
 def test_baselines_have_rows_and_are_in_no_difference_over_everything(tmp_path: Path) -> None:
     paths = []
     for name, value in (("a", 0.0), ("b", 1.0)):
-        rows = [sample("p0", 1.0), sample("p0", value, name="2 chunks, closed book", baseline="closed book")]
+        rows = [sample("p0", 1.0), sample("p0", value, player="closed book", baseline=True)]
         paths.append(write_evaluation(tmp_path / name, rows))
     comparison = palimpsest.compare(*paths)
     assert comparison.pairings["b"].problems == 1
     assert not comparison.pairings["b"].flips
-    (closed,) = [cell for cell in comparison.cells if "closed" in cell.set]
+    (agent, closed) = comparison.cells
+    assert (agent.player, agent.baseline, closed.player, closed.baseline) == ("agent", False, "closed book", True)
     assert comparison.cell_pairings[closed]["b"].difference is not None
 
 
+def test_two_policies_are_compared_on_the_same_cells_and_several_of_one_side_by_name(tmp_path: Path) -> None:
+    one, other = (folder(tmp_path / player, values, player=player) for player, values in PLAYED.items())
+    comparison = palimpsest.compare(one, other)
+    assert [(cell.set, cell.size, cell.unit, cell.player) for cell in comparison.cells] == [
+        ("synthetic", 2, "chunks", "agent")
+    ]
+    assert comparison.pairings["recall"].difference == paired(BEFORE, AFTER)
+    both = [sample(f"p{at}", value, player=player) for player, own in PLAYED.items() for at, value in enumerate(own)]
+    swept = [write_evaluation(tmp_path / name, both) for name in ("one", "two")]
+    apart = palimpsest.compare(*swept)
+    assert [cell.player for cell in apart.cells] == ["overwrite", "recall"]
+    assert apart.pairings["two"].problems == 24
+    assert not apart.pairings["two"].flips
+
+
 def test_what_was_asked_for_last_is_counted_by_all_and_the_rest_is_named(
-    tiny_model_folder: Path, tmp_path: Path, palimpsest: Run
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "e"
-    words = ["eval", "--model", str(tiny_model_folder), "--no-baselines", "--out", str(out)]
-    for setting in ("chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"):
-        words += ["--set", setting]
-    sampled = ("--set", "eval_sampling.temperature=0.7")
-    palimpsest(*words, *sampled, "--chunks", "1,2", "--limit", "3", "--samples", "2")
-    narrower = palimpsest(*words, *sampled, "--chunks", "1", "--limit", "2")
-    assert narrower.returncode == 0, narrower.stderr
+
+    def evaluated(chunks: list[int], limit: int, samples: int) -> palimpsest.Evaluation:
+        given = {**BUDGETS, "eval_sampling.temperature": 0.7}
+        asked: dict[str, Any] = {"chunks": chunks, "limit": limit, "samples": samples}
+        return palimpsest.evaluate(tiny_model_folder, overrides=given, baselines=False, out=out, **asked)
+
+    evaluated([1, 2], 3, 2)
+    capsys.readouterr()
+    narrower = evaluated([1], 2, 1)
     told = "10 episodes of earlier calls stay in the log and are in no figure: the last call didn't ask for them"
-    assert told in narrower.stderr
-    rescored = palimpsest("rescore", str(out))
-    assert told in rescored.stdout
-    (row,) = json.loads((out / "summary.json").read_text())["evaluations"]
-    (again,) = json.loads((out / "rescored" / "boxed" / "summary.json").read_text())["evaluations"]
-    compared = json.loads(palimpsest("compare", str(out), str(out / "rescored" / "boxed"), "--json").stdout)
+    assert told in capsys.readouterr().err
+    regraded = palimpsest.evaluate(regrade=out)
+    assert told in capsys.readouterr().err
+    assert regraded.out == out / "regraded" / "boxed"
+    (row,), (again,) = (
+        json.loads((folder / "summary.json").read_text())["evaluations"] for folder in (out, regraded.out)
+    )
+    compared = palimpsest.compare(out, regraded.out).to_json()
     (cell,) = compared["cells"]
     for figures in (row, again, *cell["sides"].values()):
-        assert (figures["name"], figures["problems"], figures["samples"]) == ("1 chunk", 2, 1)
+        assert (figures["set"], figures["size"], figures["unit"]) == ("synthetic", 1, "chunks")
+        assert (figures["problems"], figures["samples"]) == (2, 1)
         assert figures["accuracy"] == row["accuracy"]
+    assert row["accuracy"]["mean"] == narrower.accuracy.mean
     assert [(side["episodes"], side["not_asked"]) for side in compared["sides"]] == [(2, 10), (2, 0)]
     assert any(told in note for note in compared["notes"])
-    palimpsest(*words, *sampled, "--chunks", "1,2", "--limit", "3", "--samples", "2")
-    assert palimpsest("rescore", str(out)).stdout.count("earlier calls") == 0
+    evaluated([1, 2], 3, 2)
+    capsys.readouterr()
+    palimpsest.evaluate(regrade=out)
+    assert "earlier calls" not in capsys.readouterr().err
 
 
 def test_a_damaged_line_is_counted(tmp_path: Path) -> None:
@@ -211,7 +238,7 @@ def test_sides_that_differ_by_their_seed_alone_give_a_band(tmp_path: Path) -> No
     assert band.deviation == pytest.approx(0.36055512754639896)  # statistics.stdev([.2, .4, .9]) by hand
     lines, _ = _lines(palimpsest.compare(*paths))
     ((label, (point,)),) = lines.items()
-    assert (label, point.low, point.high) == ("chunks, 3 seeds", 0.2, 0.9)
+    assert (label, point.low, point.high) == ("synthetic, 3 seeds", 0.2, 0.9)
     write_evaluation(tmp_path / "other", [sample("p0", 1.0)], {"weights": "another"})
     assert len(palimpsest.compare(*paths, tmp_path / "other").bands) == 1
 
@@ -221,8 +248,8 @@ def test_a_quickstarts_shards_are_one_side(tmp_path: Path) -> None:
         run = tmp_path / side
         for shard in (1, 2):
             place = run / "evaluations" / "after" / f"shard-{shard}-of-2"
-            write_evaluation(place, [sample(f"p{shard}", 1.0, name="agent@2")])
-        write_evaluation(run / "evaluations" / "after" / "shard-1-of-2.old-1", [sample("p7", 1.0, name="agent@2")])
+            write_evaluation(place, [sample(f"p{shard}", 1.0)])
+        write_evaluation(run / "evaluations" / "after" / "shard-1-of-2.old-1", [sample("p7", 1.0)])
         (run / "config.yaml").write_text(dump_config(RunConfig(seed=3)), "utf-8")
     comparison = palimpsest.compare(tmp_path / "a", tmp_path / "b")
     assert comparison.pairings["b"].problems == 2
@@ -245,7 +272,7 @@ def test_folders_that_cannot_be_compared_are_refused_in_words(make: Any, message
 
 
 def test_the_table_names_its_sets_however_long_the_names_of_its_sides_are(tmp_path: Path, palimpsest: Run) -> None:
-    folders = [str(folder(tmp_path / name / ("long-name-" * 5), BEFORE, name="a set")) for name in "ab"]
+    folders = [str(folder(tmp_path / name / ("long-name-" * 5), BEFORE, **FILE)) for name in "ab"]
     done = palimpsest("compare", *folders)
     assert len([line for line in done.stdout.splitlines() if line.startswith("a set")]) == 2
 
@@ -261,13 +288,19 @@ def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
     assert list(first) == ["format", "sides", "differs", "cells", "pairs", "seeds", "notes"]
     (pair,) = first["pairs"]
     assert (pair["first"], pair["second"], pair["flipped"], len(pair["flips"])) == ("a", "b", 7, 2)
+    cell = {"set": "synthetic", "size": 2, "unit": "chunks", "player": "agent", "baseline": False}
+    assert pair["flips"][0]["cell"] == cell == {key: first["cells"][0][key] for key in cell}
     page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
     for key in {*first, *pair, *pair["difference"], *pair["flips"][0], *first["sides"][0], *first["cells"][0]}:
         assert f"`{key}`" in page, f"docs/compare.md doesn't tell {key}"
 
 
 def test_plots_are_written_as_their_names_say_and_repeat(tmp_path: Path) -> None:
-    sizes = [sample(f"p{n}", n % 2, name=f"eval_{size}", size=size) for size in (50, 100) for n in range(4)]
+    sizes = [
+        sample(f"p{n}", float(n % 2), **{**FILE, "set": f"eval_{size}", "length": size})
+        for size in (50, 100)
+        for n in range(4)
+    ]
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), write_evaluation(tmp_path / "b", sizes))
     for name in ("p.svg", "p.png"):
         paths = write_plots(comparison, tmp_path / name)
@@ -281,10 +314,10 @@ def test_plots_are_written_as_their_names_say_and_repeat(tmp_path: Path) -> None
 
 
 def test_many_lines_have_room_in_a_figure(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    rows = [sample("p", 1.0, name=f"task-{letter}@{size}", size=4 * size) for letter in "abcdefgh" for size in (1, 16)]
+    rows = [sample("p", 1.0, set=f"task-{letter}", size=size) for letter in "abcdefgh" for size in (4, 64)]
     paths = [write_evaluation(tmp_path / name, rows) for name in "xyz"]
     comparison = palimpsest.compare(*paths)
-    assert [cell.set for cell in comparison.cells[:3]] == ["task-a@1", "task-a@16", "task-b@1"]
+    assert [(cell.set, cell.size) for cell in comparison.cells[:3]] == [("task-a", 4), ("task-a", 64), ("task-b", 4)]
     write_plots(comparison, tmp_path / "p.png")
     assert not [str(warning.message) for warning in recwarn if "layout" in str(warning.message)]
 

@@ -18,7 +18,7 @@ from support.interrupting import killed_at
 from support.judge_server import Reply, honest, judge_server
 from support.small_run import small_evaluation
 
-LIMIT = ("--set", "engine.concurrency=2")
+LIMIT = ("engine.concurrency=2",)
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def test_replies_of_another_model_end_an_evaluation_which_keeps_what_was_played(
             server.name = "served-2" if number > 9 else "served-1"
 
         server.fault = renamed
-        ended = palimpsest(*command(server, tiny_model_folder, out, "--set", "engine.concurrency=1"))
+        ended = palimpsest(*command(server, tiny_model_folder, out, "engine.concurrency=1"))
     assert ended.returncode == 2
     assert f"error: {server.url}: replies are by model 'served-2' now, by 'served-1' when it was" in ended.stderr
     kept, _ = read_samples(out / "samples.jsonl")
@@ -133,7 +133,7 @@ def test_an_endpoint_that_goes_down_ends_the_evaluation_which_goes_on_once_it_is
     tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
-    settings = (*LIMIT, "--set", "engine.attempts=2", "--set", "engine.patience_s=0")
+    settings = (*LIMIT, "engine.attempts=2", "engine.patience_s=0")
     with endpoint_server() as server:
         assert palimpsest(*command(server, tiny_model_folder, whole, *settings)).returncode == 0
         everything = len(server.asked)
@@ -168,11 +168,11 @@ def calling(request: dict[str, Any]) -> str:
 @pytest.mark.parametrize("policy", ["prune", "summary", "tool_window"])
 def test_agents_with_tools_play_on_chat_endpoints(policy: str, tmp_path: Path, palimpsest: Run) -> None:
     out = tmp_path / "out"
-    budgets = ["--set", "context_tokens=3072", "--set", "turn_tokens=256"]
-    budgets += ["--set", "window_tokens=1024"] if policy == "tool_window" else []
+    budgets = ["context_tokens=3072", "turn_tokens=256"]
+    budgets += ["window_tokens=1024"] if policy == "tool_window" else []
     with endpoint_server(Server(takes="chat", speak=calling)) as server:
         done = palimpsest(
-            *("eval", "--model", "served", "--no-baselines", "--base-url", server.url, "--policy", policy, *budgets),
+            *("eval", "served", "--no-baselines", "--base-url", server.url, "--policy", policy, *budgets),
             *("--data", "synthetic_search", "--objectives", "1", "--limit", "2", "--out", str(out)),
         )
     assert done.returncode == 0, done.stderr

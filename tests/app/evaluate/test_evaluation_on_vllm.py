@@ -1,4 +1,4 @@
-"""Evaluations against the real vLLM, from the Python that $PALIMPSEST_VLLM_PYTHON names: a preset on published
+"""Evaluations against the real vLLM, from the Python that $PALIMPSEST_VLLM_PYTHON names: a protocol on published
 questions, killed and continued, and a judge that answers rubbish."""
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
     real_data: Path, model: Path, url: str, palimpsest: Run, tmp_path: Path
 ) -> None:
-    """64 questions among 50 documents of HotpotQA, sampled as the preset says."""
+    """64 questions among 50 documents of HotpotQA, sampled as the protocol says."""
     contexts = Contexts((50,), splits=read_splits(f"eval={PROBLEMS}"))
     build_contexts([real_data / "hotpotqa_train_100.json"], contexts, out=tmp_path / "set")
     budgets = ("chunk_size=1200", "memory_tokens=16", "answer_tokens=16")
 
     def words(out: Path) -> list[str]:
-        sets = [word for budget in budgets for word in ("--set", budget)]
-        asked = ("--preset", "ruler-hqa", "--data", str(tmp_path / "set"), "--base-url", url, "--model", str(model))
+        sets = list(budgets)
+        asked = ("--recipe", "eval/ruler-hqa", "--data", str(tmp_path / "set"), "--base-url", url, str(model))
         return ["eval", *asked, *sets, "--out", str(out)]
 
     whole, out = tmp_path / "whole", tmp_path / "out"
@@ -65,8 +65,8 @@ def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
     lines = [sorted((folder / "samples.jsonl").read_bytes().splitlines()) for folder in (whole, out)]
     assert lines[0] == lines[1]
     samples, _ = read_samples(out / "samples.jsonl")
-    assert len([each for each in samples if each.baseline is None]) == PROBLEMS
-    assert min(each.turns for each in samples if each.baseline is None) > 3
+    assert len([each for each in samples if not each.baseline]) == PROBLEMS
+    assert min(each.turns for each in samples if not each.baseline) > 3
     of_the_last_call: dict[str, Any] = {"seconds": 0.0, "episodes_played": 0}
     figures = [json.loads((folder / "summary.json").read_text()) | of_the_last_call for folder in (whole, out)]
     assert figures[0] == figures[1]
@@ -76,8 +76,9 @@ def test_a_judge_that_answers_rubbish_grades_nothing(model: Path, url: str, tmp_
     rows = [sample(f"p{n}", 1.0, answer=f"FINAL_ANSWER: {text}") for n, text in enumerate(("Rome", "Oslo", ""))]
     folder = write_evaluation(tmp_path / "e", rows)
     judge = {"url": url, "model": str(model), "max_tokens": 48}
-    settings = {"reward.name": "final_answer", "reward.final_answer.match": "judge"}
-    done = library.rescore(folder, {**settings, **{f"reward.judge.{key}": value for key, value in judge.items()}})
+    settings: dict[str, Any] = {"reward.name": "final_answer", "reward.final_answer.match": "judge"}
+    settings |= {f"reward.judge.{key}": value for key, value in judge.items()}
+    done = library.evaluate(regrade=folder, overrides=settings, quiet=True)
     (summary,) = done.summaries
     assert (summary.problems, summary.ungraded, summary.graded) == (3, 2, 1), "nobody has to judge an empty answer"
     assert all("judge: " in reason for reason in summary.ungraded_reasons)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import palimpsest
+from palimpsest.app.evaluate.evaluation_run import evaluate
+from palimpsest.cli.evaluation_output import show_evaluation
 from palimpsest.cli.output import stdout, table
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY
@@ -22,7 +24,7 @@ BUDGETS = ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tok
 
 def test_samples_without_end_are_refused_before_they_are_counted(tiny_model_folder: Path) -> None:
     hot = [*BUDGETS, "eval_sampling.temperature=1"]
-    with pytest.raises(ConfigError, match="samples=1000000000: expected at most 10,000 of a problem"):
+    with pytest.raises(ConfigError, match="samples=1000000000: expected a whole number from 1 to 10,000"):
         palimpsest.evaluate(tiny_model_folder, chunks=1, limit=1, samples=10**9, overrides=hot, quiet=True)
 
 
@@ -33,15 +35,17 @@ def test_foreign_names_steer_no_terminal(capsys: pytest.CaptureFixture[str], tmp
     assert "\x1b" not in shown.out + shown.err
     assert shown.out.count("\\x1b[31m\\x01[red]") == 5  # no markup either
     assert len(shown.err.splitlines()) == 2
-    rows = [sample("p0", 1.0, name=HOSTILE), sample("p1", 0.0, name=HOSTILE)]
+    rows = [sample(name, value, set=HOSTILE, player=HOSTILE) for name, value in (("p0", 1.0), ("p1", 0.0))]
     sides = [write_evaluation(tmp_path / side, rows) for side in ("one", f"two{HOSTILE}")]
     done = palimpsest("compare", *map(str, sides), "--flips", "2", "--out", str(tmp_path / "figures"))
     assert done.returncode == 0, done.stderr
     assert not {"\x1b", "\x01"} & set(done.stdout)
     for figure in ("accuracy.svg", "accuracy-cost.svg"):
         ElementTree.parse(tmp_path / "figures" / figure)
-    done = palimpsest("rescore", str(sides[1]))
-    assert not {"\x1b", "\x01"} & set(done.stdout)
+    show_evaluation(evaluate(regrade=sides[1], quiet=True))
+    shown = capsys.readouterr()
+    assert HOSTILE[-3:] in shown.out
+    assert not {"\x1b", "\x01"} & set(shown.out + shown.err)
 
 
 def test_an_identity_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
@@ -50,14 +54,14 @@ def test_an_identity_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> N
     with pytest.raises(RunError, match=r"one/evaluation\.json: can't be read as JSON"):
         palimpsest.compare(*folders)
     with pytest.raises(RunError, match=r"one/evaluation\.json: can't be read as JSON"):
-        palimpsest.rescore(folders[0])
+        palimpsest.evaluate(regrade=folders[0], quiet=True)
 
 
 def test_a_resume_tells_what_is_there_and_no_documents_that_it_will_not_read(
     tiny_model_folder: Path, tmp_path: Path, palimpsest: Run
 ) -> None:
-    settings = [word for each in BUDGETS for word in ("--set", each)]
-    command = ["eval", "--model", str(tiny_model_folder), "--chunks", "1", "--out", str(tmp_path / "e"), *settings]
+    settings = list(BUDGETS)
+    command = ["eval", str(tiny_model_folder), "--chunks", "1", "--out", str(tmp_path / "e"), *settings]
     first = palimpsest(*command, "--limit", "2")
     assert "there already" not in first.stderr
     assert "tokens of documents to read" in first.stderr

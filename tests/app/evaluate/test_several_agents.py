@@ -13,11 +13,11 @@ from palimpsest.config.load import dump_config, load_recipe
 from palimpsest.errors import ConfigError
 from support.command import Run
 
-READS = ("--set", "question_tokens=200", "--set", "chunk_size=128")
+READS = ("question_tokens=200", "chunk_size=128")
 METHODS = {
     "memagent": READS,
     "rememr1": READS,
-    "memact": ("--set", "policy.options.tools.search.source=document"),
+    "memact": ("policy.options.tools.search.source=document",),
 }
 SETS = ("niah_single_1_300", "niah_multikey_2_300", "vt_300")
 
@@ -43,32 +43,31 @@ def test_one_command_plays_several_agents_and_their_baselines_and_reports_them_t
     made = ("--tokenizer", "embedded", "--n", "1", "--tasks", "niah_multikey_2", "--lengths", "300")
     palimpsest("data", "ruler", *made, "--out", str(tmp_path / "sets"))
     models = [run_of(method, tiny_model_folder, tmp_path / method) for method in METHODS]
-    given = [word for model in models for word in ("--model", model)]
     settings = [word for words in METHODS.values() for word in words]
-    words = ["eval", *given, "--data", str(tmp_path / "sets"), *settings, "--out", str(tmp_path / "out")]
+    words = ["eval", *models, "--data", str(tmp_path / "sets"), *settings, "--out", str(tmp_path / "out")]
     refused = palimpsest(*words)
     assert refused.returncode == 2
     assert "graded by boxed, final_answer" in refused.stderr
-    assert "such an option" in palimpsest(*words, "--set", "chunk_sise=3").stderr
+    assert "such an option" in palimpsest(*words, "chunk_sise=3").stderr
     assert "need --out DIR" in palimpsest(*words[:-2]).stderr
-    done = palimpsest(*words, "--set", "reward.name=fraction")
+    done = palimpsest(*words, "reward.name=fraction")
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "out" / "compare.json").read_text())
     sides = [f"{method}-checkpoints-weights" for method in METHODS]
     assert [side["name"] for side in told["sides"]] == sides
-    cells = {cell["set"]: list(cell["sides"]) for cell in told["cells"]}
-    assert cells["niah_multikey_2_300"] == sides
-    assert cells["niah_multikey_2_300, closed book"] == sides
+    cells = {(cell["set"], cell["player"]): list(cell["sides"]) for cell in told["cells"]}
+    assert cells["niah_multikey_2_300", "agent"] == sides
+    assert cells["niah_multikey_2_300", "closed book"] == sides
     page = (tmp_path / "out" / "compare.html").read_text()
     assert all(name in page for name in (*sides, "closed book"))
-    assert "1 of 1 episodes" in palimpsest(*words, "--set", "reward.name=fraction", "--no-baselines").stderr
+    assert "1 of 1 episodes" in palimpsest(*words, "reward.name=fraction", "--no-baselines").stderr
 
 
 def test_every_model_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert names_of([".", "runs/a", "../b"]) == ["here", "a", "b"]
-    with pytest.raises(ConfigError, match="--model runs/a is given twice"):
+    with pytest.raises(ConfigError, match="runs/a is given twice"):
         names_of(["runs/a", "b", "runs/a"])
 
 
@@ -79,14 +78,16 @@ def test_agents_of_three_methods_stand_in_one_report(
     folders = []
     for method, settings in METHODS.items():
         folders.append(str(tmp_path / method))
-        agent = ("--model", str(tiny_model_folder), "--recipe", f"{method}-quickstart", *settings)
-        graded = ("--set", "reward.name=fraction", "--no-baselines", "--out", folders[-1])
+        agent = (str(tiny_model_folder), "--recipe", f"{method}-quickstart", *settings)
+        graded = ("reward.name=fraction", "--no-baselines", "--out", folders[-1])
         done = palimpsest("eval", *agent, *sets, *graded)
         assert done.returncode == 0, done.stderr
     done = palimpsest("compare", *folders, "--out", str(tmp_path / "report"))
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "report" / "compare.json").read_text())
-    assert {cell["set"]: list(cell["sides"]) for cell in told["cells"]} == {name: list(METHODS) for name in SETS}
+    assert {(cell["set"], cell["player"]): list(cell["sides"]) for cell in told["cells"]} == {
+        (name, "agent"): list(METHODS) for name in SETS
+    }
     assert [(pair["second"], pair["problems"]) for pair in told["pairs"]] == [("rememr1", 3), ("memact", 3)]
     assert not [key for key in told["differs"] if key.startswith("reward.name")]
     page = (tmp_path / "report" / "compare.html").read_text()

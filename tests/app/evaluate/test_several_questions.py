@@ -67,8 +67,8 @@ def test_an_agent_trains_on_a_file_of_several_questions(data: Path, tiny_model_f
 def test_samples_hold_every_question_and_what_its_answer_is_worth(
     data: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    words = ["--model", str(tiny_model_folder), "--data", str(data), "--out", str(tmp_path / "out")]
-    app(["eval", "--policy", "overwrite", *words, "--set", "answer_tokens=8"], standalone_mode=False)
+    words = [str(tiny_model_folder), "--data", str(data), "--out", str(tmp_path / "out")]
+    app(["eval", "--policy", "overwrite", *words, "answer_tokens=8"], standalone_mode=False)
     samples, unreadable = read_samples(tmp_path / "out" / "samples.jsonl")
     assert unreadable == 0
     by_id = {sample.id: sample for sample in samples}

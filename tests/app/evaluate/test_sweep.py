@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import palimpsest as library
-from palimpsest.app.evaluate.evaluation_plan import Agents, policy_names
+from palimpsest.app.evaluate.evaluation_plan import EvalRequest, policy_names
 from palimpsest.data.fingerprints import write_manifest
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.sample_log import read_samples
@@ -45,15 +45,16 @@ def evaluated(model: Path, data: Any, **options: Any) -> library.Evaluation:
 def test_every_policy_plays_every_file_at_every_number_of_documents(tiny_model_folder: Path, tmp_path: Path) -> None:
     files = [save(tmp_path / "a.jsonl", rows(2)), save(tmp_path / "b.jsonl", rows(3))]
     evaluation = evaluated(tiny_model_folder, files, policy=["overwrite", "full_context"], documents=[2, 3])
-    assert [(row.policy, row.data, row.summary.problems) for row in sorted(evaluation.rows, key=str)] == sorted(
-        (policy, f"{name}, {size} documents", number)
+    cells = [(each.cell, each.problems) for each in evaluation.summaries]
+    assert sorted((cell.player, cell.set, cell.size, problems) for cell, problems in cells) == sorted(
+        (policy, name, size, number)
         for policy in ("overwrite", "full_context")
         for name, number in (("a", 2), ("b", 3))
         for size in (2, 3)
     )
-    assert evaluation["overwrite, a, 3 documents"].sizes[0].size == 3
+    assert evaluation["overwrite, a, 3 documents"].lengths[0].length == 3
     assert evaluation.policies == ("overwrite", "full_context")
-    assert [row.policy for row in evaluation.rows] == ["overwrite"] * 4 + ["full_context"] * 4
+    assert [cell.player for cell, _ in cells] == ["overwrite"] * 4 + ["full_context"] * 4
     assert len({sample.key for sample in evaluation}) == 20
 
 
@@ -72,7 +73,7 @@ def test_a_folder_stands_for_every_set_that_its_manifest_names(tiny_model_folder
     described = {name: {"problems": 1} for name in ("eval_2.jsonl", "eval_3.jsonl")}
     write_manifest(folder, made_by="a test", seed=0, described=described)
     evaluation = evaluated(tiny_model_folder, folder, out=tmp_path / "out")
-    assert sorted(row.data for row in evaluation.rows) == ["eval_2", "eval_3"]
+    assert sorted(evaluation.rows) == ["eval_2", "eval_3"]
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["data"] == str(folder)
     (folder / "eval_3.jsonl").unlink()
     with pytest.raises(DataError, match=r"eval_3\.jsonl: is not there, and .*manifest\.json names it"):
@@ -103,13 +104,13 @@ def test_several_samples_of_a_problem_begin_with_the_one(tiny_model_folder: Path
 
 
 def test_options_go_to_the_policies_that_have_them() -> None:
-    agents = Agents("embedded", ("overwrite", "full_context"), overrides=["chunk_size=48", "answer_tokens=8"])
-    overwrite, full = agents.sweep(data="synthetic").policies
+    both = EvalRequest(policies=("overwrite", "full_context"), overrides=["chunk_size=48", "answer_tokens=8"])
+    overwrite, full = both.plan().policies
     assert (overwrite.options["chunk_size"], overwrite.options["answer_tokens"]) == (48, 8)
     assert full.options == {"answer_tokens": 8}
-    wrong = Agents("embedded", ("overwrite", "full_context"), overrides=["chunksize=48"])
+    wrong = EvalRequest(policies=("overwrite", "full_context"), overrides=["chunksize=48"])
     with pytest.raises(ConfigError, match=r"policy\.options\.chunksize: none of overwrite, full_context has"):
-        wrong.sweep(data="synthetic")
+        wrong.plan()
 
 
 @pytest.mark.parametrize(
@@ -120,15 +121,14 @@ def test_options_go_to_the_policies_that_have_them() -> None:
             "policy=overwrite,prune: overwrite answers for reward.name=boxed, prune",
         ),
         ({"policies": ("overwrite", "overwrite")}, "overwrite is named twice"),
-        ({"data": ("a.jsonl", "synthetic")}, "data=synthetic: drawn problems stand alone"),
+        ({"data": ("a.jsonl", "synthetic")}, "data=synthetic: "),
         ({"samples": 2}, "samples=2: at temperature 0 every sample of a problem is the same"),
         ({"samples": 0}, "samples=0: expected a whole number from 1"),
     ],
 )
 def test_what_one_evaluation_cannot_be_is_refused_by_name(change: dict[str, Any], message: str) -> None:
-    given = {"policies": ("overwrite",), "data": "synthetic"} | change
     with pytest.raises(ConfigError, match=message):
-        Agents("embedded", given.pop("policies")).sweep(**given)
+        EvalRequest(**({"policies": ("overwrite",), "data": "synthetic"} | change)).plan()
 
 
 def test_names_of_policies() -> None:
@@ -139,12 +139,12 @@ def test_names_of_policies() -> None:
 
 def test_the_command_sweeps(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
     files = [str(save(tmp_path / f"{name}.jsonl", rows(2))) for name in "ab"]
-    words = [word for name, value in BUDGETS.items() for word in ("--set", f"{name}={value}")]
+    words = [f"{name}={value}" for name, value in BUDGETS.items()]
     data = ("--data", files[0], "--data", files[1], "--documents", "2,3")
     out = ("--no-baselines", "--out", str(tmp_path / "out"))
     done = palimpsest(
-        "eval", "--policy", "overwrite,sliding_window", "--model", str(tiny_model_folder), *data, *words,
-        "--set", "window_tokens=64", *out,
+        "eval", "--policy", "overwrite,sliding_window", str(tiny_model_folder), *data, *words,
+        "window_tokens=64", *out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "overwrite, a, 2 documents" in done.stdout

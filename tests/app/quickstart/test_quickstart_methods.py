@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.composition import fitted, longest_first
+from palimpsest.app.composition import fitted
 from palimpsest.app.quickstart.quickstart_results import quickstart_config
 from palimpsest.app.quickstart_methods import METHODS, Objectives
 from palimpsest.config.load import load_recipe, parse_config, quickstart_names, recipe_names
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.runner import EvalSet
+from palimpsest.evaluation.runner import Entry
+from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import EvalSummary, score, summarise
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.registry import build_policy
@@ -95,8 +96,28 @@ def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:
 def test_the_largest_problems_are_played_first() -> None:
     config = quickstart_config("memact", ["evaluation.problems=1"], 0)
     policy = build_policy(config.policy)
-    sets = [EvalSet(str(point), Objectives().problems(config, point), policy) for point in (2, 8, 4)]
-    assert [one.name for one in longest_first(sets)] == ["8", "4", "2"]
+    method = METHODS["memact"]
+    entries = [
+        Entry(method.cell(config, "prune", point), policy, Objectives().problems(config, point)) for point in (2, 8, 4)
+    ]
+    assert [each.cell.size for each in sorted(entries, key=Entry.longest_first)] == [8, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "point", "agent", "part"),
+    [
+        ("memagent", 16, "agent", ("synthetic", 64, "chunks")),
+        ("memact", 6, "prune", ("synthetic_search", 6, "objectives")),
+    ],
+)
+def test_the_cells_of_a_quickstart_have_the_size_of_its_problems_and_one_agent(
+    method: str, point: int, agent: str, part: tuple[str, int, str]
+) -> None:
+    config, own = quickstart_config(method, (), 0), METHODS[method]
+    cells = [own.cell(config, name, point) for name in own.names(config)]
+    assert [(cell.set, cell.size, cell.unit) for cell in cells] == [part] * len(cells)
+    assert [cell.player for cell in cells if not cell.baseline] == [agent]
+    assert len(set(cells)) == len(cells) > 3
 
 
 def test_the_baselines_have_the_agents_tools_and_limits() -> None:
@@ -144,7 +165,10 @@ def test_policies_with_tools_have_budgets_for_a_small_window_and_keep_the_contra
 
 def row(value: float, **measures: float) -> EvalSummary:
     return replace(
-        summarise("s", ()), accuracy=score([value]), measures=measures, metrics={"all": value / 2, "each": value}
+        summarise(Cell("synthetic_search", 2, "objectives", "prune"), ()),
+        accuracy=score([value]),
+        measures=measures,
+        metrics={"all": value / 2, "each": value},
     )
 
 

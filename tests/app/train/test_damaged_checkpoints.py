@@ -39,7 +39,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_in_every_command(run: Path, ref
     flip(newest / "model.safetensors")
     train = ("train", "memagent-quickstart", f"model.path={newest}", "cold_start=null")
     for command in (
-        ("eval", "--model", str(newest)),
+        ("eval", str(newest)),
         (*train, "--out", str(tmp_path / "out")),
         ("train", "memagent-quickstart", f"roles.critic.model={newest}", "--out", str(tmp_path / "out")),
     ):
@@ -51,7 +51,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_in_every_command(run: Path, ref
 
 def test_where_a_run_is_named_the_checkpoint_before_is_taken_and_said(run: Path, palimpsest: Run) -> None:
     flip(run / "checkpoints" / "step-000002" / "model.safetensors")
-    done = palimpsest("eval", "--model", str(run), "--limit", "1")
+    done = palimpsest("eval", str(run), "--limit", "1")
     assert done.returncode == 0, done.stderr
     shown = " ".join((done.stdout + done.stderr).split())
     assert "step-000002/model.safetensors is damaged" in shown.replace("- ", "-")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from palimpsest.servers.openai.episode_progress import AnswerText, whole
+from palimpsest.servers.openai.answer_text import AnswerText, whole
 from support.agents import base_codec
 
 TEXTS = (

@@ -16,9 +16,8 @@ from palimpsest.app.agent import serve_agent
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import SamplerError
 from palimpsest.rollout.trajectory_file import turn_from_json
-from palimpsest.servers.openai.agent_app import ServerLimits
-from palimpsest.servers.openai.chat_completions import unboxed
-from palimpsest.servers.openai.served_episodes import Bounds
+from palimpsest.servers.openai.answer_text import unboxed
+from palimpsest.servers.openai.served_episodes import ServerLimits
 from support.serving import body, scripted
 
 FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(12))
@@ -240,7 +239,7 @@ async def test_a_client_that_times_out_and_comes_back_finds_its_episode() -> Non
 
 
 async def test_an_episode_that_nobody_waits_for_is_cancelled() -> None:
-    client, service, sampler = scripted(None, gate=asyncio.Event(), limits=ServerLimits(bounds=Bounds(linger_s=0.01)))
+    client, service, sampler = scripted(None, gate=asyncio.Event(), limits=ServerLimits(linger_s=0.01))
     request = asyncio.create_task(client.post(PATH, json=about("Who?")))
     while not sampler.prompts:
         await asyncio.sleep(0.01)
@@ -253,7 +252,7 @@ async def test_an_episode_that_nobody_waits_for_is_cancelled() -> None:
 
 async def test_beyond_the_queue_requests_are_told_to_come_later() -> None:
     gate = asyncio.Event()
-    client, service, _ = scripted(None, gate=gate, limits=ServerLimits(bounds=Bounds(running=1, waiting=1)))
+    client, service, _ = scripted(None, gate=gate, limits=ServerLimits(running=1, waiting=1))
     requests = list[asyncio.Task[Any]]()
     for number in range(2):
         requests.append(asyncio.create_task(client.post(PATH, json=about(f"Who{number}?"))))
@@ -270,7 +269,7 @@ async def test_beyond_the_queue_requests_are_told_to_come_later() -> None:
     ("script", "limits", "status", "code"),
     [
         ({"failure": SamplerError("http://10.0.0.7/x: gone")}, ServerLimits(), 503, "engine_failed"),
-        ({"gate": asyncio.Event()}, ServerLimits(bounds=Bounds(episode_s=0.05)), 504, "timed_out"),
+        ({"gate": asyncio.Event()}, ServerLimits(episode_s=0.05), 504, "timed_out"),
         ({"failure": RuntimeError("no idea of /srv/x")}, ServerLimits(), 500, "policy_failed"),
     ],
 )
@@ -343,7 +342,7 @@ async def test_a_document_that_is_cut_is_told_or_refused() -> None:
 
 
 async def test_an_episode_lingers_from_the_last_leave_on() -> None:
-    client, service, sampler = scripted(None, gate=asyncio.Event(), limits=ServerLimits(bounds=Bounds(linger_s=0.4)))
+    client, service, sampler = scripted(None, gate=asyncio.Event(), limits=ServerLimits(linger_s=0.4))
     first = asyncio.create_task(client.post(PATH, json=about("Who?", stream=True)))
     while not sampler.prompts:
         await asyncio.sleep(0.01)
@@ -436,7 +435,7 @@ async def test_the_agent_is_the_one_model() -> None:
 
 
 async def test_memory_is_given_back_once_nothing_has_run_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, service, _ = scripted(None, limits=ServerLimits(bounds=Bounds(rest_s=0.2)))
+    client, service, _ = scripted(None, limits=ServerLimits(rest_s=0.2))
     rests = list[int]()
     monkeypatch.setattr(type(service.agent), "rest", lambda _: rests.append(service.episodes.running))
     for question in ("Who?", "What?"):

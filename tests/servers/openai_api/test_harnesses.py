@@ -16,7 +16,7 @@ import pytest
 
 import palimpsest
 from palimpsest.data.synthetic.documents import make_problem
-from palimpsest.servers.openai.chat_completions import unboxed
+from palimpsest.servers.openai.answer_text import unboxed
 from support.serving import server
 
 SECTION = (Path(__file__).parents[3] / "docs" / "serving.md").read_text().split("\n## Under lm-eval and inspect\n")[1]

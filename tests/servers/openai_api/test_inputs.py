@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from palimpsest.servers.http_service import Refused
-from palimpsest.servers.openai.request_bodies import Ask, FilePart, Message, Own
-from palimpsest.servers.openai.request_inputs import DocumentRule, Input, input_of
+from palimpsest.servers.openai.message_documents import DocumentRule
+from palimpsest.servers.openai.request_bodies import FilePart, Message
+from support.chat_templates import FoundQuery, found_query
 
 
-def read(*messages: Message, room: int = 1000, **own: Any) -> Input:
-    """`room`: characters of the longest question."""
-
-    def text_of_file(part: FilePart) -> tuple[str, str]:
-        return part.name, part.data.decode()
-
-    def takes(questions: Sequence[str]) -> bool:
-        return sum(map(len, questions)) <= room
-
-    return input_of(Ask("palimpsest", messages, Own(**own)), text_of_file, takes)
+def read(*messages: Message, room: int = 1000, **own: Any) -> FoundQuery:
+    return found_query(messages, room, **own)
 
 
-def text_of(found: Input) -> str:
-    assert found.document is not None
+def text_of(found: FoundQuery) -> str:
     return found.document.text
 
 
@@ -43,7 +34,6 @@ def test_files_of_all_messages_in_their_order_are_the_document() -> None:
     one, two = FilePart(b"one", "a.txt"), FilePart(b"two", "b.txt")
     found = read(user("First?", one), Message("assistant", "Yes."), user("And then?", two))
     assert found.rule is DocumentRule.FILES
-    assert found.document is not None
     assert [part.file for part in found.document.parts] == ["a.txt", "b.txt"]
     assert found.questions == ("And then?",)
 
@@ -51,7 +41,6 @@ def test_files_of_all_messages_in_their_order_are_the_document() -> None:
 def test_earlier_messages_are_the_document_with_their_roles() -> None:
     found = read(Message("system", "Be short."), user("Anna is here."), Message("assistant", "Good."), user("Who?"))
     assert found.rule is DocumentRule.MESSAGES
-    assert found.document is not None
     assert found.document.text == "user:\nAnna is here.\n\nassistant:\nGood."
     assert (found.questions, found.instructions) == (("Who?",), "Be short.")
     assert found.asked == ("Be short.\n\nWho?",)
@@ -95,8 +84,6 @@ def test_one_paragraph_is_read_and_asked() -> None:
     found = read(user("Anna sells tea. Who sells tea?"))
     assert (found.rule, text_of(found)) == (DocumentRule.WHOLE, "Anna sells tea. Who sells tea?")
     assert found.questions == (text_of(found),)
-    found = read(user("Anna sells tea. Who sells tea?"), room=20)
-    assert (text_of(found), found.questions) == ("Anna sells tea.", ("Who sells tea?",))
 
 
 @pytest.mark.parametrize(
@@ -119,3 +106,16 @@ def test_what_asks_nothing_or_holds_nothing_is_refused(messages: list[Message], 
 def test_one_endless_paragraph_asks_nothing() -> None:
     with pytest.raises(Refused, match="a paragraph of its own"):
         read(user("word " * 1000))
+
+
+@pytest.mark.parametrize("end", ["Thanks!", "Thank you so much.", "many thanks in advance"])
+def test_thanks_at_the_end_are_no_question(end: str) -> None:
+    found = read(user(f"Anna is here.\n\nWho?\n\n{end}"))
+    assert (found.rule, text_of(found), found.questions) == (DocumentRule.PARAGRAPH, "Anna is here.", ("Who?",))
+
+
+def test_what_a_tool_gave_is_the_document() -> None:
+    call, given = Message("assistant", ""), Message("tool", "Anna is here.")
+    for messages in ((user("Who?"), call, given), (given, user("Who?"))):
+        found = read(*messages)
+        assert (found.rule, text_of(found), found.questions) == (DocumentRule.TOOLS, "Anna is here.", ("Who?",))

@@ -104,11 +104,11 @@ async def test_unsupported_parameters_of_responses_and_of_messages_are_ignored_t
     answer = await client.post("/v1/responses", json=given)
     assert (answer.status_code, answer.headers["X-Palimpsest-Ignored"]) == (200, "top_logprobs,reasoning")
     said = [
-        {"role": "assistant", "content": "Hello.", "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "content": "Hello.", "function_call": {"name": "f"}},
         {"role": "user", "content": QUESTION},
     ]
     answer = await client.post(PATH, json={"model": "palimpsest", "messages": said})
-    assert (answer.status_code, answer.headers["X-Palimpsest-Ignored"]) == (200, "messages.0.tool_calls")
+    assert (answer.status_code, answer.headers["X-Palimpsest-Ignored"]) == (200, "messages.0.function_call")
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 
 import pytest
 
-from palimpsest.servers.openai.request_bodies import Ask, Message, Own
-from palimpsest.servers.openai.request_inputs import DocumentRule, Input, input_of
+from palimpsest.servers.openai.message_documents import DocumentRule
+from palimpsest.servers.openai.request_bodies import Message
 from support.chat_templates import LIBRECHAT, OPEN_WEBUI, OTHER, QUESTION, SOURCES, STORY
+from support.chat_templates import found_query as read
 from support.serving import scripted
 
 QUERY = "\n<user_query>\n{question}\n</user_query>\n"
@@ -34,6 +35,21 @@ ANYTHING_LLM = (
     "Given the following conversation, relevant context, and a follow up question, reply with an answer to the current "
     f"question the user is asking.\nContext:\n[CONTEXT 0]:\n{STORY}\n[END CONTEXT 0]\n\n"
 )
+
+
+OLD_OPEN_WEBUI = f"""Use the following context as your learned knowledge, inside <context></context> XML tags.
+<context>
+{STORY}
+</context>
+
+When answer to user:
+- If you don't know, just say that you don't know.
+- If you don't know when you are not sure, ask for clarification.
+Avoid mentioning that you obtained the information from the context.
+And answer according to the language of the user's question.
+
+Given the context information, answer the query.
+Query: {QUESTION}"""
 
 
 def chat(*texts: str) -> tuple[Message, ...]:
@@ -80,8 +96,13 @@ PROMPTS: dict[str, tuple[tuple[Message, ...], DocumentRule]] = {
     "AnythingLLM": (chat(ANYTHING_LLM, QUESTION), DocumentRule.LABEL),
     "a label and a question": (chat("", f"Context: {STORY}\n\n{QUESTION}"), DocumentRule.LABEL),
     "a heading": (chat("", f"## Context\n{STORY}\n\n## Question\n{QUESTION}"), DocumentRule.LABEL),
-    "dashes": (chat("", f"---\n{STORY}\n---\n{QUESTION}"), DocumentRule.FENCE),
-    "a fence, question first": (chat("", f"{QUESTION}\n```\n{STORY}\n```"), DocumentRule.FENCE),
+    "Open WebUI, older": (chat("", OLD_OPEN_WEBUI), DocumentRule.TAGS),
+    "contexts": (
+        chat("", f"<contexts>\n<context>{STORY}</context>\n<context>{OTHER}</context>\n</contexts>\n\n{QUESTION}"),
+        DocumentRule.TAGS,
+    ),
+    "JSON": (chat("", json.dumps({"context": STORY, "question": QUESTION})), DocumentRule.LABEL),
+    "JSON, several": (chat("", json.dumps({"query": QUESTION, "passages": [STORY, OTHER]})), DocumentRule.LABEL),
     "pasted, question last": (chat("", f"{STORY}\n\n{QUESTION}"), DocumentRule.PARAGRAPH),
     "pasted, question first": (chat("", f"{QUESTION}\n\n{STORY}"), DocumentRule.FIRST),
     "pasted, on the next line": (chat("", f"{STORY}\n{QUESTION}"), DocumentRule.PARAGRAPH),
@@ -94,24 +115,11 @@ PROMPTS: dict[str, tuple[tuple[Message, ...], DocumentRule]] = {
 }
 
 
-def read(messages: Sequence[Message], room: int) -> Input:
-    """`room`: characters of the longest question."""
-
-    def takes(questions: Sequence[str]) -> bool:
-        return sum(map(len, questions)) <= room
-
-    def no_file(_: object) -> tuple[str, str]:
-        raise AssertionError("no file was sent")
-
-    return input_of(Ask("palimpsest", tuple(messages), Own()), no_file, takes)
-
-
 @pytest.mark.parametrize("room", [40, 100_000])
 @pytest.mark.parametrize("name", PROMPTS)
 def test_the_document_and_the_question_are_found(name: str, room: int) -> None:
     messages, rule = PROMPTS[name]
     found = read(messages, room)
-    assert found.document is not None
     assert (found.rule, found.questions) == (rule, (QUESTION,))
     assert STORY in found.document.text
     for boilerplate in ("###", "Use the", "Given the", "[CDATA", "<", "```", "---", "Answer"):
@@ -134,17 +142,14 @@ def test_instructions_are_passed_where_there_is_room_but_not_those_that_say_noth
 def test_sources_are_parts_under_their_names() -> None:
     for name in ("Open WebUI", "documents, question last"):
         document = read(PROMPTS[name][0], 100_000).document
-        assert document is not None
         assert [part.file for part in document.parts] == ["a.txt", "b.txt"]
         assert [document.text[part.start : part.end] for part in document.parts] == [STORY, OTHER]
     document = read(PROMPTS["LibreChat, text as a system message"][0], 100_000).document
-    assert document is not None
     assert [part.file for part in document.parts] == ["a.txt"]
 
 
 def test_what_was_said_before_is_read_after_the_sources() -> None:
     document = read(PROMPTS["Open WebUI, second question"][0], 100_000).document
-    assert document is not None
     assert document.text.index("user:\nWho plays harp?\n\nassistant:\nRoy.") < document.text.index(STORY)
 
 
@@ -158,7 +163,6 @@ def test_a_long_text_is_read_whole_whatever_it_holds() -> None:
         chat(story, QUESTION),
     ):
         found = read(messages, 100_000)
-        assert found.document is not None
         assert story.strip() in found.document.text
         assert found.questions == (QUESTION,)
 

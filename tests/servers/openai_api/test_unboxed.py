@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from palimpsest.servers.openai.chat_completions import Unboxed, unboxed
+from palimpsest.servers.openai.answer_text import UnboxedText, unboxed
 
 TEXTS = {
     r"\boxed{tea}": "tea",
@@ -34,7 +34,7 @@ def test_boxes_are_opened_and_nothing_else_is_changed(text: str) -> None:
 def test_pieces_are_the_whole_however_it_is_cut(text: str) -> None:
     draw = random.Random(5)
     for _ in range(30):
-        stream, given, rest = Unboxed(), "", text
+        stream, given, rest = UnboxedText(), "", text
         while rest:
             count = draw.randint(1, 4)
             given += stream.feed(rest[:count])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from palimpsest import evaluate, train
 from palimpsest.evaluation.episode_files import EPISODES
-from palimpsest.rollout.trajectory_file import encode_groups, read_groups
+from palimpsest.rollout.trajectory_file import NO_TOKENIZER, encode_groups, read_groups
 from palimpsest.text.codec import Codec
 from support.command import Run
 from support.endpoint_server import Server, endpoint_server
@@ -27,8 +27,8 @@ def test_records_of_a_chat_endpoint_are_rejected_by_the_tokenizer_that_they_name
 ) -> None:
     out = tmp_path / "e"
     with endpoint_server(Server(takes="chat")) as server:
-        asked = ("eval", "--model", "served", "--base-url", server.url, "--tokenizer", str(tiny_model_folder))
-        settings = [word for key, value in RECORDED.items() for word in ("--set", f"{key}={value}")]
+        asked = ("eval", "served", "--base-url", server.url, "--tokenizer", str(tiny_model_folder))
+        settings = [f"{key}={value}" for key, value in RECORDED.items()]
         done = palimpsest(*asked, "--chunks", "2", "--limit", "2", "--no-baselines", *settings, "--out", str(out))
     assert done.returncode == 0, done.stderr
     for model in (tiny_model_folder, "embedded"):
@@ -43,12 +43,12 @@ def test_records_of_an_endpoint_that_name_no_tokenizer_are_rejected(
 ) -> None:
     out = tmp_path / "e"
     with endpoint_server(Server(takes="chat")) as server:
-        asked = ("eval", "--model", "served", "--base-url", server.url, "--chunks", "2", "--limit", "2")
-        settings = [word for key, value in RECORDED.items() for word in ("--set", f"{key}={value}")]
+        asked = ("eval", "served", "--base-url", server.url, "--chunks", "2", "--limit", "2")
+        settings = [f"{key}={value}" for key, value in RECORDED.items()]
         assert palimpsest(*asked, "--no-baselines", *settings, "--out", str(out)).returncode == 0
     file = out / EPISODES
     file.write_bytes(encode_groups(read_groups(file).groups))  # as earlier versions wrote it
-    assert not read_groups(file).tokenizers
+    assert read_groups(file).tokenizers == {NO_TOKENIZER}
     code, said = imitated(palimpsest, file, "embedded", tmp_path / "sft")
     assert code == 2
     assert "was sampled at an endpoint (mode chat) and doesn't say of which tokenizer" in said
@@ -62,10 +62,21 @@ def test_records_of_a_model_are_imitated_by_models_of_its_tokenizer_alone(
     evaluate(tiny_model_folder, chunks=1, limit=1, overrides=RECORDED, baselines=False, out=tmp_path / "e", quiet=True)
     own = Codec.load(str(tiny_model_folder)).digest
     assert read_groups(tmp_path / "e" / EPISODES).tokenizers == {own}
-    for number, records in enumerate((run, run / "trajectories", tmp_path / "e" / EPISODES)):
+    file = tmp_path / "e" / EPISODES
+    for number, records in enumerate((run, run / "trajectories", file, file.parent)):
         code, said = imitated(palimpsest, records, "embedded", tmp_path / f"other{number}")
         assert code == 2
         assert "another" in said
         assert own in said
         code, said = imitated(palimpsest, records, tiny_model_folder, tmp_path / f"own{number}")
         assert code == 0, said
+    unnamed = tmp_path / "apart" / "unnamed.jsonl.zst"
+    unnamed.parent.mkdir()
+    for content in (
+        encode_groups(read_groups(file).groups),
+        file.read_bytes() + encode_groups(read_groups(file).groups),
+    ):
+        unnamed.write_bytes(content)
+        code, said = imitated(palimpsest, unnamed, tiny_model_folder, tmp_path / "none")
+        assert code == 2
+        assert "doesn't say of which tokenizer" in said

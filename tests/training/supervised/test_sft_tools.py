@@ -372,7 +372,7 @@ def test_the_command_learns_conversations_and_then_its_own_best_episodes(
     assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
     (tmp_path / "played" / "trajectories").mkdir(parents=True)
     record = tmp_path / "played" / "trajectories" / "step-000001.jsonl.zst"
-    record.write_bytes(encode_groups(sample_groups(2)))
+    record.write_bytes(encode_groups(sample_groups(2), Codec.load(str(model)).digest))
     options = ("--from", str(tmp_path / "played"), "--keep", "correct", "--out", str(tmp_path / "second"))
     done = palimpsest("sft", "memagent-quickstart", *options, *sizes)
     assert done.returncode == 0

@@ -19,14 +19,12 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.files.text_files import TextDocument, read_files
 from palimpsest.errors import ConfigError
 from palimpsest.events import Event, MemoryUngrounded, of_type
-from palimpsest.metrics.reading_trace import GroupTexts, last_memory, origins, readings
-from palimpsest.plugins import held_by
+from palimpsest.metrics.reading_trace import GroupTexts, MemoryChange, MemoryChanges, last_memory, origins, readings
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.rollout.episode import ANSWER, failure
 from palimpsest.text.answers import extract, final_answer
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import spoken
-from palimpsest.text.sentences import sentences
 from palimpsest.types import Outcome, Problem, Question, Trajectory, Turn
 
 Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -43,34 +41,6 @@ class Quote:
     end: int
     kept: str
     """The sentence as the memory has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryChange:
-    """What one reading turn did to the memory."""
-
-    turn: int
-    """From 0."""
-    turns: int
-    """How many sections there are to read; 0: not known."""
-    memory: str
-    """After it."""
-    before: str
-
-    @property
-    def added(self) -> tuple[str, ...]:
-        """Sentences that are new."""
-        return _without(self.memory, self.before)
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Sentences that are gone."""
-        return _without(self.before, self.memory)
-
-
-def _without(text: str, other: str) -> tuple[str, ...]:
-    known = set(sentences(other))
-    return tuple(each for each in sentences(text) if each not in known)
 
 
 OnMemory = Callable[[MemoryChange], None]
@@ -189,7 +159,7 @@ async def ask_async(
     no error: `outcome` and `failure` tell.
     """
     questions = _questions(question)
-    things = Objects("palimpsest.ask", held_by(model))
+    things = Objects("palimpsest.ask", model)
     shown = progress or suitable_progress(quiet=quiet)
     with things.known(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
         policy, overrides = things.agent(policy, overrides, None)
@@ -248,26 +218,6 @@ async def _answer(
     return asked_of(agent.config, problem, document, trajectory, codec)
 
 
-class MemoryChanges:
-    """Tells what the turns of an episode did to its memory, one after the other."""
-
-    def __init__(self, codec: Codec, sections: int) -> None:
-        self._codec, self._sections = codec, sections
-        self._before, self._turns = "", 0
-
-    def of(self, turn: Turn, events: Sequence[Event]) -> MemoryChange | None:
-        """None where it wrote none."""
-        number, self._turns = self._turns, self._turns + 1
-        if turn.name == ANSWER:
-            return None
-        alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED, None, tuple(events))
-        memory = last_memory(alone, GroupTexts(self._codec))
-        if memory is None:
-            return None
-        before, self._before = self._before, memory.text
-        return MemoryChange(number, self._sections, memory.text, before)
-
-
 def asked_of(
     config: RunConfig, problem: Problem, document: TextDocument, trajectory: Trajectory, codec: Codec
 ) -> Asked:
@@ -319,4 +269,11 @@ def _questions(question: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _named(files: Files) -> list[str]:
-    return [os.fspath(each) for each in ([files] if isinstance(files, str | os.PathLike) else files)]
+    listed = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
+    for each in listed:
+        if not isinstance(each, str | os.PathLike):
+            raise ConfigError(
+                f"palimpsest.ask(files=...): {each!r:.60} is of type {type(each).__name__}: give files or folders; "
+                "palimpsest.play takes a text, palimpsest.evaluate a list of problems"
+            )
+    return [os.fspath(each) for each in listed]

@@ -19,7 +19,6 @@ from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError
 from palimpsest.events import DocumentTruncated
 from palimpsest.metrics.reading_trace import GroupTexts, memories
-from palimpsest.plugins import held_by
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing, graded
 from palimpsest.rollout.episode import failure
@@ -149,7 +148,7 @@ async def play_async(
 
     Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
     """
-    things = Objects("palimpsest.play", held_by(model))
+    things = Objects("palimpsest.play", model)
     with things.known(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
         policy, overrides = things.agent(policy, overrides, reward)
         remote = Remote.named(base_url, api_key_env, tokenizer)

@@ -7,14 +7,11 @@ Forms that name an episode. Group, rollout and turn are positions from 0, as in 
     evals/a#/e/3/2/t/5                                 an evaluation, or a file, and the link's short form
     evals/a                                            the first episode of its agent that is recorded
 
-Files that its origin is read from, and the keys of its draws:
-
-    RUN/trajectories/step-000400.jsonl.zst     the run's config.yaml; draws keyed by (seed, train, step, round)
-    EVAL/episodes.jsonl.zst                    evaluation.json, and the run that the model comes from; (seed, eval, set)
+The record says by which key an episode was drawn (`Group.key`). The rest is in the files next to it: the run's
+config.yaml, or evaluation.json.
 
 Weights of a training episode are those of the checkpoint with the number of optimiser steps that the recorded turns
 name, else of the nearest one. Weights of an evaluation are those whose fingerprint is in its identity.
-`RecordedWeights` reports which were found and whether they are the same.
 
 Not covered: endpoints, whose draws have no key; baselines, whose options no file holds; custom engines.
 """
@@ -30,7 +27,7 @@ from typing import Any
 
 from palimpsest.app.composition import weights_fingerprint
 from palimpsest.app.config_resolution import on_embedded
-from palimpsest.app.evaluate.rescoring import with_judge_address
+from palimpsest.app.evaluate.regrading import with_judge_address
 from palimpsest.app.resume import COLD_START
 from palimpsest.config.load import parse_config
 from palimpsest.config.model import named
@@ -38,7 +35,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES, read_episodes
-from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, SUMMARY, read_identity
+from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, SUMMARY, Cell, read_identity, read_samples
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.group import build_variant, is_variant
@@ -47,7 +44,7 @@ from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint
 from palimpsest.runs.run_folder import CONFIG, TRAJECTORIES, load_config
 from palimpsest.seeding import Key
 from palimpsest.types import Grade, Group, Problem, Trajectory
-from palimpsest.viewer.records.episode_rows import checked
+from palimpsest.viewer.records.record_index import checked
 
 # ---- Location of an episode ----------------------------------------------------------------------------------
 
@@ -72,32 +69,23 @@ class EpisodePlace:
     def owners(self) -> list[Path]:
         """The file, and the run and evaluation that it belongs to."""
         above = self.file.resolve().parents[:2]
-        return [
-            self.file,
-            *(folder for folder in above if any((folder / each).is_file() for each in (CONFIG, SAMPLES))),
-        ]
+        return [self.file, *(each for each in above if (each / CONFIG).is_file() or (each / SAMPLES).is_file())]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """An episode of a file."""
+    """An episode of a file. Its problem is without the document, which a record leaves out."""
 
     place: EpisodePlace
-    recorded: Group
-    """Its group."""
-
-    @property
-    def problem(self) -> Problem:
-        """Without its document, which a record leaves out."""
-        return self.recorded.problem
+    group: Group
 
     @property
     def trajectory(self) -> Trajectory:
-        return self.recorded.trajectories[self.place.rollout]
+        return self.group.trajectories[self.place.rollout]
 
     @property
     def grade(self) -> Grade:
-        return self.recorded.grades[self.place.rollout]
+        return self.group.grades[self.place.rollout]
 
 
 def place_of(
@@ -117,25 +105,12 @@ def place_of(
     given = {"step": step, "group": group, "rollout": rollout, "turn": turn}
     known = linked | {name: value for name, value in given.items() if value is not None}
     if not known.keys() & {"group", "rollout"} and (Path(path) / EPISODES).is_file():
-        known |= {"group": first_of_an_agent(Path(path) / EPISODES) or 0, "rollout": 0}
+        known |= {"group": _first_of_an_agent(Path(path)) or 0, "rollout": 0}
     for name in ("group", "rollout"):
         if name not in known:
             raise ConfigError(f"{episode}: which {name} is not said; give --{name}, or {_FORMS}")
     numbers = {name: int(value) for name, value in known.items() if name != "step"}
     return EpisodePlace(_file(Path(path), known.get("step")), numbers["group"], numbers["rollout"], numbers.get("turn"))
-
-
-def is_baseline(name: str) -> bool:
-    """Whether the set of an evaluation is that of a baseline, which writes no memory."""
-    return name.endswith((", closed book", ", whole document", ", retrieval"))
-
-
-def first_of_an_agent(file: Path) -> int | None:
-    """The place of the first group in an evaluation's record that isn't a baseline's: those end early, so they stand
-    before it. Raises DataError."""
-    groups = read_episodes(file).groups
-    names = (group.trajectories[0].group_id.removesuffix(f"/{group.problem.id}") for group in groups)
-    return next((at for at, name in enumerate(names) if not is_baseline(name)), None)
 
 
 def _file(path: Path, step: int | str | None) -> Path:
@@ -169,22 +144,11 @@ def read_episode(place: EpisodePlace) -> RecordedEpisode:
     return RecordedEpisode(place, checked(place.file, group))
 
 
-# ---- Origin of an episode, read from the files around it -----------------------------------------------------
+# ---- Origin of an episode, read from the record and the files around it --------------------------------------
 
 
-_LOOKED_AT = (64, 2048)
-"""Problems of an evaluation's data among which one is looked for: first few, then many."""
-_TRAINED = re.compile(r"(?P<step>\d+)/(?P<round>\d+)/")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedWeights:
-    """Of a model in a folder."""
-
-    path: str
-    same: bool
-    """Whether they are those that sampled the episode, as far as the files tell."""
-    told: str
+_SEARCHED = 2048
+"""Problems of an evaluation's data among which one is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,37 +159,34 @@ class EpisodeOrigin:
     """With the weights' folder as its model."""
     policy: MemoryPolicy
     key: tuple[Key, ...]
-    """The draws of turn t are keyed by (*key, problem, rollout, t)."""
-    training: bool
-    """Whether it was played to be trained on, with the training's sampling and the whole of its reward."""
-    weights: RecordedWeights
-    drawn: tuple[int, int] | None = None
-    """Of training: step and round, for its data source."""
+    """Of the group's draws."""
+    weights: str
+    """Which these are, and whether they sampled the episode, in words."""
+
+    @property
+    def training(self) -> bool:
+        """Whether it was played to be trained on, with the training's sampling and the whole of its reward."""
+        return self.key[1] == "train"
 
     def find_problem(self, problem: Problem) -> Problem | None:
         """The same problem with its document, from the data; None if it isn't there, or the data no longer is."""
+        wanted = (problem.id, problem.question, problem.answers)
         try:
-            return next((each for each in self._problems(problem) if _same(each, problem)), None)
+            found = (each for each in self._problems(problem) if (each.id, each.question, each.answers) == wanted)
+            return next(found, None)
         except (PalimpsestError, OSError):
             return None
 
     def _problems(self, problem: Problem) -> Iterator[Problem]:
-        data = self.config.data
         size = problem.metadata.get("chunks", problem.metadata.get("objectives"))
         size = size if type(size) is int else None
-        if self.drawn is None:
-            source = build_source(data, split="eval")
-            for count in _LOOKED_AT:
-                yield from source.problems(step=0, count=count, size=size)
+        source = build_source(self.config.data, split="train" if self.training else "eval")
+        if not self.training:
+            yield from source.problems(step=0, count=_SEARCHED, size=size)
             return
-        step, round_number = self.drawn
-        source, most = build_source(data, split="train"), self.config.train.prompts_per_step
+        (step, round_number), most = map(int, self.key[2:4]), self.config.train.prompts_per_step
         for count in (most, *range(1, most if round_number else 1)):  # a refill asks for those that are missing
             yield from source.problems(step=step - 1, count=count, round=round_number, size=size)
-
-
-def _same(one: Problem, other: Problem) -> bool:
-    return (one.id, one.question, one.answers) == (other.id, other.question, other.answers)
 
 
 def origin_of(episode: RecordedEpisode, model: str | None) -> EpisodeOrigin:
@@ -233,74 +194,63 @@ def origin_of(episode: RecordedEpisode, model: str | None) -> EpisodeOrigin:
 
     Raises ConfigError, DataError or RunError.
     """
-    folder = episode.place.file.absolute().parent
-    if (folder.parent / CONFIG).is_file():
-        return _of_training(episode, folder.parent, model)
-    if (folder / IDENTITY).is_file():
-        return _of_evaluation(episode, folder, model)
-    raise RunError(
-        f"{episode.place.file}: lies in no run ({CONFIG}) and no evaluation ({IDENTITY}), so how it was played isn't "
-        "known; give the file where it was written"
-    )
+    file, key = episode.place.file, episode.group.key
+    folder = file.absolute().parent
+    is_training = (folder.parent / CONFIG).is_file()
+    if not is_training and not (folder / IDENTITY).is_file():
+        raise RunError(
+            f"{file}: lies in no run ({CONFIG}) and no evaluation ({IDENTITY}), so how it was played isn't known; give "
+            "the file where it was written"
+        )
+    if len(key) < (4 if is_training else 3) or (key[1] == "train") != is_training:
+        raise DataError(f"{file}: group {episode.trajectory.group_id!r} doesn't say by which key it was drawn")
+    return _of_training(episode, folder.parent, model) if is_training else _of_evaluation(episode, folder, model)
 
 
 def _of_training(episode: RecordedEpisode, run: Path, model: str | None) -> EpisodeOrigin:
-    config, trajectory = load_config(run), episode.trajectory
-    match = _TRAINED.match(trajectory.group_id)
-    if match is None:
-        raise DataError(
-            f"{episode.place.file}: group {trajectory.group_id!r} is no group of a training; replay knows none"
-        )
-    step, round_number = int(match["step"]), int(match["round"])
-    rest = trajectory.group_id[match.end() :].removeprefix(episode.problem.id)
-    occurrence: tuple[Key, ...] = ("occurrence", int(rest[1:])) if rest.startswith("#") else ()
+    config, trajectory, key = load_config(run), episode.trajectory, episode.group.key
     variant = build_variant(config) if is_variant(trajectory) else None
-    weights = _given(model) if model is not None else _trained_weights(run, config, trajectory, step)
+    path, told = _given(model) if model is not None else _trained_weights(run, config, trajectory, int(key[2]))
     return EpisodeOrigin(
-        config=_with_model(config, weights.path),
-        policy=variant.policy if variant else build_policy(config.policy),
-        key=(config.seed, "train", step, round_number, *occurrence),
-        training=True,
-        weights=weights,
-        drawn=(step, round_number),
+        _with_model(config, path), variant.policy if variant else build_policy(config.policy), key, told
     )
 
 
 def _of_evaluation(episode: RecordedEpisode, folder: Path, model: str | None) -> EpisodeOrigin:
-    identity = read_identity(folder)
-    name = episode.trajectory.group_id.removesuffix(f"/{episode.problem.id}")
+    identity, played = read_identity(folder), episode.trajectory.group_id
+    cell = next((each.cell for each in read_samples(folder / SAMPLES)[0] if each.group_id == played), None)
+    if cell is None:
+        raise RunError(f"{folder / SAMPLES}: holds no line of {played}, so how it was played isn't known")
     if "endpoint" in identity and model is None:
         raise ConfigError(
             f"{folder}: was played at an endpoint, whose draws nothing repeats; give --model of weights here"
         )
-    policy = _policy(identity, name, folder)
-    weights = _given(model) if model is not None else _evaluated_weights(folder, identity)
-    run = _run_around(Path(weights.path))
-    config = _identified(RunConfig() if run is None else load_config(run), identity, policy, folder)
-    return EpisodeOrigin(
-        config=_with_model(config, weights.path),
-        policy=build_policy(policy),
-        key=(config.seed, "quickstart" if "trained" in identity else "eval", name),
-        training=False,
-        weights=weights,
-    )
+    policy = _policy(identity, cell, folder)
+    path, told = _given(model) if model is not None else _evaluated_weights(folder, identity)
+    run = Path(path).absolute().parent.parent  # that a checkpoint belongs to
+    in_run = Path(path).parent.name == CHECKPOINTS and (run / CONFIG).is_file()
+    config = _identified(load_config(run) if in_run else RunConfig(), identity, policy, folder)
+    return EpisodeOrigin(_with_model(config, path), build_policy(policy), episode.group.key, told)
 
 
-def _policy(identity: Mapping[str, Any], name: str, folder: Path) -> PolicyConfig:
-    """Who played a set: a sweep's and a quickstart's sets say it in their names."""
-    policies = {title: PolicyConfig.model_validate(each) for title, each in identity.get("policies", {}).items()}
-    if is_baseline(name):
-        first = first_of_an_agent(folder / EPISODES)
+def _policy(identity: Mapping[str, Any], cell: Cell, folder: Path) -> PolicyConfig:
+    """Who played a cell."""
+    played = identity.get("policies", {}).get(cell.player)
+    if played is None:
+        first = _first_of_an_agent(folder)
         where = "" if first is None else f", the first is --group {first}"
         raise ConfigError(
-            f"{folder}: {name!r} is a baseline's, which writes no memory; replay an episode of the agent{where}"
+            f"{folder}: {cell.title!r} is a baseline's, which writes no memory; replay an episode of the agent{where}"
         )
-    told = [title for title in policies if name.startswith((f"{title}, ", f"{title}@"))]
-    if len(policies) != 1 and len(told) != 1:
-        raise RunError(
-            f"{folder / IDENTITY}: which of {', '.join(policies) or 'no policies'} played {name!r} isn't told"
-        )
-    return policies[told[0] if told else next(iter(policies))]
+    return PolicyConfig.model_validate(played)
+
+
+def _first_of_an_agent(folder: Path) -> int | None:
+    """The place of the first group in an evaluation's record that isn't a baseline's: those end early, so they stand
+    before it. Raises DataError."""
+    agents = {sample.group_id for sample in read_samples(folder / SAMPLES)[0] if not sample.baseline}
+    groups = enumerate(read_episodes(folder / EPISODES).groups)
+    return next((place for place, group in groups if group.trajectories[0].group_id in agents), None)
 
 
 def _identified(config: RunConfig, identity: Mapping[str, Any], policy: PolicyConfig, folder: Path) -> RunConfig:
@@ -320,24 +270,26 @@ def _with_model(config: RunConfig, path: str) -> RunConfig:
     return on_embedded(config.model_copy(update={"model": config.model.model_copy(update={"path": path})}))
 
 
-def _given(model: str) -> RecordedWeights:
-    return RecordedWeights(model, False, f"the weights of {model}, as asked for")
+Weights = tuple[str, str]
+"""A model's folder, and in words which weights these are."""
 
 
-def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step: int) -> RecordedWeights:
+def _given(model: str) -> Weights:
+    return model, f"the weights of {model}, as asked for"
+
+
+def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step: int) -> Weights:
     """Those with as many optimiser steps as the recorded turns say, or of the nearest step."""
     version = trajectory.turns[0].completion.policy_version if trajectory.turns else None
     saved = checkpoint_paths(run / CHECKPOINTS)
     models = [_first_model(run, config), *map(str, saved)]
-    versions = [0, *map(_version, saved)]
     told = ["the weights that training began with", *(f"the checkpoint {path.name}" for path in saved)]
-    if version is not None and version in versions:
-        at = versions.index(version)
-        return RecordedWeights(models[at], True, f"{told[at]}, which sampled it")
+    for at, known in enumerate([0, *map(_version, saved)]):
+        if version is not None and known == version:
+            return models[at], f"{told[at]}, which sampled it"
     steps = [0, *map(checkpoint_step, saved)]
     at = min(range(len(steps)), key=lambda each: (abs(steps[each] - (step - 1)), -steps[each]))
-    lost = f"those after step {step - 1}, which sampled it, weren't kept"
-    return RecordedWeights(models[at], False, f"{told[at]}, the nearest: {lost}")
+    return models[at], f"{told[at]}, the nearest: those after step {step - 1}, which sampled it, weren't kept"
 
 
 def _first_model(run: Path, config: RunConfig) -> str:
@@ -346,43 +298,34 @@ def _first_model(run: Path, config: RunConfig) -> str:
     return str(begun[-1]) if config.cold_start is not None and begun else named(config.model.path)
 
 
-def _version(checkpoint: Path) -> int | None:
+def _version(checkpoint: Path) -> object:
     """Optimiser steps that its weights have seen, where its learner says so."""
+    return _value_in(checkpoint / "learner" / "learner.json", "version")
+
+
+def _value_in(path: Path, key: str) -> object:
+    """Of a JSON object in a file; None where there is none."""
     try:
-        version = json.loads((checkpoint / "learner" / "learner.json").read_text("utf-8"))["version"]
+        return json.loads(path.read_text("utf-8"))[key]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return version if type(version) is int else None
 
 
-def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> RecordedWeights:
+def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> Weights:
     """The model with the fingerprint of the identity, among those that the files around name."""
     candidates = list(dict.fromkeys(_models_around(folder)))
     for path in candidates:
         if weights_fingerprint(path) == identity.get("weights"):
-            return RecordedWeights(path, True, f"the weights of {path}, which sampled it")
+            return path, f"the weights of {path}, which sampled it"
     if not candidates:
         raise RunError(f"{folder}: which model played isn't told by any file; give --model")
-    return RecordedWeights(
-        candidates[0], False, f"the weights of {candidates[0]}, which are others than those that sampled it"
-    )
+    return candidates[0], f"the weights of {candidates[0]}, which are others than those that sampled it"
 
 
 def _models_around(folder: Path) -> Iterator[str]:
-    try:
-        model = json.loads((folder / SUMMARY).read_text("utf-8"))["model"]
-    except (OSError, ValueError, LookupError, TypeError):
-        model = None
-    if isinstance(model, str):
+    if isinstance(model := _value_in(folder / SUMMARY, "model"), str):
         yield named(model)
-    for parent in folder.parents:
-        if (parent / CONFIG).is_file():
-            yield from map(str, reversed(checkpoint_paths(parent / CHECKPOINTS)))
-            yield _first_model(parent, load_config(parent))
-            return
-
-
-def _run_around(model: Path) -> Path | None:
-    """The run that a checkpoint belongs to."""
-    run = model.absolute().parent.parent
-    return run if model.parent.name == CHECKPOINTS and (run / CONFIG).is_file() else None
+    run = next((each for each in folder.parents if (each / CONFIG).is_file()), None)
+    if run is not None:
+        yield from map(str, reversed(checkpoint_paths(run / CHECKPOINTS)))
+        yield _first_model(run, load_config(run))

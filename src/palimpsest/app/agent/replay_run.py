@@ -1,9 +1,10 @@
 """Replay of a recorded episode from one of its turns, unchanged or with an edited memory.
 
-Turns before that one stay as recorded. The others are sampled with the run's draw keys, so that with the original
+Turns before that one stay as recorded. The others are sampled with the recorded draw keys, so that with the original
 weights and memory the episode ends in the recorded tokens. An edit replaces the reply of the turn before with one in
-the policy's form that writes the given text (`Teachable.reply`); policy and prompts stay as they are. A text equal to
-the remembered one, except for white space around it, changes nothing. An empty text is the policy's own empty memory.
+the policy's form that writes the given text (`Teachable.reply`), which enters the memory as it is (`StopReason.GIVEN`);
+policy and prompts stay as they are. A text equal to the remembered one, except for white space around it, changes
+nothing. An empty text is the policy's own empty memory.
 
 Guaranteed: the record is only read; a turn whose prompt differs from the recorded one raises an error; the result names
 the weights that played and the origin of the document.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 from palimpsest import files
 from palimpsest.app.agent.recorded_origin import EpisodeOrigin, RecordedEpisode, origin_of, place_of, read_episode
 from palimpsest.app.composition import OpenAgent, with_agent
-from palimpsest.app.evaluate.rescoring import UNSET_URL
+from palimpsest.app.evaluate.regrading import UNSET_URL
 from palimpsest.app.python_calls import blocking
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError, RunError
@@ -53,48 +54,36 @@ class Edit:
     """With the space before it that the recorded memory has; "" for nothing."""
     ids: tuple[int, ...]
     """[T] as prompts show it."""
-    reply: Completion
-    """Of the turn before; no use at turn 0, before which there is none."""
+    reply: Completion | None
+    """Of the turn before; None at turn 0, and where the text says what was remembered."""
     changes: bool
     """Whether it says something else than what was remembered."""
 
     def is_in(self, turn: Turn) -> bool:
         """Whether a prompt shows it; an empty one, where it is all that the memory is."""
         ids = turn.piece("memory")
-        if ids is None:
-            return False
-        return holds(ids, self.ids) if self.text else ids in ((), self.ids)
+        if ids is None or not self.text:
+            return ids in ((), self.ids)
+        places = range(len(ids) - len(self.ids) + 1)
+        return any(ids[at : at + len(self.ids)] == self.ids for at in places)
 
 
 def edited(memory: str, recorded: Trajectory, origin: EpisodeOrigin, turn: int, codec: Codec) -> Edit:
     """`memory` as what `turn` of a recorded episode is to remember. Raises ConfigError where it can't."""
-    policy, name = origin.policy.teachable(), origin.config.policy.name
+    policy, name, memory = origin.policy.teachable(), origin.config.policy.name, memory if memory.strip() else ""
     known = _remembered(recorded, turn, codec)
     if policy is None or (turn == 0 and not origin.policy.takes_memory):
         raise ConfigError(f"--memory: {name} tells no form in which its memory could be written; leave it out")
     if turn and recorded.turns[turn - 1].piece("section") is None:
         raise ConfigError(f"--memory: the turn before {turn} writes no memory; give another --turn, or leave it out")
-    empty = codec.encode(policy.texts.empty_memory)
-    if memory.strip() == codec.decode(known).strip() or (not memory.strip() and list(known) == empty):
-        text = "" if not memory.strip() else codec.decode(known)
-        return Edit(text, tuple(known), recorded.turns[max(turn - 1, 0)].completion, changes=False)
-    text = _as_written(memory, codec.decode(known)) if memory.strip() else ""
-    if not text and turn == 0:
-        return Edit(
-            "", tuple(empty), recorded.turns[0].completion, changes=True
-        )  # an episode without a memory begins so
-    ids = codec.encode(text) if text else _nothing(policy, empty)
-    return Edit(text, tuple(ids), _writing(ids, recorded, origin, policy, turn, codec), changes=True)
-
-
-def holds(ids: Sequence[int], part: Sequence[int]) -> bool:
-    """Whether `part` stands in `ids` as it is.
-
-    >>> holds((1, 2, 3), (2, 3)), holds((1, 2, 3), (1, 3))
-    (True, False)
-    """
-    size = len(part)
-    return any(tuple(ids[at : at + size]) == tuple(part) for at in range(len(ids) - size + 1))
+    empty, was = codec.encode(policy.texts.empty_memory), codec.decode(known)
+    if memory.strip() == was.strip() or (not memory and list(known) == empty):
+        return Edit(memory and was, tuple(known), None, changes=False)
+    if memory and memory == memory.lstrip():  # the space before it is the model's
+        memory = was[: len(was) - len(was.lstrip())] + memory
+    ids = codec.encode(memory) if memory else empty if turn == 0 or len(empty) <= policy.memory_tokens else []
+    reply = _writing(ids, recorded, origin, policy, turn, codec) if turn or memory else None
+    return Edit(memory, tuple(ids), reply, changes=True)
 
 
 def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
@@ -105,36 +94,8 @@ def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
             f"--memory: turn {turn} ({recorded.turns[turn].name}) shows no memory that could be changed; leave it out, "
             "or give another --turn"
         )
-    if turn == 0:
-        return piece
-    before = recorded.turns[turn - 1]
-    written = (each.memory_after for each in readings(recorded, GroupTexts(codec)) if each.turn is before)
-    return next((text.ids or codec.encode(text.text) for text in written), piece)
-
-
-def _as_written(memory: str, known: str) -> str:
-    """`memory` with the space before it that the `known` one has, where it has none of its own.
-
-    >>> _as_written("Anna", " none"), _as_written(" Anna", "none")
-    (' Anna', ' Anna')
-    """
-    lead = known[: len(known) - len(known.lstrip())] if memory == memory.lstrip() else ""
-    return lead + memory
-
-
-def _nothing(policy: Teachable, empty: Sequence[int]) -> Sequence[int]:
-    """[T] what stands for an empty memory: the policy's text for it, or nothing where that is longer than a memory.
-
-    Raises ConfigError where an empty reply leaves the memory as it is.
-    """
-    if 0 < len(empty) <= policy.memory_tokens:
-        return empty
-    if policy.may_keep:
-        raise ConfigError(
-            "--memory is empty, and by policy.options.empty_memory=keep an empty reply leaves the memory as it is; "
-            "give a text"
-        )
-    return ()
+    written = (each for each in readings(recorded, GroupTexts(codec)) if turn and each.turn is recorded.turns[turn - 1])
+    return next((each.memory_after.ids or codec.encode(each.memory_after.text) for each in written), piece)
 
 
 def _writing(
@@ -151,8 +112,8 @@ def _writing(
             f"--memory: the reply that writes it has {len(reply)} tokens, policy.options.reply_tokens="
             f"{origin.policy.written_tokens}; shorten it"
         )
-    version = recorded.turns[turn - 1].completion.policy_version
-    return Completion(tuple(reply), (0.0,) * len(reply), StopReason.STOP, version)
+    version = recorded.turns[max(turn - 1, 0)].completion.policy_version
+    return Completion(tuple(reply), (0.0,) * len(reply), StopReason.GIVEN, version)
 
 
 def _reply(policy: Teachable, ids: Sequence[int], recorded: Trajectory, turn: int, codec: Codec) -> list[int]:
@@ -204,12 +165,7 @@ class Replay:
 
     def to_json(self) -> dict[str, Any]:
         """What `palimpsest replay --json` prints."""
-        ends = {
-            name: {key: getattr(end, key) for key in End.__dataclass_fields__}
-            for name, end in (("recorded", self.recorded), ("replayed", self.replayed))
-        }
-        keys = ("turn", "memory", "given", "first_seen", "parts_at", "weights", "model", "document")
-        return {**ends, **{key: getattr(self, key) for key in keys}, "path": str(self.path)}
+        return {**asdict(self), "path": str(self.path)}
 
 
 async def replay_async(
@@ -225,7 +181,7 @@ async def replay_async(
 ) -> Replay:
     """Play an episode on from a turn, with `memory` as what that turn remembers, and compare the ends.
 
-    - `episode`: a record file, a run or an evaluation, with `#GROUP/ROLLOUT` or the viewer's link; or beside it `step`,
+    - `episode`: a record file, a run or an evaluation, with `#GROUP/ROLLOUT` or the viewer's link; or with `step`,
       `group`, `rollout`, places from 0
     - `turn`: the first that is sampled, from 0; what the turn before wrote is replaced by `memory`, "" for nothing
     - `model`: other weights; by default those that sampled the episode, or the nearest that were kept
@@ -250,12 +206,11 @@ replay = blocking(replay_async)
 
 def _checked(episode: RecordedEpisode, turn: int | None) -> int:
     """The turn to play on from."""
-    trajectory = episode.trajectory
     if turn is None:
         raise ConfigError("which turn to play on from is not said; give --turn, 0 for the first")
-    if not 0 <= turn < len(trajectory.turns):
-        raise ConfigError(f"--turn {turn}: the episode has {len(trajectory.turns)} turns, 0 the first")
-    if any(of_type(each.events, Replayed) for each in episode.recorded.trajectories):
+    if not 0 <= turn < len(episode.trajectory.turns):
+        raise ConfigError(f"--turn {turn}: the episode has {len(episode.trajectory.turns)} turns, 0 the first")
+    if any(of_type(each.events, Replayed) for each in episode.group.trajectories):
         raise ConfigError(f"{episode.place.file}: holds a replay already; replay the episode that it was made from")
     return turn
 
@@ -265,27 +220,35 @@ async def _replayed(
 ) -> Replay:
     recorded, codec = episode.trajectory, agent.engine.codec
     known = list(recorded.turns[:first])
-    problem, prepare, document = _with_document(episode.problem, recorded, origin, codec)
+    problem, prepare, document = _with_document(episode.group.problem, recorded, origin, codec)
     edit = None if memory is None else edited(memory, recorded, origin, first, codec)
     if edit is not None and edit.changes:
         if first == 0:
             problem = replace(problem, memory=edit.text)
-        else:
+        elif edit.reply is not None:
             known[-1] = replace(known[-1], completion=edit.reply)
     trajectory = await _play(problem, origin, agent, known, prepare, recorded)
     _refuse_other_prompts(recorded, trajectory, first)
     first_seen = None if edit is None else _first_seen(edit, trajectory, first)
     text = None if edit is None else edit.text
-    parts_at = _parts_at(recorded, trajectory, first)
     given = text if edit is not None and edit.changes else None
     mark = Replayed(f"{recorded.group_id}, rollout {recorded.rollout}", first, given)
     marked = replace(trajectory, events=(*trajectory.events, Event(mark, first)))  # graders see what was given
     grade = await _graded(problem, marked, origin, agent.engine)
-    both = Group(episode.problem, (replace(recorded, rollout=0), replace(marked, rollout=1)), (episode.grade, grade))
-    path = _written(out / _name(episode, first, text), encode_groups([both]))
-    before, after = _end(recorded, episode.grade, codec), _end(trajectory, grade, codec)
-    seen, weights = (given is not None, first_seen, parts_at), origin.weights
-    return Replay(before, after, first, text, *seen, weights.told, weights.path, document, path)
+    played, grades = (replace(recorded, rollout=0), replace(marked, rollout=1)), (episode.grade, grade)
+    return Replay(
+        recorded=_end(recorded, episode.grade, codec),
+        replayed=_end(trajectory, grade, codec),
+        turn=first,
+        memory=text,
+        given=given is not None,
+        first_seen=first_seen,
+        parts_at=_parts_at(recorded, trajectory, first),
+        weights=origin.weights,
+        model=origin.config.model.path,
+        document=document,
+        path=_written(out / _name(episode, first, text), encode_groups([Group(episode.group.problem, played, grades)])),
+    )
 
 
 async def _play(

@@ -13,18 +13,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.agent.ask_files import MemoryChanges, asked_of
+from palimpsest.app.agent.ask_files import asked_of
 from palimpsest.app.composition import OpenAgent, fitted, open_agent, weights_fingerprint
 from palimpsest.app.config_resolution import Agent
 from palimpsest.app.python_calls import finish
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.model import model_path
-from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.files.text_files import TextDocument
+from palimpsest.config.schema import PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.engines.open import give_back_freed_memory
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import ConfigError, PromptTooLong
-from palimpsest.events import DocumentTruncated, Event
+from palimpsest.events import DocumentTruncated
 from palimpsest.memory.document_baselines import FullContextPolicy, PassagesPolicy, SlidingWindowPolicy
 from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.policy import MemoryPolicy
@@ -33,16 +32,10 @@ from palimpsest.plugin_options import options_of
 from palimpsest.retrieval.search import check_token
 from palimpsest.rollout.episode import OnToken, OnTurn, play
 from palimpsest.servers.http_service import Server, bound, check_host
-from palimpsest.servers.openai.agent_app import (
-    AgentService,
-    ServerLimits,
-    ServerOptions,
-    check_model_name,
-    check_origins,
-)
+from palimpsest.servers.openai.agent_app import AgentService, ServerOptions, check_model_name, check_origins
 from palimpsest.servers.openai.episode_log import Store
-from palimpsest.servers.openai.request_inputs import Input
-from palimpsest.servers.openai.served_agent import Card, Change, Draws, EpisodePlan, Watch
+from palimpsest.servers.openai.served_agent import Card, EpisodePlan, Query
+from palimpsest.servers.openai.served_episodes import ServerLimits
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Question, Trajectory, Turn
 
@@ -95,31 +88,29 @@ def serve_agent(agent: Agent, service: Service, told: Callable[[str], None]) -> 
         store = None if service.store is None else Store(service.store)
         if store is not None:
             stack.callback(store.close)
-        finish(lambda: _serve(agent, config, service, _Opened(taken, store, told)))
+        finish(lambda: _serve(agent, config, service, taken, store, told))
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """What is there before the model is."""
-
-    taken: socket.socket
-    store: Store | None
-    told: Callable[[str], None]
-
-
-async def _serve(agent: Agent, config: RunConfig, service: Service, opened: _Opened) -> None:
+async def _serve(
+    agent: Agent,
+    config: RunConfig,
+    service: Service,
+    taken: socket.socket,
+    store: Store | None,
+    told: Callable[[str], None],
+) -> None:
     open_one = await _opened_agent(config)
     try:
         served = AgentService(
             open_one,
-            opened.store,
+            store,
             model=service.model_name,
             token=service.token,
             limits=service.limits,
             options=service.options,
         )
-        server = Server(served.app(), opened.taken, grace_seconds=service.drain_seconds)
-        opened.told(f"{os.fspath(agent.model)} at {server.url}/v1")
+        server = Server(served.app(), taken, grace_seconds=service.drain_seconds)
+        told(f"{os.fspath(agent.model)} at {server.url}/v1")
         await server.serve_here()
         await served.close()
     finally:
@@ -163,8 +154,12 @@ class ServedAgent:
         return self._opened.engine.sampler.stats()
 
     @property
-    def draws(self) -> Draws:
-        return Draws(self._config.eval_sampling, self._config.seed)
+    def sampling(self) -> SamplingConfig:
+        return self._config.eval_sampling
+
+    @property
+    def seed(self) -> int:
+        return self._config.seed
 
     @cached_property
     def card(self) -> Card:
@@ -191,12 +186,12 @@ class ServedAgent:
             question_length(Problem.asking("question", [Question(each, ()) for each in questions]), self.codec) <= most
         )
 
-    def plan(self, given: Input, limit: int | None) -> EpisodePlan:
-        text = given.document.text
-        problem = Problem.asking("question", [Question(each, ()) for each in given.asked], text)
+    def plan(self, query: Query) -> EpisodePlan:
+        text = query.document.text
+        problem = Problem.asking("question", [Question(each, ()) for each in query.asked], text)
         if (tokens := question_length(problem, self.codec)) > (most := self._question_room):
             raise PromptTooLong(f"the question has {tokens} tokens, at most {most} fit")
-        policy = self._fitted(problem, limit)
+        policy = self._fitted(problem, query.answer_tokens)
         prepared = policy.prepare(problem, self.codec)
         if isinstance(policy, FullContextPolicy) and not isinstance(policy, _READS_PARTS):
             room = policy.room(problem, self.codec, self._window)
@@ -206,21 +201,12 @@ class ServedAgent:
         read = sum(map(len, chunks)) if chunks else len(self.codec.encode(text))
         if read > _LARGE:
             give_back_freed_memory()
-        return EpisodePlan(problem, policy, prepared, len(chunks), read + len(self.codec.encode(problem.question)))
-
-    def watch(self, plan: EpisodePlan) -> Watch:
-        changes = MemoryChanges(self.codec, plan.sections)
-
-        def watched(turn: Turn, events: Sequence[Event]) -> Change | None:
-            change = changes.of(turn, events)
-            return None if change is None else Change(change.turn + 1, change.turns, change.added, change.dropped)
-
-        return watched
+        tokens = read + len(self.codec.encode(problem.question))
+        return EpisodePlan(query, problem, policy, prepared, len(chunks), tokens)
 
     async def play(
         self,
         plan: EpisodePlan,
-        draws: Draws,
         on_turn: OnTurn,
         on_token: OnToken | None,
         recorded: Sequence[Turn],
@@ -231,8 +217,8 @@ class ServedAgent:
             policy=plan.policy,
             sampler=self._opened.engine.sampler,
             codec=self.codec,
-            sampling=draws.sampling,
-            key=(draws.seed, "ask"),
+            sampling=plan.query.sampling,
+            key=(plan.query.seed, "ask"),
             group_id="ask",
             rollout=0,
             timeout_s=timeout_s,
@@ -246,10 +232,10 @@ class ServedAgent:
     def rest(self) -> None:
         give_back_freed_memory()
 
-    def facts(self, plan: EpisodePlan, document: TextDocument, trajectory: Trajectory) -> dict[str, Any]:
+    def facts(self, plan: EpisodePlan, trajectory: Trajectory) -> dict[str, Any]:
         cuts = [event.detail for event in trajectory.events if event.kind == DocumentTruncated.kind]
         cut = {"truncated": {"tokens": cuts[0]["tokens"], "kept": cuts[0]["kept"]}} if cuts else {}
-        asked = asked_of(self._config, plan.problem, document, trajectory, self.codec)
+        asked = asked_of(self._config, plan.problem, plan.query.document, trajectory, self.codec)
         told = asked.to_json()
         kept = ("answer", "answers", "quotes", "unsupported", "kept_out")
         return {name: told[name] for name in kept if name in told} | {"failure": asked.failure} | cut

@@ -276,8 +276,9 @@ def _answered(folder: Path, questions: Questions) -> set[str]:
     if not (folder / SUMMARY).is_file():
         raise DataError(f"--drop-answered {folder}: holds no finished evaluation; make one by {_CLOSED_BOOK_EVAL}")
     policies = {policy["name"] for policy in read_identity(folder).get("policies", {}).values()}
-    players = (CLOSED_BOOK, None) if policies == {"closed_book"} else (CLOSED_BOOK,)
-    samples = [sample for sample in read_samples(folder / SAMPLES)[0] if sample.baseline in players]
+    agents = policies == {"closed_book"}
+    logged, _ = read_samples(folder / SAMPLES)
+    samples = [each for each in logged if (each.player == CLOSED_BOOK if each.baseline else agents)]
     if not samples:
         raise DataError(f"--drop-answered {folder}: nothing was asked without a document; {_CLOSED_BOOK_EVAL} does")
     questions.sources.append(_described(folder / SAMPLES, "answered", questions=len({each.id for each in samples})))

@@ -1,1 +1,1 @@
-"""Evaluation jobs: evaluate, rescore, compare, calibrate a judge, probe lengths."""
+"""Evaluation jobs: evaluate, regrade, compare, calibrate a judge, probe lengths."""

@@ -16,7 +16,7 @@ Not covered: several samples of a baseline; problems that begin with a memory, w
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -25,8 +25,8 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.file_source import outlines, some_of
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.evaluation.runner import EvalSet
-from palimpsest.evaluation.sample_log import SampleKey
+from palimpsest.evaluation.runner import Entry
+from palimpsest.evaluation.sample_log import Cell, SampleKey
 from palimpsest.memory.document_baselines import ClosedBookPolicy, FullContextPolicy, PassagesPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy
@@ -39,64 +39,46 @@ _QUESTION = "question_tokens"
 _ANSWERS = ("answer_tokens", "turn_tokens")  # options that bound an agent's answer
 READING = "fits the window: measures reading, not memory"
 
-Sets = Mapping[str, Sequence[Problem]]
-"""Problems by the name of their set."""
+Parts = Mapping[Cell, Sequence[Problem]]
+"""Problems by part: cells whose player is not chosen yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A set of episodes to be played, and what it stands for."""
-
-    episodes: EvalSet
-    policy: str
-    data: str
-    """Name of the set of problems."""
-    problems: int
-    """Of that set; a baseline may play fewer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Baselines:
-    """What is played, and what is known of the documents."""
-
-    planned: tuple[Planned, ...] = ()
-    fits: Mapping[str, int] = field(default_factory=dict)
-    """By set of problems: how many of its documents fit the window whole; without those nobody looked at."""
-
-
-def plan_baselines(
-    named: Sets,
+def with_baselines(
+    agents: Sequence[Entry],
+    parts: Parts,
     config: RunConfig,
     played: Sequence[PolicyConfig],
     engine: Engine,
     tell: Callable[[str], None],
     done: Container[SampleKey] = (),
-) -> Baselines:
-    """The baselines of `named` sets beside the policies `played`, and in words what they are and cost; `done`: which
-    episodes need not be played."""
-    if any(each.memory for problems in named.values() for each in outlines(problems)):
+) -> list[Entry]:
+    """`agents`, which play the policies `played`, with the documents counted that fit the window, and the baselines of
+    `parts`. `tell` is told what they are and cost; `done`: which episodes need not be played."""
+    if any(each.memory for problems in parts.values() for each in outlines(problems)):
         tell("no baselines: problems begin with a memory, which a baseline has no place for")
-        return Baselines()
-    policies = {name: _policy(name, config, played[0], named, engine, tell) for name in _POLICIES}
+        return list(agents)
+    policies = {name: _policy(name, config, played[0], parts, engine, tell) for name in _POLICIES}
     tokens, asked = 0, {each.name for each in played}
-    planned, fits = list[Planned](), dict[str, int]()
-    for name, problems in named.items():
+    baselines, fits = list[Entry](), dict[str, int]()
+    for part, problems in parts.items():
         lengths, documents, longer = _looked(problems, policies, engine)
         fitting = [place for place, length in enumerate(lengths) if length is not None]
         if documents:
-            fits[name] = len(fitting)
+            fits[part.part] = len(fitting)
         places = {CLOSED_BOOK: range(len(lengths)), WHOLE_DOCUMENT: fitting, RETRIEVAL: documents if longer else ()}
-        for baseline, own in places.items():
-            policy = policies[baseline]
-            if own and policy is not None and _POLICIES[baseline] not in asked:
-                episodes = EvalSet(f"{name}, {baseline}", some_of(problems, own), policy, baseline=baseline)
-                planned.append(Planned(episodes, _POLICIES[baseline], name, len(problems)))
-                if baseline == WHOLE_DOCUMENT:
-                    left = zip(outlines(problems), lengths, strict=True)
-                    tokens += sum(size or 0 for each, size in left if (episodes.name, each.id, 0) not in done)
-    if planned:
-        tell(_told([each.episodes for each in planned], tokens))
-    return Baselines(tuple(planned), fits)
+        for name, own in places.items():
+            policy = policies[name]
+            if not own or policy is None or _POLICIES[name] in asked:
+                continue
+            cell = replace(part, player=name, baseline=True)
+            fewer = len(problems) if len(own) < len(problems) else None
+            baselines.append(Entry(cell, policy, some_of(problems, own), part_problems=fewer))
+            if name == WHOLE_DOCUMENT:
+                left = zip(outlines(problems), lengths, strict=True)
+                tokens += sum(size or 0 for each, size in left if (cell, each.id, 0) not in done)
+    if baselines:
+        tell(_told(baselines, tokens))
+    return [replace(each, fits_window=fits.get(each.cell.part)) for each in agents] + baselines
 
 
 def _looked(
@@ -113,11 +95,11 @@ def _looked(
     return lengths, documents, longer
 
 
-def _told(sets: Sequence[EvalSet], tokens: int) -> str:
-    counts = {name: sum(len(each.problems) for each in sets if each.baseline == name) for name in _POLICIES}
+def _told(baselines: Sequence[Entry], tokens: int) -> str:
+    counts = {name: sum(len(each.problems) for each in baselines if each.cell.player == name) for name in _POLICIES}
     parts = [f"{name} on {count:,} problems" for name, count in counts.items() if count]
     read = f", {tokens:,} tokens of documents to read" if tokens else ""
-    return f"beside it, baselines: {', '.join(parts)}{read} (--no-baselines leaves them out)"
+    return f"baselines: {', '.join(parts)}{read} (--no-baselines leaves them out)"
 
 
 def _length(problem: Problem, policy: Any, engine: Engine) -> int | None:
@@ -131,7 +113,7 @@ def _policy(
     baseline: str,
     config: RunConfig,
     agent: PolicyConfig,
-    named: Sets,
+    parts: Parts,
     engine: Engine,
     tell: Callable[[str], None],
 ) -> Any:
@@ -151,11 +133,11 @@ def _policy(
         options[_QUESTION] = agent.options[_QUESTION]
     try:
         given = PolicyConfig(name=name, options=options)
-        asked = [each for problems in named.values() for each in outlines(problems)]
+        asked = [each for problems in parts.values() for each in outlines(problems)]
         policy = build_policy(fitted(given, problems=asked, codec=engine.codec, max_context=window))
         if isinstance(policy, PassagesPolicy) and "window_tokens" not in own:
             policy = _as_wide(policy, _context_of(build_policy(agent), engine), engine)
-        read = (each for each in chain.from_iterable(named.values()) if each.context is not None)
+        read = (each for each in chain.from_iterable(parts.values()) if each.context is not None)
         admit_all(policy, asked if baseline == CLOSED_BOOK else read, engine.codec, window)
     except (ConfigError, DataError) as error:
         tell(f"no baseline {baseline}: {error}")

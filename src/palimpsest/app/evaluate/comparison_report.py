@@ -1,6 +1,6 @@
 """Comparison reports: a comparison as files, and agents of several models on the same problems.
 
-    OUT/NAME             what `palimpsest eval --model NAME --out OUT/NAME` writes
+    OUT/NAME             what `palimpsest eval NAME --out OUT/NAME` writes
     OUT/compare.html     all of them in one report, as `palimpsest compare` writes it
 
 Each agent has the configuration of its own run. Of the settings an agent takes those options that its policy has; other
@@ -16,12 +16,11 @@ from statistics import fmean
 
 from palimpsest import files
 from palimpsest.app.config_resolution import Model
-from palimpsest.app.evaluate.evaluation_plan import Agents, Sweep, check_taken, takes
+from palimpsest.app.evaluate.evaluation_plan import EvalPlan, EvalRequest, check_taken, takes
 from palimpsest.app.evaluate.run_comparison import Comparison
 from palimpsest.config.load import split_overrides
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.pairing import ProblemCell
-from palimpsest.evaluation.sample_log import IDENTITY, write_json
+from palimpsest.evaluation.sample_log import IDENTITY, Cell, write_json
 from palimpsest.evaluation.summary import Score
 from palimpsest.report.page import embedded, page
 from palimpsest.report.plots import FORMATS, LengthLabels, Lines, Measured, accuracy_by_cost, accuracy_by_length
@@ -60,8 +59,8 @@ def write_folder(comparison: Comparison, out: Path) -> list[Path]:
 
 def _lines(comparison: Comparison) -> tuple[Lines, LengthLabels]:
     tasks = list(dict.fromkeys(comparison.task(cell) for cell in comparison.cells))
-    sized = all(cell.size > 0 for cell in comparison.cells)
-    places = {cell: float(cell.size if sized else place) for place, cell in enumerate(comparison.cells)}
+    sized = all(cell.size for cell in comparison.cells)
+    places = {cell: float(cell.size if sized and cell.size else place) for place, cell in enumerate(comparison.cells)}
     names = {place: f"{cell.size:,}" if sized else comparison.label(cell) for cell, place in places.items()}
     axis = LengthLabels("size of the problems (chunks or documents)" if sized else "set", names, sized)
     if _is_one_configuration(comparison):
@@ -84,7 +83,7 @@ def _is_one_configuration(comparison: Comparison) -> bool:
     )
 
 
-def _seed_lines(comparison: Comparison, places: Mapping[ProblemCell, float]) -> Lines:
+def _seed_lines(comparison: Comparison, places: Mapping[Cell, float]) -> Lines:
     lines: dict[str, list[Measured]] = {}
     for band in comparison.bands:
         tokens = fmean(comparison.figures[band.cell][side].tokens_per_document for side in band.sides)
@@ -132,7 +131,7 @@ def _flips(comparison: Comparison) -> list[Mapping[str, str]]:
     return [
         {
             "side": visible(name),
-            "id": visible(f"{comparison.set_label(flip.set)}, {flip.id}"),
+            "id": visible(f"{comparison.label(flip.cell)}, {flip.id}"),
             "question": visible(flip.question),
             "gold": visible(", ".join(flip.golds)),
             "first": f"{flip.first_value:g}: {visible(flip.first or '–')}",
@@ -157,16 +156,16 @@ def _text(value: object) -> str:
 # ---- Agents of several models on the same problems -----------------------------------------------------------
 
 
-def agents_of(models: Sequence[Model], like: Agents, out: Path | None) -> dict[Path, Agents]:
-    """An agent a model, by the folder of its evaluation; the rest is asked for as of `like`. Raises ConfigError."""
+def requests_of(models: Sequence[Model], like: EvalRequest, out: Path | None) -> dict[Path, EvalRequest]:
+    """A request per model, by the folder of its evaluation; the rest is as in `like`. Raises ConfigError."""
     if out is None:
         raise ConfigError("several models need --out DIR: an evaluation each goes into it, and the report")
     for name in (IDENTITY, CONFIG):
         if (out / name).exists():
             raise RunError(f"{out} holds {name}, so it is one evaluation or a run: give several another --out")
-    agents = [replace(like, model=model) for model in models]
-    check_taken(like.overrides, [policy for each in agents for policy in each.names])
-    return {out / name: _with_its_own(each) for name, each in zip(names_of(models), agents, strict=True)}
+    requests = [replace(like, model=model) for model in models]
+    check_taken(like.overrides, [policy for each in requests for policy in each.names])
+    return {out / name: _with_its_own(each) for name, each in zip(names_of(models), requests, strict=True)}
 
 
 def names_of(models: Sequence[Model]) -> list[str]:
@@ -183,23 +182,23 @@ def names_of(models: Sequence[Model]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     twice = next(model for model, path in zip(models, paths, strict=True) if paths.count(path) > 1)
-    raise ConfigError(f"--model {twice} is given twice; name each model once")
+    raise ConfigError(f"model {twice} is given twice; name each model once")
 
 
-def _with_its_own(agents: Agents) -> Agents:
+def _with_its_own(request: EvalRequest) -> EvalRequest:
     """With those overrides that are for it."""
-    given = list(split_overrides(agents.overrides))
-    kept = {key: value for key, value, _ in given if any(takes(policy, key) for policy in agents.names)}
-    return replace(agents, overrides=kept)
+    given = list(split_overrides(request.overrides))
+    kept = {key: value for key, value, _ in given if any(takes(policy, key) for policy in request.names)}
+    return replace(request, overrides=kept)
 
 
-def check_alike(sweeps: Sequence[Sweep]) -> None:
-    """Refuse agents that are graded otherwise. Raises ConfigError."""
-    rewards = dict.fromkeys(sweep.config.reward.name for sweep in sweeps)
+def check_alike(plans: Sequence[EvalPlan]) -> None:
+    """Reject agents that are graded differently. Raises ConfigError."""
+    rewards = dict.fromkeys(plan.config.reward.name for plan in plans)
     if len(rewards) > 1:
         raise ConfigError(
             f"several models: their runs are graded by {', '.join(rewards)}, which no report can put side by side; set "
-            "one for all, e.g. --set reward.name=fraction"
+            "one for all, e.g. reward.name=fraction"
         )
 
 

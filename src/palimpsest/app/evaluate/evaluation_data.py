@@ -29,8 +29,8 @@ from palimpsest.data.sources.problem_source import build_source, rows_left_out
 from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.evaluation.episode_files import EPISODES
-from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, refuse_in_use
-from palimpsest.plugins import DATA, giving, plain
+from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, Cell, refuse_in_use
+from palimpsest.plugins import DATA, known, plain
 from palimpsest.runs.folder_guard import folders, refuse_moving
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.types import Problem
@@ -58,7 +58,7 @@ def own_problems(rows: Problems) -> list[Problem]:
     named = Counter(item.id for item in rows.items if isinstance(item, Problem))
     if twice := [name for name, count in named.items() if count > 1]:
         raise DataError(f"{rows.called}: two problems are called {twice[0]!r}: give each an id of its own")
-    with giving({DATA: rows}):
+    with known({DATA: rows}):
         if len(rows) == sum(named.values()):
             return [item for item, _ in zip(rows.items, rows, strict=True)]  # each checked as its row is made
         return list(file_problems(DATA))
@@ -69,19 +69,16 @@ def read_problems(
     chunks: Sequence[int] | None = None,
     skipped: list[str] | None = None,
     documents: Sequence[int] = (),
-) -> dict[str, Sequence[Problem]]:
-    """Problems to play by size or file, under the name their figures get; those of files are built when they are asked
-    for. `skipped` gains what is said of each row that is left out. `documents`: several numbers per context, in place
-    of the configuration's."""
+) -> dict[Cell, Sequence[Problem]]:
+    """Problems to play by part, a cell without a player; those of files are built when they are asked for. `skipped`
+    gains what is said of each row that is left out. `documents`: several numbers per context, instead of the
+    configuration's."""
     source, limit = config.data.eval_source or config.data.source, config.data.limit
     if source == "synthetic":
         lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
         if lengths[0] < 1:
             raise ConfigError(f"chunks={list(lengths)}: expected lengths of at least 1, such as 4,64,256")
-        return {
-            f"{length} chunk{'s' if length > 1 else ''}": _drawn(config, length, limit or DRAWN_PROBLEMS)
-            for length in lengths
-        }
+        return {part(source, n, "chunks"): _drawn(config, n, limit or DRAWN_PROBLEMS) for n in lengths}
     searched = source == SYNTHETIC_SEARCH or config.data.search is not None
     if chunks is not None:
         files = ", ".join(listed(source))
@@ -92,8 +89,13 @@ def read_problems(
         # of a file, all: there the limit counts rows
         count = (limit or DRAWN_PROBLEMS) if source == SYNTHETIC_SEARCH else sys.maxsize
         sizes = sorted(set(search.objectives))
-        return {f"{size} objective{'s' if size > 1 else ''}": _drawn(config, size, count) for size in sizes}
+        return {part(", ".join(listed(source)), n, "objectives"): _drawn(config, n, count) for n in sizes}
     return _of_files(config, expanded(listed(source)), [] if skipped is None else skipped, documents)
+
+
+def part(name: str, size: int | None = None, unit: str | None = None) -> Cell:
+    """A cell whose player is not chosen yet."""
+    return Cell(name, size, unit, player="")
 
 
 def expanded(paths: Sequence[str]) -> list[str]:
@@ -107,10 +109,10 @@ def expanded(paths: Sequence[str]) -> list[str]:
 
 def _of_files(
     config: RunConfig, paths: Sequence[str], skipped: list[str], documents: Sequence[int]
-) -> dict[str, Sequence[Problem]]:
+) -> dict[Cell, Sequence[Problem]]:
     """Those of a file and number of documents, under the name of the file, or its path where two have the same."""
     stems = [Path(plain(path)).stem for path in paths]
-    named = dict[str, Sequence[Problem]]()
+    parts = dict[Cell, Sequence[Problem]]()
     for path, stem in zip(paths, stems, strict=True):
         name = stem if stems.count(stem) == 1 else path
         first, *others = documents or (config.data.documents,)
@@ -119,8 +121,9 @@ def _of_files(
         assert isinstance(source, FileSource)
         skipped += [line for line in rows_left_out(source) if line not in skipped]
         for count, sized in ((first, source), *((count, source.with_documents(count)) for count in others)):
-            named[f"{name}, {count} documents" if documents else name] = SourceProblems.all_of(sized)
-    return named
+            cell = part(name, count, "documents") if documents else part(name)
+            parts[cell] = SourceProblems.all_of(sized)
+    return parts
 
 
 def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:

@@ -1,151 +1,38 @@
-"""Evaluation plan: policies on sets of problems at sizes, under one reward; presets.
-
-    policies x data x documents     rows named `overwrite, dev, 50 documents`, without the policy where there is one,
-                                    without the documents where no numbers of them are asked for
+"""Evaluation request and plan: policies on sets of problems at sizes, under one reward.
 
 Imports are light, as in app/config_resolution.py: a request is checked before anything heavy is imported.
 
-Guaranteed: of a preset, files that the folder lacks are named with the command that makes each; settings that change a
-preset are reported and recorded in summary.json.
+Guaranteed: files of an evaluation recipe that the folder lacks are named with the command that makes each.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from palimpsest.app.composition import fitted
-from palimpsest.app.config_resolution import Agent, Model, Recipe, Remote, evaluation_config
-from palimpsest.config.data import Sources
+from palimpsest.app.config_resolution import EMBEDDED, Agent, Model, Recipe, Remote, evaluation_config
+from palimpsest.config.data import Sources, listed
 from palimpsest.config.load import Overrides, split_overrides
-from palimpsest.config.presets import Preset, load_preset
-from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.schema import FileSet, PolicyConfig, RunConfig
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
-from palimpsest.memory.registry import build_policy, policy_class
+from palimpsest.memory.registry import policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.types import Problem
 
-# ---- A preset on the files of a folder -----------------------------------------------------------------------
-
-
+DRAWN = ("synthetic", "synthetic_search")
+MOST_SAMPLES = 10_000
+"""Of each problem: so many keys are held in memory, times the problems."""
+_OPTIONS = "policy.options."
 _NAMED = 4  # commands for missing files that are named
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """A preset and what a folder holds of it."""
-
-    name: str
-    preset: Preset
-    folder: Path
-    files: tuple[Path, ...]
-    missing: tuple[tuple[str, str], ...]
-    """(file, the command that makes it, several may share one) of what isn't there."""
-    corpus: Path | None
-    """File whose documents the numbers of others refer to."""
-
-    def told(self) -> list[str]:
-        """In words: whose protocol it is and what is missing."""
-        differs = len(self.preset.differences)
-        lines = [
-            f"preset {self.name}, after {self.preset.source.paper}: {differs} differences from the published protocol, "
-            f"palimpsest eval --preset {self.name} --show lists them"
-        ]
-        commands: dict[str, list[str]] = {}
-        for file, make in self.missing:
-            commands.setdefault(make, []).append(file)
-        for make, files in list(commands.items())[:_NAMED]:
-            lines.append(f"{self.folder} lacks {', '.join(files)}, left out; {make}")
-        if len(commands) > _NAMED:
-            names = ", ".join(file for files in list(commands.values())[_NAMED:] for file in files)
-            lines.append(f"missing and left out, too: {names}")
-        return lines
-
-    def to_json(self, changed: Sequence[str]) -> dict[str, Any]:
-        """What summary.json holds of it."""
-        return {
-            "name": self.name,
-            "paper": self.preset.source.paper,
-            "differences": list(self.preset.differences),
-            "changed": list(changed),
-            "missing": [file for file, _ in self.missing],
-        }
-
-
-def choose(name: str, folders: Sequence[str] | None) -> Chosen:
-    """A preset on the files of one folder. Raises ConfigError."""
-    preset = load_preset(name)
-    if not folders or len(folders) > 1 or not Path(folders[0]).is_dir():
-        given = ", ".join(folders or ()) or "nothing"
-        raise ConfigError(f"--preset {name}: give the folder of its files as --data DIR, not {given}")
-    folder = Path(folders[0])
-    files, missing, corpora = list[Path](), list[tuple[str, str]](), list[Path]()
-    for each in preset.sets:
-        for names, make in each.each(folder):
-            there = [folder / name for name in names if (folder / name).is_file()][:1]
-            files += there
-            missing += [] if there else [(names[0], make)]
-            corpora += [folder / each.corpus] if there and each.corpus and (folder / each.corpus).is_file() else []
-    if not files:
-        file, make = missing[0]
-        raise ConfigError(f"--preset {name}: {folder} holds none of its files, such as {file}; {make}")
-    return Chosen(name, preset, folder, tuple(files), tuple(missing), corpora[0] if corpora else None)
-
-
-def check_needs(chosen: Chosen, overrides: Overrides) -> None:
-    """Raise ConfigError for keys that only the user can set and hasn't."""
-    given = {key for key, _, _ in split_overrides(overrides)}
-    for key, what in chosen.preset.needs.items():
-        if key not in given:
-            raise ConfigError(f"--preset {chosen.name} needs {what}: --set {key}=...")
-
-
-def defaults_for(preset: Preset, policy: str | None) -> dict[str, Any]:
-    """Options that the policy has, and all settings."""
-    known = options_of(policy_class(policy or preset.policy))
-    return {**{name: value for name, value in preset.options.items() if name in known}, **preset.settings}
-
-
-def changes(preset: Preset, policies: Sequence[PolicyConfig], config: RunConfig, **asked: Any) -> list[str]:
-    """In words, what is played otherwise than the preset says; `asked` is told where it isn't None."""
-    told = [f"policy {each.name} in place of {preset.policy}" for each in policies if each.name != preset.policy]
-    for each in policies:
-        known = options_of(policy_class(each.name))
-        for name, value in preset.options.items():
-            now = each.options.get(name, known[name].default) if name in known else value
-            if now != value:
-                told.append(f"{each.name}.{name}={now} in place of {value}")
-    for key, value in preset.settings.items():
-        if (now := _value(config, key)) != value:
-            told.append(f"{key}={now} in place of {value}")
-    return told + [f"{name}={value}" for name, value in asked.items() if value is not None]
-
-
-def _value(config: RunConfig, key: str) -> Any:
-    """What stands under a dotted key."""
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
-
-
-# ---- What one evaluation plays -------------------------------------------------------------------------------
-
-
-DRAWN = ("synthetic", "synthetic_search")
-
-
-_OPTIONS = "policy.options."
-MOST_SAMPLES = 10_000
-"""Of each problem: so many keys are held in memory, times the problems."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
+class EvalPlan:
     """All that an evaluation plays."""
 
     config: RunConfig
@@ -155,137 +42,154 @@ class Sweep:
     documents: tuple[int, ...] = ()
     """Several numbers of documents per context; empty: as the configuration says."""
     problems: Sequence[Problem] | None = None
-    """In place of the configuration's data."""
+    """Instead of the configuration's data."""
     samples: int = 1
     """Of each problem."""
     baselines: bool = True
     """Whether the question alone, the whole document and retrieval are played, too."""
-    chosen: Chosen | None = None
-    """The preset it follows."""
-    soft: frozenset[str] = frozenset()
-    """Options of policies that give way where the window is too small for them."""
+    folder: Path | None = None
+    """That of an evaluation recipe's files."""
+    notes: tuple[str, ...] = ()
+    """What a user should know before it begins."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         names = [policy.name for policy in self.policies]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"policy={','.join(names)}: {twice[0]} is named twice; name each policy once")
-        temperature = self.config.eval_sampling.temperature
-        if type(self.samples) is not int or self.samples < 1:
-            raise ConfigError(f"samples={self.samples!r}: expected a whole number from 1")
-        if self.samples > MOST_SAMPLES:
-            raise ConfigError(f"samples={self.samples}: expected at most {MOST_SAMPLES:,} of a problem")
-        if self.samples > 1 and temperature == 0:
+        if type(self.samples) is not int or not 1 <= self.samples <= MOST_SAMPLES:
+            raise ConfigError(f"samples={self.samples!r}: expected a whole number from 1 to {MOST_SAMPLES:,}")
+        if self.samples > 1 and self.config.eval_sampling.temperature == 0:
             raise ConfigError(
                 f"samples={self.samples}: at temperature 0 every sample of a problem is the same; set "
-                "eval_sampling.temperature, e.g. --set eval_sampling.temperature=0.7"
+                "eval_sampling.temperature, e.g. eval_sampling.temperature=0.7"
             )
 
+    def fitted(self, problems: Sequence[Problem], engine: Engine) -> EvalPlan:
+        """With the policies' open budgets chosen for the model's window."""
+        policies = tuple(
+            fitted(each, problems=problems, codec=engine.codec, max_context=engine.sampler.max_context)
+            for each in self.policies
+        )
+        return replace(self, config=self.config.model_copy(update={"policy": policies[0]}), policies=policies)
 
-@dataclass(frozen=True, slots=True)
-class Agents:
-    """Who is asked for: policies that share a model, a recipe and overrides."""
 
-    model: Model
-    policies: tuple[str | None, ...]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """What a call asks for: policies that share a model, a recipe and overrides, and the problems that they play."""
+
+    model: Model = EMBEDDED
+    policies: tuple[str | None, ...] = (None,)
     """None: the recipe's or the run's."""
     recipe: Recipe | None = None
     overrides: Overrides = ()
     seed: int = 0
-    chosen: Chosen | None = None
-    """A preset, whose options and settings stand beneath the overrides."""
     remote: Remote | None = None
     """Where `model` is asked; None: it is opened here."""
-
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        policy: str | Iterable[str] | None,
-        recipe: Recipe | None,
-        overrides: Overrides,
-        seed: int,
-        chosen: Chosen | None = None,
-        remote: Remote | None = None,
-    ) -> Agents:
-        """Those of `a,b`, of a list, or of the preset. Raises ConfigError."""
-        if chosen is not None:
-            check_needs(chosen, overrides)
-        names = policy_names(policy if policy is not None or chosen is None else chosen.preset.policy)
-        return cls(model, names, recipe, overrides, seed, chosen, remote)
-
-    def each(self) -> list[Agent]:
-        """An agent a policy. Of several, each takes the options that it has."""
-        given = list(split_overrides(self.overrides))
-        if len(self.policies) == 1 and self.chosen is None:
-            return [Agent(self.model, self.policies[0], self.recipe, self.overrides, self.seed, self.remote)]
-        check_taken(self.overrides, [name for name in self.policies if name is not None])
-        agents = []
-        for name in self.policies:
-            own = {key: value for key, value, _ in given if name is None or takes(name, key)}
-            texts = [f"{key}={json.dumps(value)}" for key, value in {**self._beneath(name), **own}.items()]
-            agents.append(Agent(self.model, name, self.recipe, texts, self.seed, self.remote))
-        return agents
-
-    def _beneath(self, name: str | None) -> dict[str, Any]:
-        """What the preset says for a policy; a run that trained it has budgets of its own."""
-        if self.chosen is None:
-            return {}
-        preset, known = self.chosen.preset, Agent(self.model, name, self.recipe).known()
-        if known is not None and known.policy.name == name:
-            return dict(preset.settings)
-        return defaults_for(preset, name)
+    data: Sources | Path | None = None
+    """Files, `synthetic`, `synthetic_search`, or the folder with the files of an evaluation recipe; None: the recipe's,
+    or the run's."""
+    problems: Sequence[Problem] | None = None
+    """Instead of `data`."""
+    documents: Sequence[int] | None = None
+    chunks: Sequence[int] | None = None
+    objectives: Sequence[int] | None = None
+    corpus: str | Path | None = None
+    limit: int | None = None
+    columns: Mapping[str, str] | None = None
+    samples: int = 1
+    baselines: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
         """The policies that play, the recipe's or the run's too."""
-        known = Agent(self.model, None, self.recipe).known()
-        own = (known or RunConfig()).policy.name
-        return tuple(own if name is None else name for name in self.policies)
+        known = Agent(self.model, None, self.recipe).known() or RunConfig()
+        return tuple(known.policy.name if name is None else name for name in self.policies)
 
-    def told(self, config: RunConfig) -> list[str]:
-        """What is to be known of the preset, and `Agent.told` of each, every line once."""
-        told = [line for agent in self.each() for line in agent.told(_as(config, agent))]
-        return list(dict.fromkeys([*(self.chosen.told() if self.chosen else []), *told]))
+    def agents(self) -> list[Agent]:
+        """One per policy. Of several, each takes the options that it has."""
+        if len(self.policies) == 1:
+            return [Agent(self.model, self.policies[0], self.recipe, self.overrides, self.seed, self.remote)]
+        check_taken(self.overrides, [name for name in self.policies if name is not None])
+        given, agents = list(split_overrides(self.overrides)), []
+        for name in self.policies:
+            texts = [f"{key}={json.dumps(value)}" for key, value, _ in given if name is None or takes(name, key)]
+            agents.append(Agent(self.model, name, self.recipe, texts, self.seed, self.remote))
+        return agents
 
-    def sweep(
-        self,
-        *,
-        data: Sources | Path | None = None,
-        documents: Sequence[int] | None = None,
-        asked: Mapping[str, Any] | None = None,
-        **more: Any,
-    ) -> Sweep:
-        """What they play: `asked` are further arguments of `evaluation_config`, `more` fields of `Sweep`.
+    def plan(self) -> EvalPlan:
+        """What is played. Raises ConfigError, also where policies answer in forms that one reward can't read."""
+        agents, data, corpus, notes = self.agents(), self.data, self.corpus, list[str]()
+        recipe = None if self.recipe is None else agents[0].known()
+        sets = () if recipe is None or self.problems is not None else recipe.evaluation.files
+        if sets:
+            data, corpus, notes = files_of(sets, data, f"recipe {self.recipe}")
+        drawn = [each for each in listed(data) if each in DRAWN] if isinstance(data, tuple) else []
+        if drawn:
+            raise ConfigError(
+                f"data={drawn[0]}: generated problems can't be mixed with files; evaluate them separately"
+            )
+        configs = [self._config(agent, data, corpus) for agent in agents]
+        _check_alike(configs)
+        for agent in agents:
+            played = agent.policy or configs[0].policy.name
+            notes += agent.told(configs[0].model_copy(update={"policy": PolicyConfig(name=played)}))
+        return EvalPlan(
+            configs[0],
+            tuple(config.policy for config in configs),
+            chunks=self.chunks,
+            documents=tuple(self.documents) if self.documents and len(self.documents) > 1 else (),
+            problems=self.problems,
+            samples=self.samples,
+            baselines=self.baselines,
+            folder=Path(str(self.data)) if sets else None,
+            notes=tuple(dict.fromkeys(notes)),
+        )
 
-        Raises ConfigError, where policies answer in forms that one reward can't read, too.
-        """
-        if self.chosen is not None:
-            files = tuple(map(str, self.chosen.files))
-            data = files if len(files) > 1 else files[0]
-            corpus = self.chosen.corpus
-            asked = {"corpus": corpus, **{k: v for k, v in (asked or {}).items() if v is not None}}
-        _check_data(data)
-        first = documents[0] if documents else None
-        configs = [evaluation_config(agent, data=data, documents=first, **(asked or {})) for agent in self.each()]
-        for config in configs[1:]:
-            if config.reward != configs[0].reward:
-                names = ",".join(each.policy.name for each in configs)
-                raise ConfigError(
-                    f"policy={names}: {configs[0].policy.name} answers for "
-                    f"reward.name={configs[0].reward.name}, {config.policy.name} for {config.reward.name}; set "
-                    "reward.name for all, or evaluate them apart"
-                )
-        several = tuple(documents) if documents and len(documents) > 1 else ()
-        policies = tuple(config.policy for config in configs)
-        return Sweep(configs[0], policies, documents=several, chosen=self.chosen, soft=self._soft(), **more)
+    def _config(self, agent: Agent, data: Sources | Path | None, corpus: str | Path | None) -> RunConfig:
+        return evaluation_config(
+            agent,
+            data=data,
+            documents=self.documents[0] if self.documents else None,
+            objectives=self.objectives,
+            corpus=corpus,
+            limit=self.limit,
+            columns=self.columns,
+        )
 
-    def _soft(self) -> frozenset[str]:
-        """Options that the preset set, and nobody else: where the window is too small for them they give way."""
-        if self.chosen is None:
-            return frozenset()
-        given = {key for key, _, _ in split_overrides(self.overrides)}
-        return frozenset(self.chosen.preset.options) - given
+
+def _check_alike(configs: Sequence[RunConfig]) -> None:
+    if other := next((each for each in configs if each.reward != configs[0].reward), None):
+        raise ConfigError(
+            f"policy={','.join(each.policy.name for each in configs)}: {configs[0].policy.name} answers for "
+            f"reward.name={configs[0].reward.name}, {other.policy.name} for {other.reward.name}; set reward.name "
+            "for all, or evaluate them separately"
+        )
+
+
+def files_of(
+    sets: Sequence[FileSet], data: Sources | Path | None, called: str
+) -> tuple[Sources, Path | None, list[str]]:
+    """(files that the folder `data` holds of an evaluation recipe, their corpus, notes on what it lacks). Raises
+    ConfigError."""
+    if data is None or isinstance(data, tuple) or not Path(data).is_dir():
+        raise ConfigError(f"{called}: give the folder of its files as --data DIR, not {data or 'nothing'}")
+    folder, files, corpora = Path(data), list[str](), list[Path]()
+    commands: dict[str, list[str]] = {}
+    for each in sets:
+        for names, make in each.each(folder):
+            there = [str(folder / name) for name in names if (folder / name).is_file()][:1]
+            files += there
+            if not there:
+                commands.setdefault(make, []).append(names[0])
+            elif each.corpus and (folder / each.corpus).is_file():
+                corpora.append(folder / each.corpus)
+    notes = [f"{folder} lacks {', '.join(names)}, left out; {make}" for make, names in commands.items()]
+    if not files:
+        raise ConfigError(f"{called}: none of its files is there: {notes[0]}")
+    further = [name for names in list(commands.values())[_NAMED:] for name in names]
+    notes = notes[:_NAMED] + ([f"missing and left out, too: {', '.join(further)}"] if further else [])
+    return tuple(files) if len(files) > 1 else files[0], corpora[0] if corpora else None, notes
 
 
 def takes(policy: str, key: str) -> bool:
@@ -302,25 +206,11 @@ def check_taken(overrides: Overrides, policies: Sequence[str]) -> None:
     """Raise ConfigError for an option that none of several policies has."""
     for key, _, _ in split_overrides(overrides):
         if policies and not any(takes(policy, key) for policy in policies):
-            raise ConfigError(
-                f"{_OPTIONS}{key.removeprefix(_OPTIONS)}: none of {', '.join(dict.fromkeys(policies))} has such an "
-                "option"
-            )
+            names = ", ".join(dict.fromkeys(policies))
+            raise ConfigError(f"{_OPTIONS}{key.removeprefix(_OPTIONS)}: none of {names} has such an option")
 
 
-def _as(config: RunConfig, agent: Agent) -> RunConfig:
-    """`config` with the agent's policy, as far as what is told depends on it."""
-    if agent.policy is None:
-        return config
-    return config.model_copy(update={"policy": PolicyConfig(name=agent.policy)})
-
-
-def _check_data(data: Sources | Path | None) -> None:
-    if isinstance(data, tuple) and (drawn := [each for each in data if each in DRAWN]):
-        raise ConfigError(f"data={drawn[0]}: drawn problems stand alone, not beside files: evaluate them apart")
-
-
-def policy_names(policy: str | Iterable[str] | None) -> tuple[str | None, ...]:
+def policy_names(policy: Any) -> tuple[str | None, ...]:
     """Those of `a,b`, of a list, or none.
 
     >>> policy_names("overwrite,recall"), policy_names(None)
@@ -337,22 +227,3 @@ def policy_names(policy: str | Iterable[str] | None) -> tuple[str | None, ...]:
     if not names or not all(names):
         raise ConfigError(f"policy={policy!r}: name one policy, or several as overwrite,recall")
     return names
-
-
-def with_budgets(sweep: Sweep, problems: Sequence[Problem], engine: Engine) -> Sweep:
-    """`sweep` with the policies' open budgets chosen for the model's window."""
-    window = engine.sampler.max_context
-    given = [
-        _without(policy, sweep.soft) if sweep.soft and _too_large(policy, engine) else policy
-        for policy in sweep.policies
-    ]
-    policies = tuple(fitted(each, problems=problems, codec=engine.codec, max_context=window) for each in given)
-    return replace(sweep, config=sweep.config.model_copy(update={"policy": policies[0]}), policies=policies)
-
-
-def _too_large(policy: PolicyConfig, engine: Engine) -> bool:
-    return build_policy(policy).required_context(engine.codec) > engine.sampler.max_context
-
-
-def _without(policy: PolicyConfig, options: Container[str]) -> PolicyConfig:
-    return PolicyConfig(name=policy.name, options={k: v for k, v in policy.options.items() if k not in options})

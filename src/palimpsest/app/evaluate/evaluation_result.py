@@ -17,7 +17,7 @@ from palimpsest.config.load import dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import Endpoint
 from palimpsest.evaluation.episode_files import EPISODES, first_episodes
-from palimpsest.evaluation.sample_log import Sample
+from palimpsest.evaluation.sample_log import Cell, Sample, group_id
 from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of, interval_notes
 from palimpsest.plugins import plain
 from palimpsest.provenance import MADE_WITH, facts, provenance
@@ -26,67 +26,14 @@ from palimpsest.report.run_reports import EvaluationResults, write_evaluation_re
 from palimpsest.text.codec import Codec
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationRow:
-    """The figures of one policy on one set of problems, and what they are figures of."""
-
-    summary: EvalSummary
-    policy: str
-    data: str
-    """Name of the set of problems; several policies share it."""
-    baseline: str | None = None
-    set_problems: int = 0
-    """Problems of the set; a baseline may have played fewer."""
-    fits_window: int | None = None
-    """Problems whose document fits the model's window whole; None where that wasn't looked at."""
-
-    @property
-    def measures_reading(self) -> bool:
-        """Whether every document fits the window, so that no memory is needed."""
-        return self.baseline is None and self.fits_window == self.summary.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """The summary's keys and these."""
-        own = {key: value for key, value in asdict(self).items() if key != "summary"}
-        note = {"note": READING} if self.measures_reading else {}
-        return {**self.summary.to_json(), **own, **note}
-
-    def cells(self) -> dict[str, Any]:
-        """By column of a table; shares, not percent. `low` and `high` are the ends of the 95% interval."""
-        summary, measures = self.summary, self.summary.measures
-        copied, drawn = measures.get("copy_fidelity"), summary.samples
-        figures = {
-            "": summary.name,
-            "problems": summary.problems,
-            "ungraded": summary.ungraded or None,
-            "documents cut": summary.documents_cut or None,
-            "fit the window": self.fits_window or None,
-            "accuracy": summary.accuracy.mean,
-            "low": summary.accuracy.low,
-            "high": summary.accuracy.high,
-            f"pass@{drawn}": summary.pass_at.get(str(drawn)),
-            "disagree": summary.disagreement,
-            **{name: summary.metrics.get(name) for name in ("em", "f1", "sub_em")},
-            "evidence kept": measures.get("evidence_retention"),
-            "invented": None if copied is None else 1.0 - copied,
-            "kept out": measures.get("dropped_share"),
-            "overwritten": measures.get("overwrite_rate"),
-            "recall hits": measures.get("recall_hit_rate"),
-            "turns": summary.turns_per_document,
-            "tokens": round(summary.tokens_per_document),
-            "tokens/correct": None if summary.tokens_per_correct is None else round(summary.tokens_per_correct),
-        }
-        return {name: value for name, value in figures.items() if value is not None}
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """What an evaluation measured. Samples hold question, answers, the answer given, the last memory, the grade."""
 
     config: RunConfig
     """With the budgets that were chosen for the model's window; of several policies the first's."""
-    rows: tuple[EvaluationRow, ...]
-    """The agent's: one a policy, set of problems and size; shortest first."""
+    summaries: tuple[EvalSummary, ...]
+    """The agent's: one per policy, set and size; shortest first."""
     samples: tuple[Sample, ...]
     """The agent's."""
     out: Path | None = None
@@ -95,7 +42,8 @@ class Evaluation:
     """Where the model was asked, and how far that is exact; None: it was opened here."""
     rows_left_out: int = 0
     """Rows of the data whose gold paragraph isn't there (`data.on_missing_gold=skip`)."""
-    baseline_rows: tuple[EvaluationRow, ...] = ()
+    baselines: tuple[EvalSummary, ...] = ()
+    """Figures of what was played with the agent: the question alone, the whole document, retrieval."""
     baseline_samples: tuple[Sample, ...] = ()
     documents: tuple[int, ...] = ()
     """Per context, where several numbers were asked for."""
@@ -103,23 +51,22 @@ class Evaluation:
     """That this call played."""
     played: int = 0
     """Episodes of this call; the others were in the log."""
-    preset: Mapping[str, Any] | None = None
-    """The published protocol it follows, and what differs."""
+    folder: Path | None = None
+    """Of the files of an evaluation recipe, a published protocol that was followed."""
+    regraded: Path | None = None
+    """The evaluation whose recorded answers were graded; None: they were played."""
 
     @property
-    def summaries(self) -> tuple[EvalSummary, ...]:
-        """The agent's figures, row by row."""
-        return tuple(row.summary for row in self.rows)
-
-    @property
-    def baselines(self) -> tuple[EvalSummary, ...]:
-        """Figures of what was played with the agent: the question alone, the whole document, retrieval."""
-        return tuple(row.summary for row in self.baseline_rows)
+    def rows(self) -> dict[str, EvalSummary]:
+        """The agent's figures, then the baselines', by the name they have in tables."""
+        several = len(self.policies) > 1
+        names = {each.cell.title if several else each.cell.part: each for each in self.summaries}
+        return names | {each.cell.title: each for each in self.baselines}
 
     @cached_property
     def table(self) -> Table:
-        """A row a summary, the baselines' last; shares, not percent. `low` and `high` end the 95% interval."""
-        return Table.of([row.cells() for row in (*self.rows, *self.baseline_rows)])
+        """One row per summary, the baselines' last; shares, not percent. `low` and `high` end the 95% interval."""
+        return Table.of([_columns(name, summary) for name, summary in self.rows.items()])
 
     @property
     def accuracy(self) -> Score:
@@ -127,9 +74,11 @@ class Evaluation:
         return accuracy_of(self.samples)
 
     @property
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Footnotes of the table."""
-        return interval_notes((*self.summaries, *self.baselines))
+        reading = [name for name, summary in self.rows.items() if summary.measures_reading]
+        told = [f"{READING}: {', '.join(reading)}"] if reading else []
+        return told + interval_notes(self.rows)
 
     @property
     def ungraded(self) -> int:
@@ -140,21 +89,15 @@ class Evaluation:
     def commonest_reason(self) -> str | None:
         """Why most of the episodes without a grade have none, the baselines' included."""
         reasons: Counter[str] = Counter()
-        for summary in (*self.summaries, *self.baselines):
+        for summary in self.rows.values():
             reasons.update(summary.ungraded_reasons)
         return reasons.most_common(1)[0][0] if reasons else None
 
-    @property
-    def measures_reading(self) -> tuple[str, ...]:
-        """The sets of problems whose every document fits the model's window."""
-        return tuple(dict.fromkeys(row.data for row in self.rows if row.measures_reading))
-
     def __getitem__(self, name: str) -> EvalSummary:
         """The figures of one row, by the name it has in the table. Raises KeyError for an unknown one."""
-        summaries = {summary.name: summary for summary in (*self.summaries, *self.baselines)}
-        if name not in summaries:
-            raise KeyError(f"no {name}; there are {', '.join(summaries)}")
-        return summaries[name]
+        if name not in self.rows:
+            raise KeyError(f"no {name}; there are {', '.join(self.rows)}")
+        return self.rows[name]
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self.samples)
@@ -173,14 +116,14 @@ class Evaluation:
     @property
     def policies(self) -> tuple[str, ...]:
         """The names of those that were evaluated."""
-        return tuple(dict.fromkeys(row.policy for row in self.rows))
+        return tuple(dict.fromkeys(each.cell.player for each in self.summaries))
 
     @property
     def title(self) -> str:
         """Who was evaluated on what."""
         data = ", ".join(map(plain, listed(self.config.data.eval_source or self.config.data.source)))
         names = ", ".join(map(plain, self.policies)) or plain(self.config.policy.name)
-        return f"{names} on {data if self.preset is None else self.preset['name']}, model {self.config.model.path}"
+        return f"{names} on {data if self.folder is None else self.config.recipe}, model {self.config.model.path}"
 
     def to_json(self) -> Mapping[str, Any]:
         """What summary.json holds."""
@@ -195,13 +138,42 @@ class Evaluation:
             "documents": self.documents or config.data.documents,
             "reward": config.reward.name,
             "seed": config.seed,
-            **({} if self.preset is None else {"preset": dict(self.preset)}),
+            **({} if self.folder is None else {"recipe": config.recipe}),
+            **({} if self.regraded is None else {"regraded_from": str(self.regraded)}),
             "seconds": round(self.seconds, 3),
             "episodes_played": self.played,
-            "evaluations": [row.to_json() for row in self.rows],
-            "baselines": [row.to_json() for row in self.baseline_rows],
+            "evaluations": [summary.to_json() for summary in self.summaries],
+            "baselines": [summary.to_json() for summary in self.baselines],
             MADE_WITH: provenance(),
         }
+
+
+def _columns(name: str, summary: EvalSummary) -> dict[str, Any]:
+    """A row of the table by column; shares, not percent."""
+    measures, drawn = summary.measures, summary.samples
+    copied = measures.get("copy_fidelity")
+    figures = {
+        "": name,
+        "problems": summary.problems,
+        "ungraded": summary.ungraded or None,
+        "documents cut": summary.documents_cut or None,
+        "fit the window": summary.fits_window or None,
+        "accuracy": summary.accuracy.mean,
+        "low": summary.accuracy.low,
+        "high": summary.accuracy.high,
+        f"pass@{drawn}": summary.pass_at.get(str(drawn)),
+        "disagree": summary.disagreement,
+        **{name: summary.metrics.get(name) for name in ("em", "f1", "sub_em")},
+        "evidence kept": measures.get("evidence_retention"),
+        "invented": None if copied is None else 1.0 - copied,
+        "kept out": measures.get("dropped_share"),
+        "overwritten": measures.get("overwrite_rate"),
+        "recall hits": measures.get("recall_hit_rate"),
+        "turns": summary.turns_per_document,
+        "tokens": round(summary.tokens_per_document),
+        "tokens/correct": None if summary.tokens_per_correct is None else round(summary.tokens_per_correct),
+    }
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 # ---- The report of an evaluation, beside its figures ---------------------------------------------------------
@@ -212,7 +184,6 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
     out, config = evaluation.out, evaluation.config
     if out is None:
         return
-    reading = [f"{READING}: {', '.join(evaluation.measures_reading)}"] if evaluation.measures_reading else []
     results = EvaluationResults(
         title=evaluation.title,
         accuracy=evaluation.accuracy,
@@ -224,21 +195,20 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
             ("seed", str(config.seed)),
             *facts(provenance()),
         ],
-        summaries=evaluation.summaries,
-        baselines=evaluation.baselines,
+        rows=evaluation.rows,
         config=dump_config(config),
-        notes=[*reading, *evaluation.told],
-        stories=_told(out, [summary.name for summary in evaluation.summaries], codec),
+        notes=evaluation.notes,
+        stories=_told(out, [summary.cell for summary in evaluation.summaries], codec),
         look=view_command(out),
     )
     write_evaluation_report(out, results)
 
 
-def _told(out: Path, names: list[str], codec: Codec) -> list[ToldStory]:
+def _told(out: Path, cells: list[Cell], codec: Codec) -> list[ToldStory]:
     """An episode of the agent's that went wrong, of those recorded first."""
     groups = [
         group
         for group in first_episodes(out / EPISODES)
-        if any(group.trajectories[0].group_id.startswith(f"{name}/") for name in names)
+        if any(group.trajectories[0].group_id == group_id(cell, group.problem.id) for cell in cells)
     ]
     return told_beside(sorted(groups, key=lambda group: group.trajectories[0].group_id), codec)

@@ -15,7 +15,8 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.runner import EvalSet
+from palimpsest.evaluation.runner import Entry
+from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import score
 from palimpsest.memory.registry import admit_all, build_policy, policy_class
@@ -92,7 +93,8 @@ async def _play(config: RunConfig, problems: list[Problem], hazards: Hazards, pr
 
     reward = build_reward(config.reward, codec)
     evaluator = Evaluator(config, engine, reward.answer, measure=count)
+    cell = Cell("synthetic", None, None, config.policy.name)
     with progress.count("episodes", len(problems)) as tick:
-        playing = evaluator.play([EvalSet("probe", problems, policy)], on_sample=lambda _: tick())
+        playing = evaluator.play([Entry(cell, policy, problems)], on_sample=lambda _: tick())
         samples = await using(engine, closing(reward, playing))
     return asdict(score([sample.value for sample in samples.values() if sample.value is not None]))

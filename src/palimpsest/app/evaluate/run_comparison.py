@@ -11,10 +11,9 @@ Not covered: logs of a quickstart that were set aside (`.old-1`).
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from palimpsest.app.python_calls import Table
 from palimpsest.app.quickstart_methods import TITLES
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.evaluation import comparison
-from palimpsest.evaluation.comparison import SideBySide, settings_of_evaluation, settings_of_run
-from palimpsest.evaluation.pairing import Flip, ProblemCell
-from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, logs_below, read_identity, read_log
+from palimpsest.evaluation.comparison import SideBySide, as_one_agent, settings_of_evaluation, settings_of_run
+from palimpsest.evaluation.pairing import Flip
+from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, Cell, logs_below, read_identity, read_log, read_object
 from palimpsest.evaluation.summary import interval_notes
 from palimpsest.runs.run_folder import CONFIG, load_config
 
@@ -67,19 +66,19 @@ def _side(folder: Path, name: str) -> ComparedRun:
     if not logs:
         raise RunError(
             f"{folder}: holds neither {SAMPLES} nor a quickstart's evaluations: give the --out of palimpsest eval, or "
-            f"make one with palimpsest eval --model {folder} --out DIR"
+            f"make one with palimpsest eval {folder} --out DIR"
             if folder.is_dir()
             else f"{folder}: no such folder; give folders that palimpsest eval or quickstart wrote"
         )
     read = [read_log(log.parent) for log in logs]
-    samples = {sample.key: sample for each in read for sample in each.samples}
+    samples = as_one_agent({sample.key: sample for each in read for sample in each.samples}.values())
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
     return ComparedRun(
         name=name,
         folder=folder,
-        samples=tuple(each for each in samples.values() if each.baseline is None),
-        baselines=tuple(each for each in samples.values() if each.baseline is not None),
+        samples=tuple(each for each in samples if not each.baseline),
+        baselines=tuple(each for each in samples if each.baseline),
         unreadable=sum(each.unreadable for each in read),
         not_asked=sum(each.not_asked for each in read),
         settings=_settings(folder),
@@ -108,18 +107,8 @@ def _run_settings(run: Path) -> Mapping[str, Any] | None:
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """What an evaluation wrote at its end; of a rescoring, what the evaluation did that it comes from."""
-    summary = _json(folder / SUMMARY)
-    return _json(folder.parent.parent / SUMMARY) if "rescored_from" in summary else summary
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Empty where there is none, or none that can be read."""
-    try:
-        values = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
+    """What an evaluation wrote at its end; empty where nothing can be read."""
+    return read_object(folder / SUMMARY) or {}
 
 
 # ---- Folders of evaluations side by side (evaluation/comparison.py) -----------------------------------------
@@ -144,9 +133,7 @@ class Comparison(SideBySide):
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know beside the figures."""
         kinds = interval_notes(
-            replace(own, name=f"{self.label(cell)}, {name}")
-            for cell, sides in self.figures.items()
-            for name, own in sides.items()
+            {f"{self.label(cell)}, {name}": own for cell, sides in self.figures.items() for name, own in sides.items()}
         )
         return (*self.side_notes(), *kinds, *self.pairing_notes())
 
@@ -156,7 +143,7 @@ class Comparison(SideBySide):
         rows = [self._row(cell, name) for cell, sides in self.figures.items() for name in sides]
         return Table.of(rows)
 
-    def _row(self, cell: ProblemCell, name: str) -> dict[str, Any]:
+    def _row(self, cell: Cell, name: str) -> dict[str, Any]:
         own = self.figures[cell][name]
         pairing = self.cell_pairings.get(cell, {}).get(name)
         difference = pairing.difference if pairing else None
@@ -198,8 +185,7 @@ class Comparison(SideBySide):
             ],
             "seeds": [
                 {
-                    "set": band.cell.set,
-                    "size": _size(band.cell),
+                    **asdict(band.cell),
                     "sides": list(band.sides),
                     "mean": band.mean,
                     "low": band.low,
@@ -211,11 +197,10 @@ class Comparison(SideBySide):
             "notes": list(self.notes),
         }
 
-    def _cell_json(self, cell: ProblemCell, flips: int | None) -> dict[str, Any]:
+    def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:
         pairs = self.cell_pairings.get(cell, {})
         return {
-            "set": cell.set,
-            "size": _size(cell),
+            **asdict(cell),
             "sides": {name: figures.to_json() for name, figures in self.figures[cell].items()},
             "pairs": {name: pairing.to_json(0) for name, pairing in pairs.items()},
         }
@@ -224,7 +209,7 @@ class Comparison(SideBySide):
 def compare(*folders: Folder, quiet: bool = False) -> Comparison:
     """Evaluations, or runs of a quickstart, side by side; differences are against the first.
 
-    `folders`: what `palimpsest eval --out`, `palimpsest rescore` or `palimpsest quickstart` wrote, two or more.
+    `folders`: what `palimpsest eval --out` or `palimpsest quickstart` wrote, two or more.
 
     `quiet`: as in the other calls; nothing is shown in any case.
 
@@ -237,10 +222,6 @@ def compare(*folders: Folder, quiet: bool = False) -> Comparison:
         raise ConfigError(f"compare: {twice[0]} is given twice")
     sides = tuple(read_sides(folders))
     return Comparison(sides, titles=TITLES if any((side.folder / CONFIG).is_file() for side in sides) else {})
-
-
-def _size(cell: ProblemCell) -> int | None:
-    return None if cell.size < 0 else cell.size
 
 
 def _side_json(side: ComparedRun) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from palimpsest.config.load import parse_config
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Sampler
-from palimpsest.evaluation.runner import EvalSet
-from palimpsest.evaluation.sample_log import SAMPLES, Sample, read_samples, set_aside_other
+from palimpsest.evaluation.runner import Entry
+from palimpsest.evaluation.sample_log import SAMPLES, Cell, Sample, read_samples, set_aside_other
 from palimpsest.memory.registry import admit_all, build_policy, evaluated
 from palimpsest.reward.compose import build_reward
 from palimpsest.reward.grading import closing
@@ -71,18 +71,13 @@ class Shard:
         asyncio.run(play_shard(self, report))
 
 
-def set_name(policy: str, point: int) -> str:
-    """What the samples of a policy at a point of the axis are called."""
-    return f"{policy}@{point}"
-
-
 async def play_shard(shard: Shard, report: TaskReport) -> None:
     """Play what the shard's log does not hold yet."""
     config = on_embedded(parse_config(shard.config))  # whatever trained it
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": shard.model})})
     engine = await asyncio.to_thread(open_engine, config, objective=None)
-    sets = _sets(shard, config)
-    for each in sets:
+    entries = _entries(shard, config)
+    for each in entries:
         admit_all(each.policy, each.problems, engine.codec, engine.sampler.max_context)
     reward = build_reward(config.reward, engine.codec, Path(shard.folder))
     evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure_memory)
@@ -91,7 +86,7 @@ async def play_shard(shard: Shard, report: TaskReport) -> None:
     identity = {**evaluation_identity(config, policies), "trained": planned}  # points are multiples of it
     if aside := set_aside_other(shard.path, identity):
         report.message(f"{aside}: played with other weights or settings than now, so set aside and played anew")
-    playing = evaluator.play(sets, out=shard.path, identity=identity, on_warning=report.message)
+    playing = evaluator.play(entries, out=shard.path, identity=identity, on_warning=report.message)
     telling = asyncio.create_task(_tell_turns(engine.sampler, report))
     try:
         await using(engine, closing(reward, playing))
@@ -114,26 +109,27 @@ async def _tell_turns(sampler: Sampler, report: TaskReport) -> None:
             told = begun
 
 
-def samples_of(shards: Sequence[Shard]) -> dict[str, list[Sample]]:
-    """Samples of finished shards by the name of their set, of the problems that the configuration asks for now."""
-    samples: dict[str, list[Sample]] = {}
+def samples_of(shards: Sequence[Shard]) -> dict[Cell, list[Sample]]:
+    """Samples of finished shards by cell, of the problems that the configuration asks for now."""
+    samples: dict[Cell, list[Sample]] = {}
     for shard in shards:
-        sets = _sets(shard, parse_config(shard.config))
-        asked = {(each.name, problem.id) for each in sets for problem in each.problems}
+        entries = _entries(shard, parse_config(shard.config))
+        asked = {(each.cell, problem.id) for each in entries for problem in each.problems}
         for sample in read_samples(shard.path / SAMPLES)[0]:
-            if (sample.name, sample.id) in asked:
-                samples.setdefault(sample.name, []).append(sample)
+            if (sample.cell, sample.id) in asked:
+                samples.setdefault(sample.cell, []).append(sample)
     return samples
 
 
-def _sets(shard: Shard, config: RunConfig) -> list[EvalSet]:
-    axis = METHODS[shard.method].axis
-    sets = []
-    for point in axis.points(config):
-        problems = axis.problems(config, point)[shard.index :: shard.count]
+def _entries(shard: Shard, config: RunConfig) -> list[Entry]:
+    method = METHODS[shard.method]
+    entries = []
+    for point in method.axis.points(config):
+        problems = method.axis.problems(config, point)[shard.index :: shard.count]
         for name in shard.policies:
-            sets.append(EvalSet(set_name(name, point), problems, build_policy(_policy(name, config))))
-    return sets
+            policy = build_policy(_policy(name, config))
+            entries.append(Entry(method.cell(config, name, point), policy, problems))
+    return entries
 
 
 def _policy(name: str, config: RunConfig) -> PolicyConfig:

@@ -17,14 +17,13 @@ from typing import Any
 
 from palimpsest.app.composition import policy_of
 from palimpsest.app.config_resolution import check_quickstart, run_config
-from palimpsest.app.quickstart.evaluation_shards import set_name
 from palimpsest.app.quickstart_methods import METHODS, Method
 from palimpsest.app.resume import QUICKSTART, Resume, resumed_run
 from palimpsest.app.train.training_summary import told_of_last_step
 from palimpsest.config.load import Overrides, dump_config
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.sample_log import SUMMARY, Sample, write_json
+from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, write_json
 from palimpsest.evaluation.summary import T_975, EvalSummary, student, summarise
 from palimpsest.memory.registry import build_evaluated, build_policy
 from palimpsest.provenance import MADE_WITH, facts
@@ -41,15 +40,16 @@ Summaries = dict[str, dict[int, EvalSummary]]
 
 
 def publish(
-    method: Method, config: RunConfig, folder: RunFolder, samples: Mapping[str, Sequence[Sample]], wall_s: float
+    method: Method, config: RunConfig, folder: RunFolder, samples: Mapping[Cell, Sequence[Sample]], wall_s: float
 ) -> Results:
     """Write report and summaries."""
     points = method.axis.points(config)
     summaries = {
-        name: {p: summarise(set_name(name, p), samples.get(set_name(name, p), ())) for p in points}
+        name: {p: summarise(cell := method.cell(config, name, p), samples.get(cell, ())) for p in points}
         for name in method.names(config)
     }
-    longest = sorted(samples.get(set_name(method.agent, max(points)), ()), key=lambda sample: sample.id)
+    last = method.cell(config, method.agent, max(points))
+    longest = sorted(samples.get(last, ()), key=lambda sample: sample.id)
     results = _results(method, config, folder, summaries, longest[:SHOWN_SAMPLES], wall_s)
     write_report(folder.path, results)
     write_json(

@@ -22,10 +22,12 @@ from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig
 from palimpsest.engines.open import check_models, open_engine, using
 from palimpsest.errors import ConfigError, DataError
+from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import read_identity
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.progress.reporter import Progress
+from palimpsest.rollout.trajectory_file import NO_TOKENIZER
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.driver import Finished
 from palimpsest.runs.loggers import build_loggers, check_sinks
@@ -96,8 +98,9 @@ def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
     """The recorded episodes that were asked for, if any were."""
     if imitated.records is None:
         return None
+    recorded = imitated.records / EPISODES
     return read_trajectories(
-        imitated.records,
+        recorded if recorded.is_file() else imitated.records,
         min_grade=imitated.min_grade,
         per_problem=imitated.per_problem,
         warn=progress.message,
@@ -109,23 +112,30 @@ def _refuse_other_tokenizer(imitated: Imitated, chosen: Selection, own: str) -> 
 
     Where records don't name one, the files around them tell: an evaluation of an endpoint, a run with a checkpoint.
     """
-    records, named = Path(imitated.records or ""), chosen.tokenizers
-    fix = "train the model that sampled them, or sample them again with palimpsest eval --model FOLDER --out DIR"
+    records, named = Path(imitated.records or ""), chosen.tokenizers - {NO_TOKENIZER}
+    fix = "train the model that sampled them, or sample them again with palimpsest eval FOLDER --out DIR"
     if others := sorted(named - {own}):
         raise DataError(
             f"{records}: its token ids are of another tokenizer ({others[0]}) than the model's ({own}), so they are "
             f"other text to it; {fix}"
         )
+    if NO_TOKENIZER not in chosen.tokenizers:
+        return
     around = (records, *records.absolute().parents[:2])
     endpoint = next((known for folder in around if (known := read_identity(folder).get("endpoint"))), None)
-    if not named and endpoint is not None:
+    if endpoint is not None:
         raise DataError(
             f"{records}: was sampled at an endpoint (mode {endpoint.get('mode')}) and doesn't say of which tokenizer "
             f"its token ids are; {fix}"
         )
     saved = [path for folder in around for path in checkpoint_paths(folder / CHECKPOINTS)]
     kept = next((path for path in reversed(saved) if (path / "tokenizer.json").is_file()), None)
-    if not named and kept is not None and (theirs := Codec.for_reading(kept).digest) != own:
+    if kept is None:
+        raise DataError(
+            f"{records}: doesn't say of which tokenizer its token ids are, and no checkpoint is near that would; give "
+            f"the folder of the run that recorded them, or {fix}"
+        )
+    if (theirs := Codec.for_reading(kept).digest) != own:
         raise DataError(
             f"{records}: its token ids are of the tokenizer of {kept} ({theirs}), another than the model's "
             f"({own}), so they are other text to it; {fix}"

@@ -30,9 +30,10 @@ from palimpsest.data.sources.file_source import FileSource, SearchFileSource
 from palimpsest.data.sources.problem_source import ProblemSource, build_source, left_out, rows_left_out
 from palimpsest.engines.open import check_models, check_state, using
 from palimpsest.errors import PalimpsestError, ProcessesLost
-from palimpsest.evaluation.runner import EvalSet, summaries_of
+from palimpsest.evaluation.runner import Entry, summaries_of
+from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.registry import admit_all, build_evaluated
-from palimpsest.plugins import held_by
+from palimpsest.plugins import check_all
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.reward.compose import build_reward, layers_told
 from palimpsest.reward.grading import Grades, closing
@@ -164,7 +165,7 @@ async def train_async(
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
     shown = progress or suitable_progress(quiet=quiet)
-    given = Objects("palimpsest.train", held_by(resume))
+    given = Objects("palimpsest.train", resume)
     with given.known():
         asking = Asking(recipe, overrides, seed, out, resume)
         asked = asking.run(given, Things(reward, data, policy, callbacks, model, tokenizer))
@@ -228,7 +229,8 @@ def prepare(config: RunConfig, out: Path) -> Prepared:
 
     `out` is the folder that the run has, or is to have; servers print there.
     """
-    policy_of(config)  # cheap refusals come before the model is loaded
+    check_all(config)  # cheap refusals come before the model is loaded
+    policy_of(config)
     build_evaluated(config.policy)
     check_sinks(config)
     check_models(config)
@@ -319,10 +321,11 @@ class Training:
 def _held_out(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
     """The hook that measures held-out problems every `train.eval_every` steps."""
     evaluator = Evaluator(config, parts.engine, grader, cast=parts.cast)
-    sets = [EvalSet("eval", problems, build_evaluated(config.policy))]
+    cell = Cell("eval", None, None, config.policy.name)
+    entries = [Entry(cell, build_evaluated(config.policy), problems)]
 
     async def measure(step: int) -> dict[str, float]:
-        (summary,) = summaries_of(sets, await evaluator.play(sets))
+        (summary,) = summaries_of(entries, await evaluator.play(entries))
         accuracy = {} if summary.accuracy.mean is None else {"accuracy": summary.accuracy.mean}
         counts = {"ungraded": float(summary.ungraded), "documents_cut": float(summary.documents_cut)}
         return {**accuracy, **summary.metrics, **counts}

@@ -192,7 +192,7 @@ def _measuring_command(folder: Path, config: RunConfig) -> str:
     known = sizes or config.data.eval_source is not None
     what = _BEYOND if known else "add --data: these are what it was trained on"
     run = quote(str(folder))
-    return f"palimpsest eval --model {run}{sizes} --out {run}/eval     # {what}"
+    return f"palimpsest eval {run}{sizes} --out {run}/eval     # {what}"
 
 
 def _measuring_call(folder: Path, config: RunConfig) -> str:

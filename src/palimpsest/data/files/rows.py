@@ -39,7 +39,8 @@ from palimpsest.config.install_hints import install_line
 from palimpsest.data.files.text_files import WIDE, convert, not_utf8, text_rows
 from palimpsest.errors import DataError
 from palimpsest.files import NoRegularFile, read_regular
-from palimpsest.plugins import found, is_given
+from palimpsest.plugin_kinds import OBJECT
+from palimpsest.plugins import object_named
 
 # ---- SQuAD's own file, as the rows that the hub has of it ----------------------------------------------------
 
@@ -262,7 +263,7 @@ def read_rows(path: Path, json_columns: Container[str] = NESTED) -> Iterator[Row
 
 def sniff(path: Path) -> Kind:
     """What kind of file `path` is, from its first bytes."""
-    if is_given(str(path)):
+    if str(path).startswith(OBJECT):
         return "given"
     if is_hub(path):
         return "hub"
@@ -419,7 +420,7 @@ def _questions_of(path: Path, values: dict[str, Any]) -> Iterator[tuple[Any, str
 
 
 def _given(path: Path) -> Iterator[tuple[Any, str]]:
-    for index, values in enumerate(found(str(path), f"data.source={path}")):
+    for index, values in enumerate(object_named(str(path), "data.source")):
         yield values, f"item {index}"
 
 

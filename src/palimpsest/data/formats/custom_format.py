@@ -101,21 +101,14 @@ class DataFormat(Protocol):
         ...
 
 
-def own_format(name: str, options: Mapping[str, Any]) -> OwnFormat:
-    """The format at `name`. Raises ConfigError."""
-    call = plugins.build(
-        name,
-        options,
-        where=f"data.format={name}",
-        arguments=("path",),
-        method="read",
-        options_key="data.format_options",
-    )
-    return OwnFormat(name, call, getattr(plugins.owner(call), "recognises", None))
+def custom_format(name: str, options: Mapping[str, Any]) -> CustomFormat:
+    """The user's format called `name`. Raises ConfigError."""
+    call = plugins.build("format", name, options)
+    return CustomFormat(name, call, getattr(plugins.owner(call), "recognises", None))
 
 
 @dataclass(frozen=True, slots=True)
-class OwnFormat:
+class CustomFormat:
     """A user's format."""
 
     name: str

@@ -40,7 +40,7 @@ from palimpsest.data.formats.format_registry import COLUMNS, Format, fits, named
 from palimpsest.data.formats.question_formats import musique_paragraphs, titled_paragraphs
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError, nearest, shown_names
-from palimpsest.plugins import PREFIX
+from palimpsest.plugin_kinds import OBJECT
 from palimpsest.types import Problem
 
 # ---- Renamed columns -----------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class RowFormat:
                 columns = _with_corpus(columns, row, path, self.reading.corpus)
             require(columns, row)
             try:
-                record = columns.parse(row, f"{path.stem.removeprefix(PREFIX)}-{row.index}")
+                record = columns.parse(row, f"{path.stem.removeprefix(OBJECT)}-{row.index}")
             except fields.MissingGold as error:
                 if not self.reading.skip_missing_gold:
                     raise

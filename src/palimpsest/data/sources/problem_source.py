@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from palimpsest import plugins
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.data.assemble import Placing
-from palimpsest.data.formats.custom_format import DataFormat, own_format
+from palimpsest.data.formats.custom_format import DataFormat, custom_format
 from palimpsest.data.formats.problem_files import Paths, ReadOptions
 from palimpsest.data.sources.file_source import FileSource, SearchFileSource, Split
 from palimpsest.data.synthetic.documents import SyntheticSource
 from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.synthetic.search_problems import SyntheticSearchSource
 from palimpsest.errors import DataError, nearest
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.types import Problem
 
 
@@ -88,6 +88,6 @@ def left_out(rows: Sequence[str]) -> str:
 
 def named_format(name: str | None, options: Mapping[str, Any] | None = None) -> str | DataFormat | None:
     """What `data.format` names: a shipped format by its name, the user's own made; None if columns are to tell."""
-    if name is None or not plugins.is_own(name):
+    if name is None or name in KINDS["format"].shipped:
         return name
-    return own_format(name, options or {})
+    return custom_format(name, options or {})

@@ -176,7 +176,7 @@ def _window(settings: EndpointEngineConfig, found: Found, folder: Path | None, m
     if window is None:
         raise ConfigError(
             f"engine.max_context: {settings.url} doesn't say how long a prompt of {model} may be; give its tokens, "
-            "e.g. --set engine.max_context=131072"
+            "e.g. engine.max_context=131072"
         )
     return window
 

@@ -28,9 +28,9 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from palimpsest import plugin_options
 from palimpsest.config.prompt_file import is_prompt_file, read_prompt_file
 from palimpsest.errors import ConfigError, nearest
+from palimpsest.plugin_options import check_options
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import MARKS, Template, insert, user_turn
 
@@ -105,10 +105,10 @@ def chosen(prompts: str | Mapping[str, Any], shipped: Mapping[str, Texts], used:
     if isinstance(prompts, str):
         if prompts not in shipped:
             names = ", ".join(shipped)
-            raise ConfigError(f"{KEY}={prompts!r}: choose one of {names}, or a file of your own such as my.yaml")
+            raise ConfigError(f"choose one of {names}, or a file of your own such as my.yaml", key=KEY, value=prompts)
         return shipped[prompts]
     cls = type(next(iter(shipped.values())))
-    texts = plugin_options.build(cls, prompts, KEY, "the texts of this policy")
+    texts = cls(**check_options(cls, prompts, KEY, "the texts of this policy"))
     _check(texts, prompts, used)
     plain = {name: insert(getattr(texts, name), {}) for name in _without_slots(cls)}
     return replace(texts, **plain)
@@ -151,39 +151,40 @@ def _check(texts: PromptSet, given: Mapping[str, Any], used: Iterable[str]) -> N
     known = slots_of(type(texts))
     for name in used:
         if name not in given:
-            raise ConfigError(_missing(name, known[name].when))
+            raise ConfigError(_missing(known[name].when), key=f"{KEY}.{name}")
         if not known[name].may_be_empty and not getattr(texts, name).strip():
-            raise ConfigError(f"{KEY}.{name} is empty: write the text, with {_named(known[name].names) or 'no slot'}")
+            there = _named(known[name].names) or "no slot"
+            raise ConfigError(f"is empty: write the text, with {there}", key=f"{KEY}.{name}")
     for name in given:
         if name in known and getattr(texts, name).strip():
             _check_slots(name, getattr(texts, name), known[name])
 
 
-def _missing(name: str, when: str) -> str:
+def _missing(when: str) -> str:
     if not when:
-        return f"{KEY}.{name} is missing; palimpsest recipes show RECIPE --prompts prints the shipped one"
+        return "is missing; palimpsest recipes show RECIPE --prompts prints the shipped one"
     settings = " ".join(f"policy.options.{setting}" for setting in when.split(" and "))
     command = f"palimpsest recipes show RECIPE {settings} --prompts"
-    return f"{KEY}.{name} is missing: {when} shows it; {command} prints the shipped one"
+    return f"is missing: {when} shows it; {command} prints the shipped one"
 
 
 def _check_slots(name: str, text: str, slots: Slots) -> None:
     """Raise ConfigError unless a text holds its slots, each once, and no other."""
+    key = f"{KEY}.{name}"
     if any(sign in text for sign in MARKS):
-        raise ConfigError(f"{KEY}.{name}: holds U+E000 or U+E001, which the library puts in the place of slots")
+        raise ConfigError("holds U+E000 or U+E001, which the library puts in the place of slots", key=key)
     allowed = (*slots.names, *slots.optional)
     present = _SLOT.findall(_ESCAPED.sub("", text))
     for slot in present:
         if slot not in allowed:
             there = f"it may hold {_named(allowed)}" if allowed else "it has none"
-            raise ConfigError(
-                f"{KEY}.{name}: no slot {{{slot}}}{nearest(slot, allowed)}; {there}; write {{{{{slot}}}}} for the text"
-            )
+            fix = f"{nearest(slot, allowed)}; {there}; write {{{{{slot}}}}} for the text"
+            raise ConfigError(f"has no slot {{{slot}}}{fix}", key=key)
         if present.count(slot) > 1:
-            raise ConfigError(f"{KEY}.{name}: {{{slot}}} stands there {present.count(slot)} times; once is allowed")
+            raise ConfigError(f"has {{{slot}}} {present.count(slot)} times; once is allowed", key=key)
     for slot in slots.names:
         if slot not in present:
-            raise ConfigError(f"{KEY}.{name}: {{{slot}}} is missing; it must hold {_named(slots.names)}, each once")
+            raise ConfigError(f"lacks {{{slot}}}; it must hold {_named(slots.names)}, each once", key=key)
 
 
 def _named(names: Iterable[str]) -> str:

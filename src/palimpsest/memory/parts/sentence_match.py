@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -194,8 +195,12 @@ class Match:
             return Mismatch(had, "it denies what the nearest sentence says, or the other way round")
         if not self._joined():
             return Mismatch(had, "a name from another sentence")
-        if (wrong := self._misplaced()) > MISPLACED:
-            return Mismatch(had, f"{wrong} names or numbers are elsewhere in the nearest sentence")
+        if more := self._said_more_often():
+            return Mismatch(had, f"it says {more!r} more often than the nearest sentence")
+        content = [i for i in self.unit.content if i in self.found]
+        wrong = self._misplaced(pairwise(content))
+        if len(wrong) > MISPLACED or (wrong and self._exchanged(content, wrong[0])):
+            return Mismatch(had, f"{len(wrong)} names or numbers are elsewhere in the nearest sentence")
         return None
 
     def _places(self, exact: str, form: str, kind: WordKind) -> list[tuple[int, int]]:
@@ -312,21 +317,58 @@ class Match:
                 return False
         return True
 
-    def _misplaced(self) -> int:
-        """How many neighbours, of which one is a name or number, are in another order in the window.
+    def _said_more_often(self) -> str | None:
+        """A name or number that the unit has more often than the window; a name may replace a pronoun of it."""
+        words, seen = self.unit.words, Counter[str]()
+        spare = _pronouns(*self.sentences) - _pronouns(words)
+        for i in self.found:
+            if words.kinds[i] >= WordKind.NAME and not self._abbreviated(i):
+                seen[form := "~" + words.stems[i]] += 1
+                more = seen[form] - sum(len(sentence.places.get(form, ())) for sentence in self.sentences)
+                if more > (spare if words.kinds[i] is WordKind.NAME else 0):
+                    return words.exact[i]
+        return None
 
-        A part of the sentence that was moved makes one, two names that changed places make two.
+    def _exchanged(self, content: Sequence[int], misplaced: tuple[int, int]) -> bool:
+        """Whether the order is the window's with a name or number of the `misplaced` in the place of another one."""
+        words = self.unit.words
+        for word in ("by", "'s"):
+            if (word in words.exact) != any(word in sentence.exact for sentence in self.sentences):
+                return False  # "by Anna" for "Anna": she may be elsewhere
+        pairs = {*pairwise(content)}
+        for kind in (WordKind.NAME, WordKind.NUMBER):
+            values = list[list[int]]()
+            for i in (i for i in content if words.kinds[i] is kind):
+                joins = kind is WordKind.NAME and values and values[-1][-1] == i - 1
+                if joins and words.clauses[i - 1] == words.clauses[i]:
+                    values[-1].append(i)
+                else:
+                    values.append([i])
+            for one in (value for value in values if not {*value}.isdisjoint(misplaced)):
+                for other in values:
+                    new = {*pairwise(_exchange(content, one, other))} if one is not other else pairs
+                    if misplaced not in new and not self._misplaced(new - pairs):
+                        return True
+        return False
+
+    def _misplaced(self, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Neighbours, of which one is a name or number, that are in another order in the window.
+
+        A part of the sentence that was moved makes one, two names that changed places make one or two.
         """
-        kinds, content = self.unit.words.kinds, [i for i in self.unit.content if i in self.found]
-        return sum(
-            not self._in_order(a, b)
-            for a, b in pairwise(content)
-            if max(kinds[a], kinds[b]) >= WordKind.NAME and not self._date(a, b)
-        )
+        kinds = self.unit.words.kinds
+        return [
+            (a, b)
+            for a, b in pairs
+            if max(kinds[a], kinds[b]) >= WordKind.NAME and not self._date(a, b) and not self._in_order(a, b)
+        ]
 
     def _date(self, a: int, b: int) -> bool:
+        """Whether they are a month and a day or year, next to each other in the window."""
         words = self.unit.words
-        return any(words.exact[i] in MONTHS and words.kinds[j] is WordKind.NUMBER for i, j in ((a, b), (b, a)))
+        if not any(words.exact[i] in MONTHS and words.kinds[j] is WordKind.NUMBER for i, j in ((a, b), (b, a))):
+            return False
+        return any(n == m and abs(p - q) == 1 for n, p in self.found[a][:8] for m, q in self.found[b][:8])
 
     def _in_order(self, a: int, b: int) -> bool:
         for number, place in self.found[a][:8]:
@@ -349,6 +391,19 @@ class Match:
             return True
         has, had = (form[i + 1 : i + 2] == ["'s"] for form, i in ((mine, b), (theirs, q)))
         return had and not has and "of" in mine[max(0, b - 3) : b]
+
+
+def _pronouns(*sentences: Sentence) -> int:
+    return sum(len(sentence.places.get(pronoun, ())) for sentence in sentences for pronoun in PRONOUNS)
+
+
+def _exchange(content: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Iterator[int]:
+    """`content` with two parts of it in each other's place."""
+    for i in content:
+        if i in (one[0], other[0]):
+            yield from other if i == one[0] else one
+        elif i not in one and i not in other:
+            yield i
 
 
 def _shortens(short: str, long: str) -> bool:

@@ -151,13 +151,14 @@ class ToolAgentPolicy(MemoryPolicy):
     def __post_init__(self) -> None:
         for name in ("max_turns", "parallel_calls", "turn_tokens", "context_tokens", "tool_chars"):
             if not getattr(self, name) >= 1:
-                raise ConfigError(f"policy.options.{name}={getattr(self, name)}: must be at least 1")
+                raise ConfigError("must be at least 1", key=f"policy.options.{name}", value=getattr(self, name))
         if not self.tool_timeout_s > 0:
-            raise ConfigError(f"policy.options.tool_timeout_s={self.tool_timeout_s:g}: must be above 0 seconds")
+            raise ConfigError("must be above 0 seconds", key="policy.options.tool_timeout_s", value=self.tool_timeout_s)
         if self.turn_tokens >= self.context_tokens:
             raise ConfigError(
-                f"policy.options.turn_tokens={self.turn_tokens} leaves no room for a prompt in "
-                f"policy.options.context_tokens={self.context_tokens}: lower the former"
+                f"leaves no room for a prompt in policy.options.context_tokens={self.context_tokens}: lower the former",
+                key="policy.options.turn_tokens",
+                value=self.turn_tokens,
             )
         object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, self.shown_texts()))
         object.__setattr__(self, "built", build_tools(self.tools))

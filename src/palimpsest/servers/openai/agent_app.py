@@ -1,4 +1,4 @@
-"""OpenAI-compatible agent server: routes, limits and options.
+"""OpenAI-compatible agent server: routes, metrics and options.
 
     POST /v1/chat/completions           POST /v1/responses
     GET /v1/models                      GET /health  /ready  /metrics (Prometheus text)
@@ -13,8 +13,8 @@ Not covered: TLS, slow clients, fair shares between clients.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,85 +22,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import ConfigError
-from palimpsest.servers.http_service import Intake, ReadingThreads, RequestGuard, json_response
-from palimpsest.servers.openai.chat_completions import ChatRoutes
+from palimpsest.servers.http_service import ReadingThreads, RequestGuard, json_response
+from palimpsest.servers.openai.chat_completions import ChatReply, ChatRoutes, check_model
 from palimpsest.servers.openai.episode_log import Store
-from palimpsest.servers.openai.request_bodies import Bodies, openai_error
-from palimpsest.servers.openai.request_resolver import Orders, check_model
-from palimpsest.servers.openai.responses import Responses
+from palimpsest.servers.openai.request_bodies import chat_body, openai_error
+from palimpsest.servers.openai.responses import answer_response
 from palimpsest.servers.openai.served_agent import AgentInterface
-from palimpsest.servers.openai.served_episodes import Bounds, Episodes
+from palimpsest.servers.openai.served_episodes import Episodes, ServerLimits
 from palimpsest.servers.request_log import RequestLog
-
-# ---- What the server counts, in Prometheus' text format 0.0.4 ------------------------------------------------
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_EPISODE_COUNTERS = {
-    "episodes_begun": "Episodes that were started.",
-    "episodes_joined": "Requests whose episode was running already.",
-    "episodes_stored": "Requests whose episode was in the store.",
-    "turns": "Turns of episodes that have ended.",
-    "tokens_in": "Prompt tokens of episodes that have ended.",
-    "tokens_sampled": "Sampled tokens of episodes that have ended.",
-}
-_ENGINE_COUNTERS = {
-    "prompt_tokens": "Prompt tokens that the model was asked for.",
-    "computed_prompt_tokens": "Prompt tokens that were computed, not shared with another prompt.",
-    "generated_tokens": "Tokens that the model sampled.",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Samples of one name."""
-
-    name: str
-    kind: str
-    """`counter` or `gauge`."""
-    help: str
-    samples: Sequence[tuple[str, float]]
-    """(labels as they are printed, value)."""
-
-    def lines(self) -> Iterator[str]:
-        """
-        >>> list(Family("a_total", "counter", "Of a.", [('{b="c"}', 2)]).lines())
-        ['# HELP a_total Of a.', '# TYPE a_total counter', 'a_total{b="c"} 2']
-        """
-        yield f"# HELP {self.name} {self.help}"
-        yield f"# TYPE {self.name} {self.kind}"
-        for labels, value in self.samples:
-            yield f"{self.name}{labels} {value:.15g}"
-
-
-def metrics_text(
-    statuses: Mapping[int, int], counts: Mapping[str, int], stats: SamplerStats, *, running: int, waiting: int
-) -> str:
-    """`counts`: of episodes, as `Episodes.counts` has them."""
-
-    def families() -> Iterator[Family]:
-        by_status = [(f'{{status="{code}"}}', n) for code, n in sorted(statuses.items())]
-        yield Family("palimpsest_requests_total", "counter", "Requests by the status of their answer.", by_status)
-        outcomes = [(name.removeprefix("outcome:"), n) for name, n in sorted(counts.items()) if ":" in name]
-        by_outcome = [(f'{{outcome="{name}"}}', n) for name, n in outcomes]
-        yield Family("palimpsest_episodes_total", "counter", "Episodes that have ended.", by_outcome)
-        for name, said in _EPISODE_COUNTERS.items():
-            value = counts.get(name.removeprefix("episodes_"), 0)
-            yield Family(f"palimpsest_{name}_total", "counter", said, [("", value)])
-        for name, said in _ENGINE_COUNTERS.items():
-            yield Family(f"palimpsest_engine_{name}_total", "counter", said, [("", getattr(stats, name))])
-        yield Family("palimpsest_episodes_running", "gauge", "Episodes that run.", [("", running)])
-        yield Family("palimpsest_episodes_waiting", "gauge", "Episodes that wait for a place.", [("", waiting)])
-
-    return "".join(f"{line}\n" for family in families() for line in family.lines())
-
 
 # ---- What the operator of the server chooses -----------------------------------------------------------------
 
 
-CORS: dict[str, Any] = {
+_CORS: dict[str, Any] = {
     "allow_methods": ("GET", "POST"),
     "allow_headers": ("*",),
     "expose_headers": ("X-Palimpsest-Input", "X-Palimpsest-Instructions", "X-Palimpsest-Ignored", "Retry-After"),
@@ -147,16 +82,6 @@ def check_model_name(name: str) -> None:
 # ---- The agent server ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """What the server takes at most."""
-
-    body_bytes: int = 64 << 20
-    body_seconds: float = 300.0
-    """For a body to arrive whole."""
-    bounds: Bounds = field(default_factory=Bounds)
-
-
 _THREADS = 2
 """Documents that are encoded, or looked through for quotes, at once."""
 _OPEN = ("/health", "/ready")
@@ -180,21 +105,17 @@ class AgentService:
         self.agent, self.store, self.limits, self._model = agent, store, limits, model
         self._token, self._options = token, options or ServerOptions()
         self._threads = ReadingThreads(_THREADS, "document")
-        self.episodes = Episodes(agent, store, limits.bounds, self._threads)
+        self.episodes = Episodes(agent, store, limits, self._threads)
         origins = self._options.cors_origins
         self._guard = RequestGuard(token, form=openai_error, pages=False, open_paths=_OPEN, origins=origins)
-        self._bodies = Bodies(Intake(), most=limits.body_bytes, seconds=limits.body_seconds)
-        self._orders = orders = Orders(agent, model, self.episodes, self._bodies)
-        lenient = self._options.ignore_unsupported
-        self._chat = ChatRoutes(orders, self.episodes, self._bodies, agent, lenient)
-        self._responses = Responses(orders, self.episodes, self._bodies, lenient)
+        self._chat = ChatRoutes(agent, model, self.episodes, self._options.ignore_unsupported)
 
     def app(self) -> Starlette:
         app = self._guard.app(
             (
-                ("/v1/chat/completions", "POST", self._chat.completions),
-                ("/v1/responses", "POST", self._responses.create),
-                ("/v1/models", "GET", self._models),
+                ("/v1/chat/completions", "POST", lambda request: self._chat.answer(request, chat_body, ChatReply)),
+                ("/v1/responses", "POST", lambda request: answer_response(self._chat, request)),
+                ("/v1/models", "GET", lambda _: json_response({"object": "list", "data": [self._shown()]})),
                 ("/v1/models/{model:path}", "GET", self._named),
                 ("/health", "GET", lambda _: json_response({"status": "ok"})),
                 ("/ready", "GET", lambda _: json_response({"status": "ready"})),
@@ -202,7 +123,7 @@ class AgentService:
             )
         )
         if self._options.cors_origins:
-            app.add_middleware(CORSMiddleware, allow_origins=self._options.cors_origins, **CORS)
+            app.add_middleware(CORSMiddleware, allow_origins=self._options.cors_origins, **_CORS)
         if self._options.log_requests:
             app.add_middleware(RequestLog, secret=self._token)
         return app
@@ -211,11 +132,7 @@ class AgentService:
         """Cancel what runs. What is under way on threads is not waited for: only the event loop keeps what it gives."""
         await self.episodes.drain()
         self._threads.close()
-        self._bodies.close()
-        self._orders.close()
-
-    def _models(self, _: Request) -> Response:
-        return json_response({"object": "list", "data": [self._shown()]})
+        self._chat.close()
 
     def _named(self, request: Request) -> Response:
         check_model(request.path_params["model"], self._model)
@@ -228,12 +145,46 @@ class AgentService:
         return {**facts, "max_model_len": longest, "palimpsest": {**own, "fingerprint": self.agent.fingerprint}}
 
     def _metrics(self, _: Request) -> Response:
-        episodes = self.episodes
-        text = metrics_text(
-            self._guard.statuses,
-            episodes.counts,
-            self.agent.stats,
-            running=episodes.running,
-            waiting=episodes.waiting,
-        )
-        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+        text = "".join(f"{line}\n" for line in self._metric_lines())
+        return Response(text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    def _metric_lines(self) -> Iterator[str]:
+        """Prometheus' text format 0.0.4."""
+        episodes, statuses = self.episodes, self._guard.statuses
+        by_status = {f'{{status="{code}"}}': number for code, number in sorted(statuses.items())}
+        ended = {name.partition(":")[2]: number for name, number in sorted(episodes.counts.items()) if ":" in name}
+        by_outcome = {f'{{outcome="{name}"}}': number for name, number in ended.items()}
+        yield from _family("requests_total", "Requests by the status of their answer.", by_status)
+        yield from _family("episodes_total", "Episodes that have ended.", by_outcome)
+        for name, said in _COUNTERS.items():
+            yield from _family(f"{name}_total", said, {"": episodes.counts[name.removeprefix("episodes_")]})
+        for name, said in _ENGINE_COUNTERS.items():
+            yield from _family(f"engine_{name}_total", said, {"": getattr(self.agent.stats, name)})
+        yield from _family("episodes_running", "Episodes that run.", {"": episodes.running})
+        yield from _family("episodes_waiting", "Episodes that wait for a place.", {"": episodes.waiting})
+
+
+_COUNTERS = {
+    "episodes_begun": "Episodes that were started.",
+    "episodes_joined": "Requests whose episode was running already.",
+    "episodes_stored": "Requests whose episode was in the store.",
+    "turns": "Turns of episodes that have ended.",
+    "tokens_in": "Prompt tokens of episodes that have ended.",
+    "tokens_sampled": "Sampled tokens of episodes that have ended.",
+}
+_ENGINE_COUNTERS = {
+    "prompt_tokens": "Prompt tokens that the model was asked for.",
+    "computed_prompt_tokens": "Prompt tokens that were computed, not shared with another prompt.",
+    "generated_tokens": "Tokens that the model sampled.",
+}
+
+
+def _family(name: str, said: str, samples: dict[str, int]) -> Iterator[str]:
+    """
+    >>> list(_family("a_total", "Of a.", {'{b="c"}': 2}))
+    ['# HELP palimpsest_a_total Of a.', '# TYPE palimpsest_a_total counter', 'palimpsest_a_total{b="c"} 2']
+    """
+    yield f"# HELP palimpsest_{name} {said}"
+    yield f"# TYPE palimpsest_{name} {'counter' if name.endswith('_total') else 'gauge'}"
+    for labels, value in samples.items():
+        yield f"palimpsest_{name}{labels} {value}"

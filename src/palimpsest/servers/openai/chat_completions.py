@@ -1,225 +1,118 @@
-r"""POST /v1/chat/completions, whole and streamed, with `\boxed{}` removed from answers.
+"""POST /v1/chat/completions, whole and streamed; POST /v1/responses is answered the same way in another form.
 
-The content of a box stays in place; the commands and their braces are removed.
+A body becomes a `ChatBody`, that a `Query`, and the query's episode is told in the form of a `ChatReply`.
 
-Guaranteed: the outputs of `feed`, and `rest` at the end, concatenate to `unboxed` of the whole text, however it is cut
-into pieces; time grows with its length. An unclosed box is open to the end. Other braces and other LaTeX stay.
+Guaranteed: what grows with a request is done on threads, files on threads of their own, so that nobody waits behind a
+long one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from palimpsest.servers.http_service import Refused, json_response
-from palimpsest.servers.openai.episode_progress import SILENCE_S, ServedEpisode
-from palimpsest.servers.openai.request_bodies import (
-    Ask,
-    Bodies,
-    chat_ask,
-    openai_error,
-)
-from palimpsest.servers.openai.request_resolver import Orders
-from palimpsest.servers.openai.served_agent import AgentInterface, Order
-from palimpsest.servers.openai.served_episodes import Episodes
+from palimpsest.servers.http_service import Intake, ReadingThreads, Refused, json_response, shown
+from palimpsest.servers.openai.answer_text import UnboxedText, unboxed
+from palimpsest.servers.openai.request_bodies import ChatBody, openai_error
+from palimpsest.servers.openai.request_query import query_of
+from palimpsest.servers.openai.served_agent import AgentInterface, Query
+from palimpsest.servers.openai.served_episodes import SILENCE_S, Episodes, News, ServedEpisode
 from palimpsest.servers.request_log import note
 
-# ---- An answer without \boxed{} ------------------------------------------------------------------------------
+T = TypeVar("T")
+Parse = Callable[[bytes, bool], ChatBody]
+"""Of a body, and whether what is unsupported is ignored. Raises Refused."""
 
-
-_TOKEN = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<open>\{)|[ \t]+(?=[^\s{]))|(?P<brace>[{}])")
-_UNSURE = re.compile(r"\\(?:b(?:o(?:x(?:e(?:d\s*)?)?)?)?|f(?:b(?:o(?:x\s*)?)?)?)?\Z")
-"""The end of a piece that the next one decides on: a part of a command."""
-
-
-def unboxed(text: str) -> str:
-    r"""
-    >>> unboxed(r"It is \boxed{a {nested} one}."), unboxed(r"\boxed{\boxed{tea}"), unboxed(r"$\boxed 5$"), unboxed("{}")
-    ('It is a {nested} one.', 'tea', '$5$', '{}')
-    """
-    whole = Unboxed()
-    return whole.feed(text) + whole.rest()
-
-
-class Unboxed:
-    """One answer, piece by piece."""
-
-    def __init__(self, raw: bool = False) -> None:
-        r"""`raw`: leave it as it is, `\boxed{}` and all."""
-        self._raw = raw
-        self._held = self._space = ""
-        self._boxes = list[bool]()  # of every open brace, whether it is a box's
-        self._began = False
-
-    def feed(self, text: str) -> str:
-        """What is sure of a text up to the end of this piece."""
-        if self._raw:
-            return text
-        text = self._held + text
-        unsure = _UNSURE.search(text)
-        end = len(text) if unsure is None else unsure.start()
-        self._held = text[end:]
-        return self._given(text[:end])
-
-    def rest(self) -> str:
-        """What was held back, once nothing follows."""
-        held, self._held = self._held, ""
-        return self._given(held)
-
-    def _given(self, text: str) -> str:
-        """Without space at the beginning, and at the end for as long as nothing follows it."""
-        found = self._space + _TOKEN.sub(self._token, text)
-        if not self._began:
-            found = found.lstrip()
-        said = found.rstrip()
-        self._space = found[len(said) :]
-        self._began = self._began or bool(said)
-        return said
-
-    def _token(self, match: re.Match[str]) -> str:
-        if match["brace"] == "}":
-            return "" if self._boxes and self._boxes.pop() else "}"
-        if match["brace"] or match["open"]:
-            self._boxes.append(match["brace"] is None)
-        return match["brace"] or ""
-
-
-# ---- POST /v1/chat/completions, whole and streamed -----------------------------------------------------------
-
-
-SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_SHORT = 16 << 10
+"""Bytes of a body that is looked at on the event loop: what takes a millisecond is not to wait until threads that
+compute let another one run."""
+_THREADS = 2
+"""Bodies that are looked at, and files that are parsed, at once."""
+_SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Proxies are to hand on each event at once."""
 
 
 class ChatRoutes:
-    """The route and what it needs."""
+    """Answers requests in any form."""
 
-    def __init__(
-        self, orders: Orders, episodes: Episodes, bodies: Bodies, agent: AgentInterface, lenient: bool
-    ) -> None:
-        """`lenient`: unsupported parameters are ignored."""
-        self._orders, self._episodes, self._bodies = orders, episodes, bodies
-        self._agent, self._lenient = agent, lenient
+    def __init__(self, agent: AgentInterface, model: str, episodes: Episodes, lenient: bool) -> None:
+        """`model`: the agent's name as clients ask for it; `lenient`: unsupported parameters are ignored."""
+        self._agent, self._model, self._episodes, self._lenient = agent, model, episodes, lenient
+        self._intake = Intake()
+        self._bodies, self._files = ReadingThreads(_THREADS, "body"), ReadingThreads(_THREADS, "file")
 
-    async def completions(self, request: Request) -> Response:
-        body = await self._bodies.read(request)
-        ask = await self._bodies.look(len(body), lambda: chat_ask(body, self._lenient))
-        order = await self._orders.of(ask, body, request.headers)
-        episode, given = self._episodes.begin(order), order.input.facts()
-        note_episode(request, order, episode)
-        headers = {**input_headers(given), **ignored_headers(request, ask)}
-        facts = {
-            "id": f"chatcmpl-{secrets.token_hex(16)}",
-            "created": int(time.time()),
-            "model": ask.model,
-            "system_fingerprint": self._agent.fingerprint,
-        }
-        if ask.stream:
-            events = self._events(ask, episode, given, {**facts, "object": "chat.completion.chunk"})
-            return StreamingResponse(events, media_type="text/event-stream", headers={**SSE, **headers})
-        result = await ended_or_gone(request, episode, self._episodes)
-        if (failed := failure_of(result, ask.field)) is not None:
+    def close(self) -> None:
+        """What is under way is not waited for."""
+        self._bodies.close()
+        self._files.close()
+
+    async def answer(self, request: Request, parse: Parse, form: type[ChatReply]) -> Response:
+        """Raises Refused."""
+        limits = self._episodes.limits
+        data = await self._intake.body(
+            request, most=limits.body_bytes, seconds=limits.body_seconds, advice="divide the document"
+        )
+        body = await self._look(len(data), lambda: parse(data, self._lenient))
+        check_model(body.model, self._model)
+        query, told, digest = await self._query(request, data, body)
+        episode = self._episodes.begin(query, digest)
+        note(request, input=told["input"], episode=episode.id, outcome=lambda: (episode.result or _RUNNING)["outcome"])
+        headers = {f"X-Palimpsest-{name.capitalize()}": value for name, value in told.items()}
+        headers |= _ignored_headers(request, body)
+        reply = form(body, told, episode, self._agent.fingerprint)
+        if body.stream:
+            events = self._followed(reply, episode)
+            return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE, **headers})
+        result = await self._ended(request, episode)
+        if (failed := failure_of(result)) is not None:
             raise failed
-        message = {"role": "assistant", "content": content_of(result, ask.own.raw), "refusal": None}
-        choice = {"index": 0, "message": message, "finish_reason": result["finish_reason"], "logprobs": None}
-        whole = {
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": usage(result, episode.stored),
-            "metadata": ask.metadata,
-        }
-        return json_response({**facts, **whole, "palimpsest": own_facts(episode, result, given)}, headers=headers)
+        return json_response(reply.whole(result), headers=headers)
 
-    async def _events(
-        self, ask: Ask, episode: ServedEpisode, given: Mapping[str, str], facts: dict[str, Any]
-    ) -> AsyncIterator[bytes]:
-        usage_key = {"usage": None} if ask.include_usage else {}
+    async def _query(self, request: Request, data: bytes, body: ChatBody) -> tuple[Query, dict[str, str], str]:
+        retries = request.headers.get("x-stainless-retry-count", "0")
 
-        def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-            return _event({**facts, "choices": [choice], **usage_key, **more})
+        def work() -> tuple[Query, dict[str, str], str]:
+            digest = hashlib.sha256(data).hexdigest()
+            return *query_of(body, self._agent, None if retries == "0" else self._episodes.seed_of(digest)), digest
 
+        if any(each.files for each in body.messages):
+            return await self._files.run(work)
+        return await self._look(len(data), work)
+
+    async def _look(self, size: int, work: Callable[[], T]) -> T:
+        """What `work`, which takes time that grows with `size` bytes, gives or raises."""
+        return work() if size <= _SHORT else await self._bodies.run(work)
+
+    async def _followed(self, reply: ChatReply, episode: ServedEpisode) -> AsyncIterator[bytes]:
         self._episodes.join(episode)
         try:
-            yield chunk({"role": "assistant", "content": ""})
-            async for kind, text in timely(episode, ask.own.progress, ask.own.raw):
-                if kind == "comment":
-                    yield f": {text}\n\n".encode()
-                else:
-                    yield chunk(
-                        {"content": text} if kind == "content" else {"reasoning": text, "reasoning_content": text}
-                    )
-            result = await episode.ended()
-            if (failed := failure_of(result, ask.field)) is not None:
-                yield _event(openai_error(failed))
-            else:
-                yield chunk({}, result["finish_reason"], palimpsest=own_facts(episode, result, given))
-                if ask.include_usage:
-                    yield _event({**facts, "choices": [], "usage": usage(result, episode.stored)})
-            yield b"data: [DONE]\n\n"
+            async for event in reply.events():
+                yield event
         finally:
             self._episodes.leave(episode)
 
-
-def note_episode(request: Request, order: Order, episode: ServedEpisode) -> None:
-    """Have the log line of a request name its rule and its episode, and how that ended."""
-    note(request, input=str(order.input.rule), episode=episode.id, outcome=_Ending(episode))
-
-
-class _Ending:
-    """How an episode has ended when it is printed."""
-
-    def __init__(self, episode: ServedEpisode) -> None:
-        self._episode = episode
-
-    def __str__(self) -> str:
-        return str(self._episode.result["outcome"]) if self._episode.result is not None else "running"
-
-
-def _event(value: object) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
-
-
-async def timely(episode: ServedEpisode, progress: bool, raw: bool) -> AsyncIterator[tuple[str, str]]:
-    """An episode's news, and a `comment` wherever nothing else was to be told for a while."""
-    told, answer = time.monotonic(), Unboxed(raw)
-    async for news in episode.follow():
-        if news is not None and news[0] == "content":
-            if not (text := answer.feed(news[1])):
-                continue
-            yield "content", text
-        elif news is not None and progress:
-            yield news
-        elif time.monotonic() - told >= SILENCE_S:
-            yield "comment", f"reading {episode.place}" if episode.place else "waiting"
-        else:
-            continue
-        told = time.monotonic()
-    if rest := answer.rest():
-        yield "content", rest
-
-
-async def ended_or_gone(request: Request, episode: ServedEpisode, episodes: Episodes) -> dict[str, Any]:
-    """How an episode ended. Raises ClientDisconnect if the client leaves before."""
-    episodes.join(episode)
-    ended, gone = asyncio.create_task(episode.ended()), asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({ended, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if episode.result is None:
-            raise ClientDisconnect
-        return episode.result
-    finally:
-        ended.cancel()
-        gone.cancel()
-        episodes.leave(episode)
+    async def _ended(self, request: Request, episode: ServedEpisode) -> dict[str, Any]:
+        """How an episode ended. Raises ClientDisconnect if the client leaves before."""
+        self._episodes.join(episode)
+        ended, gone = asyncio.create_task(episode.ended()), asyncio.create_task(_gone(request))
+        try:
+            await asyncio.wait({ended, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if episode.result is None:
+                raise ClientDisconnect
+            return episode.result
+        finally:
+            ended.cancel()
+            gone.cancel()
+            self._episodes.leave(episode)
 
 
 async def _gone(request: Request) -> None:
@@ -227,7 +120,33 @@ async def _gone(request: Request) -> None:
         pass
 
 
-FAILURES: dict[str, tuple[int, str | None]] = {
+def check_model(name: str, served: str) -> None:
+    """Raises Refused for another name than the one that is served."""
+    if name != served:
+        said = f"model: {shown(name)} is not served; {served} is"
+        raise Refused(404, said, code="model_not_found", param="model")
+
+
+_RUNNING = {"outcome": "running"}
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAMES = 16
+
+
+def _ignored_headers(request: Request, body: ChatBody) -> dict[str, str]:
+    """A header with the names of parameters that were ignored, which the log line has, too. Names that a header can't
+    hold are `other`."""
+    if not body.ignored:
+        return {}
+    names = [name if _NAME.fullmatch(name) else "other" for name in body.ignored]
+    said = ",".join([*dict.fromkeys(names)][:_NAMES])
+    note(request, ignored=said)
+    return {"X-Palimpsest-Ignored": said}
+
+
+# ---- What every form tells -----------------------------------------------------------------------------------
+
+
+_FAILURES: dict[str, tuple[int, str | None]] = {
     "refused": (400, "invalid_value"),
     "out_of_context": (400, "context_length_exceeded"),
     "empty_context": (400, "invalid_document"),
@@ -241,75 +160,125 @@ FAILURES: dict[str, tuple[int, str | None]] = {
 """Outcomes that are errors: status and code."""
 
 
-def failure_of(result: dict[str, Any], field: str = "messages") -> Refused | None:
-    """What an episode without an answer is told as, to a client who said everything in `field`; None where there is
-    one."""
-    status, code = FAILURES.get(result["outcome"], (200, None))
-    if status == 200:
+def failure_of(result: dict[str, Any]) -> Refused | None:
+    """The error of an episode without an answer."""
+    if result["outcome"] not in _FAILURES:
         return None
+    status, code = _FAILURES[result["outcome"]]
     headers = {"Retry-After": "5"} if status == 503 else {}
-    param = field if code == "context_length_exceeded" else None
-    return Refused(
-        status, result.get("failure") or f"no answer: {result['outcome']}", code=code, param=param, headers=headers
-    )
+    param = "messages" if code == "context_length_exceeded" else None
+    said = result.get("failure") or f"no answer: {result['outcome']}"
+    return Refused(status, said, code=code, param=param, headers=headers)
 
 
-def content_of(result: dict[str, Any], raw: bool) -> str | None:
-    r"""The answer; `raw`: with its `\boxed{}`."""
+def content_of(body: ChatBody, result: dict[str, Any]) -> str | None:
     content: str | None = result["content"]
-    return content if raw or content is None else unboxed(content)
+    return content if content is None or body.palimpsest.raw else unboxed(content)
 
 
-def usage(result: dict[str, Any], stored: bool) -> dict[str, Any]:
+def usage(episode: ServedEpisode, result: dict[str, Any]) -> dict[str, Any]:
     """What the model read and sampled in all turns: prompts as often as they were given, memories and the answer.
 
-    `stored`: nothing was computed for this reply. What the engine had in its prefix cache isn't known of one request.
+    Of a stored episode nothing was computed. What the engine had in its prefix cache isn't known of one request.
     """
     read, sampled = result["tokens_in"], result["tokens_sampled"]
     return {
         "prompt_tokens": read,
         "completion_tokens": sampled,
         "total_tokens": read + sampled,
-        "prompt_tokens_details": {"cached_tokens": read if stored else 0},
+        "prompt_tokens_details": {"cached_tokens": read if episode.stored else 0},
         "completion_tokens_details": {"reasoning_tokens": sampled - result["completion_tokens"]},
     }
 
 
-def input_headers(given: Mapping[str, str]) -> dict[str, str]:
-    """`given`, as `Input.facts` gives it, for clients that show no fields of ours."""
-    return {f"X-Palimpsest-{name.capitalize()}": value for name, value in given.items()}
+_OWN = (
+    *("outcome", "turns", "tokens_in", "tokens_sampled"),
+    *("answer", "answers", "quotes", "unsupported", "kept_out", "truncated"),
+)
 
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_NAMES = 16
-
-
-def ignored_headers(request: Request, ask: Ask) -> dict[str, str]:
-    """A header with the names of parameters that were ignored, which the log line has, too. Names that a header can't
-    hold are `other`."""
-    if not ask.ignored:
-        return {}
-    names = [name if _NAME.fullmatch(name) else "other" for name in ask.ignored]
-    said = ",".join([*dict.fromkeys(names)][:_NAMES])
-    note(request, ignored=said)
-    return {"X-Palimpsest-Ignored": said}
-
-
-def own_facts(episode: ServedEpisode, result: dict[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """What OpenAI's interface has no place for; `given`: what `Input.facts` gives of the request."""
-    names = (
-        "outcome",
-        "turns",
-        "tokens_in",
-        "tokens_sampled",
-        "answer",
-        "answers",
-        "quotes",
-        "unsupported",
-        "kept_out",
-        "truncated",
-    )
-    known = {name: result[name] for name in names if name in result}
+def own_facts(episode: ServedEpisode, result: dict[str, Any], told: Mapping[str, str]) -> dict[str, Any]:
+    """What OpenAI's interface has no place for."""
+    known = {name: result[name] for name in _OWN if name in result}
     if "prompt_tokens" in result:
         known["request_tokens"] = result["prompt_tokens"]
-    return {"episode": episode.id, **given, **known, "stored": episode.stored}
+    return {"episode": episode.id, **told, **known, "stored": episode.stored}
+
+
+async def timely(episode: ServedEpisode, progress: bool, raw: bool) -> AsyncIterator[News]:
+    """An episode's news, and a `comment` wherever nothing else was told for a while."""
+    told, answer = time.monotonic(), UnboxedText()
+    async for news in episode.follow():
+        if news is not None and news[0] == "content":
+            if not (text := news[1] if raw else answer.feed(news[1])):
+                continue
+            yield "content", text
+        elif news is not None and progress:
+            yield news
+        elif time.monotonic() - told >= SILENCE_S:
+            yield "comment", f"reading {episode.place}" if episode.place else "waiting"
+        else:
+            continue
+        told = time.monotonic()
+    if rest := answer.rest():
+        yield "content", rest
+
+
+def event(value: object) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+# ---- A chat completion ---------------------------------------------------------------------------------------
+
+
+class ChatReply:
+    """An episode as a chat completion."""
+
+    def __init__(self, body: ChatBody, told: Mapping[str, str], episode: ServedEpisode, fingerprint: str) -> None:
+        """`told`: what `query_of` gives next to the query."""
+        self._body, self._told, self._episode = body, told, episode
+        self._facts: dict[str, Any] = {
+            "id": f"chatcmpl-{secrets.token_hex(16)}",
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": fingerprint,
+        }
+
+    def whole(self, result: dict[str, Any]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": content_of(self._body, result), "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": result["finish_reason"], "logprobs": None}
+        return {
+            **self._facts,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": usage(self._episode, result),
+            "metadata": self._body.metadata,
+            "palimpsest": own_facts(self._episode, result, self._told),
+        }
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The same, as a stream of server-sent events."""
+        own = self._body.palimpsest
+        yield self._chunk({"role": "assistant", "content": ""})
+        async for kind, text in timely(self._episode, own.progress, own.raw):
+            if kind == "comment":
+                yield f": {text}\n\n".encode()
+            else:
+                yield self._chunk(
+                    {"content": text} if kind == "content" else {"reasoning": text, "reasoning_content": text}
+                )
+        result = await self._episode.ended()
+        if (failed := failure_of(result)) is not None:
+            yield event(openai_error(failed))
+        else:
+            yield self._chunk({}, result["finish_reason"], palimpsest=own_facts(self._episode, result, self._told))
+            if self._body.stream_options.include_usage:
+                yield self._event([], usage=usage(self._episode, result))
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        return self._event([{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}], **more)
+
+    def _event(self, choices: list[Any], **more: Any) -> bytes:
+        counted = {"usage": None} if self._body.stream_options.include_usage else {}
+        return event({**self._facts, "object": "chat.completion.chunk", "choices": choices, **counted, **more})

@@ -18,12 +18,13 @@ import logging
 import mmap
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from palimpsest.rollout.trajectory_file import turn_from_json, turn_to_json
+from palimpsest.rollout.trajectory_file import turn_from_json
 from palimpsest.runs.folder_guard import FolderLock
 from palimpsest.servers.http_service import Refused
 from palimpsest.types import Turn
@@ -90,9 +91,6 @@ class Store:
             _log.exception("the store failed")
             raise StoreFailed(507, "the server can't store it; its log says why", code="store_failed") from None
 
-    def append_turn(self, episode: str, turn: Turn) -> None:
-        self.append(episode, {"turn": turn_to_json(turn)})
-
     def recover(self, episode: str, head: dict[str, Any]) -> list[Turn]:
         """Turns that an earlier process took, each once. The log is cut at its first line that can't be read; it starts
         with `head` where nothing is left. Raises StoreFailed."""
@@ -127,9 +125,7 @@ class Store:
     def heads(self) -> Iterator[dict[str, Any]]:
         """Of all episodes, the oldest first."""
         for path in sorted(self.folder.glob("ep_*.jsonl"), key=lambda path: path.stat().st_mtime):
-            first = next(self.lines(path.stem), {})
-            if "head" in first:
-                yield first["head"]
+            yield from (line["head"] for line in islice(self.lines(path.stem), 1) if "head" in line)
 
     def _raw_lines(self, episode: str) -> Iterator[bytes]:
         if self._path(episode).exists():

@@ -1,4 +1,4 @@
-"""Documents inside a message: between tags or fences, under a label, or pasted around a question.
+"""Documents inside a message: between tags, under a label, in JSON, or pasted next to a question.
 
     <context><source id="1" name="a.txt">...</source></context>                     Open WebUI
     <context><file><filename>a.txt</filename><context>...</context></file></context>    LibreChat
@@ -8,12 +8,14 @@
     Question: ...\\nContext: ...\\nAnswer:                                                   LangChain's hub
     Context:\\n[CONTEXT 0]:\\n...                                                            AnythingLLM
     Attached document(s):\\n```md\\n...\\n```\\n...                                           LibreChat
+    {"context": "...", "question": "..."}
 
 Tags are <document>, <context>, <source>, <passage> and their plurals, nested and with attributes. <user_query>,
 <question> and <query> hold the question. Unclosed tags, and pairs around nothing ("inside <context></context> XML
 tags"), are text of the message.
 
-Guaranteed: a message loses nothing but tags, labels and fences; time grows with its length alone.
+Guaranteed: a message loses nothing but tags, labels, fences and a "Thanks!" at its end; time grows with its length
+alone.
 Not covered: a text that itself holds the tag that closes it.
 """
 
@@ -22,15 +24,52 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
+
+from palimpsest.servers.http_service import Refused
+from palimpsest.servers.openai.request_bodies import json_object
+
+Named = tuple[str, str]
+"""(name, text) of something to read; "" where it has no name."""
+Takes = Callable[[str], bool]
+"""Whether the policy has room for a question."""
+
+
+class DocumentRule(StrEnum):
+    """How the document was told from the question; of several rules the first in this order is named."""
+
+    FIELD = "palimpsest_field"
+    FILES = "file_parts"
+    TAGS = "document_tags"
+    LABEL = "context_label"
+    PARAGRAPH = "last_paragraph"
+    FIRST = "first_paragraph"
+    TOOLS = "tool_messages"
+    MESSAGES = "earlier_messages"
+    SYSTEM = "system_message"
+    WHOLE = "whole_message"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitMessage:
+    """What one message, or several, hold."""
+
+    rules: tuple[DocumentRule, ...] = ()
+    texts: tuple[Named, ...] = ()
+    question: str = ""
+    instructions: tuple[str, ...] = ()
+
+
+def joined(*parts: str) -> str:
+    return "\n\n".join(part.strip() for part in parts if part.strip())
+
 
 # ---- Texts between tags --------------------------------------------------------------------------------------
 
 
-Named = tuple[str, str]
-"""(name, text) of something to read; "" where it has no name."""
-_SEVERAL = ("context", "documents", "sources", "passages")
+_SEVERAL = ("context", "contexts", "documents", "sources", "passages")
 _TAG = re.compile(
-    r"<(/?)(documents?|context|sources?|passages?|user_query|question|query)((?:\s[^<>]*)?)>", re.IGNORECASE
+    r"<(/?)(documents?|contexts?|sources?|passages?|user_query|question|query)((?:\s[^<>]*)?)>", re.IGNORECASE
 )
 _ASKED = ("user_query", "question", "query")
 _TAG_NAME = re.compile(r"""\b(?:name|title|filename|path)\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.IGNORECASE)
@@ -38,18 +77,8 @@ _NAMED = re.compile(r"<(filename|source|title)>([^<>]*)</\1>", re.IGNORECASE)
 _CONTENT = re.compile(r"<(document_contents?|contents?|page_content)>", re.IGNORECASE)
 _CONTENT_END = re.compile(r"</(document_contents?|contents?|page_content)>", re.IGNORECASE)
 _WRAPPERS = re.compile(r"</?(?:files?|contextItem)>|<!\[CDATA\[|\]\]>", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Tagged:
-    """A message that holds texts between tags."""
-
-    texts: tuple[Named, ...]
-    before: str
-    """What is before the last of them, outside of all."""
-    after: str
-    asked: str = ""
-    """Between tags of a question."""
+INSTRUCTION = 4000
+"""Characters: a longer text around a question is read."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,32 +94,48 @@ class _Pair:
         return message[self.inner_start : self.inner_end]
 
 
-def tagged(message: str) -> Tagged | None:
+def tagged(message: str, takes: Takes) -> SplitMessage | None:
     r"""None for a message without such tags.
 
-    >>> tagged("Read:\n<document>\nTea.\n</document>\nWho?")
-    Tagged(texts=(('', 'Tea.'),), before='Read:', after='Who?', asked='')
-    >>> tagged('<context><source id="1" name="a">Tea.</source></context><query>Who?</query>')
-    Tagged(texts=(('a', 'Tea.'),), before='', after='', asked='Who?')
+    >>> tagged("Read:\n<document>\nTea.\n</document>\nWho?", lambda _: True).instructions
+    ('Read:',)
+    >>> tagged('<context><source name="a">Tea.</source></context><query>Who?</query>', lambda _: True).texts
+    (('a', 'Tea.'),)
     """
     pairs = _pairs(message)
-    blank = [pair for pair in pairs if not pair.inner(message).strip()]
-    held = _tree([pair for pair in pairs if pair.inner(message).strip()])
-    texts, outside, asked, place = list[Named](), list[str](), "", 0
-    after = 0
-    for pair, kids in held:
-        outside.append(message[place : pair.start])
+    texts, around, asked, place, after = list[Named](), list[str](), "", 0, 0
+    for pair, kids in _tree([pair for pair in pairs if pair.inner(message).strip()]):
+        around.append(message[place : pair.start])
         place = pair.end
         if pair.kind in _ASKED:
             asked = pair.inner(message).strip()
         else:
             texts += _texts(message, pair, kids)
-            after = len(outside)
+            after = len(around)
     if not texts:
-        empty = any(pair.kind in ("document", "documents") for pair in blank)
-        return Tagged((("", ""),), "", message) if empty else None
-    outside.append(message[place:])
-    return Tagged(tuple(texts), "".join(outside[:after]).strip(), "".join(outside[after:]).strip(), asked)
+        empty = any(pair.kind in ("document", "documents") for pair in pairs)
+        return SplitMessage((DocumentRule.TAGS,), (("", ""),), message) if empty else None
+    around.append(message[place:])
+    return _asked_around(texts, "".join(around[:after]).strip(), asked, "".join(around[after:]).strip(), takes)
+
+
+def _asked_around(texts: list[Named], before: str, asked: str, after: str, takes: Takes) -> SplitMessage:
+    """The question is between tags of its own, under a label, after the texts, or before them. One beyond the policy's
+    room is divided like a pasted text."""
+    question, rest = (before, after) if not after or (asks(before) and not asks(after)) else (after, before)
+    label = _last(_QUESTION, question)
+    instructions: tuple[str, ...] = (rest,)
+    if asked:
+        question, instructions = asked, (before, after)
+    elif label is not None and (named := _ANSWER.sub("", question[label.end() :]).strip()):
+        question, instructions = named, (rest, question[: label.start()])
+    elif not takes(question) and (parts := pasted(question, takes)) is not None:
+        question, ((_, other),) = parts.question, parts.texts
+        if len(other) <= INSTRUCTION:
+            instructions = (rest, other)
+        else:
+            texts = [*texts, ("", other)]
+    return SplitMessage((DocumentRule.TAGS,), tuple(texts), question, instructions)
 
 
 def _pairs(message: str) -> list[_Pair]:
@@ -160,21 +205,10 @@ def _between(text: str) -> Named:
 # ---- A question and a pasted text in one message, without tags or labels -------------------------------------
 
 
-Takes = Callable[[str], bool]
-"""Whether the policy has room for a question."""
-_GAP = re.compile(r"\n(?:[ \t\r]*\n)+")
+_GAPS = (re.compile(r"\n(?:[ \t\r]*\n)+"), re.compile(r"\n"))
+"""Between paragraphs; without blank lines, lines are paragraphs."""
 _ASKS = re.compile(r"[?？؟]['\"”’»)\]*_]*\Z")
-_PASTED_SENTENCE = re.compile(r"(?<=[.!?。？！])\s")
-
-
-@dataclass(frozen=True, slots=True)
-class Pasted:
-    """A message in two."""
-
-    text: str
-    question: str
-    first: bool
-    """Whether the question is before the text."""
+_THANKS = re.compile(r"(?:many )?(?:thanks|thank you|cheers)(?: (?:a lot|so much|very much|in advance))?[ .!]*", re.I)
 
 
 def asks(text: str) -> bool:
@@ -186,38 +220,35 @@ def asks(text: str) -> bool:
     return _ASKS.search(text.rstrip()[-20:]) is not None
 
 
-def pasted(message: str, takes: Takes) -> Pasted | None:
+def pasted(message: str, takes: Takes) -> SplitMessage | None:
     r"""The last paragraph is the question, or the first where only that one ends with a question mark or a colon, or
-    only that one is short enough; without blank lines, the lines are the paragraphs. None for a single one, or where
-    neither is short enough.
+    only that one is short enough. None for a single paragraph, or where neither is short enough.
 
-    >>> pasted("Omar sells tea.\n\nWho?", lambda _: True)
-    Pasted(text='Omar sells tea.', question='Who?', first=False)
-    >>> pasted("Who?\nOmar sells tea.", lambda _: True)
-    Pasted(text='Omar sells tea.', question='Who?', first=True)
+    >>> pasted("Omar sells tea.\n\nWho?\n\nThanks!", lambda _: True).question
+    'Who?'
+    >>> pasted("Who?\nOmar sells tea.", lambda _: True).rules
+    (<DocumentRule.FIRST: 'first_paragraph'>,)
     """
-    return _divided(message.strip(), _GAP, takes) or _divided(message.strip(), re.compile(r"\n"), takes)
+    whole = message.strip()
+    before, _, last = whole.rpartition("\n")
+    if _THANKS.fullmatch(last.strip()):
+        whole = before.strip()
+    return _divided(whole, _GAPS[0], takes) or _divided(whole, _GAPS[1], takes)
 
 
-def by_sentence(message: str, takes: Takes) -> Pasted | None:
-    """The same of one paragraph, by its last or first sentence, which has to end with a question mark."""
-    found = _divided(message.strip(), _PASTED_SENTENCE, takes)
-    return found if found is not None and asks(found.question) else None
-
-
-def _divided(whole: str, gap: re.Pattern[str], takes: Takes) -> Pasted | None:
+def _divided(whole: str, gap: re.Pattern[str], takes: Takes) -> SplitMessage | None:
     gaps = [(each.start(), each.end()) for each in gap.finditer(whole)]
     if not gaps:
         return None
     (end, after_first), (before_last, start) = gaps[0], gaps[-1]
-    last = Pasted(whole[:before_last].rstrip(), whole[start:].strip(), first=False)
-    first = Pasted(whole[after_first:].strip(), whole[:end].strip(), first=True)
+    last = SplitMessage((DocumentRule.PARAGRAPH,), (("", whole[:before_last].rstrip()),), whole[start:].strip())
+    first = SplitMessage((DocumentRule.FIRST,), (("", whole[after_first:].strip()),), whole[:end].strip())
     first_asks = asks(first.question) or first.question.endswith((":", "："))
     order = (first, last) if first_asks and not asks(last.question) else (last, first)
     return next((each for each in order if takes(each.question)), None)
 
 
-# ---- Texts under a label or between fences -------------------------------------------------------------------
+# ---- Texts under a label -------------------------------------------------------------------------------------
 
 
 _WHAT = (
@@ -236,7 +267,6 @@ _SENTENCE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _ANNOUNCES = re.compile(rf"\b(?:following|below|retrieved)\b(?:.|\n){{0,200}}\b{_WHAT}\b|\b{_WHAT}[ \t]below\b", re.I)
-_LONGEST = 4_000  # characters
 _QUESTION = re.compile(
     r"^[#*\[ \t]{0,8}(?:(?:user(?:'s)?|my|the|current|follow[- ]up)[ \t])?(?:question|query)[\]*]{0,4}[ \t]*"
     r"(?::[*]{0,2}|$)[ \t]*",
@@ -257,21 +287,9 @@ _EMPTY_WORDS = frozenset(
         "that the them then these they this to use user users using various will with you your",
     )
 )
+_SHORT = 600
 _HEAD_WITHIN = 4000
 """Characters in which a label is looked for: one further on belongs to a text."""
-_SHORT = 600
-"""Characters around a fenced text that may be what is asked of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """A message that holds a text under a label or between fences."""
-
-    name: str
-    text: str
-    question: str
-    """Empty where none is marked."""
-    instructions: str
 
 
 def says_nothing(instructions: str) -> bool:
@@ -283,121 +301,98 @@ def says_nothing(instructions: str) -> bool:
     return len(instructions) < _SHORT and _EMPTY_WORDS.issuperset(re.findall(r"\w+", instructions.lower()))
 
 
-def labelled(message: str) -> Labelled | None:
+def labelled(message: str) -> SplitMessage | None:
     r"""Of a user's message; None where neither a text nor a question has a label.
 
-    >>> labelled("Context:\nOmar sells tea.\n\nQuestion: Who?\nAnswer:")
-    Labelled(name='', text='Omar sells tea.', question='Who?', instructions='')
+    >>> labelled("Context:\nOmar sells tea.\n\nQuestion: Who?\nAnswer:").texts
+    (('', 'Omar sells tea.'),)
     >>> labelled("What is sold in the following text?\n\nThe text:\n```\nOmar sells tea.\n```").question
     'What is sold in the following text?'
     """
     head = _head(message)
     if head is None:
         return _before_question(message)
-    before, body = message[: head.start].strip(), message[head.end :]
+    start, end, says = head
+    before, body = message[:start].strip(), message[end:]
     if (early := _last(_QUESTION, before)) is not None:
-        name, text, after = _unfenced(_ANSWER.sub("", body))
-        return _held(name, text, before[early.end() :], _joined(before[: early.start()], after))
+        text, after = _unfenced(_ANSWER.sub("", body))
+        return _held(text, before[early.end() :], before[: early.start()], after)
     question, late = "", _last(_QUESTION, body)
     if late is not None and (question := _ANSWER.sub("", body[late.end() :]).strip()):
         body = body[: late.start()]
-    name, text, after = _unfenced(body)
+    text, after = _unfenced(body)
     if question:
-        return _held(name, text, question, _joined(before, head.says, after))
+        return _held(text, question, before, says, after)
     if after:
-        return _held(name, text, after, _joined(before, head.says))
-    parts = pasted(text, lambda _: True)
-    if parts is not None and asks(parts.question) and not parts.first:
-        return _held(name, parts.text, parts.question, _joined(before, head.says))
-    return _held(name, text, _joined(before, head.says), "")
+        return _held(text, after, before, says)
+    parts = pasted(text[1], lambda _: True)
+    if parts is not None and asks(parts.question) and parts.rules == (DocumentRule.PARAGRAPH,):
+        return _held((text[0], parts.texts[0][1]), parts.question, before, says)
+    return _held(text, joined(before, says))
 
 
-def labelled_instructions(message: str) -> Labelled | None:
+def labelled_instructions(message: str) -> SplitMessage | None:
     r"""Of a system message, in which all that is below a label is to be read.
 
-    >>> labelled_instructions("Be brief.\nContext:\nOmar sells tea.")
-    Labelled(name='', text='Omar sells tea.', question='', instructions='Be brief.')
+    >>> labelled_instructions("Be brief.\nContext:\nOmar sells tea.").instructions
+    ('Be brief.', '', '')
     """
     if (head := _head(message)) is not None:
-        name, text, after = _unfenced(message[head.end :])
+        start, end, says = head
+        (name, text), after = _unfenced(message[end:])
         if text.strip():
-            return Labelled(name, text.strip("\n"), "", _joined(message[: head.start], head.says, after))
+            around = (message[:start], says, after)
+            return SplitMessage((DocumentRule.LABEL,), ((name, text.strip("\n")),), "", tuple(map(str.strip, around)))
     begin, gap, rest = message.strip().partition("\n\n")
-    return Labelled("", rest, "", begin) if gap and rest.strip() and _announces(begin) else None
+    return SplitMessage((DocumentRule.LABEL,), (("", rest),), "", (begin,)) if gap and _announces(begin, rest) else None
 
 
-def _announces(paragraph: str) -> bool:
-    """Whether a paragraph says that a text follows. Bounded in time: none has `_LONGEST`."""
-    return len(paragraph) <= _LONGEST and _ANNOUNCES.search(paragraph) is not None
+def _announces(paragraph: str, text: str) -> bool:
+    """Whether a paragraph says that a text follows. Bounded in time by the length of the paragraph."""
+    return bool(text.strip()) and len(paragraph) <= INSTRUCTION and _ANNOUNCES.search(paragraph) is not None
 
 
-def fenced(message: str) -> Labelled | None:
-    r"""A text between two fences, with little around it.
-
-    >>> fenced("---\nOmar sells tea.\n---\nWho?")
-    Labelled(name='', text='Omar sells tea.', question='Who?', instructions='')
-    """
-    fence = _FENCE.search(message)
-    if fence is None:
-        return None
-    before = message[: fence.start()].strip()
-    name, text, after = _unfenced(message[fence.start() :])
-    if text == message[fence.start() :] or not (before or after) or len(before) + len(after) > _SHORT:
-        return None
-    if not after or (before and asks(before) and not asks(after)):
-        before, after = after, before
-    return _held(name, text, after, before)
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    start: int
-    end: int
-    says: str
-    """Of a sentence, what it says; empty for a label."""
-
-
-def _head(message: str) -> _Head | None:
-    """The first label of a text."""
-    window, found = message[:_HEAD_WITHIN], list[_Head]()
+def _head(message: str) -> tuple[int, int, str] | None:
+    """The first label of a text: its start, its end, and, of a sentence, what it says."""
+    window, found = message[:_HEAD_WITHIN], list[tuple[int, int, str]]()
     for pattern in (_OWN_LINE, _HEADING, _SENTENCE):
         if (match := pattern.search(window)) is not None:
-            says = match[0].strip() if pattern is _SENTENCE else ""
-            found.append(_Head(match.start(), match.end(), says))
-    return min(found, key=lambda head: (head.start, bool(head.says)), default=None)
+            found.append((match.start(), match.end(), match[0].strip() if pattern is _SENTENCE else ""))
+    return min(found, key=lambda head: (head[0], bool(head[2])), default=None)
 
 
-def _before_question(message: str) -> Labelled | None:
+def _before_question(message: str) -> SplitMessage | None:
     """Of a message whose last label is that of the question."""
     late = _last(_QUESTION, message)
     if late is None:
         return None
-    text, question = message[: late.start()].strip(), _ANSWER.sub("", message[late.end() :]).strip()
+    text, question = message[: late.start()].strip(), _ANSWER.sub("", message[late.end() :])
     begin, gap, rest = text.partition("\n\n")
-    if gap and rest.strip() and _announces(begin):
-        return _held("", rest, question, begin)
-    return _held("", text, question, "")
+    if gap and _announces(begin, rest):
+        return _held(("", rest), question, begin)
+    return _held(("", text), question)
 
 
-def _held(name: str, text: str, question: str, instructions: str) -> Labelled | None:
+def _held(named: Named, question: str, *instructions: str) -> SplitMessage | None:
     """None where there is nothing to read or nothing is asked."""
+    name, text = named
     if not text.strip() or not question.strip():
         return None
-    return Labelled(name, text.strip("\n").rstrip(), question.strip(), instructions.strip())
+    return SplitMessage((DocumentRule.LABEL,), ((name, text.strip("\n").rstrip()),), question.strip(), instructions)
 
 
-def _unfenced(body: str) -> tuple[str, str, str]:
-    """(name, text, what is after it) of a text that may be between fences."""
+def _unfenced(body: str) -> tuple[Named, str]:
+    """A text that may be between fences, and what is after it."""
     fence = _FENCE.search(body)
     if fence is None or body[: fence.start()].strip():
-        return "", body, ""
+        return ("", body), ""
     sign = (fence[1] or fence[3])[0]
     close = [each for each in _FENCE.finditer(body, fence.end()) if (each[1] or each[3])[0] == sign]
     if not close or not body[fence.end() : close[-1].start()].strip():
-        return "", body, ""
+        return ("", body), ""
     named = _NAME.search(fence[2] or "")
     inside = body[fence.end() : close[-1].start()]
-    return named[1] if named else "", inside.strip("\n"), body[close[-1].end() :].strip()
+    return (named[1] if named else "", inside.strip("\n")), body[close[-1].end() :].strip()
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -407,5 +402,28 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return last
 
 
-def _joined(*parts: str) -> str:
-    return "\n\n".join(part.strip() for part in parts if part.strip())
+# ---- Texts in JSON -------------------------------------------------------------------------------------------
+
+
+def keyed(message: str) -> SplitMessage | None:
+    """Of a message that is a JSON object with texts and one question, and nothing else.
+
+    >>> keyed('{"context": ["Omar sells tea."], "question": "Who?"}').question
+    'Who?'
+    """
+    if not message.lstrip().startswith("{"):
+        return None
+    try:
+        given = json_object(message.encode("utf-8", "replace"))
+    except Refused:
+        return None
+    texts, questions = list[str](), list[str]()
+    for name, value in given.items():
+        kept = questions if name in ("question", "query") else texts
+        values = value if isinstance(value, list) else [value]
+        if not re.fullmatch(r"question|query|(context|document|passage)s?", name) or not all(
+            isinstance(each, str) for each in values
+        ):
+            return None
+        kept += values
+    return _held(("", joined(*texts)), questions[0]) if len(questions) == 1 else None

@@ -1,9 +1,10 @@
-"""Bodies of requests: received within bounds, looked at where nobody waits behind a long one, errors in OpenAI's form.
+"""Bodies of requests: the JSON of a chat completion as a `ChatBody`, errors in OpenAI's form.
 
 Guaranteed: a key that is unknown, or asks for what can't be done, is rejected by its name, or its name is put on a list
-where one is given; no other is ignored that would change the answer. `null` is a key left out, and so is one that asks
-for what is done anyway (`n: 1`, `tools: []`).
-Not covered: the parsing of JSON itself, which gives nobody a turn: .1 s for a text of 64 MiB, some 5 s for empty lists.
+where the server ignores such keys; no other is ignored that would change the answer. `null` is a key left out, and so
+is one that asks for what is done anyway (`n: 1`, `tools: []`). JSON is bounded in values, before it is parsed, and in
+depth, so that it costs little more memory than its texts. No address is fetched.
+Not covered: the parsing of a bounded body, which gives nobody a turn: 0.1 s for a text of 64 MiB.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ from __future__ import annotations
 import base64
 import binascii
 import mimetypes
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import Request
 
-from palimpsest.servers.http_service import Intake, ReadingThreads, Refused, shown
+from palimpsest.servers.http_service import Refused, shown
 
-UNUSED = ("user", "safety_identifier", "prompt_cache_key", "store", "service_tier")  # they change no answer
-_NESTING, _KEYS, TEXTS = 64, 10_000, 256
-"""Lists and objects in each other, of which a request of ours has five; keys of an object; texts of a list."""
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+_VALUES, _NESTING = 500_000, 64
+"""Strings, commas and brackets of a body, each of which may cost 50 bytes; lists and objects in each other, of which a
+request has five."""
+_KEYS, MESSAGES = 10_000, 10_000
+"""Keys of an object; messages of a conversation, and parts of a message."""
+_STOPS = 4
+_UNUSED = ("user", "safety_identifier", "prompt_cache_key", "store", "service_tier")  # they change no answer
+Neutral = Mapping[str, tuple[Any, ...]]
+NEUTRAL: Neutral = {
     "n": (1,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -47,16 +54,26 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """What can't be done, and the values that ask for nothing."""
 
 
-MESSAGES = 10_000
+# ---- The wire ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file of a message, with what it holds."""
+
+    data: bytes
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str
+    text: str
+    files: tuple[FilePart, ...] = ()
 
 
 class StrictBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
-
-
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
 
 
 class Own(StrictBody):
@@ -77,75 +94,129 @@ class StreamOptions(StrictBody):
     include_obfuscation: bool = False
 
 
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+
+
 class ChatBody(StrictBody):
+    """What a client asks, however it came."""
+
     model: str
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MESSAGES)
+    messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: str | Annotated[list[str], Field(max_length=TEXTS)] | None = None
+    stop: Annotated[list[str], Field(max_length=_STOPS)] = []
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    metadata: Metadata | None = None
-    palimpsest: Own = Field(default_factory=Own)
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """A file of a message, with what it holds."""
-
-    data: bytes
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    role: str
-    text: str
-    files: tuple[FilePart, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A question, however it came."""
-
-    model: str
-    messages: tuple[Message, ...]
-    own: Own
-    answer_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stream: bool = False
-    include_usage: bool = False
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    field: str = "messages"
-    """The key of the body in which it was said."""
-    ignored: tuple[str, ...] = ()
-    """Unsupported parameters, of a server that doesn't reject them."""
+    stream_options: StreamOptions = StreamOptions()
+    metadata: Annotated[Metadata, Field(max_length=16)] = {}
+    palimpsest: Own = Own()
+    _ignored: tuple[str, ...] = ()
 
     @property
-    def instructions(self) -> str:
-        """What system and developer say."""
-        return "\n\n".join(each.text for each in self.messages if each.role in INSTRUCTING).strip()
+    def ignored(self) -> tuple[str, ...]:
+        """Names of unsupported parameters, of a server that doesn't reject them."""
+        return self._ignored
+
+    @property
+    def answer_tokens(self) -> int | None:
+        limits = (self.max_completion_tokens, self.max_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
-def openai_error(refused: Refused) -> dict[str, Any]:
-    """As OpenAI's clients read it.
+def chat_body(body: bytes, lenient: bool = False) -> ChatBody:
+    """The body of POST /v1/chat/completions; `lenient`: what is unsupported is ignored. Raises Refused."""
+    ignored: list[str] | None = [] if lenient else None
+    return validated(supported(json_object(body), NEUTRAL, ignored), ignored)
 
-    >>> openai_error(Refused(400, "n: at most 1", code="unsupported_parameter", param="n"))["error"]["type"]
-    'invalid_request_error'
+
+def supported(given: Mapping[str, Any], neutral: Neutral, ignored: list[str] | None) -> dict[str, Any]:
+    """What is left of `given` without keys that ask for nothing. Raises Refused for one that can't be followed; with
+    `ignored`, its name is added there instead."""
+    kept = {name: value for name, value in given.items() if value is not None and name not in _UNUSED}
+    for name in [name for name in neutral if name in kept]:
+        value = kept.pop(name)
+        if any(_same(value, each) for each in neutral[name]):
+            continue
+        if ignored is None:
+            allowed = " or ".join(orjson.dumps(each).decode() for each in neutral[name])
+            raise unsupported(name, f"not possible here; leave it out{allowed and f' or give {allowed}'}")
+        ignored.append(name)
+    return kept
+
+
+def validated(given: dict[str, Any], ignored: list[str] | None) -> ChatBody:
+    """Raises Refused. With `ignored`, unknown keys are left out and added there, but for those of `palimpsest`."""
+    given["messages"] = _messages(given.get("messages"), ignored)
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    while True:
+        try:
+            chat = ChatBody.model_validate(given)
+            break
+        except ValidationError as error:
+            for place in _unknown(error.errors(include_url=False), ignored):
+                (given if len(place) == 1 else given[place[0]]).pop(place[-1])
+    if not all(chat.stop):
+        raise invalid("stop", f"one to {_STOPS} texts, none of them empty")
+    chat._ignored = tuple(ignored or ())
+    return chat
+
+
+def _unknown(errors: Sequence[Any], ignored: list[str] | None) -> list[tuple[str, ...]]:
+    """Places of unknown keys, which are added to `ignored`. Raises Refused where there is another error."""
+    unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden" and each["loc"][0] != "palimpsest"]
+    if any(each["loc"][0] == "metadata" for each in errors):  # no answer depends on it
+        unknown = [("metadata",)]
+    if ignored is None or not unknown:
+        place = ".".join(map(str, errors[0]["loc"]))
+        if errors[0]["type"] == "extra_forbidden":
+            raise Refused(400, f"{place}: not known here; leave it out", code="unknown_parameter", param=place)
+        raise invalid(place, f"{errors[0]['msg']}, is {shown(errors[0]['input'])}")
+    ignored += [".".join(place) for place in unknown]
+    return unknown
+
+
+def _same(value: object, other: object) -> bool:
+    """Equal, and of one type: `True` is no 1, but 0.0 is 0."""
+    numbers = (int, float)
+    return value == other and (type(value) is type(other) or (type(value) in numbers and type(other) in numbers))
+
+
+# ---- JSON within bounds --------------------------------------------------------------------------------------
+
+
+_VALUE = re.compile(rb',|\[|\{|"[^"]*+"?')
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Raises Refused for what is no JSON object, or too much of one."""
+    if _more_values_than(_VALUES, body):
+        raise Refused(400, f"the body holds more than {_VALUES} JSON values", code="invalid_json")
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refused(400, f"the body is not JSON ({error})", code="invalid_json") from None
+    if deeper_than(given, _NESTING):
+        raise Refused(400, f"the body is JSON nested deeper than {_NESTING}", code="invalid_json")
+    if not isinstance(given, dict):
+        raise Refused(400, f"the body is a {type(given).__name__}, a JSON object is needed", code="invalid_json")
+    if max(len(each) for each in (given, *given.values()) if isinstance(each, dict)) > _KEYS:  # an error for each
+        raise Refused(400, f"an object of the body has more than {_KEYS} keys", code="invalid_json")
+    return given
+
+
+def _more_values_than(most: int, body: bytes) -> bool:
+    """Whether there are more strings, and commas and brackets outside of them.
+
+    >>> [_more_values_than(most, b'{"a,,,,": [1, "b"]}') for most in (4, 5)]
+    [True, False]
     """
-    kinds = {403: "permission_error", 429: "rate_limit_error"}
-    kind = "server_error" if refused.status >= 500 else kinds.get(refused.status, "invalid_request_error")
-    return {"error": {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}}
-
-
-def unsupported(name: str, advice: str) -> Refused:
-    return Refused(400, f"{name}: {advice}", code="unsupported_parameter", param=name)
+    if sum(map(body.count, (b",", b"[", b"{", b'"'))) <= most:  # those in strings, too: nearly always decides
+        return False
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")  # strings then end at their next quote
+    return sum(1 for _ in islice(_VALUE.finditer(bare), most + 1)) > most
 
 
 def deeper_than(value: object, levels: int) -> bool:
@@ -163,183 +234,80 @@ def deeper_than(value: object, levels: int) -> bool:
     return True
 
 
-def json_object(body: bytes) -> dict[str, Any]:
-    """Raises Refused for what is no JSON object."""
-    try:
-        given = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Refused(400, f"the body is not JSON ({error})", code="invalid_json") from None
-    if deeper_than(given, _NESTING):
-        raise Refused(400, f"the body is JSON nested deeper than {_NESTING}", code="invalid_json")
-    if not isinstance(given, dict):
-        raise Refused(400, f"the body is a {type(given).__name__}, a JSON object is needed", code="invalid_json")
-    if max(len(each) for each in (given, *given.values()) if isinstance(each, dict)) > _KEYS:  # an error for each
-        raise Refused(400, f"an object of the body has more than {_KEYS} keys", code="invalid_json")
-    return given
-
-
-def chat_ask(body: bytes, lenient: bool = False) -> Ask:
-    """The body of POST /v1/chat/completions; `lenient`: what is unsupported is ignored. Raises Refused."""
-    ignored: list[str] | None = [] if lenient else None
-    chat = checked(ChatBody, json_object(body), ignored=ignored)
-    limits = [limit for limit in (chat.max_completion_tokens, chat.max_tokens) if limit is not None]
-    return Ask(
-        model=chat.model,
-        messages=tuple(message_of(each, f"messages.{at}", ignored) for at, each in enumerate(chat.messages)),
-        own=chat.palimpsest,
-        answer_tokens=min(limits, default=None),
-        temperature=chat.temperature,
-        top_p=chat.top_p,
-        seed=chat.seed if chat.seed is not None else chat.palimpsest.seed,
-        stop=stops(chat.stop),
-        stream=chat.stream,
-        include_usage=chat.stream_options is not None and chat.stream_options.include_usage,
-        metadata=chat.metadata or {},
-        ignored=tuple(ignored or ()),
-    )
-
-
-def stops(given: str | list[str] | None) -> tuple[str, ...]:
-    found = (given,) if isinstance(given, str) else tuple(given or ())
-    if len(found) > 4 or not all(found):
-        raise Refused(400, "stop: one to four texts, none of them empty", code="invalid_value", param="stop")
-    return found
-
-
-def checked(
-    shape: type[Any],
-    given: Mapping[str, Any],
-    more_neutral: Mapping[str, tuple[Any, ...]] | None = None,
-    ignored: list[str] | None = None,
-) -> Any:
-    """`given` in its shape, without what asks for nothing. Raises Refused. With `ignored`, names of what is unsupported
-    or unknown are added there instead, but for the keys of `palimpsest`."""
-    kept = {
-        name: value
-        for name, value in given.items()
-        if value is not None and (name not in UNUSED or name in shape.model_fields)
-    }
-    for name, values in {**NEUTRAL, **(more_neutral or {})}.items():
-        if name in kept and name not in shape.model_fields:
-            value = kept.pop(name)
-            if any((type(value) is type(each) and value == each) or _same_number(value, each) for each in values):
-                continue
-            if ignored is None:
-                allowed = " or ".join(orjson.dumps(each).decode() for each in values)
-                raise unsupported(name, f"not possible here; leave it out{allowed and f' or give {allowed}'}")
-            ignored.append(name)
-    try:
-        return shape.model_validate(kept)
-    except ValidationError as error:
-        errors = error.errors()
-    unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden" and each["loc"][0] != "palimpsest"]
-    if any(each["loc"][:1] == ("metadata",) for each in errors):  # no answer depends on it
-        unknown = [("metadata",)]
-    if ignored is None or not unknown:
-        raise _wrong(errors[0])
-    ignored += [".".join(map(str, place)) for place in unknown]
-    return checked(shape, _without(kept, unknown), more_neutral, ignored)
-
-
-def _wrong(error: Mapping[str, Any]) -> Refused:
-    """What pydantic found, as an error of ours."""
-    place = ".".join(map(str, error["loc"])) or "the body"
-    if error["type"] == "extra_forbidden":
-        return Refused(400, f"{place}: not known here; leave it out", code="unknown_parameter", param=place)
-    return invalid(place, f"{error['msg']}, is {shown(error['input'])}")
-
-
-def _without(given: Mapping[str, Any], places: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """
-    >>> _without({"a": 1, "b": {"c": 2, "d": 3}}, [("a",), ("b", "c")])
-    {'b': {'d': 3}}
-    """
-    outer, inner = {place[0] for place in places if len(place) == 1}, {place for place in places if len(place) == 2}
-    return {
-        name: {key: each for key, each in value.items() if (name, key) not in inner}
-        if isinstance(value, dict)
-        else value
-        for name, value in given.items()
-        if name not in outer
-    }
-
-
-def _same_number(value: object, other: object) -> bool:
-    numbers = (int, float)
-    return type(value) in numbers and type(other) in numbers and value == other
-
-
-def invalid(place: str, said: str) -> Refused:
-    """The refusal of a wrong value."""
-    return Refused(400, f"{place}: {said}", code="invalid_value", param=place)
+# ---- Messages ------------------------------------------------------------------------------------------------
 
 
 INSTRUCTING = ("system", "developer")
-ROLES = (*INSTRUCTING, "user", "assistant")
-
-
+_ROLES = (*INSTRUCTING, "user", "assistant", "tool")
 _MESSAGE_KEYS = ("role", "content", "name", "type", "id", "status", "refusal", "reasoning", "reasoning_content")
-"""Of messages; the last two come back from clients that repeat what they were given."""
+_TOOL_KEYS = {"assistant": "tool_calls", "tool": "tool_call_id"}
+"""The call of a tool is not read; what the tool gave is."""
 
 
-def message_of(given: Mapping[str, Any], where: str, ignored: list[str] | None = None) -> Message:
-    """A message of chat completions, or of the input of responses. `ignored` as for `checked`. Raises Refused."""
-    role = given.get("role")
-    if role not in ROLES:
-        raise invalid(f"{where}.role", f"one of {', '.join(ROLES)}, is {shown(role)}")
+def _messages(given: object, ignored: list[str] | None) -> object:
+    if not isinstance(given, list):
+        return given
+    if len(given) > MESSAGES:
+        raise invalid("messages", f"at most {MESSAGES} messages, are {len(given)}")
+    return [_message(each, f"messages.{at}", ignored) for at, each in enumerate(given)]
+
+
+def _message(given: object, where: str, ignored: list[str] | None) -> Message:
+    if not isinstance(given, dict):
+        raise invalid(where, f"a message is an object, is {shown(given)}")
+    role, content = given.get("role"), given.get("content")
+    if role not in _ROLES:
+        raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}, is {shown(role)}")
     for name in given:
-        if given[name] and name not in _MESSAGE_KEYS:
+        if given[name] and name not in (*_MESSAGE_KEYS, _TOOL_KEYS.get(role)):
             if ignored is None:
                 raise unsupported(f"{where}.{name}", "not possible here; leave it out")
             ignored.append(f"{where}.{name}")
-    content = given.get("content")
     if isinstance(content, str) or (content is None and role == "assistant"):
         return Message(role, content or "")
-    texts, files = list[str](), list[FilePart]()
-    if not isinstance(content, list) or not content:
-        raise invalid(f"{where}.content", f"a text or a list of parts, is {shown(content)}")
-    for place, part in ((f"{where}.content.{at}", part) for at, part in enumerate(content)):
-        if not isinstance(part, dict):
-            raise invalid(place, f"a part is an object, is {shown(part)}")
-        kind = part.get("type")
-        if kind in ("text", "input_text", "output_text"):
-            if not isinstance(part.get("text"), str):
-                raise invalid(f"{place}.text", f"a text, is {shown(part.get('text'))}")
-            texts.append(part["text"])
-        elif kind in ("file", "input_file"):
-            files.append(_file_part(part.get("file") if kind == "file" else part, place))
-        else:
-            raise unsupported(f"{place}.type", f"{shown(kind)} is not possible here; parts are text or file")
+    if not isinstance(content, list) or not 0 < len(content) <= MESSAGES:
+        raise invalid(f"{where}.content", f"a text or a list of 1 to {MESSAGES} parts, is {shown(content)}")
+    parts = [_part(part, f"{where}.content.{at}") for at, part in enumerate(content)]
+    files = tuple(part for part in parts if isinstance(part, FilePart))
     if files and role != "user":
         raise invalid(f"{where}.content", "files belong into messages of the user")
-    return Message(role, "\n".join(texts), tuple(files))
+    return Message(role, "\n".join(part for part in parts if isinstance(part, str)), files)
 
 
-def _file_part(part: object, place: str) -> FilePart:
+def _part(part: object, place: str) -> str | FilePart:
     if not isinstance(part, dict):
-        raise invalid(f"{place}.file", f"an object with file_data, is {shown(part)}")
-    if part.get("file_url"):
-        raise unsupported(f"{place}.file_url", "no address is ever fetched; send the file")
-    if part.get("file_id"):
-        raise unsupported(f"{place}.file_id", "no files are kept; send what it holds as file_data")
-    data, name = part.get("file_data"), part.get("filename") or ""
+        raise invalid(place, f"a part is an object, is {shown(part)}")
+    kind = part.get("type")
+    if kind in ("text", "input_text", "output_text"):
+        if not isinstance(part.get("text"), str):
+            raise invalid(f"{place}.text", f"a text, is {shown(part.get('text'))}")
+        return str(part["text"])
+    if kind not in ("file", "input_file"):
+        raise unsupported(f"{place}.type", f"{shown(kind)} is not possible here; parts are text or file")
+    file = part.get("file") if kind == "file" else part
+    if not isinstance(file, dict):
+        raise invalid(f"{place}.file", f"an object with file_data, is {shown(file)}")
+    for name in ("file_url", "file_id"):
+        if file.get(name):
+            raise unsupported(f"{place}.{name}", "nothing is fetched or kept; send what the file holds as file_data")
+    data, name = file.get("file_data"), file.get("filename") or ""
     if not data or not isinstance(data, str) or not isinstance(name, str):
         raise invalid(place, "a file has its content as file_data, and may have a filename, both texts")
-    mime, content = _decoded(data, place)
+    mime, content = _decoded(data, f"{place}.file_data")
     return FilePart(content, name or f"file{mimetypes.guess_extension(mime) or '.txt'}")
 
 
 def _decoded(data: str, place: str) -> tuple[str, bytes]:
     """(media type, bytes) of a data URL, or of base64 alone."""
-    (head, comma, rest), mime = data.partition(","), "text/plain"
+    mime, (head, comma, rest) = "text/plain", data.partition(",")
     if data.startswith("data:") and comma:
         if not head.endswith(";base64"):
-            raise invalid(f"{place}.file_data", "a data URL ends its head with ;base64")
+            raise invalid(place, "a data URL ends its head with ;base64")
         mime, data = head.removeprefix("data:").split(";")[0], rest
     try:
         return mime, base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid(f"{place}.file_data", "base64, or data:TYPE;base64,..., is needed") from None
+        raise invalid(place, "base64, or data:TYPE;base64,..., is needed") from None
 
 
 def user_text(messages: Sequence[Message]) -> str:
@@ -347,35 +315,24 @@ def user_text(messages: Sequence[Message]) -> str:
     return next((each.text for each in reversed(messages) if each.role == "user" and each.text.strip()), "")
 
 
-# ---- Bodies of requests --------------------------------------------------------------------------------------
+# ---- Errors --------------------------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
+def openai_error(refused: Refused) -> dict[str, Any]:
+    """As OpenAI's clients read it.
 
-_SHORT = 16 << 10
-"""Bytes of a body that is looked at on the event loop: what takes a millisecond is not to wait until threads that
-compute let another one run."""
-_THREADS = 2
+    >>> openai_error(Refused(400, "n: at most 1", code="unsupported_parameter", param="n"))["error"]["type"]
+    'invalid_request_error'
+    """
+    kinds = {403: "permission_error", 429: "rate_limit_error"}
+    kind = "server_error" if refused.status >= 500 else kinds.get(refused.status, "invalid_request_error")
+    return {"error": {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}}
 
 
-class Bodies:
-    """Of one event loop."""
+def unsupported(name: str, advice: str) -> Refused:
+    return Refused(400, f"{name}: {advice}", code="unsupported_parameter", param=name)
 
-    def __init__(self, intake: Intake, *, most: int, seconds: float) -> None:
-        """`most`: bytes; `seconds`: for a body to arrive whole."""
-        self.most = most
-        self._intake, self._seconds = intake, seconds
-        self._threads = ReadingThreads(_THREADS, "body")
 
-    async def read(self, request: Request) -> bytes:
-        """Raises Refused."""
-        advice = "divide the document"
-        return await self._intake.body(request, most=self.most, seconds=self._seconds, advice=advice)
-
-    async def look(self, size: int, work: Callable[[], T]) -> T:
-        """What `work`, which takes time that grows with `size` bytes, gives or raises."""
-        return work() if size <= _SHORT else await self._threads.run(work)
-
-    def close(self) -> None:
-        """What is under way is not waited for."""
-        self._threads.close()
+def invalid(place: str, said: str) -> Refused:
+    """The refusal of a wrong value."""
+    return Refused(400, f"{place}: {said}", code="invalid_value", param=place)

@@ -1,6 +1,6 @@
 """POST /v1/responses: a chat completion in another form, whole and streamed.
 
-The body is rewritten into the request of a chat completion; rules, parameters and episodes are the same.
+The body is rewritten into that of a chat completion; rules, parameters and episodes are the same.
 
 Not covered: responses in the background, by their id or after a previous one, of which nothing is kept; tools; what
 changed in the memory, which a stream of chat completions says.
@@ -12,44 +12,36 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from itertools import count
-from typing import Annotated, Any
+from typing import Any
 
-import orjson
-from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from palimpsest.servers.http_service import json_response, shown
+from palimpsest.servers.http_service import Refused, shown
 from palimpsest.servers.openai.chat_completions import (
-    SSE,
+    ChatReply,
+    ChatRoutes,
     content_of,
-    ended_or_gone,
+    event,
     failure_of,
-    ignored_headers,
-    input_headers,
-    note_episode,
     own_facts,
     timely,
     usage,
 )
-from palimpsest.servers.openai.episode_progress import ServedEpisode
 from palimpsest.servers.openai.request_bodies import (
-    MESSAGES,
-    Ask,
-    Bodies,
+    NEUTRAL,
+    ChatBody,
     Message,
-    Metadata,
-    Own,
-    StrictBody,
-    checked,
+    Neutral,
     invalid,
     json_object,
-    message_of,
+    supported,
+    validated,
 )
-from palimpsest.servers.openai.request_resolver import Orders
-from palimpsest.servers.openai.served_episodes import Episodes
+from palimpsest.servers.openai.served_episodes import ServedEpisode
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: Neutral = {
+    **NEUTRAL,
     "text": ({}, {"format": {"type": "text"}}),
     "truncation": ("disabled",),
     "include": ([],),
@@ -59,148 +51,88 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "previous_response_id": (),
     "background": (False,),
+    **dict.fromkeys(("max_tokens", "seed", "stop"), ()),  # of chat completions
 }
-"""What can't be done here, and the values that ask for nothing."""
+_NAMES = {"input": "messages", "max_output_tokens": "max_completion_tokens"}
+"""Of a response, and of a chat completion."""
 
 
-class ResponseStreamOptions(StrictBody):
-    include_obfuscation: bool = False
+async def answer_response(routes: ChatRoutes, request: Request) -> Response:
+    """Raises Refused, with the body's keys as a client of /v1/responses named them."""
+    try:
+        return await routes.answer(request, response_body, ResponseReply)
+    except Refused as refused:
+        raise _renamed(refused) from None
 
 
-class ResponseBody(StrictBody):
-    model: str
-    input: str | Annotated[list[dict[str, Any]], Field(max_length=MESSAGES)]
-    instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    metadata: Metadata | None = None
-    stream: bool = False
-    stream_options: ResponseStreamOptions | None = None
-    palimpsest: Own = Field(default_factory=Own)
+def _renamed(refused: Refused) -> Refused:
+    for theirs, ours in _NAMES.items():
+        if (refused.param or "").startswith(ours) and refused.param not in _NEUTRAL:
+            said, param = (text.replace(ours, theirs, 1) for text in (str(refused), str(refused.param)))
+            return Refused(refused.status, said, code=refused.code, param=param, headers=refused.headers)
+    return refused
 
 
-def response_ask(body: bytes, lenient: bool = False) -> tuple[ResponseBody, Ask]:
-    """The body of POST /v1/responses, and what it asks; `lenient`: what is unsupported is ignored. Raises Refused."""
+def response_body(body: bytes, lenient: bool = False) -> ChatBody:
+    """The body of POST /v1/responses; `lenient`: what is unsupported is ignored. Raises Refused."""
     ignored: list[str] | None = [] if lenient else None
-    given: ResponseBody = checked(ResponseBody, json_object(body), _NEUTRAL, ignored)
-    messages = [Message("system", given.instructions)] if given.instructions else []
-    messages += [Message("user", given.input)] if isinstance(given.input, str) else _messages_of(given.input, ignored)
-    return given, Ask(
-        field="input",
-        model=given.model,
-        messages=tuple(messages),
-        own=given.palimpsest,
-        answer_tokens=given.max_output_tokens,
-        temperature=given.temperature,
-        top_p=given.top_p,
-        seed=given.palimpsest.seed,
-        stream=given.stream,
-        ignored=tuple(ignored or ()),
-    )
+    given = supported(json_object(body), _NEUTRAL, ignored)
+    instructions, asked = given.pop("instructions", ""), given.get("input")
+    if not isinstance(instructions, str):
+        raise invalid("instructions", f"a text, is {shown(instructions)}")
+    if isinstance(asked, str):
+        given["input"] = [{"role": "user", "content": asked}]
+    elif isinstance(asked, list):
+        _check_items(asked)
+    chat = validated({_NAMES.get(name, name): value for name, value in given.items()}, ignored)
+    if instructions:
+        chat.messages.insert(0, Message("system", instructions))
+    return chat
 
 
-def _messages_of(items: list[dict[str, Any]], ignored: list[str] | None) -> list[Message]:
+def _check_items(items: list[Any]) -> None:
     for at, item in enumerate(items):
-        if item.get("type", "message") != "message":
+        if isinstance(item, dict) and item.get("type", "message") != "message":
             raise invalid(f"input.{at}.type", f"{shown(item['type'])} is not possible here; items are messages")
-    return [message_of(item, f"input.{at}", ignored) for at, item in enumerate(items)]
 
 
-class Responses:
-    """The route and what it needs."""
+class ResponseReply(ChatReply):
+    """An episode as a response."""
 
-    def __init__(self, orders: Orders, episodes: Episodes, bodies: Bodies, lenient: bool) -> None:
-        """`lenient`: unsupported parameters are ignored."""
-        self._orders, self._episodes, self._bodies, self._lenient = orders, episodes, bodies, lenient
-
-    async def create(self, request: Request) -> Response:
-        body = await self._bodies.read(request)
-        asked, ask = await self._bodies.look(len(body), lambda: response_ask(body, self._lenient))
-        order = await self._orders.of(ask, body, request.headers)
-        episode = self._episodes.begin(order)
-        note_episode(request, order, episode)
-        reply = _Reply(asked, episode, order.input.facts())
-        headers = {**input_headers(reply.given), **ignored_headers(request, ask)}
-        if asked.stream:
-            lines = self._events(reply, episode)
-            return StreamingResponse(lines, media_type="text/event-stream", headers={**SSE, **headers})
-        result = await ended_or_gone(request, episode, self._episodes)
-        if (failed := failure_of(result, "input")) is not None:
-            raise failed
-        return json_response(reply.ended(result), headers=headers)
-
-    async def _events(self, reply: _Reply, episode: ServedEpisode) -> AsyncIterator[bytes]:
-        numbers, said = count(), ""
-
-        def event(kind: str, **more: Any) -> bytes:
-            numbered = {"type": kind, "sequence_number": next(numbers), **more}
-            return f"event: {kind}\n".encode() + b"data: " + orjson.dumps(numbered) + b"\n\n"
-
-        place: dict[str, Any] = {"item_id": reply.message_id, "output_index": 0, "content_index": 0}
-        self._episodes.join(episode)
-        try:
-            for kind in ("response.created", "response.in_progress"):
-                yield event(kind, response=reply.of("in_progress"))
-            yield event("response.output_item.added", output_index=0, item=reply.message(None, "in_progress"))
-            yield event("response.content_part.added", **place, part=_text_part(""))
-            async for kind, text in timely(episode, False, reply.asked.palimpsest.raw):
-                if kind == "comment":
-                    yield f": {text}\n\n".encode()
-                    continue
-                said += text
-                yield event("response.output_text.delta", **place, delta=text, logprobs=[])
-            whole = reply.ended(await episode.ended())
-            status = "completed" if whole["status"] == "completed" else "incomplete"
-            yield event("response.output_text.done", **place, text=said, logprobs=[])
-            yield event("response.content_part.done", **place, part=_text_part(said))
-            yield event("response.output_item.done", output_index=0, item=reply.message(said, status))
-            yield event(f"response.{whole['status']}", response=whole)
-        finally:
-            self._episodes.leave(episode)
-
-
-class _Reply:
-    """One response as an object."""
-
-    def __init__(self, asked: ResponseBody, episode: ServedEpisode, given: Mapping[str, str]) -> None:
-        """`given`: what `Input.facts` gives of the request."""
-        self.asked, self.given, self._episode = asked, given, episode
+    def __init__(self, body: ChatBody, told: Mapping[str, str], episode: ServedEpisode, fingerprint: str) -> None:
+        super().__init__(body, told, episode, fingerprint)
         token = secrets.token_hex(16)
-        self._id, self.message_id, self._created = f"resp_{token}", f"msg_{token}", int(time.time())
-
-    def of(self, status: str) -> dict[str, Any]:
-        """Without an answer."""
-        echoed = ("model", "instructions", "max_output_tokens", "temperature", "top_p")
-        return {
-            "id": self._id,
+        self._message_id = f"msg_{token}"
+        self._facts = {
+            "id": f"resp_{token}",
             "object": "response",
-            "created_at": self._created,
-            "status": status,
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "model": body.model,
+            "max_output_tokens": body.answer_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "metadata": body.metadata,
+            "tools": [],
+            "tool_choice": "none",
+            "parallel_tool_calls": False,
             "error": None,
             "incomplete_details": None,
             "output": [],
             "usage": None,
-            "tools": [],
-            "tool_choice": "none",
-            "parallel_tool_calls": False,
-            "metadata": self.asked.metadata or {},
-            **{name: getattr(self.asked, name) for name in echoed},
         }
 
-    def ended(self, result: dict[str, Any]) -> dict[str, Any]:
-        own = {"palimpsest": own_facts(self._episode, result, self.given)}
-        if (failed := failure_of(result, "input")) is not None:
-            error = {"code": failed.code or "server_error", "message": str(failed)}
-            return {**self.of("failed"), **own, "error": error}
-        counts, short = usage(result, self._episode.stored), result["finish_reason"] == "length"
-        base = self.of("incomplete" if short else "completed")
-        text = content_of(result, self.asked.palimpsest.raw) or ""
+    def whole(self, result: dict[str, Any]) -> dict[str, Any]:
+        facts = {**self._facts, "palimpsest": own_facts(self._episode, result, self._told)}
+        if (failed := failure_of(result)) is not None:
+            return {**facts, "status": "failed", "error": {"code": failed.code, "message": str(failed)}}
+        counts, short = usage(self._episode, result), result["finish_reason"] == "length"
+        status = "incomplete" if short else "completed"
         return {
-            **base,
-            **own,
+            **facts,
+            "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if short else None,
-            "output": [self.message(text, base["status"])],
+            "output": [self._message(status, content_of(self._body, result) or "")],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": counts["prompt_tokens_details"],
@@ -210,10 +142,35 @@ class _Reply:
             },
         }
 
-    def message(self, text: str | None, status: str) -> dict[str, Any]:
-        content = [] if text is None else [_text_part(text)]
-        item = {"id": self.message_id, "type": "message", "role": "assistant"}
-        return {**item, "status": status, "content": content}
+    async def events(self) -> AsyncIterator[bytes]:
+        numbers, said = count(), ""
+        item = {"output_index": 0}
+        part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+
+        def numbered(kind: str, **more: Any) -> bytes:
+            value = {"type": kind, "sequence_number": next(numbers), **more}
+            return f"event: {kind}\n".encode() + event(value)
+
+        yield numbered("response.created", response=self._facts)
+        yield numbered("response.in_progress", response=self._facts)
+        yield numbered("response.output_item.added", **item, item=self._message("in_progress"))
+        yield numbered("response.content_part.added", **part, part=_text_part(""))
+        async for kind, text in timely(self._episode, False, self._body.palimpsest.raw):
+            if kind == "comment":
+                yield f": {text}\n\n".encode()
+            else:
+                said += text
+                yield numbered("response.output_text.delta", **part, delta=text, logprobs=[])
+        whole = self.whole(await self._episode.ended())
+        status = "completed" if whole["status"] == "completed" else "incomplete"
+        yield numbered("response.output_text.done", **part, text=said, logprobs=[])
+        yield numbered("response.content_part.done", **part, part=_text_part(said))
+        yield numbered("response.output_item.done", **item, item=self._message(status, said))
+        yield numbered(f"response.{whole['status']}", response=whole)
+
+    def _message(self, status: str, *texts: str) -> dict[str, Any]:
+        content = [_text_part(text) for text in texts]
+        return {"id": self._message_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
 def _text_part(text: str) -> dict[str, Any]:

@@ -1,20 +1,54 @@
-"""What the server knows of the agent behind it, and an episode that is to be played."""
+"""What the server asks of the agent behind it: a query, and the agent's side of an episode."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.files.text_files import TextDocument
 from palimpsest.engines.protocol import SamplerStats
-from palimpsest.events import Event
 from palimpsest.rollout.episode import OnToken, OnTurn
-from palimpsest.servers.openai.request_inputs import Input
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Trajectory, Turn
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is read and asked, and how it is sampled: everything next to the agent that decides on tokens."""
+
+    document: TextDocument
+    questions: tuple[str, ...]
+    instructions: str
+    sampling: SamplingConfig
+    seed: int
+    answer_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The questions as an agent gets them, which has no place of its own for instructions."""
+        if not self.instructions:
+            return self.questions
+        return tuple(f"{self.instructions}\n\n{question}" for question in self.questions)
+
+    def key(self, agent: str) -> str:
+        """The id of its episode; `agent`: what is the same of two agents that give the same tokens."""
+        sampled = (self.sampling.temperature, self.sampling.top_p, self.seed, self.answer_tokens, self.stop)
+        return "ep_" + _sha256(repr((agent, self.digest, sampled)))[:32]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of document, questions and instructions, in time that grows with them."""
+        parts = tuple((part.file, part.start, part.end) for part in self.document.parts)
+        return _sha256(repr((_sha256(self.document.text), parts, self.questions, self.instructions)))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +66,17 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What a section did to the memory."""
-
-    section: int
-    """From 1."""
-    sections: int
-    """0: not known."""
-    added: tuple[str, ...]
-    dropped: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class EpisodePlan:
-    """An episode that can begin: it fits."""
+    """A query that fits, encoded."""
 
+    query: Query
     problem: Problem
     policy: Any
     prepared: Any
     sections: int
+    """0: not known."""
     prompt_tokens: int
     """Of document, instructions and questions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """What decides on an episode's tokens, next to its agent and its input."""
-
-    sampling: SamplingConfig
-    seed: int
-
-
-Watch = Callable[[Turn, Sequence[Event]], Change | None]
-"""Is asked of each turn of an episode, in order, what it did to the memory."""
 
 
 class AgentInterface(Protocol):
@@ -79,11 +91,21 @@ class AgentInterface(Protocol):
         ...
 
     @property
+    def settings(self) -> str:
+        """The policy and its options, as text."""
+        ...
+
+    @property
     def card(self) -> Card: ...
 
     @property
-    def draws(self) -> Draws:
-        """Where a request says nothing."""
+    def sampling(self) -> SamplingConfig:
+        """Where a request gives none."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of a greedy request that gives none."""
         ...
 
     @property
@@ -91,26 +113,18 @@ class AgentInterface(Protocol):
         """Of the model that the policy asks."""
         ...
 
-    @property
-    def settings(self) -> str:
-        """The policy and its options, as text: a part of what makes two episodes the same."""
-        ...
-
     def takes(self, questions: Sequence[str]) -> bool:
         """Whether the policy has room for these questions. Called on a thread where they are long."""
         ...
 
-    def plan(self, given: Input, limit: int | None) -> EpisodePlan:
-        """Encode and check; `limit`: tokens of an answer. Raises ConfigError, DataError, and PromptTooLong for a
-        question or a document beyond what the model takes. Called on a thread."""
+    def plan(self, query: Query) -> EpisodePlan:
+        """Encode and check. Raises ConfigError, DataError, and PromptTooLong for a question or a document beyond what
+        the model takes. Called on a thread."""
         ...
-
-    def watch(self, plan: EpisodePlan) -> Watch: ...
 
     async def play(
         self,
         plan: EpisodePlan,
-        draws: Draws,
         on_turn: OnTurn,
         on_token: OnToken | None,
         recorded: Sequence[Turn],
@@ -119,43 +133,10 @@ class AgentInterface(Protocol):
         """`recorded`: turns that are known already."""
         ...
 
-    def rest(self) -> None:
-        """Nothing has run for a while: let go of memory that nothing needs. Called on a thread."""
-        ...
-
-    def facts(self, plan: EpisodePlan, document: TextDocument, trajectory: Trajectory) -> dict[str, Any]:
+    def facts(self, plan: EpisodePlan, trajectory: Trajectory) -> dict[str, Any]:
         """`answer`, `quotes`, `unsupported`, `failure`, and `truncated` where not all was read. Called on a thread."""
         ...
 
-
-# ---- An episode that is to be played -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An episode to be played."""
-
-    input: Input
-    draws: Draws
-    input_digest: str
-    """As `digest_of` gives it."""
-    answer_tokens: int | None = None
-    stops: tuple[str, ...] = ()
-    request: str = ""
-    """Digest of its body, by which a retry is known."""
-
-    def key(self, agent: AgentInterface) -> str:
-        """The id of its episode: everything its tokens depend on."""
-        sampling = (self.draws.sampling.temperature, self.draws.sampling.top_p, self.draws.seed)
-        asked = (self.input_digest, self.answer_tokens, self.stops)
-        return "ep_" + _sha256(repr((agent.fingerprint, agent.settings, asked, sampling)))[:32]
-
-
-def digest_of(given: Input) -> str:
-    """Of all that an agent gets, in time that grows with it; by which rule it was told apart is no part of it."""
-    parts = tuple((part.file, part.start, part.end) for part in given.document.parts)
-    return _sha256(repr((_sha256(given.document.text), parts, given.questions, given.instructions)))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    def rest(self) -> None:
+        """Give back freed memory: nothing has run for a while. Called on a thread."""
+        ...

@@ -184,7 +184,7 @@ class Selection:
     surplus: int = 0
     """Episodes left out because their problem has enough better ones."""
     tokenizers: frozenset[str] = frozenset()
-    """`Codec.digest` of the tokenizers that the records name."""
+    """`Codec.digest` of the tokenizers that the records name; `NO_TOKENIZER` where lines name none."""
 
     def __str__(self) -> str:
         return (

@@ -1,11 +1,20 @@
-"""What happened between turns, in a line, and what a turn is called by what happened after it.
+"""What happened between turns: events in a line, what a turn is called by them, and what became of a context.
 
-A turn has all marks that fit, and one state, the gravest of them, which colours it in the strip.
+A turn has all marks that fit, and one state, the gravest of them, which colours it in the strip. The context of an
+agent with tools is told as blocks over turns, with what each deletion freed and whether it was missed later:
+
+    turn 2    opening 25   question 40   reply of turn 0: 19   result a: 71   reply of turn 1: 19   frame 9
+    turn 3    opening 25   question 40   memory of turn 2: 48   result d: 25   frame 9     freed: result a, 109 tokens
+
+Guaranteed: the blocks of a turn are its prompt, each token in one block, in order.
+Not covered: agents whose prompts have no common end: their replies are not told apart from the frame; a text that was
+asked for again in other words than the first time, and came back in other words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.events import (
@@ -33,8 +42,13 @@ from palimpsest.events import (
     VariantPlayed,
     of_type,
 )
-from palimpsest.types import StopReason, Turn
-from palimpsest.viewer.analysis.episode_timeline import TimelineStep
+from palimpsest.rollout.segments import surviving
+from palimpsest.text.sentences import flat
+from palimpsest.types import RESULT, Span, StopReason, Turn
+from palimpsest.viewer.analysis.episode_timeline import Story, TimelineStep
+
+# ---- Events in words, marks of turns -------------------------------------------------------------------------
+
 
 STATES = {
     "failed": "something failed: the sampler, the policy, the time or the window",
@@ -163,3 +177,145 @@ _SAID: Mapping[type, Callable[[Any], str]] = {
     VariantPlayed: lambda it: f"played with other options: {dict(it.options)}",
     Replayed: replayed_in_words,
 }
+
+
+# ---- The context of an agent with tools ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Tokens in a row of a prompt."""
+
+    kind: str
+    """opening, question, reply, memory (a reply that pruned), result, another piece's name, or frame: what the template
+    puts between."""
+    tokens: Span
+    turn: int | None = None
+    """Of a reply: the turn that sampled it."""
+    id: str | None = None
+    """Of a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeededAgain:
+    """A deleted result that was needed later."""
+
+    turn: int
+    """After which it came back."""
+    how: str
+    """`same call` or `same text`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A result that a prune deleted."""
+
+    id: str
+    tokens: int | None
+    """None where no prompt showed it."""
+    again: NeededAgain | None
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What left the context after a turn."""
+
+    turn: int
+    how: str
+    """`prune`, `summary` or `window`."""
+    tokens: int
+    """Of the prompt of the turn that are in the next no longer; what the next adds is not counted."""
+    deleted: tuple[Deleted, ...]
+
+
+def context_blocks(story: Story) -> tuple[tuple[Block, ...], ...]:
+    """[turns] the blocks of each prompt."""
+    turns = story.trajectory.turns
+    pruned = {index for index in range(len(turns)) if of_type(story.events_after[index + 1], Pruned)}
+    return tuple(tuple(_blocks(turns[:index], turn, pruned)) for index, turn in enumerate(turns))
+
+
+def freed(story: Story) -> tuple[Freed, ...]:
+    """What prunes, summaries and windows took out of the context, in order."""
+    turns, found = story.trajectory.turns, []
+    for index, turn in enumerate(turns):
+        happened = story.events_after[index + 1]
+        how = next((name for kind, name in _HOW.items() if of_type(happened, kind)), None)
+        if how is None:
+            continue
+        deleted = [one for prune in of_type(happened, Pruned) for one in prune.deleted]
+        left = [prune.context_tokens for prune in of_type(happened, Pruned)]
+        after = turns[index + 1] if index + 1 < len(turns) else None
+        tokens = len(turn.prompt_ids) - left[-1] if left else _gone(turn, after)
+        found.append(Freed(index, how, tokens, tuple(_deleted(story, index, one) for one in deleted)))
+    return tuple(found)
+
+
+_HOW: dict[type, str] = {Pruned: "prune", SummedUp: "summary", ExchangesDropped: "window"}
+
+
+def _blocks(earlier: Sequence[Turn], turn: Turn, pruned: set[int]) -> Iterator[Block]:
+    owners: list[Block | None] = [None] * len(turn.prompt_ids)
+    for place, index, _ in surviving(earlier, turn.prompt_ids):
+        owners[place] = Block("memory" if index in pruned else "reply", (0, 0), turn=index)
+    for name, (start, end) in sorted(turn.spans.items(), key=lambda it: it[1][0] - it[1][1]):
+        is_result = name.startswith(RESULT)
+        kind, id_ = ("result", name.removeprefix(RESULT)) if is_result else (name, None)
+        owners[start:end] = [Block(kind, (0, 0), id=id_)] * (end - start)
+    spoken = [place for place, owner in enumerate(owners) if owner is not None and owner.kind != "question"]
+    begins = spoken[0] if spoken else len(owners)
+    for place, owner in enumerate(owners):
+        if owner is None:
+            owners[place] = Block("opening" if place < begins else "frame", (0, 0))
+    start = 0
+    for end in range(1, len(owners) + 1):
+        if end == len(owners) or owners[end] != owners[start]:
+            owner = owners[start]
+            assert owner is not None
+            yield Block(owner.kind, (start, end), owner.turn, owner.id)
+            start = end
+
+
+def _gone(turn: Turn, after: Turn | None) -> int:
+    """Tokens of a prompt behind what the next one shares with it, less what stands in it again."""
+    if after is None:
+        return 0
+    kept = sum(end - start for name, (start, end) in turn.spans.items() if after.piece(name) == turn.piece(name))
+    shared = next(
+        (n for n, (a, b) in enumerate(zip(turn.prompt_ids, after.prompt_ids, strict=False)) if a != b),
+        min(len(turn.prompt_ids), len(after.prompt_ids)),
+    )
+    return max(0, len(turn.prompt_ids) - max(shared, kept))
+
+
+def _deleted(story: Story, index: int, id_: str) -> Deleted:
+    """A result that the prune after a turn deleted."""
+    ids = next((ids for turn in story.trajectory.turns[: index + 1] if (ids := turn.piece(RESULT + id_))), None)
+    call = _call(story.trajectory.events, id_)
+    text = None if ids is None else _said(story, ids, id_)
+    return Deleted(id_, None if ids is None else len(ids), _again(story, index, call, text))
+
+
+def _again(story: Story, index: int, call: ToolCalled | None, text: str | None) -> NeededAgain | None:
+    turns = story.trajectory.turns
+    for later in range(index, len(turns)):
+        for one in of_type(story.events_after[later + 1], ToolCalled):
+            if call is not None and (one.tool, _plain(one)) == (call.tool, _plain(call)):
+                return NeededAgain(later, "same call")
+            ids = turns[later + 1].piece(RESULT + one.id) if later + 1 < len(turns) else None
+            if text and ids is not None and _said(story, ids, one.id) == text:
+                return NeededAgain(later, "same text")
+    return None
+
+
+def _call(events: Sequence[Event], id_: str) -> ToolCalled | None:
+    return next((call for call in of_type(events, ToolCalled) if call.id == id_), None)
+
+
+def _plain(call: ToolCalled) -> str:
+    return flat(repr(sorted((str(name), str(value)) for name, value in call.arguments.items())))
+
+
+def _said(story: Story, ids: Sequence[int], id_: str) -> str:
+    """What a result says without its id, flat."""
+    return flat(story.texts.of(ids).text.replace(id_, "", 1))

@@ -26,7 +26,7 @@ from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import credit_group
 from palimpsest.credit.dapo import has_signal
 from palimpsest.errors import PalimpsestError
-from palimpsest.plugins import is_own
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.rollout.segments import segments_of
 from palimpsest.types import Group, Segment, Trajectory
 from palimpsest.viewer.analysis.token_words import Tokens
@@ -247,9 +247,9 @@ def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segmen
 
 def _why_not(group: Group, credit: CreditConfig) -> str | None:
     """Why credit isn't given again for a look; None where it is."""
-    if sum(_tokens(trajectory) for trajectory in group.trajectories) > _MOST:
+    if sum(map(tokens_of, group.trajectories)) > _MOST:
         return "the group is too long to give credit to again for a look"
-    if is_own(credit.rule) or any(is_own(str(value)) for value in credit.options.values()):
+    if not {credit.rule, str(credit.options.get("outcome", "mean"))} <= {*KINDS["rule"].shipped}:
         return f"credit.rule={credit.rule} is your own, and is not run for a look"
     return None
 
@@ -261,5 +261,6 @@ def _difference(group: Group, what: str) -> Advantages:
     return Advantages(what, tuple(None if reward is None else reward - mean for reward in rewards), {})
 
 
-def _tokens(trajectory: Trajectory) -> int:
+def tokens_of(trajectory: Trajectory) -> int:
+    """Of all prompts and completions."""
     return sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns)

@@ -1,4 +1,4 @@
-"""The page as one HTML file, and the files it is made of.
+"""The page as one HTML file, and what an exported one holds: facts, metrics, alarms, and chosen episodes.
 
     import { el, show as showRuns } from "./dom.js";     ->  const { el, show: showRuns } = modules["dom.js"];
     export function el(...) {...}                        ->  function el(...) {...}   return { el };
@@ -8,7 +8,13 @@ and not module by module; the answers are gzip, as base64, in an element that no
 policy names the hashes of the one script and the one style, so that nothing else runs; a page that holds its answers
 can ask nobody, another its own server alone.
 
-Guaranteed: equal content gives equal bytes; no text of an answer can end the element it stands in.
+The answers are what the page would ask a server for, by the same path without a query. Where no episodes are named,
+those of the last step that went wrong come first, the agent's before those of baselines, then others, as many as a
+bound admits.
+
+Guaranteed: equal content gives equal bytes; no text of an answer can end the element it stands in; what was left out is
+told, a damaged part of a record and episodes of other types than a record's among it, which lose no other; any other
+error is a defect, and ends it.
 Not covered: any other form of import and export than those above: it is refused.
 """
 
@@ -19,14 +25,24 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import as_file, files
 from posixpath import dirname, join, normpath
 from typing import Any
+from urllib.parse import quote
 
+from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.text.json_text import to_json, valid
+from palimpsest.viewer.records.recorded_episodes import AGENT, MOST_MEASURED, unrecorded
+from palimpsest.viewer.records.sources import NotThere, Source, SourceKind
+from palimpsest.viewer.screens.viewer_api import ViewerApi
+
+# ---- The page as one file ------------------------------------------------------------------------------------
+
 
 MAIN = "main.js"
 _KINDS = (".html", ".js", ".css", ".svg")
@@ -169,3 +185,214 @@ def page_files() -> dict[str, bytes]:
     with as_file(files("palimpsest.viewer") / "page") as folder:
         paths = sorted(path for path in folder.rglob("*") if path.suffix in _KINDS)
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+# ---- What an exported file holds -----------------------------------------------------------------------------
+
+
+MOST_BYTES = 20_000_000
+"""Of a file."""
+_EPISODES, _BYTES = 8, 8_000_000
+"""Episodes that are taken where none are named, and bytes after which no further one is."""
+Place = tuple[int, int]
+"""Group and rollout, places from 0."""
+_WHOLE = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file is to hold."""
+
+    data: bytes
+    episodes: int
+    told: Sequence[str]
+    """What was left out."""
+    player: str | None = None
+    """`agent`, `agent: POLICY` or `baseline: NAME`, of a log."""
+    mean: float | None = None
+    """Mean score of a log; None where nothing is graded, and of a page."""
+
+
+@dataclass
+class Export:
+    """Answers by path, and what is to be known of them."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    size: int = 0
+    """Bytes that they take in a file, about."""
+    told: list[str] = field(default_factory=list)
+    episodes: list[Place] = field(default_factory=list)
+
+    def add(self, answers: ViewerApi, path: str, query: Mapping[str, str] | None = None) -> Any:
+        """What the path gives; None where there is nothing."""
+        try:
+            found = answers.get(path, query or {})
+        except NotThere:
+            return None
+        self.put(path, found)
+        return found
+
+    def put(self, path: str, found: Any) -> None:
+        self.answers[path] = found
+        packed = zlib.compress(to_json(found), 1)
+        self.size += len(packed) * 4 // 3
+
+
+def collect(answers: ViewerApi, source: Source, only: Sequence[Place] = (), step: str | None = None) -> Export:
+    """What a file of `source` is to hold. Raises ConfigError for an episode or step that isn't there."""
+    export, chosen = _collected(answers, source, only, step)
+    first: dict[str, Any] = {"run": source.key}
+    if source.kind is SourceKind.RECORD:
+        first["step"] = chosen
+    if only and chosen is not None:
+        first = {"run": source.key, "step": chosen, "group": only[0][0], "rollout": only[0][1]}
+    export.put("/api/export", {"told": export.told, "first": first})
+    return export
+
+
+def _collected(
+    answers: ViewerApi, source: Source, only: Sequence[Place], step: str | None
+) -> tuple[Export, str | None]:
+    """And the step whose episodes it holds."""
+    export, at = Export(), f"/api/runs/{quote(source.key, safe='')}"
+    runs = answers.get("/api/runs")["runs"]
+    export.put("/api/runs", {"runs": [run for run in runs if run["key"] == source.key]})
+    for name in _WHOLE:
+        export.add(answers, at + name)
+    steps = export.answers.get(f"{at}/steps") or []
+    chosen = chosen_step(source, steps, step)
+    if chosen is None:
+        export.told.append(f"{source.name} has no record of episodes: its figures alone")
+        return export, None
+    if len(steps) > 1:
+        export.put(f"{at}/steps", [each for each in steps if str(each) == chosen])
+        export.told.append(f"episodes are of step {chosen}, other steps have none here")
+    rows = _rows(answers, export, f"{at}/steps/{quote(chosen, safe='')}")
+    if (log := answers.samples.at(source, chosen)) is not None:
+        recorded = {(row["gid"], row["draw"]) for row in rows}
+        export.told += unrecorded(log.samples, recorded, "and have no page of their own here")
+    _episodes(answers, export, f"{at}/steps/{quote(chosen, safe='')}", rows, only)
+    return export, chosen
+
+
+def chosen_step(source: Source, steps: Sequence[int | str], asked: str | None) -> str | None:
+    """The step whose episodes are taken: the last, unless another is asked for; None where none is recorded."""
+    known = [str(each) for each in steps]
+    if asked is not None and asked not in known:
+        told = f"{known[0]} to {known[-1]} are" if known else "no step is"
+        raise ConfigError(f"--step {asked}: {source.name} has no record of it; {told} recorded")
+    return asked or (known[-1] if known else None)
+
+
+def _rows(answers: ViewerApi, export: Export, at: str) -> list[dict[str, Any]]:
+    """A row for each episode of the step."""
+    found = answers.get(f"{at}/episodes")
+    export.put(f"{at}/episodes", found)
+    if found["torn"]:
+        export.told.append(found["torn"])
+    export.add(answers, f"{at}/decoder")
+    return list(found["rows"])
+
+
+def check_places(only: Sequence[Place], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ConfigError for a place that no row is of."""
+    known = {(row["group"], row["rollout"]) for row in rows}
+    for place in only:
+        if place not in known:
+            raise ConfigError(f"--only {place[0]}/{place[1]}: no such episode in this step; GROUP/ROLLOUT count from 0")
+
+
+def _episodes(answers: ViewerApi, export: Export, at: str, rows: list[dict[str, Any]], only: Sequence[Place]) -> None:
+    check_places(only, rows)
+    for place in only or worst_first(rows):
+        if not only and (len(export.episodes) >= _EPISODES or export.size > _BYTES):
+            break
+        if _episode(answers, export, at, place):
+            export.episodes.append(place)
+    if left := len(rows) - len(export.episodes):
+        export.told.append(f"{left} of the step's {len(rows)} episodes are left out; --only names others")
+    _measures(answers, export, at, rows)
+    _strips(answers, export)
+
+
+def _measures(answers: ViewerApi, export: Export, at: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What memories kept and invented, of the groups that episodes are taken of."""
+    groups, measured = list(dict.fromkeys(group for group, _ in export.episodes)), dict[str, Any]()
+    for start in range(0, len(groups), MOST_MEASURED):
+        asked = {"groups": ",".join(map(str, groups[start : start + MOST_MEASURED]))}
+        measured |= _if_told(answers, export, f"{at}/measures", asked) or {}
+    if measured:  # else nothing is, for want of a tokenizer, which the page tells
+        left = [f"{row['group']}/{row['rollout']}" for row in rows if row["group"] not in groups]
+        measured |= {place: {"left_out": True} for place in left}
+    export.put(f"{at}/measures", measured)
+
+
+def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[Place]:
+    """The agent's episodes, then those of baselines. Of each group one that went wrong, the lowest reward first, then
+    those without a grade; then of each one that was right; then the second ones of each group...
+
+    >>> rows = [{"group": 0, "rollout": at, "reward": value} for at, value in enumerate([1.0, 0.0, None, 0.0])]
+    >>> worst_first([{"group": 1, "rollout": 0, "reward": 0.0, "player": "baseline: closed book"}, *rows])
+    [(0, 1), (0, 0), (0, 3), (0, 2), (1, 0)]
+    """
+
+    def rank(row: Mapping[str, Any]) -> tuple[int, float]:
+        value = row["reward"]
+        return (1, 0.0) if value is None else (0 if value < 1 else 2, value)
+
+    seen, keyed = Counter[tuple[int, bool]](), []
+    for row in sorted(rows, key=rank):
+        kind = row["group"], rank(row)[0] == 2
+        other = row.get("player", AGENT).partition(":")[0] != AGENT
+        keyed.append((other, seen[kind], rank(row), (row["group"], row["rollout"])))
+        seen[kind] += 1
+    return [place for *_, place in sorted(keyed)]
+
+
+def left_out(what: str, error: PalimpsestError) -> str:
+    """That it can't be told, in a line."""
+    said = " ".join(str(error).split())[:200]
+    return f"{what} is left out: it can't be told ({said})"
+
+
+def _episode(answers: ViewerApi, export: Export, at: str, place: Place) -> bool:
+    """Whether it is there now: whole or not at all."""
+    before, size = dict(export.answers), export.size
+    group = f"{at}/groups/{place[0]}"
+    episode, turn = f"{group}/rollouts/{place[1]}", 0
+    try:
+        if group not in export.answers:
+            export.put(group, answers.get(group))
+        export.put(episode, answers.get(episode))
+        while export.add(answers, f"{episode}/turns/{turn}") is not None:
+            turn += 1
+    except PalimpsestError as error:
+        export.answers, export.size = before, size
+        export.told.append(left_out(f"episode {place[0]}/{place[1]}", error))
+        return False
+    if turn:
+        _if_told(answers, export, f"{episode}/turns/{turn - 1}/blame")
+    return True
+
+
+def _strips(answers: ViewerApi, export: Export) -> None:
+    """Tokens and blame of the turns, as far as there is room."""
+    left = 0
+    for path in [path for path in export.answers if re.search(r"/turns/\d+$", path)]:
+        if export.size > _BYTES:
+            left += 1
+            continue
+        _if_told(answers, export, f"{path}/tokens")
+        if f"{path}/blame" not in export.answers:
+            _if_told(answers, export, f"{path}/blame")
+    if left:
+        export.told.append(f"token strips and blame of {left} turns are left out")
+
+
+def _if_told(answers: ViewerApi, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
+    """What the path gives; None where it can't be told, which is told."""
+    try:
+        return export.add(answers, path, query)
+    except PalimpsestError as error:
+        export.told.append(left_out(path.partition("/steps/")[2], error))
+        return None

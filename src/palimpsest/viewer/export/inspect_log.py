@@ -15,20 +15,22 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
 from palimpsest._version import __version__
 from palimpsest.errors import ConfigError, PalimpsestError
-from palimpsest.evaluation.pairing import cell_of
+from palimpsest.evaluation.comparison import cell_at_length
 from palimpsest.evaluation.sample_log import SAMPLES, Sample, not_asked_told
 from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
 from palimpsest.text.json_text import storable, to_json
 from palimpsest.types import Group, StopReason, Turn
-from palimpsest.viewer.export.export_bundle import Content, Place, check_places, chosen_step, left_out
+from palimpsest.viewer.export.inline_page import Content, Place, check_places, chosen_step, left_out
 from palimpsest.viewer.records import recorded_episodes as records
 from palimpsest.viewer.records.run_status import Status
 from palimpsest.viewer.records.sources import Source, SourceKind, updated
@@ -70,11 +72,10 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[Place], step
             )
     if not episodes:
         raise ConfigError(f"--export: {source.name} holds no episode that was asked for")
-    policies, players = answers.facts.policies(source) if evaluated else (), dict[str, list[Episode]]()
-    for sample, place in sorted(episodes, key=lambda each: (each[0].baseline is not None, each[0].baseline or "")):
-        player = records.player_of(sample.baseline, records.policy_of(sample, policies))
-        players.setdefault(player, []).append((sample, place))
-    return [_log_of(answers, source, player, own, told) for player, own in players.items()]
+    players = dict[tuple[bool, str], list[Episode]]()
+    for episode in episodes:
+        players.setdefault((episode[0].baseline, episode[0].player), []).append(episode)
+    return [_log_of(answers, source, own, told) for _, own in sorted(players.items(), key=itemgetter(0))]
 
 
 def _recorded(
@@ -98,21 +99,19 @@ def _recorded(
     return found, told
 
 
-def _log_of(
-    answers: ViewerApi, source: Source, player: str, episodes: Sequence[Episode], told: Sequence[str]
-) -> Content:
+def _log_of(answers: ViewerApi, source: Source, episodes: Sequence[Episode], told: Sequence[str]) -> Content:
     """The log of an agent, or of one baseline."""
     facts, samples = answers.facts, [sample for sample, _ in episodes]
-    model, policies = facts.model(source) or "unknown", facts.policies(source)
+    model, cell = facts.model(source) or "unknown", samples[0].cell
+    player = records.player_of(cell, {})
     held = {records.episode_key(sample) for sample, place in episodes if place is not None}
     left = [*told, *records.unrecorded(samples, held, "and have a score without messages")]
     status = (
         _STATUS.get(facts.row(source)["status"], "cancelled") if source.kind is SourceKind.EVALUATION else "success"
     )
-    task = source.name if player == records.AGENT else f"{source.name}, {player.partition(': ')[2]}"
+    task = f"{source.name}, {cell.player}" if cell.player else source.name
     log = inspect_log(episodes, answers.decoders.of(source).codec, task, model, updated(source) or 0.0, status)
-    policy = records.policy_of(samples[0], policies) or ", ".join(policies) or None
-    metadata = {"player": player, "left_out": left, "policy": policy if samples[0].baseline is None else None}
+    metadata = {"player": player, "left_out": left}
     log["eval"]["metadata"] = storable(metadata, [])
     values = [sample.value for sample in samples if sample.value is not None]
     return Content(inspect_archive(log), len(samples), left, player, fmean(values) if values else None)
@@ -122,7 +121,8 @@ def sample_of(group: Group, place: int) -> Sample:
     """What an evaluation would log of a recorded episode."""
     problem, trajectory, grade = group.problem, group.trajectories[place], group.grades[place]
     return Sample(
-        name="",
+        set="",
+        player="",
         id=trajectory.group_id,
         question=problem.question,
         answers=tuple(problem.answers),
@@ -131,7 +131,7 @@ def sample_of(group: Group, place: int) -> Sample:
         outcome=str(trajectory.outcome),
         value=grade.value,
         reason=grade.reason,
-        size=None,
+        length=None,
         turns=len(trajectory.turns),
         prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
         sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
@@ -177,7 +177,7 @@ def _results(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
     parts: dict[str, list[float]] = {}
     for sample, _ in episodes:
         if sample.value is not None:
-            parts.setdefault(cell_of(sample).label, []).append(sample.value)
+            parts.setdefault(cell_at_length(sample).part, []).append(sample.value)
     values = [value for part in parts.values() for value in part]
     if not values:
         return []
@@ -190,7 +190,7 @@ def _results(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
 
 def _sample(sample: Sample, recorded: Recorded | None, codec: Codec, model: str) -> dict[str, Any]:
     turns = recorded[0].trajectories[recorded[1]].turns if recorded else ()
-    name, epoch = f"{sample.name}/{sample.id}" if sample.name else sample.id, sample.draw + 1
+    name, epoch = sample.group_id if sample.set else sample.id, sample.draw + 1
     message = {"role": "assistant", "content": sample.answer or "", "source": "generate", "model": model}
     stop = _STOPS.get(turns[-1].completion.stop_reason, "unknown") if turns else "unknown"
     choices = [] if sample.answer is None and not turns else [{"message": message, "stop_reason": stop}]
@@ -223,8 +223,8 @@ def _metadata(sample: Sample, recorded: Recorded | None) -> dict[str, Any]:
         group, trajectory = recorded[0], recorded[0].trajectories[recorded[1]]
         events = [{"kind": each.kind, "before_turn": each.before_turn, **each.detail} for each in trajectory.events]
         found |= {"group_id": trajectory.group_id, "problem": dict(group.problem.metadata), "events": events}
-    if sample.name:
-        found |= {"set": sample.name, "player": records.player_of(sample.baseline), "turns": sample.turns}
+    if sample.set:
+        found |= {**asdict(sample.cell), "turns": sample.turns}
         found |= {"measures": dict(sample.measures), "recorded": recorded is not None}
     return found
 

@@ -6,7 +6,7 @@ const HEAD = [["Player", ""], ["Set", ""], ["Accuracy, %", "number"], ["95% inte
 
 // The agent's parts first. `recorded(part)`, where given: how many of its episodes were recorded.
 export function scores(parts, recorded) {
-  const rows = [...parts].sort((a, b) => Number(Boolean(a.baseline)) - Number(Boolean(b.baseline)));
+  const rows = [...parts].sort((a, b) => Number(a.baseline) - Number(b.baseline));
   const head = [...HEAD, ...(recorded ? [["Recorded", "number"]] : [])].map(([name, style]) => el("th", { scope: "col", class: style }, name));
   return el("div", { class: "scroll" }, el("table", { class: "rows scores" }, el("thead", null, el("tr", null, head)), el("tbody", null, rows.map((part) => row(part, recorded)))));
 }
@@ -14,14 +14,9 @@ export function scores(parts, recorded) {
 function row(part, recorded) {
   const number = (text) => el("td", { class: "number" }, text);
   return el("tr", null,
-    el("td", null, part.player), el("td", null, setOf(part)),
+    el("td", null, part.player), el("td", null, part.label),
     number(part.mean === null ? "–" : fixed(100 * part.mean, 1)), el("td", null, interval(part)),
     number(num(part.problems)), number(num(part.episodes)), number(part.ungraded ? num(part.ungraded) : ""), recorded ? number(num(recorded(part))) : null);
-}
-
-// A baseline's set is named after it: "4 chunks, closed book".
-function setOf(part) {
-  return part.baseline ? part.label.replace(", " + part.baseline, "") : part.label;
 }
 
 function interval(part) {

@@ -1,127 +1,87 @@
-"""Index of an episode file: random access, one row per episode, cached between starts of the viewer.
+"""Random access into a file of episodes, one row per episode, and type checks of the groups in it.
 
-In the record of a run, each frame is a group. In that of an evaluation, each frame is an episode: frames with the same
-group id form a group, and the last version of a repeated episode counts (evaluation/episode_files.py). Rows of large
-files are cached in the user's cache folder, never next to the file.
+The index that was written with a record (rollout/trajectory_file.py) gives the rows of its first frames; a frame that
+it lacks is unpacked, once. In the record of a run, each frame is a group. In that of an evaluation, each frame is an
+episode: frames with the same group id form a group, and the last version of a repeated episode counts
+(evaluation/episode_files.py).
 
-Guaranteed: an episode file is only read; while it stays the same file, growth costs only what was added; everything
-after the first damaged piece is left out and reported (as in rollout/trajectory_file.py); a call locks the file for at
-most `_TURN_S` and keeps what it read; a cache entry is used only for the same path, size and modification time; a
-damaged entry is ignored, a cache that cannot be written is no error, and it has at most `MOST_FILES` entries.
-Not covered: a bound on the cost of a file, which grows with its episodes.
+The reader (rollout/trajectory_file.py) trusts what this library wrote. The viewer also opens files of others: a group
+with other types is reported in one line instead of failing later.
+
+Guaranteed: files are only read; while it stays the same file, growth costs only what was added; everything after the
+first damaged piece is left out and reported (as in rollout/trajectory_file.py); of an index no line counts that doesn't
+fit the file.
+Not covered: a bound on the cost of a file without an index, which grows with its episodes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import reprlib
 import threading
-import time
-import zlib
-from contextlib import suppress
+from array import array
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, Any, BinaryIO, cast, get_type_hints
 
-import orjson
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
-from palimpsest import files
 from palimpsest.errors import DataError
 from palimpsest.evaluation.episode_files import EPISODES, merged
-from palimpsest.files import open_regular
-from palimpsest.rollout.trajectory_file import groups_in
+from palimpsest.events import Plain
+from palimpsest.files import open_regular, read_regular
+from palimpsest.rollout.trajectory_file import LINE, episode_row, frame_check, groups_in, index_of, parse_line
 from palimpsest.types import Group
-from palimpsest.viewer.records.episode_rows import Row, UnknownFormat, checked, row_of
 from palimpsest.viewer.records.sources import (
+    MOST_BYTES,
     Damaged,
     FilePiece,
     NotThere,
     content_of,
     is_compressed,
-    next_line,
+    leads_out,
     next_piece,
-    without_blank_lines,
 )
 
-# ---- Cached rows of large files ------------------------------------------------------------------------------
-
-
-MOST_FILES = 64
-_VERSION = 3
-Places = list[tuple[int, int, int]]
-"""The pieces of a file that hold one group: (start, end, place among the groups of that piece)."""
-
-
-def default_folder() -> Path:
-    """Of this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palimpsest" / "view"
-
-
-class RowCache:
-    """What was read of files that took longer than `worth_s` seconds to read."""
-
-    def __init__(self, folder: Path, *, worth_s: float = 0.25) -> None:
-        self.folder = folder
-        self.worth_s = worth_s
-
-    def load(self, path: Path, state: os.stat_result) -> tuple[list[Row], list[Places]] | None:
-        """Rows and places of groups of a file in that state."""
-        try:
-            digest, _, body = self._file(path).read_bytes().partition(b"\n")
-            if int(digest, 16) != zlib.crc32(body):
-                return None
-            kept = orjson.loads(body)
-        except (OSError, ValueError):
-            return None
-        if kept["key"] != _key(path, state):
-            return None
-        return kept["rows"], [[(start, end, inner) for start, end, inner in each] for each in kept["groups"]]
-
-    def save(self, path: Path, state: os.stat_result, rows: list[Row], groups: list[Places]) -> None:
-        """Keep what was read of a whole file."""
-        try:
-            body = orjson.dumps({"key": _key(path, state), "rows": rows, "groups": groups})
-        except TypeError:
-            return  # JSON would give back something else: a wide integer, a name that is no Unicode
-        with suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            files.write_file(self._file(path), b"%08x\n" % zlib.crc32(body) + body)
-            self._forget()
-
-    def _forget(self) -> None:
-        kept = sorted(self.folder.glob("*.json"), key=lambda each: each.stat().st_mtime, reverse=True)
-        for old in kept[MOST_FILES:]:
-            old.unlink(missing_ok=True)
-
-    def _file(self, path: Path) -> Path:
-        return self.folder / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
-
-
-def _key(path: Path, state: os.stat_result) -> list[str | int]:
-    return [_VERSION, os.fspath(path.resolve()), state.st_size, state.st_mtime_ns]
-
-
-# ---- Random access into a file of episodes that may grow -----------------------------------------------------
-
-
-GROUP_S = 30.0
-"""Seconds in which a group has to be found; asked again, the search goes on where it ended."""
-_TURN_S = 0.5
 _MOST_LINES = 100_000
 """Episodes in a frame."""
-_LOOK_EVERY = 16
-"""Lines after which the clock is looked at."""
+_CHECK_BYTES = 4
 
 
-@dataclass(slots=True)
-class _Begun:
-    """A piece of which not all lines were read."""
+class IndexRow(TypedDict):
+    """An episode in a table."""
 
-    piece: FilePiece
-    at: int = 0
-    """Where the next line begins, in the piece's content."""
-    lines: list[tuple[int, int, Row]] = field(default_factory=list)
-    """[start, end) in the content, and the row."""
+    gid: str
+    draw: int
+    id: str
+    question: str
+    golds: list[str]
+    answer: str | None
+    outcome: str
+    reward: float | None
+    reason: str | None
+    parts: dict[str, Any]
+    events: dict[str, int]
+    turns: int
+    prompt_tokens: int
+    sampled_tokens: int
+
+
+class IndexedFrame(TypedDict):
+    """A line of an index."""
+
+    start: int
+    end: int
+    check: str
+    rows: list[IndexRow]
+
+
+_FRAME = TypeAdapter(IndexedFrame)
 
 
 @dataclass(slots=True)
@@ -132,16 +92,13 @@ class _Read:
     """Device and inode."""
     next: int = 0
     """Where the first piece begins that wasn't read."""
-    rows: list[Row] = field(default_factory=list)
-    places: list[Places] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    places: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """[groups] the pieces that hold a group: (start, end, place among the groups of that piece)."""
-    begun: _Begun | None = None
     placed: dict[str, int] = field(default_factory=dict)
     """Group id to its place, of an evaluation's record."""
-    drawn: dict[int, dict[int, Row]] = field(default_factory=dict)
-    """[groups] draw to its row, of an evaluation's record."""
-    stale: set[int] = field(default_factory=set)
-    """Groups whose rollouts aren't numbered yet."""
+    drawn: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    """Group and draw to the row, of an evaluation's record; elsewhere the number of the row in place of a draw."""
     damage: str | None = None
     """Why the file is not read any further."""
     size: int = 0
@@ -151,80 +108,45 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class IndexedRows:
-    """The rows of a file as far as they were read."""
+    """The rows of a file."""
 
-    rows: list[Row]
+    rows: list[dict[str, Any]]
     groups: int
     torn: str | None
     """What was left out, in words."""
-    more: bool
-    """Whether there are pieces that weren't read yet."""
-    share: float
-    """Of the file's bytes that were read."""
 
 
 class RecordIndex:
     """One file of episodes. Threads may share it."""
 
-    def __init__(self, path: Path, cache: RowCache | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._compressed, self._merged = is_compressed(path), path.name == EPISODES
-        self._cache = cache
         self._lock = threading.Lock()
         self._read: _Read | None = None
-        self._unpacked: tuple[FilePiece, bytes] | None = None
 
-    def rows(self, seconds: float | None = None) -> IndexedRows:
-        """Every episode's row, or those that could be read within some seconds. Raises NotThere."""
-        until = None if seconds is None else time.monotonic() + seconds
+    def rows(self) -> IndexedRows:
+        """Every episode's row. Raises NotThere."""
         with self._lock, self._opened() as file:
             read = self._current(file)
-            more = self._advance(file, read, until)
-            share = 1.0 if not more else read.next / max(1, read.size)
-            if not more:
-                self._unpacked = None
-            return IndexedRows(list(read.rows), len(read.places), self._torn(read), more, share)
+            torn = None if read.damage is None else f"{self.path.name}: {read.damage}; the rest was left out"
+            return IndexedRows(list(read.rows), len(read.places), torn)
 
     def group(self, place: int) -> Group:
         """The group at a 0-based place. Raises NotThere where there is none, DataError for what is no group."""
-        until = time.monotonic() + GROUP_S
-        while (found := self._pieces_of(place)) is None:
-            if time.monotonic() > until:
-                raise DataError(f"{self.path.name}: group {place} wasn't reached in {GROUP_S:.0f} s; ask again")
-        try:
-            with self._opened() as file:  # without the lock: others may look at other groups meanwhile
-                groups = [self._group_at(file, content, *where) for where, content in found]
-        except (Damaged, IndexError) as error:
-            raise DataError(f"{self.path.name}: group {place} can't be read ({error})") from None
+        with self._opened() as file:
+            with self._lock:
+                places = self._current(file).places
+            if not 0 <= place < len(places):
+                raise NotThere(f"{self.path.name}: no group {place}; it has {len(places)}")
+            try:  # without the lock: others may look at other groups meanwhile
+                groups = [self._group_at(file, *where) for where in list(places[place])]
+            except (Damaged, IndexError) as error:
+                raise DataError(f"{self.path.name}: group {place} can't be read ({error})") from None
         return checked(self.path, merged(groups)[0] if self._merged else groups[0])
 
-    def _pieces_of(self, place: int) -> list[tuple[tuple[int, int, int], bytes | None]] | None:
-        """Where a group stands, with what was unpacked of it already; None if it wasn't reached in a turn."""
-        with self._lock, self._opened() as file:
-            read = self._current(file)
-            enough = None if self._merged else place + 1
-            more = self._advance(file, read, time.monotonic() + _TURN_S, enough)
-            short = len(read.places) < place + 1 + (not self._compressed) if enough else True
-            if more and short:
-                return None
-            unpacked, self._unpacked = self._unpacked, None
-            if not 0 <= place < len(read.places):
-                raise NotThere(f"{self.path.name}: no group {place}; it has {len(read.places)}")
-            return [
-                (where, unpacked[1] if unpacked and unpacked[0] == FilePiece(*where[:2]) else None)
-                for where in read.places[place]
-            ]
-
-    def _group_at(self, file: BinaryIO, content: bytes | None, start: int, end: int, inner: int) -> Group:
-        if content is None:
-            content = content_of(file, FilePiece(start, end), compressed=self._compressed)
-        return groups_in(self.path, without_blank_lines(content))[inner]
-
-    def _content(self, file: BinaryIO, piece: FilePiece) -> bytes:
-        """The lines in a piece; the latest are kept, as a look at a group, and one that goes on, reads them again."""
-        if self._unpacked is None or self._unpacked[0] != piece:
-            self._unpacked = piece, content_of(file, piece, compressed=self._compressed)
-        return self._unpacked[1]
+    def _group_at(self, file: BinaryIO, start: int, end: int, inner: int) -> Group:
+        return groups_in(self.path, content_of(file, FilePiece(start, end), compressed=self._compressed))[inner]
 
     def _opened(self) -> BinaryIO:
         try:
@@ -233,57 +155,41 @@ class RecordIndex:
             raise NotThere(f"{self.path.name}: {error.strerror}; it was moved or deleted while it was shown") from None
 
     def _current(self, file: BinaryIO) -> _Read:
-        """What was read, if the file is the one it was read of; else nothing, or what a cache holds."""
-        state = os.fstat(file.fileno())
-        read = self._read
+        """What is known of the file as it is now."""
+        state, read = os.fstat(file.fileno()), self._read
         if read is None or not _is_same(read, state):
-            read = _Read((state.st_dev, state.st_ino))
-            kept = self._cache.load(self.path, state) if self._cache else None
-            if kept is not None:
-                read.rows, read.places = kept
-                read.next = state.st_size
-                self._know_again(read)
-            self._read = read
+            read = self._read = _Read((state.st_dev, state.st_ino))
+            for frame in _indexed(self.path) if self._compressed else ():
+                if frame["start"] != read.next or not _ends_with(file, frame["end"], frame["check"]):
+                    break
+                self._take(read, FilePiece(frame["start"], frame["end"]), ((0, 0, row) for row in frame["rows"]))
         if read.size != state.st_size:
-            read.damage = None  # what was cut may be whole by now
-        read.size, read.changed = state.st_size, state.st_mtime_ns
+            read.size, read.changed, read.damage = state.st_size, state.st_mtime_ns, None  # a cut end may be whole now
+            self._advance(file, read)
+            _number(read)
         return read
 
-    def _advance(self, file: BinaryIO, read: _Read, until: float | None, enough: int | None = None) -> bool:
-        """Read on, until a moment or until `enough` groups are there; whether any piece is left."""
-        began, first = time.monotonic(), read.next
-        while read.damage is None and (enough is None or len(read.places) < enough + (not self._compressed)):
-            if until is not None and time.monotonic() > until:
-                _number(read)
-                return True
-            try:
-                piece = next_piece(file, read.next, compressed=self._compressed)
-                if piece is None:
-                    break
-                begun = read.begun if read.begun is not None and read.begun.piece == piece else _Begun(piece)
-                read.begun = begun
-                if not _parsed(begun, self._content(file, piece), until):
-                    _number(read)
-                    return True
-                self._take(read, begun)
-                read.begun = None
-            except UnknownFormat as error:
-                read.damage, read.begun = f"unreadable after {len(read.places)} groups: {error}", None
-            except (Damaged, ValueError) as error:
-                cut = f"cut short or damaged after {len(read.places)} whole groups ({error})"
-                read.damage, read.begun = cut, None
-        _number(read)
-        ended = read.next >= read.size
-        if ended and self._cache and read.next > first and time.monotonic() - began > self._cache.worth_s:
-            self._cache.save(self.path, os.fstat(file.fileno()), read.rows, read.places)
-        return read.damage is None and not ended
+    def _advance(self, file: BinaryIO, read: _Read) -> None:
+        """Read the pieces that weren't, to the end or to the first that is damaged."""
+        try:
+            while (piece := next_piece(file, read.next, compressed=self._compressed)) is not None:
+                content = content_of(file, piece, compressed=self._compressed)
+                self._take(read, piece, list(self._parsed(content)))
+        except (Damaged, DataError, ValueError) as error:
+            read.damage = f"cut short or damaged after {len(read.places)} whole groups ({error})"
 
-    def _take(self, read: _Read, begun: _Begun) -> None:
-        """Add the episodes of a piece, all or none; in a plain file a group may go on from the piece before."""
-        piece = begun.piece
+    def _parsed(self, content: bytes) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """[start, end) of each line of a piece, and its row. Raises DataError and ValueError for what is no episode."""
+        for number, found in enumerate(LINE.finditer(content)):
+            if number == _MOST_LINES:
+                raise Damaged(f"a frame holds more than {_MOST_LINES} episodes")
+            yield *found.span(), episode_row(parse_line(Path(self.path.name), found[0]))
+
+    def _take(self, read: _Read, piece: FilePiece, lines: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
+        """Add the episodes of a piece; in a plain file a group may go on from the piece before."""
         last = None if self._compressed or not read.rows else read.rows[-1]["gid"]
         inner = -1
-        for start, end, row in begun.lines:
+        for start, end, row in lines:
             where = piece.start + start, piece.start + end
             if row["gid"] != last:
                 inner, last = inner + 1, row["gid"]
@@ -296,38 +202,28 @@ class RecordIndex:
     def _begin(self, read: _Read, group_id: str, where: tuple[int, int, int]) -> None:
         place = read.placed.setdefault(group_id, len(read.places)) if self._merged else len(read.places)
         if place == len(read.places):
-            read.places.append([where])
-        else:
-            read.places[place].append(where)
+            read.places.append([])
+        read.places[place].append(where)
 
-    def _add(self, read: _Read, row: Row) -> None:
-        if not self._merged:
-            group = len(read.places) - 1
-            before = read.rows[-1] if read.rows else None
-            place = before["rollout"] + 1 if before is not None and before["group"] == group else 0
-            read.rows.append({**row, "group": group, "rollout": place})
-            return
-        group = read.placed[row["gid"]]
-        known = read.drawn.setdefault(group, {}).get(row["draw"])
-        if known is not None:
-            known.clear()
-            known.update(row, group=group, rollout=0)
-        else:
-            read.drawn[group][row["draw"]] = new = {**row, "group": group, "rollout": 0}
-            read.rows.append(new)
-        read.stale.add(group)
-
-    def _know_again(self, read: _Read) -> None:
-        """What an evaluation's record needs to be read on, from rows that were kept."""
+    def _add(self, read: _Read, row: Mapping[str, Any]) -> None:
+        """A repeated draw of an evaluation takes the place of the earlier one."""
+        group, draw = len(read.places) - 1, len(read.rows)
         if self._merged:
-            for row in read.rows:
-                read.placed[row["gid"]] = row["group"]
-                read.drawn.setdefault(row["group"], {})[row["draw"]] = row
+            group, draw = read.placed[row["gid"]], row["draw"]
+        known = read.drawn.get((group, draw))
+        if known is None:
+            known = read.drawn[group, draw] = {}
+            read.rows.append(known)
+        known.clear()
+        known.update(row, group=group)
 
-    def _torn(self, read: _Read) -> str | None:
-        if read.damage is None:
-            return None
-        return f"{self.path.name}: {read.damage}; the rest was left out"
+
+def _number(read: _Read) -> None:
+    """The rollouts of each group, in the order of their draws."""
+    counts = Counter[int]()
+    for (group, _), row in sorted(read.drawn.items()):
+        row["rollout"] = counts[group]
+        counts[group] += 1
 
 
 def _is_same(read: _Read, state: os.stat_result) -> bool:
@@ -337,24 +233,142 @@ def _is_same(read: _Read, state: os.stat_result) -> bool:
     return state.st_size != read.size or state.st_mtime_ns == read.changed
 
 
-def _parsed(begun: _Begun, content: bytes, until: float | None) -> bool:
-    """Read a piece's lines on, until a moment; whether all are read. Raises ValueError for what is no episode."""
-    looked = 0
-    while begun.at < len(content):
-        looked += 1
-        if until is not None and looked % _LOOK_EVERY == 0 and time.monotonic() > until:
-            return False
-        start, begun.at = next_line(content, begun.at)
-        if start < begun.at:
-            begun.lines.append((start, begun.at, row_of(content[start : begun.at].rstrip())))
-        if len(begun.lines) > _MOST_LINES:
-            raise Damaged(f"a frame holds more than {_MOST_LINES} episodes")
-    return True
+def _indexed(record: Path) -> Iterator[IndexedFrame]:
+    """The whole lines of a record's index, up to the first that is none; nothing where there is no index."""
+    path = index_of(record)
+    try:
+        lines = b"" if leads_out(path.parent, path) else read_regular(path, MOST_BYTES)
+        for line in lines.splitlines():
+            yield _FRAME.validate_json(line, strict=True)
+    except (OSError, ValidationError):
+        return
 
 
-def _number(read: _Read) -> None:
-    """The rollouts of groups that episodes came to, in the order of their draws."""
-    for group in read.stale:
-        for place, (_, row) in enumerate(sorted(read.drawn[group].items())):
-            row["rollout"] = place
-    read.stale.clear()
+def _ends_with(file: BinaryIO, end: int, check: str) -> bool:
+    """Whether the frame that ends there has this checksum."""
+    if not _CHECK_BYTES <= end < 1 << 62:
+        return False
+    file.seek(end - _CHECK_BYTES)
+    return frame_check(file.read(_CHECK_BYTES)) == check
+
+
+# ---- Type checks of a group ----------------------------------------------------------------------------------
+
+
+MOST_ID = 1 << 31
+"""Token ids are below it."""
+_Id = Annotated[int, Field(ge=0, lt=MOST_ID)]
+_Number = Annotated[float, Field(gt=-1e100, lt=1e100)]  # so that no sum or square of some is too large for a float
+
+
+def _ids(value: Any) -> Any:
+    """[T] token ids, looked at in one pass, as they are most of a record. Raises ValueError."""
+    try:
+        ids = np.frombuffer(array("i", value), np.intc)  # a C int is below `MOST_ID`
+    except (TypeError, OverflowError):
+        raise ValueError("no token ids") from None
+    if ids.size and ids.min() < 0:
+        raise ValueError("a token id is negative")
+    return value
+
+
+_Ids = Annotated[Any, AfterValidator(_ids)]
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True, from_attributes=True)
+
+
+class _Metadata(TypedDict, total=False):
+    evidence: list[str]
+
+
+class _Problem(_Checked):
+    id: str
+    question: str
+    memory: str
+    answers: tuple[str, ...]
+    metadata: _Metadata
+
+
+class _Completion(_Checked):
+    token_ids: _Ids
+    logprobs: Annotated[tuple[_Number, ...], FailFast()]
+    policy_version: _Id
+    last_policy_version: _Id
+
+
+class _Turn(_Checked):
+    prompt_ids: _Ids
+    completion: _Completion
+    step: _Id
+    name: str
+    role: str | None
+    notes: dict[str, Any]
+
+
+def _event(what: Any) -> Any:
+    """An event whose fields are of their types. Raises ValueError."""
+    for name, adapter in _fields(cast(Hashable, type(what))).items():
+        adapter.validate_python(getattr(what, name), strict=True)
+    return what
+
+
+@cache
+def _fields(kind: Hashable) -> Mapping[str, TypeAdapter[Any]]:
+    """Of a type of events, whose whole numbers in rows are token ids."""
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "kind" or kind is Plain}
+    return {name: TypeAdapter(_Ids if hint == tuple[int, ...] else hint) for name, hint in hints.items()}
+
+
+class _Event(_Checked):
+    before_turn: _Id
+    what: Annotated[Any, AfterValidator(_event)]
+
+
+class _Trajectory(_Checked):
+    problem_id: str
+    group_id: str
+    rollout: int | str  # text: an integer that JSON has no place for
+    answer: str | None
+    answers: tuple[str | None, ...]
+    turns: Annotated[tuple[_Turn, ...], FailFast()]
+    events: Annotated[tuple[_Event, ...], FailFast()]
+
+
+class _Span(_Checked):
+    turn: _Number
+    start: _Number
+    end: _Number
+    value: _Number
+
+
+class _Grade(_Checked):
+    value: _Number | None
+    reason: str | None
+    breakdown: dict[str, Any]
+    per_turn: tuple[_Number, ...] | None
+    turn_weights: tuple[_Number, ...] | None
+    spans: tuple[_Span, ...]
+
+
+class _GroupTypes(_Checked):
+    problem: _Problem
+    trajectories: tuple[_Trajectory, ...]
+    grades: tuple[_Grade, ...]
+    key: tuple[int | str, ...]
+
+
+_GROUP = TypeAdapter(_GroupTypes)
+
+
+def checked(path: Path, group: Group) -> Group:
+    """The group as it is. Raises DataError that names the file and the first value of another type."""
+    try:
+        _GROUP.validate_python(group)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where, name = ".".join(map(str, first["loc"])), f"{group.trajectories[0].group_id!r:.60}"
+        told = f"{where} is {reprlib.repr(first['input'])} ({first['msg']:.60})".replace("\n", " ")
+        raise DataError(f"{path.name}: group {name} is no record of trajectories: {told}") from None
+    return group

@@ -21,9 +21,9 @@ from typing import Any
 
 from palimpsest.config.model import SHIPPED, named
 from palimpsest.errors import DataError, PalimpsestError
+from palimpsest.evaluation.comparison import cell_at_length
 from palimpsest.evaluation.episode_files import EPISODES, EpisodeKey
-from palimpsest.evaluation.pairing import cell_of
-from palimpsest.evaluation.sample_log import SUMMARY, Sample, logs_below
+from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, logs_below
 from palimpsest.metrics.memory_metrics import memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.models.model_folder import cached_tokenizer
@@ -32,7 +32,7 @@ from palimpsest.runs.run_folder import CONFIG, TRAJECTORIES
 from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
 from palimpsest.types import Group
-from palimpsest.viewer.records.record_index import RecordIndex, RowCache
+from palimpsest.viewer.records.record_index import RecordIndex
 from palimpsest.viewer.records.run_facts import RunFacts, read_object
 from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, gone, kept_inside
 
@@ -146,8 +146,6 @@ MOST_TURNS = 20_000
 
 ALL = "all"
 """The step of a source that has one file of episodes."""
-SECONDS = 0.6
-"""For rows in one answer; the page asks again for the rest."""
 _INDEXES = 64
 MOST_MEASURED = 32
 """Groups in one answer."""
@@ -157,8 +155,8 @@ _STEP = re.compile(r"step-(\d{6,})\.jsonl\.zst")
 class Records:
     """Files of episodes, each with its index. Threads may share it."""
 
-    def __init__(self, decoders: Decoders, cache: RowCache | None = None) -> None:
-        self._decoders, self._cache = decoders, cache
+    def __init__(self, decoders: Decoders) -> None:
+        self._decoders = decoders
         self._lock = threading.Lock()
         self._indexes: OrderedDict[Path, RecordIndex] = OrderedDict()
 
@@ -166,23 +164,11 @@ class Records:
         """Raises NotThere for a step without a record."""
         path = record_path(source, step)
         with self._lock:
-            index = self._indexes.pop(path, None) or RecordIndex(path, self._cache)
+            index = self._indexes.pop(path, None) or RecordIndex(path)
             self._indexes[path] = index
             while len(self._indexes) > _INDEXES:
                 self._indexes.popitem(last=False)
             return index
-
-    def episodes(self, source: Source, step: str, after: int) -> dict[str, Any]:
-        """Rows behind the first `after`; `more`: whether to ask again."""
-        found = self.index(source, step).rows(SECONDS)
-        return {
-            "rows": found.rows[after:],
-            "next": len(found.rows),
-            "groups": found.groups,
-            "torn": found.torn,
-            "more": found.more,
-            "share": found.share,
-        }
 
     def measures(self, source: Source, step: str, places: Sequence[int]) -> dict[str, Any]:
         """`GROUP/ROLLOUT` to what a memory kept and invented: None where there is nothing to measure."""
@@ -248,7 +234,6 @@ def _measured(group: Group, place: int, codec: Any) -> dict[str, Any]:
         found[f"{place}/{rollout}"] = {
             "retention": values.get("evidence_retention"),
             "invention": None if fidelity is None else 1 - fidelity,
-            "overwritten": values.get("overwrite_rate"),
         }
     return found
 
@@ -259,29 +244,20 @@ def _measured(group: Group, place: int, codec: Any) -> dict[str, Any]:
 AGENT = "agent"
 
 
-def player_of(baseline: str | None, policy: str | None = None) -> str:
-    """Who played an episode, in words; `policy`: the agent's, where several were played.
+def player_of(cell: Cell, titles: Mapping[str, str]) -> str:
+    """Who played an episode, in words; `titles`: what the players of a quickstart are called. A cell of an episode that
+    no evaluation played names nobody.
 
-    >>> player_of(None), player_of(None, "recall"), player_of("closed book")
-    ('agent', 'agent: recall', 'baseline: closed book')
+    >>> player_of(Cell("dev", None, None, "recall"), {}), player_of(Cell("dev", None, None, "closed book", True), {})
+    ('agent: recall', 'baseline: closed book')
     """
-    if baseline is not None:
-        return f"baseline: {baseline}"
-    return AGENT if policy is None else f"{AGENT}: {policy}"
-
-
-def policy_of(sample: Sample, policies: Sequence[str]) -> str | None:
-    """The policy of an agent's episode, which begins the name of its set where several were played
-    (app/evaluate/evaluation_plan.py);
-    None where there is one, and of a baseline."""
-    if sample.baseline is not None or len(policies) < 2:
-        return None
-    return next((name for name in policies if sample.name.startswith(f"{name}, ")), None)
+    kind = "baseline" if cell.baseline else AGENT
+    return f"{kind}: {titles.get(cell.player, cell.player)}" if cell.player else kind
 
 
 def episode_key(sample: Sample) -> EpisodeKey:
     """Group id and rollout of the sample's episode in the record."""
-    return f"{sample.name}/{sample.id}", sample.draw
+    return sample.group_id, sample.draw
 
 
 def by_key(samples: Iterable[Sample]) -> dict[EpisodeKey, Sample]:
@@ -299,15 +275,15 @@ def played_row(row: Mapping[str, Any], sample: Sample | None, titles: Mapping[st
 
 def played_by(sample: Sample, titles: Mapping[str, str]) -> dict[str, str]:
     """The player of an episode, and the part of the evaluation that it belongs to."""
-    return {"player": player_of(sample.baseline), "part": cell_of(sample).label_by(titles)}
+    return {"player": player_of(sample.cell, titles), "part": cell_at_length(sample).part}
 
 
 def unrecorded(samples: Sequence[Sample], recorded: Collection[EpisodeKey], consequence: str) -> list[str]:
     """A sentence for each player some of whose episodes are not in the record."""
     told = []
-    for baseline in sorted({sample.baseline for sample in samples}, key=lambda name: (name is not None, name or "")):
-        own = [sample for sample in samples if sample.baseline == baseline]
+    for baseline, player in sorted({(sample.baseline, sample.player) for sample in samples}):
+        own = [sample for sample in samples if (sample.baseline, sample.player) == (baseline, player)]
         if missing := sum(episode_key(sample) not in recorded for sample in own):
-            what = f"{missing} of {counted(len(own), 'episode')} of the {player_of(baseline)}"
+            what = f"{missing} of {counted(len(own), 'episode')} of the {player_of(own[0].cell, {})}"
             told.append(f"{what} were not recorded {consequence}; evaluation.record=all records every episode")
     return told

@@ -6,34 +6,26 @@ Guaranteed: a configuration of another version, a damaged summary and a folder t
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 import yaml
 
+from palimpsest.config.keys import leaves
 from palimpsest.config.yaml_text import first_line, read
 from palimpsest.evaluation.episode_files import EPISODES
-from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, SUMMARY, leaves
+from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, SUMMARY
 from palimpsest.files import read_regular
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
-from palimpsest.runs.jsonl_rows import is_number, whole
+from palimpsest.runs.jsonl_rows import is_number, whole, with_number
 from palimpsest.runs.resume_rules import EVENTS, resume_command
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
-from palimpsest.viewer.records.alarms import Alarm, Watched, alarms
-from palimpsest.viewer.records.run_status import (
-    Status,
-    Tails,
-    events_since,
-    names_of,
-    rows_since,
-    seconds_left,
-    spark,
-    status_of_run,
-)
+from palimpsest.viewer.records.run_status import Alarm, Row, RowFiles, Status, Watched, alarms, mean_of, status_of_run
 from palimpsest.viewer.records.sources import Source, SourceKind, gone, last_change, leads_out, updated
 
 REWARD = "reward/mean"
@@ -51,7 +43,7 @@ class RunFacts:
     """Facts of sources, with their rows remembered. Threads may share it."""
 
     def __init__(self) -> None:
-        self.tails = Tails()
+        self.files = RowFiles()
         self._configs: dict[Path, tuple[int, dict[str, Any], str | None]] = {}
         self._lock = threading.Lock()
 
@@ -62,20 +54,13 @@ class RunFacts:
             "kind": source.kind,
             "name": source.name,
             "updated": updated(source),
-            "alarm": None,
             "accuracy": _accuracy(source) if source.kind is SourceKind.EVALUATION else [],
+            **dict.fromkeys(("alarm", "recipe", "step", "steps", "reward_now")),
+            "reward": [],
         }
         if source.kind is not SourceKind.RUN:
-            return {
-                **known,
-                "status": _status_of_files(source),
-                "recipe": None,
-                "step": None,
-                "steps": None,
-                "reward": [],
-                "reward_now": None,
-            }
-        metrics, config = self.tails.rows(source.path / METRICS), self.config(source)
+            return {**known, "status": _status_of_files(source)}
+        metrics, config = self.files.rows(source.path / METRICS), self.config(source)
         worst = next((alarm for alarm in self.alarms(source) if alarm.severity != "advice"), None)
         return {
             **known,
@@ -100,10 +85,10 @@ class RunFacts:
         known["summary"] = read_object(source.path / SUMMARY) if source.path.is_dir() else None
         if source.kind is not SourceKind.RUN:
             return known
-        timings = self.tails.rows(source.path / TIMINGS)
+        timings = self.files.rows(source.path / TIMINGS)
         return {
             **known,
-            "metrics": names_of(self.tails.rows(source.path / METRICS)),
+            "metrics": names_of(self.files.rows(source.path / METRICS)),
             "checkpoints": [path.name for path in checkpoint_paths(source.path / CHECKPOINTS)],
             "seconds_left": seconds_left(timings, row["step"], row["steps"]),
             "records": (source.path / TRAJECTORIES).is_dir(),
@@ -111,11 +96,11 @@ class RunFacts:
 
     def alarms(self, source: Source) -> list[Alarm]:
         """Of a run, the worst first."""
-        timings = self.tails.rows(source.path / TIMINGS)
+        timings = self.files.rows(source.path / TIMINGS)
         status = self.status(source)
         return alarms(
             Watched(
-                self.tails.rows(source.path / METRICS),
+                self.files.rows(source.path / METRICS),
                 timings,
                 status,
                 last_change([source.path / METRICS, source.path / EVENTS]),
@@ -127,7 +112,7 @@ class RunFacts:
     def status(self, source: Source) -> Status:
         """Of a run."""
         steps = steps_of(self.config(source))
-        rows = [self.tails.rows(source.path / name) for name in (METRICS, EVENTS)]
+        rows = [self.files.rows(source.path / name) for name in (METRICS, EVENTS)]
         return status_of_run(source.path, rows[0], rows[1], steps)
 
     def config(self, source: Source) -> dict[str, Any]:
@@ -164,22 +149,14 @@ class RunFacts:
                 self._configs[path] = changed, *_config_in(path)
             return self._configs[path][1:]
 
-    def metrics(self, source: Source, since: int, keys: Collection[str] | None) -> dict[str, Any]:
-        path = self._there(source) / METRICS
-        return {**rows_since(self.tails.rows(path), since, keys), "file": self.tails.identity(path)}
-
-    def timings(self, source: Source, since: int) -> dict[str, Any]:
-        path = self._there(source) / TIMINGS
-        return {**rows_since(self.tails.rows(path), since), "file": self.tails.identity(path)}
-
-    def events(self, source: Source, since: int) -> dict[str, Any]:
-        path = self._there(source) / EVENTS
-        return {**events_since(self.tails.rows(path), since), "file": self.tails.identity(path)}
-
-    def _there(self, source: Source) -> Path:
+    def rows(self, source: Source, name: str, since: int, keys: Collection[str] | None = None) -> dict[str, Any]:
+        """What came of a run's `metrics`, `timings` or `events` since a step, or behind so many events."""
         if not source.path.exists():
             raise gone(source)
-        return source.path
+        path = source.path / {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}[name]
+        rows = self.files.rows(path)
+        found = events_since(rows, since) if name == "events" else rows_since(rows, since, keys)
+        return {**found, "file": self.files.identity(path)}
 
 
 def _linked_out(source: Source) -> str | None:
@@ -214,9 +191,8 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def _summary_of(source: Source) -> dict[str, Any]:
-    """Of an evaluation, or of that which was rescored; empty until it ends."""
-    summary = read_object(source.path / SUMMARY) or {}
-    return read_object(source.path.parent.parent / SUMMARY) or {} if "rescored_from" in summary else summary
+    """Of an evaluation; empty until it ends."""
+    return read_object(source.path / SUMMARY) or {}
 
 
 def _text(value: object) -> str | None:
@@ -272,3 +248,63 @@ def _is_bounded(value: object) -> bool:
         if not (level := inner):
             return True
     return False
+
+
+# ---- A run's rows as the page asks for them ------------------------------------------------------------------
+
+
+SPARK = 60
+"""Points of a spark line."""
+_STAGES = ("rollout_s", "learn_s")
+
+
+def rows_since(rows: Sequence[Row], since: int, keys: Collection[str] | None = None) -> dict[str, Any]:
+    """Rows of steps after `since`, with `keys` alone where they are given; `next` is what to ask with next time.
+
+    >>> rows_since([{"step": 1, "a": 2.0, "b": 0.0}, {"step": 2, "a": 3.0}], 1, ["a"])
+    {'rows': [{'step': 2, 'a': 3.0}], 'next': 2, 'last': 2}
+    """
+    steps = [whole(row, "step", -1) for row in rows]
+    fresh = [row for row, step in zip(rows, steps, strict=True) if step > since]
+    last = max(steps, default=-1)
+    return {"rows": [_chosen(row, keys) for row in fresh], "next": max(last, since), "last": last}
+
+
+def events_since(rows: Sequence[Row], since: int) -> dict[str, Any]:
+    """Events behind the first `since`, with their number in the file.
+
+    >>> events_since([{"kind": "started"}, {"kind": "saved"}], 1)
+    {'rows': [{'number': 1, 'kind': 'saved'}], 'next': 2, 'last': 2}
+    """
+    fresh = [{"number": number, **row} for number, row in enumerate(rows) if number >= since]
+    return {"rows": fresh, "next": len(rows), "last": len(rows)}
+
+
+def spark(rows: Sequence[Row], key: str, points: int = SPARK) -> list[float]:
+    """`key` over the run, as the means of at most `points` pieces of it.
+
+    >>> spark([{"step": 1, "r": 0.0}, {"step": 2, "r": 1.0}, {"step": 3, "r": 3.0}, {"step": 4, "r": 5.0}], "r", 2)
+    [0.5, 4.0]
+    """
+    values = [float(row[key]) for row in with_number(rows, key)]
+    size = math.ceil(len(values) / points) or 1
+    pieces = [values[start : start + size] for start in range(0, len(values), size)]
+    return [mean_of(piece) for piece in pieces]
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """Every metric that a row has as a number, by name."""
+    return sorted({name for row in rows for name, value in row.items() if name != "step" and is_number(value)})
+
+
+def seconds_left(timings: Sequence[Row], done: int, steps: int | None) -> float | None:
+    """Of the steps to come, at the pace of the last twenty; None where nothing is known."""
+    paces = [sum(float(row[stage]) for stage in _STAGES if is_number(row.get(stage))) for row in timings[-20:]]
+    paces = [pace for pace in paces if pace > 0]
+    if steps is None or not paces or done >= steps:
+        return None
+    return (steps - done) * sum(paces) / len(paces)
+
+
+def _chosen(row: Mapping[str, Any], keys: Collection[str] | None) -> dict[str, Any]:
+    return dict(row) if keys is None else {key: row[key] for key in ("step", *keys) if key in row}

@@ -4,10 +4,10 @@ A piece is a frame of a .zst (rollout/trajectory_file.py) or some megabytes of l
 is a source if its first line is an episode; a file that a user names always is one.
 
 Guaranteed: files are only read, and nothing is created; a source keeps its key while the library exists; a folder that
-is gone stays known, so that a page can report it; several links to one target are one source; a link that leads out of
-a run's or evaluation's folder is not followed; of more than `MOST` the newest are listed and the rest counted; a cut or
-invalid piece is reported and never read; at most `MOST_BYTES` of a frame, a line or a group of a plain file are held,
-whatever a header claims.
+is gone stays known, so that a page can report it; several links to one target are one source; a link out of a run's or
+evaluation's folder, or out of the folder that was named, is not followed; of more than `MOST` the newest are listed and
+the rest counted; a cut or invalid piece is reported and never read; at most `MOST_BYTES` of a frame, a line or a group
+of a plain file are held, whatever a header claims.
 Not covered: anything more than `DEPTH` folders below a given path; other files next to those of a run or evaluation.
 """
 
@@ -18,7 +18,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,7 +44,7 @@ from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS
 MOST_BYTES = 256 << 20
 """Of a frame's content."""
 _STEP = 4 << 20
-"""Bytes that are unpacked, or searched for the next line, at once."""
+"""Bytes that are unpacked at once."""
 _SNIFFED = 64 << 10
 _RAW_LINES = 4 << 20
 """Bytes of whole lines that a piece of a plain file has at least."""
@@ -116,32 +116,8 @@ def _begins(path: Path, size: int, changed: int) -> bool:
     return _KEYS.search(data) is not None
 
 
-def next_line(content: bytes, start: int) -> tuple[int, int]:
-    """[start, end) of the first line behind `start` that isn't blank, its newline included; what was searched without
-    one is empty, [end, end).
-
-    >>> next_line(b"\\n\\n{}\\n", 0), next_line(b"\\n \\n", 0)
-    ((2, 5), (3, 3))
-    """
-    found = _TEXT.search(content, start, start + _STEP)
-    if found is None:
-        end = min(start + _STEP, len(content))
-        return end, end
-    end = content.find(b"\n", found.start())
-    return found.start(), len(content) if end < 0 else end + 1
-
-
-def without_blank_lines(content: bytes) -> bytes:
-    """
-    >>> without_blank_lines(b"\\n{}\\n\\n \\n{}\\n")
-    b'{}\\n{}\\n'
-    """
-    return _BLANK.sub(b"\n", content).lstrip() if _BLANK.search(content) else content
-
-
 _KEYS = re.compile(rb'"(?:group_id|before_turn)":')
 """A line has the first of them among its first keys, unless events that have the other stand before it."""
-_TEXT, _BLANK = re.compile(rb"\S"), re.compile(rb"\n\s+")
 
 
 def _unpacked(data: bytes) -> bytes:
@@ -311,7 +287,7 @@ def found_in(path: Path) -> Iterator[tuple[SourceKind, Path]]:
         return
     if path.name in _INNER and (path.parent / CONFIG).is_file():
         path = path.parent
-    yield from _walked(path, DEPTH)
+    yield from _walked(path, path, DEPTH)
 
 
 def is_record(path: Path) -> bool:
@@ -319,34 +295,30 @@ def is_record(path: Path) -> bool:
     return path.name.endswith((".jsonl", ".jsonl.zst")) and path.name not in _NO_RECORDS
 
 
-def _walked(folder: Path, depth: int) -> Iterator[tuple[SourceKind, Path]]:
+def _walked(folder: Path, within: Path, depth: int) -> Iterator[tuple[SourceKind, Path]]:
+    """What is in a folder that is itself inside `within`: no link out of that is followed."""
     is_run, is_evaluation = (folder / CONFIG).is_file(), (folder / SAMPLES).is_file()
     if is_run:
         yield SourceKind.RUN, folder
     elif is_evaluation:
         yield SourceKind.EVALUATION, folder
     else:
-        yield from ((SourceKind.RECORD, file) for file in _records(folder))
+        files = (each for each in _entries(folder, within) if is_record(each) and each.is_file())
+        yield from ((SourceKind.RECORD, file) for file in files if begins_with_an_episode(file))
     if depth == 0:
         return
-    for inner in _folders(folder):
-        held = is_run and inner.name in _INNER
-        if not held and not ((is_run or is_evaluation) and leads_out(folder, inner)):
-            yield from _walked(inner, depth - 1)
+    within = folder if is_run or is_evaluation else within
+    for inner in _entries(folder, within):
+        if inner.is_dir() and not (is_run and inner.name in _INNER):
+            yield from _walked(inner, within, depth - 1)
 
 
-def _folders(folder: Path) -> list[Path]:
-    return _entries(folder, Path.is_dir)
-
-
-def _records(folder: Path) -> list[Path]:
-    return _entries(folder, lambda path: is_record(path) and path.is_file() and begins_with_an_episode(path))
-
-
-def _entries(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
-    """What is wanted of a folder and isn't hidden, by name, links last; nothing where it can't be read."""
+def _entries(folder: Path, within: Path) -> list[Path]:
+    """What is in a folder, by name, links last, without what is hidden or leads out of `within`; nothing where it
+    can't be read."""
     try:
-        found = [each for each in folder.iterdir() if not each.name.startswith(".") and wanted(each)]
+        shown = (each for each in folder.iterdir() if not each.name.startswith("."))
+        found = [each for each in shown if not each.is_symlink() or not leads_out(within, each)]
         return sorted(found, key=lambda each: (each.is_symlink(), each.name))
     except OSError:
         return []

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import groupby
 from typing import Any
@@ -22,11 +22,17 @@ from palimpsest.events import Replayed
 from palimpsest.metrics.reading_trace import Text
 from palimpsest.text.sentences import flat, stands_in
 from palimpsest.types import RESULT, Turn
-from palimpsest.viewer.analysis.context_blocks import Block, Deleted, Freed, context_blocks, freed
 from palimpsest.viewer.analysis.episode_timeline import Evidence, Story
-from palimpsest.viewer.analysis.event_labels import STATES, in_words, marks, replayed_in_words
-from palimpsest.viewer.analysis.word_origins import Blamed, blame
-from palimpsest.viewer.screens.group_screen import grade_value, problem_value
+from palimpsest.viewer.analysis.event_labels import (
+    STATES,
+    Block,
+    context_blocks,
+    freed,
+    in_words,
+    marks,
+)
+from palimpsest.viewer.analysis.word_origins import blame
+from palimpsest.viewer.screens.group_screen import problem_value, rollout_value
 from palimpsest.viewer.screens.open_groups import Opened
 from palimpsest.viewer.screens.turn_screen import turn_at
 
@@ -167,19 +173,12 @@ def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
     write one; `context` is of agents with tools, else None.
     """
     story = opened.story(rollout)
-    trajectory, found = story.trajectory, fates(story)
+    found = fates(story)
     return {
-        "group": trajectory.group_id,
-        "rollout": rollout,
-        "number": trajectory.rollout,
+        **rollout_value(opened, rollout),
+        "group": story.trajectory.group_id,
         "rollouts": len(opened.group.trajectories),
         "problem": problem_value(opened.group.problem),
-        "outcome": trajectory.outcome.value,
-        "answer": trajectory.answer,
-        "answers": list(trajectory.answers),
-        "grade": grade_value(opened.group.grades[rollout]),
-        "advantage": opened.advantages.of_rollouts[rollout],
-        "advantage_is": opened.advantages.what,
         "kind": kind_of(story),
         "states": STATES,
         "turns": _turns(opened, rollout, found),
@@ -187,7 +186,6 @@ def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
         "fates": [_fate_value(number, fate, story) for number, fate in enumerate(found)],
         "context": _context(story) if kind_of(story) == "tools" else None,
         "before": [in_words(event) for event in story.events_after[0] if not isinstance(event.what, Replayed)],
-        "replayed": None if story.replayed is None else replayed_in_words(story.replayed),
         "readable": story.readable,
     }
 
@@ -223,7 +221,7 @@ def blame_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
         "turn": turn,
         "after": story.steps[number].turn,
         "text": story.words(story.steps[number].after).text,
-        "spans": [_blamed_value(each) for each in blame(story, number)],
+        "spans": [asdict(each) for each in blame(story, number)],
     }
 
 
@@ -304,40 +302,13 @@ def _ranges(turns: Sequence[int], among: Sequence[int]) -> list[list[int]]:
     return [[run[0], run[-1]] for run in found]
 
 
-def _blamed_value(each: Blamed) -> dict[str, Any]:
-    return {
-        "text": each.text,
-        "characters": list(each.characters),
-        "tokens": list(each.tokens),
-        "turn": each.turn,
-        "age": each.age,
-        "origin": each.origin.value,
-        "offset": each.offset,
-        "source": None if each.source is None else {"name": each.source.name, "characters": each.source.characters},
-    }
-
-
 def _context(story: Story) -> dict[str, Any]:
     return {
         "turns": [[_block_value(block) for block in blocks] for blocks in context_blocks(story)],
-        "freed": [_freed_value(each) for each in freed(story)],
+        "freed": [asdict(each) for each in freed(story)],
     }
 
 
 def _block_value(block: Block) -> dict[str, Any]:
     start, end = block.tokens
     return {"kind": block.kind, "start": start, "tokens": end - start, "turn": block.turn, "id": block.id}
-
-
-def _freed_value(each: Freed) -> dict[str, Any]:
-    return {
-        "turn": each.turn,
-        "how": each.how,
-        "tokens": each.tokens,
-        "deleted": [_deleted_value(one) for one in each.deleted],
-    }
-
-
-def _deleted_value(one: Deleted) -> dict[str, Any]:
-    again = None if one.again is None else {"turn": one.again.turn, "how": one.again.how}
-    return {"id": one.id, "tokens": one.tokens, "again": again}

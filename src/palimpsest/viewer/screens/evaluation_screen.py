@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from palimpsest.errors import RunError
-from palimpsest.evaluation.pairing import ProblemCell, cell_of
-from palimpsest.evaluation.sample_log import ASKED, SAMPLES, Logged, Sample, logs_below, read_log
+from palimpsest.evaluation.comparison import cell_at_length, labelled
+from palimpsest.evaluation.sample_log import ASKED, SAMPLES, Cell, Logged, Sample, logs_below, read_log
 from palimpsest.evaluation.summary import accuracy_of
 from palimpsest.viewer.records.recorded_episodes import player_of
 from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, kept_inside
@@ -83,28 +84,24 @@ EpisodePlaces = Mapping[tuple[str, str, int], tuple[int, int]]
 
 
 def evaluation_view(
-    logs: Sequence[tuple[str, Logged]], places: EpisodePlaces, titles: Mapping[str, str] | None = None
+    logs: Sequence[tuple[str, Logged]], places: EpisodePlaces, titles: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the API says of an evaluation; `titles`: what the sets of a quickstart are called."""
+    """What the API says of an evaluation; `titles`: what the players of a quickstart are called."""
     titles = titles or {}
-    items: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    first: dict[tuple[str, str, str], Sample] = {}
+    items: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    first: dict[tuple[str, str], Sample] = {}
     samples = [sample for _, log in logs for sample in log.samples]
     for name, log in logs:
         for sample in log.samples:
-            key = (name, sample.name, sample.id)
+            key = (name, sample.group_id)
             first.setdefault(key, sample)
             items.setdefault(key, []).append(_draw(sample, name, places))
-    rows = [
-        {**_item(first[key], key[0], titles), "draws": draws, "disagree": disagreement(draws)}
+    told = [
+        (first[key], {**_item(first[key], key[0], titles), "draws": draws, "disagree": disagreement(draws)})
         for key, draws in items.items()
     ]
-    order = {
-        cell: place for place, cell in enumerate(sorted({cell_of(sample) for sample in first.values()}, key=_rank))
-    }
-    rows.sort(
-        key=lambda row: (-row["disagree"], order[ProblemCell(row["set"], -1 if row["size"] is None else row["size"])])
-    )
+    told.sort(key=lambda each: (-each[1]["disagree"], cell_at_length(each[0]).order))
+    rows = [row for _, row in told]
     return {
         "rows": rows,
         "cells": parts_view(samples, titles),
@@ -133,18 +130,17 @@ def disagreement(draws: Sequence[Mapping[str, Any]]) -> int:
 def _item(sample: Sample, log: str, titles: Mapping[str, str]) -> dict[str, Any]:
     return {
         "log": log,
-        "set": sample.name,
-        "label": cell_of(sample).set_by(titles),
+        **asdict(sample.cell),
+        "label": labelled(sample.cell, sample.cell.part, titles),
         "id": sample.id,
-        "size": sample.size,
+        "length": sample.length,
         "question": sample.question[:_TEXT],
         "golds": [gold[:_TEXT] for gold in sample.answers[:4]],
-        "baseline": sample.baseline,
     }
 
 
 def _draw(sample: Sample, log: str, places: EpisodePlaces) -> dict[str, Any]:
-    place = places.get((log, f"{sample.name}/{sample.id}", sample.draw))
+    place = places.get((log, sample.group_id, sample.draw))
     return {
         "draw": sample.draw,
         "answer": None if sample.answer is None else sample.answer[:_TEXT],
@@ -161,29 +157,22 @@ def _draw(sample: Sample, log: str, places: EpisodePlaces) -> dict[str, Any]:
     }
 
 
-def _rank(cell: ProblemCell) -> tuple[str, int, str]:
-    """Task by task, shorter ones first."""
-    return cell.task, cell.size, cell.set
-
-
 def parts_view(samples: Sequence[Sample], titles: Mapping[str, str]) -> list[dict[str, Any]]:
     """Accuracy of each part by each player, shorter ones first within a task; of all episodes, recorded or not."""
-    parts: dict[tuple[ProblemCell, str | None], list[Sample]] = {}
+    parts: dict[Cell, list[Sample]] = {}
     for sample in samples:
-        parts.setdefault((cell_of(sample), sample.baseline), []).append(sample)
+        parts.setdefault(cell_at_length(sample), []).append(sample)
     told = []
-    for (cell, baseline), own in sorted(
-        parts.items(), key=lambda each: (each[0][0].task, each[0][0].size, each[0][1] or "")
-    ):
+    for cell, own in sorted(parts.items(), key=lambda each: each[0].order):
         accuracy = accuracy_of(own)
         told.append(
             {
                 "set": cell.set,
-                "task": cell.task_by(titles),
-                "size": None if cell.size < 0 else cell.size,
-                "label": cell.label_by(titles),
-                "baseline": baseline,
-                "player": player_of(baseline),
+                "task": cell.task,
+                "size": cell.size,
+                "label": cell.part,
+                "baseline": cell.baseline,
+                "player": player_of(cell, titles),
                 "problems": len({sample.id for sample in own}),
                 "episodes": len(own),
                 "ungraded": sum(sample.value is None for sample in own),

@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from palimpsest.types import Grade, Problem
+from palimpsest.types import Problem
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.event_labels import marks, replayed_in_words
-from palimpsest.viewer.analysis.prefix_forest import GroupForest, prefix_forest
+from palimpsest.viewer.analysis.prefix_forest import GroupForest, prefix_forest, tokens_of
 from palimpsest.viewer.screens.open_groups import Opened
 
 _MOST = 5_000_000  # tokens of prompts and completions of which a forest is made: some seconds
@@ -53,29 +53,32 @@ def problem_value(problem: Problem) -> dict[str, Any]:
     }
 
 
-def grade_value(grade: Grade) -> dict[str, Any]:
-    """A grade."""
+def rollout_value(opened: Opened, place: int) -> dict[str, Any]:
+    """How an episode ended, and what that was worth."""
+    story, grade = opened.story(place), opened.group.grades[place]
     return {
-        "value": grade.value,
-        "reason": grade.reason,
-        "breakdown": dict(grade.breakdown),
-        "per_turn": None if grade.per_turn is None else list(grade.per_turn),
+        "rollout": place,
+        "number": story.trajectory.rollout,
+        "replayed": None if story.replayed is None else replayed_in_words(story.replayed),
+        "outcome": story.trajectory.outcome.value,
+        "answer": story.trajectory.answer,
+        "answers": list(story.trajectory.answers),
+        "grade": {
+            "value": grade.value,
+            "reason": grade.reason,
+            "breakdown": dict(grade.breakdown),
+            "per_turn": None if grade.per_turn is None else list(grade.per_turn),
+        },
+        "advantage": opened.advantages.of_rollouts[place],
+        "advantage_is": opened.advantages.what,
     }
 
 
 def _rollout(opened: Opened, place: int, story: Story) -> dict[str, Any]:
-    trajectory = story.trajectory
     return {
-        "rollout": place,
-        "number": trajectory.rollout,
-        "replayed": None if story.replayed is None else replayed_in_words(story.replayed),
-        "outcome": trajectory.outcome.value,
-        "answer": trajectory.answer,
-        "answers": list(trajectory.answers),
-        "grade": grade_value(opened.group.grades[place]),
-        "advantage": opened.advantages.of_rollouts[place],
-        "turns": len(trajectory.turns),
-        "tokens": sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns),
+        **rollout_value(opened, place),
+        "turns": len(story.trajectory.turns),
+        "tokens": tokens_of(story.trajectory),
         "cells": [_cell(story, number) for number in range(len(story.steps))],
     }
 
@@ -112,7 +115,7 @@ def _parts(rows: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 def _forest(opened: Opened) -> dict[str, Any]:
     trajectories = opened.group.trajectories
-    tokens = sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for one in trajectories for turn in one.turns)
+    tokens = sum(map(tokens_of, trajectories))
     if tokens > _MOST:
         return {"left_out": f"{tokens} tokens: a forest is drawn of up to {_MOST}"}
     try:

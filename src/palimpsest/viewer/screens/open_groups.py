@@ -20,7 +20,7 @@ from palimpsest.errors import DataError
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group
 from palimpsest.viewer.analysis.episode_timeline import Story
-from palimpsest.viewer.analysis.prefix_forest import Advantages, Computed, advantages, computed, trained_rows
+from palimpsest.viewer.analysis.prefix_forest import Advantages, Computed, advantages, computed, tokens_of, trained_rows
 from palimpsest.viewer.analysis.token_words import Spelling, SpeltTexts
 from palimpsest.viewer.analysis.word_origins import Unfounded
 from palimpsest.viewer.records.recorded_episodes import MOST_TURNS, Decoders, Records, record_path, run_of
@@ -103,7 +103,7 @@ class OpenedGroups:
         with kept.lock:
             if kept.opened is None:
                 kept.opened = self._open(source, step, place, key)
-                kept.tokens = _tokens(kept.opened.group)
+                kept.tokens = sum(map(tokens_of, kept.opened.group.trajectories))
                 self._shrink()
             try:
                 return at(kept.opened)
@@ -151,8 +151,3 @@ class OpenedGroups:
             )
         except ValidationError:
             return None
-
-
-def _tokens(group: Group) -> int:
-    turns = (turn for trajectory in group.trajectories for turn in trajectory.turns)
-    return sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in turns)

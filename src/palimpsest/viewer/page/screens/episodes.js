@@ -13,11 +13,11 @@ import { virtualTable } from "../table.js";
 const BINS = 20;
 const AXES = { reward: "reward", group: "group", turns: "turns", prompt_tokens: "tokens read", sampled_tokens: "tokens sampled", retention: "evidence kept", invention: "invented" };
 const MEASURED = ["retention", "invention"];
-const AGENT = "agent", EVERYONE = "all";
+const EVERYONE = "all";
 
 export async function show(main, place) {
   const path = asked(place);
-  const state = { rows: [], scored: null, share: 1, torn: null, more: true, measures: new Map(), asked: new Set(), stopped: false };
+  const state = { rows: [], scored: null, torn: null, measures: new Map(), asked: new Set(), stopped: false };
   const query = { ...place.query };
   const parts = layout(main, place);
   let table = null; // its columns follow from the first answer
@@ -35,21 +35,17 @@ export async function show(main, place) {
   parts.outcome.addEventListener("change", () => set({ outcome: parts.outcome.value || null }));
   for (const axis of ["x", "y"]) parts[axis].addEventListener("change", () => set({ [axis]: parts[axis].value }));
   parts.clear.addEventListener("click", () => set(unfiltered));
-  parts.player.addEventListener("change", () => set({ player: parts.player.value === AGENT ? null : parts.player.value }));
+  parts.player.addEventListener("change", () => set({ player: parts.player.value === agent() ? null : parts.player.value }));
   load().catch((error) => (parts.notice.append(el("div", { class: "notice notice-bad", role: "alert" }, error.message)), (state.more = false)));
   get(path + "/decoder").then((told) => told.why && parts.notice.append(el("div", { class: "notice notice-warn" }, told.why))).catch(() => null);
   steps();
 
   async function load() {
-    let next = 0;
-    while (!state.stopped && state.more) {
-      const told = await get(path + "/episodes?from=" + next);
-      for (const row of told.rows) state.rows.push(row);
-      Object.assign(state, { scored: told.parts || null, share: told.share, torn: told.torn, more: told.more });
-      next = told.next;
-      table ??= virtualTable(parts.table, { columns: columns(place, state), onsort: sortBy, onwindow: (rows) => measure(rows), label: "Episodes" });
-      draw();
-    }
+    const told = await get(path + "/episodes");
+    if (state.stopped) return;
+    Object.assign(state, { rows: told.rows, scored: told.parts || null, torn: told.torn });
+    table = virtualTable(parts.table, { columns: columns(place, state), onsort: sortBy, onwindow: (rows) => measure(rows), label: "Episodes" });
+    draw();
   }
 
   async function steps() {
@@ -85,7 +81,13 @@ export async function show(main, place) {
 
   // Of an evaluation the agent's episodes, unless another player is chosen.
   function player() {
-    return query.player || (state.scored && state.scored.some((part) => part.player === AGENT) ? AGENT : EVERYONE);
+    return query.player || agent();
+  }
+
+  // Everyone where several agents played.
+  function agent() {
+    const names = new Set((state.scored || []).filter((part) => !part.baseline).map((part) => part.player));
+    return names.size === 1 ? [...names][0] : EVERYONE;
   }
 
   function players() {
@@ -100,7 +102,7 @@ export async function show(main, place) {
 
   function unrecorded() {
     const all = state.scored.reduce((sum, part) => sum + part.episodes, 0), held = state.rows.filter((row) => row.part !== null).length;
-    if (state.more || held >= all) return "";
+    if (held >= all) return "";
     return el("p", { class: "soft" }, `${num(held)} of ${num(all)} episodes were recorded; everything below is of those. By default an evaluation records the episodes that went wrong (evaluation.record=all records every one).`);
   }
 
@@ -137,12 +139,12 @@ export async function show(main, place) {
     const ungraded = shown.filter((row) => row.reward === null).length;
     const rewards = shown.filter((row) => row.reward !== null).map((row) => row.reward);
     const of = state.scored ? `recorded episodes in ${num(groups)} groups (${player() === EVERYONE ? "agent and baselines" : player()})` : `episodes in ${num(groups)} groups`;
-    const told = [`${num(shown.length)} of ${num(state.rows.length)} ${of}`, state.scored ? null : `mean reward ${num(mean(rewards))}`, ungraded ? `${num(ungraded)} without a grade` : null, state.more ? `reading, ${Math.round(100 * state.share)} %…` : null];
+    const told = [`${num(shown.length)} of ${num(state.rows.length)} ${of}`, state.scored ? null : `mean reward ${num(mean(rewards))}`, ungraded ? `${num(ungraded)} without a grade` : null];
     clear(parts.count).append(told.filter(Boolean).join(" · "));
     parts.clear.hidden = !["outcome", "from", "q", "group", "player"].some((key) => key in query);
     clear(parts.torn).append(state.torn ? el("div", { class: "notice notice-bad", role: "alert" }, state.torn) : "");
     const wanted = [query.sort && query.sort.replace(/^-/, ""), parts.x.value, parts.y.value].some((name) => MEASURED.includes(name));
-    if (wanted && !state.more) everything();
+    if (wanted) everything();
   }
 
   // As wide as there is room, so that their words keep their size.

@@ -11,11 +11,10 @@ import { virtualTable } from "../table.js";
 const SHOWS = { all: "every problem", disagree: "judge and strings disagree", differ: "draws differ", wrong: "wrong", right: "right", ungraded: "without a grade" };
 
 export async function show(main, place) {
-  const at = asked(place) + "/items";
-  let told = await get(at);
+  const told = await get(asked(place) + "/items");
   const query = { ...place.query };
-  const sets = new Map(told.rows.map((row) => [row.set, row.label]));
-  const choose = el("select", { "aria-label": "Set", onchange: () => set({ set: choose.value || null }) }, el("option", { value: "" }, "every set"), [...sets].map(([name, label]) => el("option", { value: name }, label)));
+  const sets = new Set(told.rows.map((row) => row.label));
+  const choose = el("select", { "aria-label": "Set", onchange: () => set({ set: choose.value || null }) }, el("option", { value: "" }, "every set"), [...sets].map((name) => el("option", { value: name }, name)));
   const which = el("select", { "aria-label": "Which problems", onchange: () => set({ show: which.value === "all" ? null : which.value }) }, Object.entries(SHOWS).map(([key, words]) => el("option", { value: key }, words)));
   const search = el("input", { type: "search", placeholder: "Search…", "aria-label": "Search", value: query.q || "", oninput: () => set({ q: search.value || null }) });
   const count = el("p", { class: "soft about", "aria-live": "polite" });
@@ -27,15 +26,6 @@ export async function show(main, place) {
   const table = virtualTable(holder, { columns: columns(place, told), onsort: (name) => set({ sort: query.sort === "-" + name ? name : "-" + name }), label: "Problems" });
   on(main, "/", "search", () => search.focus());
   draw();
-  rest();
-
-  // Links to episodes come as their file is read.
-  async function rest() {
-    while (told.more && holder.isConnected) {
-      told = await get(at);
-      draw();
-    }
-  }
 
   function set(changes) {
     Object.assign(query, changes);
@@ -49,7 +39,7 @@ export async function show(main, place) {
     which.value = query.show || "all";
     const shown = ordered(told.rows.filter((row) => kept(row, query)), query.sort);
     const draws = shown.flatMap((row) => row.draws), recorded = draws.filter((draw) => draw.episode).length;
-    const missing = recorded < draws.length && !told.more ? ` · ${num(recorded)} of ${num(draws.length)} episodes were recorded (evaluation.record=all records every one)` : "";
+    const missing = recorded < draws.length ? ` · ${num(recorded)} of ${num(draws.length)} episodes were recorded (evaluation.record=all records every one)` : "";
     clear(count).append(`${num(shown.length)} of ${num(told.rows.length)} problems${missing}`);
     table.draw(shown, query.sort);
   }
@@ -61,7 +51,7 @@ const valueOf = (row) => mean(row.draws.map((draw) => draw.value).filter((value)
 
 function kept(row, query) {
   const value = valueOf(row), text = (query.q || "").toLowerCase();
-  if (query.set && row.set !== query.set) return false;
+  if (query.set && row.label !== query.set) return false;
   if (query.show === "disagree" && row.disagree !== 2) return false;
   if (query.show === "differ" && new Set(row.draws.map((draw) => draw.value)).size < 2) return false;
   if (query.show === "wrong" && !(value !== null && value < 0.5)) return false;
@@ -73,7 +63,7 @@ function kept(row, query) {
 function ordered(rows, sort) {
   if (!sort) return rows;
   const name = sort.replace(/^-/, ""), sign = sort[0] === "-" ? -1 : 1;
-  const of = { value: valueOf, size: (row) => row.size, tokens: (row) => row.draws[0].tokens, set: (row) => row.set, disagree: (row) => row.disagree };
+  const of = { value: valueOf, length: (row) => row.length, tokens: (row) => row.draws[0].tokens, set: (row) => row.label, disagree: (row) => row.disagree };
   if (!Object.hasOwn(of, name)) return rows;
   return [...rows].sort((a, b) => (of[name](a) < of[name](b) ? -1 : of[name](a) > of[name](b) ? 1 : 0) * sign);
 }
@@ -94,7 +84,7 @@ function columns(place, told) {
   const judge = told.judged ? [{ name: "disagree", title: "Judge", sort: true, width: "6rem", cell: (row) => [row.draws.map((draw) => mark(draw.judge, "judge")), row.disagree === 2 ? el("span", { class: "flag", title: "judge and strings disagree" }, " ≠") : null] }] : [];
   return [
     { name: "set", title: "Set", sort: true, width: "minmax(6rem,1fr)", cell: (row) => el("span", { title: row.id }, row.label) },
-    { name: "size", title: "Length", sort: true, number: true, width: "3.4rem", cell: (row) => num(row.size) },
+    { name: "length", title: "Length", sort: true, number: true, width: "3.4rem", cell: (row) => num(row.length) },
     { name: "value", title: "Draws", sort: true, width: "4rem", cell: (row) => row.draws.slice(0, 12).map((draw) => (draw.episode && heldPlace({ run: place.run, ...draw.episode }) ? el("a", { href: link({ screen: "episode", run: place.run, ...draw.episode }), "aria-label": "open draw " + draw.draw }, mark(draw.value, "draw " + draw.draw)) : mark(draw.value, "draw " + draw.draw))) },
     ...judge, ...strings,
     { name: "question", title: "Question", width: "minmax(10rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },

@@ -223,13 +223,12 @@ async function evaluated(holder, path, facts) {
   return lengths(parts, told.cells);
 }
 
-// Accuracy by length with 95% intervals: a line a task, dashed for what was played beside the agent.
+// Accuracy by length with 95% intervals: a line per task and player, dashed for baselines.
 function lengths(holder, cells) {
-  const several = new Set(cells.filter((cell) => !cell.baseline).map((cell) => cell.task)).size > 1, lines = new Map();
+  const several = new Set(cells.map((cell) => cell.task)).size > 1, lines = new Map();
   for (const cell of cells.filter((each) => each.size !== null && each.mean !== null)) {
-    const own = cell.baseline && cell.task.endsWith(", " + cell.baseline) ? cell.task.slice(0, -cell.baseline.length - 2) : cell.task;
-    const name = several ? (cell.baseline ? `${own}, ${cell.player}` : own) : cell.player;
-    if (!lines.has(name)) lines.set(name, { name, points: [], band: [], marks: true, dashed: Boolean(cell.baseline) });
+    const name = several ? `${cell.task}, ${cell.player}` : cell.player;
+    if (!lines.has(name)) lines.set(name, { name, points: [], band: [], marks: true, dashed: cell.baseline });
     lines.get(name).points.push([cell.size, cell.mean]);
     lines.get(name).band.push([cell.size, cell.low, cell.high]);
   }

@@ -1,4 +1,4 @@
-"""Presets of benchmarks with protocols of their own, played to the end against scripted endpoints."""
+"""Protocols of benchmarks, played to the end against scripted endpoints."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from palimpsest.reward.judge.model_judge import system_prompt
 from support.endpoint_server import Server, endpoint_server
 from support.judge_server import case_of, judge_server, verdict
 
+BUDGETS = {"chunk_size": 1024, "memory_tokens": 256, "answer_tokens": 256}
+"""That the endpoint's window of 4,096 tokens holds."""
 CHAT = [
     [
         {"role": "user", "content": "I bought a car.", "time_anchor": "March-15-2024"},
@@ -46,8 +48,8 @@ def test_beam_is_worth_the_mean_over_the_points_of_its_rubrics(tiny_model_folder
         evaluation = library.evaluate(
             "served",
             tmp_path / "data",
-            preset="beam",
-            overrides={"reward.judge.url": judge.url, "reward.judge.model": "m"},
+            recipe="eval/beam",
+            overrides={**BUDGETS, "reward.judge.url": judge.url, "reward.judge.model": "m"},
             base_url=server.url,
             tokenizer=tiny_model_folder,
             baselines=False,
@@ -79,7 +81,8 @@ def test_eventqa_asks_each_question_on_a_reading_of_its_own_and_searches_the_who
         evaluation = library.evaluate(
             "served",
             tmp_path / "data",
-            preset="eventqa",
+            recipe="eval/eventqa",
+            overrides=BUDGETS,
             base_url=server.url,
             tokenizer=tiny_model_folder,
             baselines=False,
@@ -88,9 +91,7 @@ def test_eventqa_asks_each_question_on_a_reading_of_its_own_and_searches_the_who
     assert [sample.value for sample in evaluation] == [1.0, 0.0]
     assert [sample.answers for sample in evaluation] == [(events[0],), (events[1],)]
     (summary,) = evaluation.summaries
-    assert (summary.name, summary.problems, summary.clusters) == ("eventqa_65536", 2, 1)
-    assert evaluation.preset is not None
-    assert evaluation.preset["missing"] == ["eventqa_131072.jsonl", "eventqa_full.jsonl"]
+    assert (summary.cell.set, summary.problems, summary.clusters) == ("eventqa_65536", 2, 1)
     read = [body for body in server.asked if "Ann was there" in json.dumps(body)]
     assert len(read) == 2, "each question reads the text anew"
 
@@ -103,13 +104,14 @@ def test_babilong_is_read_as_its_authors_publish_it(tiny_model_folder: Path, tmp
         evaluation = library.evaluate(
             "served",
             tmp_path,
-            preset="babilong",
+            recipe="eval/babilong",
+            overrides=BUDGETS,
             base_url=server.url,
             tokenizer=tiny_model_folder,
             baselines=False,
             quiet=True,
         )
-    assert {sample.name: (sample.answers, sample.value) for sample in evaluation} == {
+    assert {sample.set: (sample.answers, sample.value) for sample in evaluation} == {
         "qa1_4k": (("garden",), 1.0),
         "qa1_1M": (("kitchen",), 0.0),
     }

@@ -1,0 +1,210 @@
+"""Regrading: the recorded answers of an evaluation under another reward, without a model (`eval --regrade DIR`).
+
+The answers in samples.jsonl are graded again and written as an evaluation of its own, by default to
+
+    DIR/regraded/NAME      samples.jsonl, evaluation.json and summary.json, as `palimpsest eval` writes them
+
+so that `palimpsest compare DIR DIR/regraded/NAME` shows what the reward changes. The verdicts of a judge are cached in
+DIR/judge.jsonl, which the evaluation uses too. Reward layers (penalties on turns) are left out, as in every evaluation.
+
+Guaranteed: the same reward gives the same values as in the evaluation; the same call again writes the same files; a
+folder that is no regrading is never overwritten; a sample without a grade (lost episode, no gold) stays ungraded with
+its reason.
+Not covered: rewards that need more than the answer, which are rejected by name, such as custom ones: the log holds no
+turns, memories or events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from palimpsest import files
+from palimpsest.app.config_resolution import Model, model_folder
+from palimpsest.app.evaluate.evaluation_result import Evaluation
+from palimpsest.config.load import Overrides, parse_config, split_overrides
+from palimpsest.config.reward import JUDGE_OPERATION, REWARDS, RewardConfig
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import ConfigError, DataError, RunError
+from palimpsest.evaluation.comparison import REGRADED
+from palimpsest.evaluation.sample_log import (
+    IDENTITY,
+    SAMPLES,
+    SUMMARY,
+    Sample,
+    encoded,
+    read_identity,
+    read_log,
+    read_object,
+    write_json,
+)
+from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.progress.reporter import Progress
+from palimpsest.reward.compose import shipped_answer, training_layers
+from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded
+from palimpsest.types import Outcome, Problem, Question, Trajectory
+
+_AT_ONCE = 256  # gradings under way; a judge bounds its own requests
+UNSET_URL = "http://unset.invalid/v1"
+"""Stands for the address of a judge, which is no part of an evaluation's identity."""
+
+
+async def regrade(
+    folder: Path, overrides: Overrides, *, model: Model | None = None, out: Path | None, progress: Progress
+) -> Evaluation:
+    """The evaluation in `folder` under another reward; `overrides`: dotted keys of `reward`; `model`: whose evaluation
+    it must be.
+
+    Raises ConfigError, DataError or RunError.
+    """
+    if not (folder / SAMPLES).is_file():
+        raise RunError(f"{folder}: holds no {SAMPLES}: give the --out of palimpsest eval")
+    logged, identity = read_log(folder), read_identity(folder)
+    if not logged.samples or (logged.unreadable and logged.missing):
+        lost = f"{logged.unreadable} lines can't be read" if logged.unreadable else "no episode has ended yet"
+        raise RunError(f"{folder / SAMPLES}: {lost}; run the same palimpsest eval again first")
+    config = _config(folder, identity, overrides)
+    if model is not None and model_folder(model, progress.message) != config.model.path:
+        raise ConfigError(f"--regrade {folder}: was played by {config.model.path}, not by {model}; leave the model out")
+    for line in logged.notes(folder):
+        progress.message(line)
+    _check(config.reward, logged.samples)
+    if layers := training_layers(config.reward):
+        progress.message(f"left out, as they count in training alone: {', '.join(layers)}")
+    out = out or folder / REGRADED / _default_name(config.reward)
+    if out.is_dir() and any(out.iterdir()) and REGRADED not in (read_object(out / IDENTITY) or {}):
+        raise RunError(f"{out}: holds something else than a regrading: give another --out")
+    samples = await _regraded(logged.samples, config.reward, folder)
+    evaluation = Evaluation(
+        config=config,
+        summaries=_summaries([each for each in samples if not each.baseline], list(identity.get("policies", ()))),
+        samples=tuple(each for each in samples if not each.baseline),
+        out=out,
+        baselines=_summaries([each for each in samples if each.baseline]),
+        baseline_samples=tuple(each for each in samples if each.baseline),
+        regraded=folder,
+    )
+    _write(evaluation, identity, [*evaluation.samples, *evaluation.baseline_samples])
+    return evaluation
+
+
+def _config(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> RunConfig:
+    """That of the evaluation with overrides of its reward; another `reward.name` begins with that one's defaults."""
+    changes = {key: value for key, value, _ in split_overrides(overrides)}
+    if strays := [key for key in changes if key.partition(".")[0] != "reward"]:
+        raise ConfigError(f"--regrade: {strays[0]} is no key of reward, and nothing is played; drop it")
+    reward = dict(identity.get("reward", {}))
+    if changes.get("reward.name", reward.get("name")) != reward.get("name"):
+        reward = {}
+    values = {
+        "policy": next(iter(identity.get("policies", {}).values()), {}),
+        "model": {"path": (read_object(folder / SUMMARY) or {}).get("model", "embedded")},
+        "data": identity.get("data", {}),
+        "reward": with_judge_address(reward),
+        "eval_sampling": identity.get("sampling", {}),
+        "seed": identity.get("seed", 0),
+    }
+    config = parse_config(json.dumps(values), name=str(folder / IDENTITY), overrides=changes, read_files=False)
+    layers = [layer.partition("=")[0] for layer in training_layers(config.reward)]
+    if named := [key for key in changes if any(key == layer or key.startswith(f"{layer}.") for layer in layers)]:
+        raise ConfigError(f"{named[0]}: counts in training alone, never in an evaluation's grade; drop it")
+    if config.reward.judge and config.reward.judge.url == UNSET_URL:
+        raise ConfigError(f"{folder}: its judge's address isn't kept: give reward.judge.url=http://HOST:PORT/v1")
+    return config
+
+
+def with_judge_address(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """`stored` with an address where it has a judge."""
+    judge = stored.get("judge")
+    return {**stored, "judge": {"url": UNSET_URL, **judge}} if isinstance(judge, dict) else dict(stored)
+
+
+def _check(config: RewardConfig, samples: Sequence[Sample]) -> None:
+    """Reject a reward that needs more than what `samples` hold."""
+    if config.name not in REWARDS:
+        raise ConfigError(
+            f"reward.name={config.name}: a reward of your own may read the trajectory, which {SAMPLES} doesn't hold; "
+            "give a shipped reward, or play again without --regrade"
+        )
+    several = next((each for each in samples if _asks_several(each)), None)
+    if config.name == "final_answer" and several is not None:
+        raise DataError(
+            f"reward.name=final_answer: {several.set}, {several.id} asks several questions with golds of their own "
+            f"(metadata.objectives), which {SAMPLES} doesn't hold; play again without --regrade"
+        )
+
+
+def _asks_several(sample: Sample) -> bool:
+    """Whether one answer had to serve several questions of a search problem, as far as the log says."""
+    return (sample.unit == "objectives" and sample.size != 1) or sample.metrics.get("objectives", 1) > 1
+
+
+def _default_name(config: RewardConfig) -> str:
+    parts = [config.name, "strict" if config.strict else ""]
+    if config.name == "final_answer":
+        parts.append(config.final_answer.match)
+    if config.name == "sub_em" and config.sub_em != "gold_in_answer":
+        parts.append(config.sub_em)
+    return "-".join(part for part in parts if part)
+
+
+async def _regraded(samples: Sequence[Sample], config: RewardConfig, folder: Path) -> list[Sample]:
+    """`samples` with the value, the metrics and the reason that `config` gives them; verdicts are kept in `folder`."""
+    grader, places = shipped_answer(config, folder), asyncio.Semaphore(_AT_ONCE)
+
+    async def one(sample: Sample) -> Sample:
+        async with places:
+            return await _regraded_one(sample, grader)
+
+    async def work() -> list[Sample]:
+        return await asyncio.gather(*map(one, samples))
+
+    return await closing(grader, work())
+
+
+async def _regraded_one(sample: Sample, grader: Grades) -> Sample:
+    if sample.without_gold:
+        return replace(sample, value=None, metrics={}, reason=NO_GOLD)
+    if not Outcome(sample.outcome).gradable:
+        return replace(sample, value=None, metrics={})
+    grade = await graded(grader, *_episode(sample))
+    questions = [
+        {**each, "value": grade.breakdown.get(f"question_{number}")} for number, each in enumerate(sample.questions, 1)
+    ]
+    return replace(sample, value=grade.value, metrics=dict(grade.breakdown), reason=grade.reason, questions=questions)
+
+
+def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
+    """What graders of answers look at."""
+    asked = tuple(Question(each["question"], tuple(each["answers"])) for each in sample.questions)
+    problem = Problem.asking(sample.id, asked) if asked else Problem(sample.id, sample.question, sample.answers)
+    answers = tuple(each["answer"] for each in sample.questions)
+    outcome = Outcome(sample.outcome)
+    return problem, Trajectory(sample.id, sample.group_id, 0, (), outcome, sample.answer, answers=answers)
+
+
+def _summaries(samples: Sequence[Sample], players: Sequence[str] = ()) -> tuple[EvalSummary, ...]:
+    """Figures of each cell: `players` in their order, each from short to long."""
+    order = {player: place for place, player in enumerate(dict.fromkeys([*players, *(s.player for s in samples)]))}
+    cells = {cell: [s for s in samples if s.cell == cell] for cell in dict.fromkeys(s.cell for s in samples)}
+    found = [summarise(cell, own, drawn=1 + max(s.draw for s in own)) for cell, own in cells.items()]
+    return tuple(sorted(found, key=lambda each: (order[each.cell.player], each.by_length)))
+
+
+def _write(evaluation: Evaluation, identity: Mapping[str, Any], samples: Sequence[Sample]) -> None:
+    """summary.json last: a folder that has it is whole."""
+    out, folder = evaluation.out, evaluation.regraded
+    assert out is not None
+    assert folder is not None
+    out.mkdir(parents=True, exist_ok=True)
+    reward = evaluation.config.reward.model_dump(
+        mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True}
+    )
+    origin = {"folder": str(folder), "samples_sha256": files.sha256(folder / SAMPLES)}
+    write_json(out / IDENTITY, {**identity, "reward": reward, REGRADED: origin})
+    files.write_file(out / SAMPLES, b"".join(map(encoded, samples)))
+    write_json(out / SUMMARY, evaluation.to_json())

@@ -1,0 +1,189 @@
+"""The kinds of plugins, each with the key that names one, what is shipped, and how it is called.
+
+Shipped things are named by import paths, which plugins.py follows when one is used; nothing is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from palimpsest.errors import nearest
+
+OBJECT = "object:"
+"""What the name of an object that was passed to a call from Python begins with."""
+
+
+@dataclass(frozen=True)
+class PluginKind:
+    """What stands under a key of a configuration."""
+
+    noun: str
+    key: str
+    options: str
+    """The key of its options."""
+    example: str
+    shipped: Mapping[str, str]
+    """Import paths by name."""
+    takes: tuple[str, ...] = ()
+    """Arguments that it is called with."""
+    method: str | None = None
+    """Called in place of an object that has it."""
+    base: str | None = None
+    """Import path of the class whose objects are used as they are; it has the defaults of what a class leaves out."""
+    injected: tuple[str, ...] = field(default=(), kw_only=True)
+    """Parameters that get a value of the run, where it has them."""
+    awaited: bool | None = field(default=None, kw_only=True)
+    """Whether the call is a coroutine; None: it may be either."""
+    argument: str | None = field(default=None, kw_only=True)
+    """The argument of a call from Python that takes an object."""
+
+
+_GRADERS = "palimpsest.reward.answer_match"
+_FORMATS = (
+    *("longmemeval", "longbench_v2", "locomo", "memoryagentbench", "beam", "squad", "hotpotqa", "qa", "musique"),
+    *("memagent", "memact", "memagent_eval", "ruler", "vime", "flashrag", "frames", "bamboogle", "browsecomp_plus"),
+    *("texts", "palimpsest", "question"),
+)
+KINDS: dict[str, PluginKind] = {
+    "policy": PluginKind(
+        "policy",
+        "policy.name",
+        "policy.options",
+        "my_module:MyPolicy",
+        {
+            "overwrite": "palimpsest.memory.overwrite:OverwritePolicy",
+            "recall": "palimpsest.memory.recall:RecallPolicy",
+            "retrieval": "palimpsest.memory.recall:RetrievalPolicy",
+            "full_context": "palimpsest.memory.document_baselines:FullContextPolicy",
+            "sliding_window": "palimpsest.memory.document_baselines:SlidingWindowPolicy",
+            "passages": "palimpsest.memory.document_baselines:PassagesPolicy",
+            "closed_book": "palimpsest.memory.document_baselines:ClosedBookPolicy",
+            "prune": "palimpsest.memory.prune:PrunePolicy",
+            "tool_window": "palimpsest.memory.tool_baselines:ToolWindowPolicy",
+            "summary": "palimpsest.memory.tool_baselines:SummaryPolicy",
+        },
+        ("problem", "model"),
+        "run",
+        "palimpsest.memory.policy:MemoryPolicy",
+        awaited=True,
+        argument="policy",
+    ),
+    "reward": PluginKind(
+        "reward",
+        "reward.name",
+        "reward.options",
+        "my_module:my_reward",
+        {
+            **dict.fromkeys(
+                ("boxed", "em", "f1", "sub_em", "fraction", "string_match_all", "string_match_part"),
+                f"{_GRADERS}:MatchGrader",
+            ),
+            "final_answer": f"{_GRADERS}:FinalAnswerGrader",
+        },
+        ("problem", "trajectory"),
+        "grade",
+        injected=("codec",),
+        argument="reward",
+    ),
+    "layer": PluginKind(
+        "layer",
+        "reward.layers",
+        "reward.layers",
+        "my_module:my_layer",
+        {},
+        ("problem", "trajectory", "grade"),
+        "grade",
+        injected=("codec",),
+    ),
+    "rule": PluginKind(
+        "credit rule",
+        "credit.rule",
+        "credit.options",
+        "my_module:my_rule",
+        {
+            "mean": "palimpsest.credit.outcome:mean",
+            "mean_std": "palimpsest.credit.outcome:mean_std",
+            "leave_one_out": "palimpsest.credit.outcome:leave_one_out",
+            "state_mix": "palimpsest.credit.state:StateMix",
+        },
+        ("group",),
+        "turn_advantages",
+        awaited=False,
+    ),
+    "tool": PluginKind(
+        "tool",
+        "policy.options.tools",
+        "policy.options.tools",
+        "my_module:MyTool",
+        {"search": "palimpsest.tools.shipped_tools:SearchTool"},
+        ("arguments", "problem"),
+        "call",
+        "palimpsest.tools.tool:Tool",
+    ),
+    "format": PluginKind(
+        "data format",
+        "data.format",
+        "data.format_options",
+        "my_module:MyFormat",
+        dict.fromkeys(_FORMATS, "palimpsest.data.formats.problem_files:RowFormat"),
+        ("path",),
+        "read",
+        awaited=False,
+    ),
+    "sink": PluginKind(
+        "log sink",
+        "logging.sinks",
+        "logging.sinks",
+        "my_module:MySink",
+        {
+            "console": "palimpsest.runs.loggers:ConsoleLogger",
+            "jsonl": "palimpsest.runs.loggers:JsonlLogger",
+            "tensorboard": "palimpsest.runs.loggers:TensorboardLogger",
+            "wandb": "palimpsest.runs.loggers:WandbLogger",
+        },
+        ("step", "metrics", "timings"),
+        "log",
+        injected=("folder", "config", "run", "display"),
+        awaited=False,
+        argument="callbacks",
+    ),
+    "engine": PluginKind(
+        "engine",
+        "engine.name",
+        "engine.options",
+        "my_module:MyEngine",
+        {
+            "embedded": "palimpsest.engines.embedded.engine:EmbeddedEngine",
+            "ray": "palimpsest.engines.ray.engine:RayEngine",
+            "endpoint": "palimpsest.engines.endpoint.engine:EndpointEngine",
+        },
+        injected=("config", "objective"),
+    ),
+}
+
+
+def check_name(kind: str, name: str, key: str | None = None) -> str:
+    """`name`, if it is a shipped one or of the form of a reference; nothing is imported. Raises ValueError.
+
+    >>> check_name("rule", "my_module:mine"), check_name("rule", "mean")
+    ('my_module:mine', 'mean')
+    """
+    if name not in KINDS[kind].shipped and (fault := fault_of(kind, name)):
+        raise ValueError(f"{key or KINDS[kind].key}={name!r}: {fault}")
+    return name
+
+
+def fault_of(kind: str, name: str) -> str | None:
+    """What is wrong with the form of a name that isn't shipped."""
+    spec, (place, colon, thing) = KINDS[kind], name.rpartition(":")
+    if not colon and name.endswith(".py"):
+        return f"name what it is in the file, such as {name}:{spec.example.partition(':')[2]}"
+    if not colon:
+        shipped = f"choose one of {', '.join(spec.shipped)}, or" if spec.shipped else "give"
+        return f"no such {spec.noun}{nearest(name, spec.shipped)}; {shipped} {spec.example}"
+    if not place or not thing:
+        return f"not of the form {spec.example}"
+    if f"{place}:" == OBJECT or place.endswith(".py") or all(map(str.isidentifier, place.split("."))):
+        return None
+    return f"{place!r} is no module's name; give one as {spec.example}, or a file that ends in .py"

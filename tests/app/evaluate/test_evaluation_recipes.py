@@ -1,0 +1,178 @@
+"""Published protocols as evaluation recipes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest as library
+from palimpsest.app.evaluate.evaluation_plan import EvalRequest
+from palimpsest.cli.main import app
+from palimpsest.config.load import EVALUATIONS, load_recipe, parse_config, recipe_names, recipe_text
+from palimpsest.errors import ConfigError
+from palimpsest.evaluation.sample_log import read_samples
+from support.command import Run
+from support.endpoint_server import endpoint_server
+
+BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8, "prompts": "short"}
+WORDS = [f"{name}={value}" for name, value in BUDGETS.items()]
+NAMES = recipe_names(EVALUATIONS)
+
+
+def needed(name: str) -> dict[str, str]:
+    """Keys that only the user can set, which the recipe's comments name."""
+    keys = re.findall(r"^# Needs ([\w.]+)=", recipe_text(name), re.M)
+    return dict.fromkeys(keys, "http://127.0.0.1:1/v1")
+
+
+def eval_file(folder: Path, documents: int, problems: int = 2) -> Path:
+    """As MemAgent's eval_{N}.json."""
+    folder.mkdir(exist_ok=True)
+    rows = [
+        {"index": n, "input": f"Who ran {n}?", "answers": ["Ann"], "context": "Ann ran. " * 9, "num_docs": documents}
+        for n in range(problems)
+    ]
+    path = folder / f"eval_{documents}.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_protocol_is_whole(name: str, tmp_path: Path) -> None:
+    """It is a configuration with its policy's options, its commands exist, it says what differs."""
+    text = recipe_text(name)
+    assert re.search(r"^# Protocol: .*arXiv \d{4}\.\d{5}", text, re.M)
+    assert re.search(r"^# Differs from the published protocol:\n# - ", text, re.M)
+    config = load_recipe(name, needed(name))
+    for each in config.evaluation.files:
+        for names, make in each.each(tmp_path):
+            assert not re.search(r"[{}]", "".join(names)), names
+            for command in re.findall(r"palimpsest (data \w+)", make):
+                app([*shlex.split(command), "--help"], standalone_mode=False)
+    (names, _) = next(config.evaluation.files[0].each(tmp_path))
+    (tmp_path / names[0]).write_text("[]")
+    plan = EvalRequest(recipe=name, overrides=needed(name), data=tmp_path).plan()
+    assert plan.config.policy.name == config.policy.name
+    assert plan.config.data.source == str(tmp_path / names[0])
+
+
+def test_the_command_plays_what_is_there_names_what_is_not_and_continues(
+    palimpsest: Run, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "data", tmp_path / "out"
+    eval_file(folder, 50), eval_file(folder, 100)
+    words = (str(tiny_model_folder), "--recipe", "eval/ruler-hqa", "--data", str(folder), *WORDS)
+    done = palimpsest("eval", *words, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    missing = ", ".join(f"eval_{size}.json" for size in (200, 400, 800, 1600, 3200, 6400))
+    assert f"{folder} lacks {missing}, left out; palimpsest data download memagent-eval-N" in done.stderr
+    assert "--documents 200,400,800,1600,3200,6400 --split eval=128" in done.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert [row["set"] for row in summary["evaluations"]] == ["eval_50", "eval_100"]
+    assert summary["recipe"] == "ruler-hqa"
+    samples, _ = read_samples(out / "samples.jsonl")
+    eval_file(folder, 200)
+    again = palimpsest("eval", *words, "--out", str(out))
+    assert again.returncode == 0, again.stderr
+    assert read_samples(out / "samples.jsonl")[0][: len(samples)] == samples
+    assert {sample.set for sample in read_samples(out / "samples.jsonl")[0]} == {"eval_50", "eval_100", "eval_200"}
+
+
+def test_a_protocol_at_an_endpoint_goes_on_where_it_was(
+    palimpsest: Run, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "data", tmp_path / "out"
+    eval_file(folder, 50)
+    with endpoint_server() as server:
+        words = ("--recipe", "eval/ruler-hqa", "--base-url", server.url, "--data", str(folder), *WORDS)
+        asked = ("eval", "served", *words, "--tokenizer", str(tiny_model_folder))
+        first = palimpsest(*asked, "--limit", "1", "--out", str(out))
+        assert first.returncode == 0, first.stderr
+        again = palimpsest(*asked, "--out", str(out))
+        assert again.returncode == 0, again.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["baselines"][0]["player"] == "closed book"
+    assert summary["model_endpoint"]["url"] == server.url
+    assert (summary["evaluations"][0]["problems"], summary["recipe"]) == (2, "ruler-hqa")
+    sampled = [body for body in server.asked if body["temperature"]]  # the others found the mode out
+    assert {(body["temperature"], body["top_p"]) for body in sampled} == {(0.7, 0.95)}
+    assert len(sampled) >= sum(row["turns_per_document"] for row in summary["evaluations"]) * 2
+
+
+def test_overrides_go_before_the_protocol(tiny_model_folder: Path, tmp_path: Path) -> None:
+    eval_file(tmp_path / "data", 50)
+    changes: dict[str, Any] = {**BUDGETS, "eval_sampling.temperature": 0.0}
+    evaluation = library.evaluate(
+        tiny_model_folder, tmp_path / "data", recipe="eval/ruler-hqa", overrides=changes, limit=1, quiet=True
+    )
+    assert evaluation.config.reward.name == "sub_em"
+    assert evaluation.config.eval_sampling.model_dump() == {"temperature": 0.0, "top_p": 0.95}
+    assert {name: evaluation.config.policy.options[name] for name in BUDGETS} == BUDGETS
+
+
+def test_sets_stand_from_few_to_many_documents_and_baselines_after_the_agent(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    """Not by tokens: the set of fewer documents has the longer ones here."""
+    many, few = eval_file(tmp_path, 100, 1), eval_file(tmp_path, 50, 1)
+    few.write_text(few.read_text().replace("Ann ran. ", "Ann ran far away. "))
+    done = library.evaluate(tiny_model_folder, [str(many), str(few)], overrides=BUDGETS, quiet=True)
+    names = [row[""] for row in done.table]
+    assert names[:2] == ["eval_50", "eval_100"]
+    assert [name for name in names if "closed" in name] == ["closed book, eval_50", "closed book, eval_100"]
+
+
+def test_protocols_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["recipes", "list"], standalone_mode=False)
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed if line.startswith(EVALUATIONS)] == NAMES
+    app(["recipes", "show", "eval/ruler-hqa"], standalone_mode=False)
+    assert capsys.readouterr().out == recipe_text("eval/ruler-hqa")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("eval/ruler-hqq", ".", "did you mean eval/ruler-hqa"),
+        ("eval/ruler-hqa", None, "give the folder of its files as --data DIR, not nothing"),
+        ("eval/ruler-hqa", ("a", "b"), "--data DIR"),
+        ("eval/babilong", "EMPTY", r"EMPTY lacks qa1_4k\.json"),
+        ("eval/locomo", ".", r"reward\.judge\.url"),
+    ],
+)
+def test_what_a_protocol_cannot_be_played_on_is_rejected(
+    name: str, data: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EMPTY").mkdir()
+    with pytest.raises(ConfigError, match=message):
+        EvalRequest(recipe=name, data=data).plan()
+
+
+def test_the_file_names_of_a_protocol_of_ones_own_are_checked() -> None:
+    text = "evaluation: {files: [{names: ['eval_{length}.json'], make: x}]}"
+    with pytest.raises(ConfigError, match=r"with \{task\} and \{size\} alone"):
+        parse_config(text)
+
+
+def test_a_protocol_plays_the_published_questions(real_data: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
+    """A set that our own build makes of them."""
+    from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
+    from palimpsest.app.datasets.question_splits import read_splits
+
+    splits = read_splits("eval=4")
+    build_contexts([real_data / "hotpotqa_dev_50.json"], Contexts((50,), splits=splits), out=tmp_path / "set")
+    options: Any = {
+        "limit": 2,
+        "baselines": False,
+        "quiet": True,
+        "overrides": BUDGETS | {"chunk_size": 200, "question_tokens": 128},
+    }
+    evaluation = library.evaluate(tiny_model_folder, tmp_path / "set", recipe="eval/ruler-hqa", **options)
+    assert [(summary.cell.set, summary.problems) for summary in evaluation.summaries] == [("eval_50", 2)]
+    assert all(sample.turns > 10 for sample in evaluation)

@@ -1,0 +1,266 @@
+"""New metrics over an old log: what is there stays, what would need more than the answer is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palimpsest
+from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
+from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Sample, SampleKey, read_samples, write_asked
+from palimpsest.files import sha256
+from palimpsest.reward.answer_match import measure
+from support.evaluations import CHUNKS, sample, write_evaluation
+from support.judge_server import judge_server
+
+BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
+
+
+def regraded(folder: Path, *overrides: str, out: Path | None = None) -> palimpsest.Evaluation:
+    return palimpsest.evaluate(regrade=folder, overrides=overrides, out=out, quiet=True)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def evaluation(path: Path, **identity: Any) -> Path:
+    rows = [
+        sample("p0", 0.0, answer="So \\boxed{Rome, Italy}"),
+        sample("p1", 0.0),
+        sample("p2", 1.0),
+        sample("p3", None),
+        sample("p4", None, answers=(), outcome="answered", reason="the data has no gold answer for it"),
+    ]
+    return write_evaluation(path, rows, identity)
+
+
+def by_key(folder: Path) -> dict[SampleKey, Sample]:
+    return {each.key: each for each in read_samples(folder / SAMPLES)[0]}
+
+
+def values(folder: Path) -> dict[str, float | None]:
+    return {each.id: each.value for each in read_samples(folder / SAMPLES)[0]}
+
+
+def test_an_old_log_gets_new_values_and_stays_as_it_is(tmp_path: Path) -> None:
+    folder = evaluation(tmp_path / "e")
+    before = contents(folder)
+    done, out = regraded(folder, "reward.name=f1"), folder / "regraded" / "f1"
+    assert contents(folder) == before
+    assert (done.out, done.regraded, done.config.reward.name) == (out, folder, "f1")
+    f1 = measure("So \\boxed{Rome, Italy}", ["Rome"])["f1"]
+    assert values(out) == {"p0": f1, "p1": 0.0, "p2": 1.0, "p3": None, "p4": None}
+    assert 0 < f1 < 1
+    (summary,) = done.summaries
+    assert (summary.problems, summary.graded, summary.ungraded) == (5, 3, 2)
+    assert [(each.id, each.value) for each in done] == list(values(out).items())
+    before = contents(out)
+    regraded(folder, "reward.name=f1")
+    assert contents(out) == before
+
+
+def test_the_same_reward_gives_the_same_grades_as_the_evaluation_gave(tiny_model_folder: Path, tmp_path: Path) -> None:
+    played = palimpsest.evaluate(
+        tiny_model_folder, chunks=1, limit=4, overrides=BUDGETS, out=tmp_path / "e", quiet=True
+    )
+    done = regraded(tmp_path / "e")
+    assert (len(done.samples), len(done.baseline_samples)) == (len(played.samples), len(played.baseline_samples))
+    assert by_key(tmp_path / "e" / "regraded" / "boxed") == by_key(tmp_path / "e")
+    assert {name: each.accuracy for name, each in done.rows.items()} == {
+        name: each.accuracy for name, each in played.rows.items()
+    }
+
+
+def test_rows_stand_by_policy_and_then_from_short_to_long_as_those_of_the_evaluation_do(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    played = palimpsest.evaluate(
+        tiny_model_folder,
+        policy="sliding_window,full_context",
+        chunks=[2, 1],
+        limit=1,
+        baselines=False,
+        out=tmp_path / "e",
+        quiet=True,
+    )
+    done = regraded(tmp_path / "e")
+    assert [each.cell for each in done.summaries] == [each.cell for each in played.summaries]
+    assert [(each.cell.player, each.cell.size) for each in done.summaries] == [
+        ("sliding_window", 1),
+        ("sliding_window", 2),
+        ("full_context", 1),
+        ("full_context", 2),
+    ]
+    assert list(done.rows) == list(played.rows)
+    assert done.policies == played.policies
+
+
+def test_a_log_without_its_identity_is_graded(tmp_path: Path) -> None:
+    folder = evaluation(tmp_path / "e")
+    (folder / IDENTITY).unlink()
+    assert regraded(folder, "reward.name=sub_em").summaries[0].graded == 3
+
+
+def test_a_regrading_is_an_evaluation_that_compare_takes(tmp_path: Path) -> None:
+    folder = evaluation(tmp_path / "e")
+    regraded(folder, "reward.name=sub_em")
+    comparison = palimpsest.compare(folder, out := folder / "regraded" / "sub_em")
+    (pairing,) = comparison.pairings.values()
+    assert [flip.id for flip in pairing.flips] == ["p0"]
+    assert comparison.differs["reward.name"] == ("boxed", "sub_em")
+    assert not [key for key in comparison.differs if not key.startswith("reward.")]
+    origin = json.loads((out / IDENTITY).read_text("utf-8"))["regraded"]
+    assert origin == {"folder": str(folder), "samples_sha256": sha256(folder / SAMPLES)}
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    assert (summary["regraded_from"], summary["reward"], summary["model"]) == (str(folder), "sub_em", "somewhere")
+
+
+def test_several_questions_on_one_reading_are_graded_one_by_one(tmp_path: Path) -> None:
+    asked = [
+        {"question": "Who?", "answers": ["Anna"], "answer": "\\boxed{Anna Berg}", "value": 0.0},
+        {"question": "Where?", "answers": ["Rome"], "answer": "\\boxed{Rome}", "value": 1.0},
+    ]
+    row = sample("p0", 0.5, question="1. Who?\n2. Where?", answers=("Anna", "Rome"), questions=asked)
+    done = regraded(write_evaluation(tmp_path / "e", [row]), "reward.name=sub_em")
+    (graded,) = done.samples
+    assert (graded.value, [each["value"] for each in graded.questions]) == (1.0, [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("reward.name=my_module:my_reward", "may read the trajectory"),
+        ("reward.state.update=2", r"reward\.state\.update: counts in training alone"),
+        ("reward.unsupported_penalty=0.5", "reward.unsupported_penalty"),
+        ("policy.name=prune", "policy.name is no key of reward"),
+        ("reward.name=f2", "f2"),
+    ],
+)
+def test_what_needs_more_than_the_answer_is_refused_by_name(override: str, message: str, tmp_path: Path) -> None:
+    folder = evaluation(tmp_path / "e")
+    with pytest.raises(PalimpsestError, match=message):
+        regraded(folder, override)
+    assert not (folder / "regraded").exists()
+
+
+@pytest.mark.parametrize(
+    "given", [{"data": "synthetic"}, {"policy": "overwrite"}, {"reward": sum}, {"recipe": "memagent"}]
+)
+def test_what_would_be_played_is_refused_where_nothing_is(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}: nothing is played"):
+        palimpsest.evaluate(regrade=evaluation(tmp_path / "e"), quiet=True, **given)
+
+
+def test_layers_of_training_are_left_out_of_a_regrading_as_of_the_evaluation(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layered = {**BUDGETS, "reward.unsupported_penalty": 2}
+    palimpsest.evaluate(tiny_model_folder, chunks=1, limit=4, overrides=layered, out=tmp_path / "e", quiet=True)
+    palimpsest.evaluate(regrade=tmp_path / "e")
+    assert "left out, as they count in training alone: reward.unsupported_penalty=2" in capsys.readouterr().err
+    assert by_key(tmp_path / "e" / "regraded" / "boxed") == by_key(tmp_path / "e")
+
+
+def test_a_damaged_line_is_no_dead_end_where_its_episode_was_played_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = evaluation(tmp_path / "e")
+    log = folder / SAMPLES
+    lines = log.read_bytes().splitlines(keepends=True)
+    write_asked(folder, [(CHUNKS, 1, [f"p{n}" for n in range(5)])])
+    log.write_bytes(b"".join([lines[0], b"x" + lines[1], *lines[2:]]))
+    with pytest.raises(RunError, match="1 lines can't be read; run the same palimpsest eval again first"):
+        regraded(folder)
+    log.write_bytes(log.read_bytes() + lines[1])  # as palimpsest eval plays it again
+    capsys.readouterr()
+    done = palimpsest.evaluate(regrade=folder)
+    assert len(done.samples) == 5
+    assert f"{log}: 1 unreadable lines" in capsys.readouterr().err
+
+
+def test_an_evaluation_that_has_not_ended_is_graded_as_far_as_it_is_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = evaluation(tmp_path / "e")
+    write_asked(folder, [(CHUNKS, 1, [f"p{n}" for n in range(7)])])
+    assert len(palimpsest.evaluate(regrade=folder).samples) == 5
+    assert f"{folder}: 2 episodes have not ended yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"set": "synthetic_search", "size": 4, "unit": "objectives"},
+        {"set": "questions", "size": None, "unit": None, "metrics": {"em": 1.0, "objectives": 4.0}},
+    ],
+)
+def test_golds_of_several_objectives_are_not_in_the_log_and_that_is_said(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_evaluation(tmp_path / "e", [sample("p0", 1.0, **fields)])
+    with pytest.raises(DataError, match="asks several questions with golds of their own"):
+        regraded(folder, "reward.name=final_answer")
+
+
+def test_a_folder_without_a_log_and_one_that_holds_something_else_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no samples\.jsonl"):
+        regraded(tmp_path)
+    folder = evaluation(tmp_path / "e")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "notes.txt").write_text("keep")
+    for out in (folder / "mine", folder):
+        before = contents(out)
+        with pytest.raises(RunError, match="holds something else"):
+            regraded(folder, out=out)
+        assert contents(out) == before
+
+
+def test_a_judge_is_asked_once_and_a_dead_one_leaves_answers_ungraded(tmp_path: Path) -> None:
+    rows = [sample(f"p{n}", 1.0, answer=f"FINAL_ANSWER: {text}") for n, text in enumerate(("in Rome", "Oslo"))]
+    folder = write_evaluation(tmp_path / "e", rows)
+    judged = ["reward.name=final_answer", "reward.final_answer.match=judge", "reward.judge.model=m"]
+    with judge_server() as server:
+        for _ in range(2):
+            done = regraded(folder, *judged, f"reward.judge.url={server.url}")
+        assert len(server.requests) == 2
+    assert {each.id: each.value for each in done} == {"p0": 1.0, "p1": 0.0}
+    assert done.out == folder / "regraded" / "final_answer-judge"
+    gone = [
+        *judged,
+        "reward.judge.url=http://127.0.0.1:9/v1",
+        "reward.judge.attempts=1",
+        "reward.judge.answer_chars=16",
+    ]
+    regraded(folder, *gone, out=tmp_path / "gone")
+    assert values(tmp_path / "gone") == {"p0": 1.0, "p1": 0.0}  # from the cache
+    (folder / "judge.jsonl").unlink()
+    failed = regraded(folder, *gone, out=tmp_path / "gone")
+    assert set(values(tmp_path / "gone").values()) == {None}
+    assert "judge: " in (failed.samples[0].reason or "")
+
+
+def test_the_judge_of_an_evaluation_needs_its_address_again(tmp_path: Path) -> None:
+    judged = {"name": "final_answer", "final_answer": {"match": "judge"}, "judge": {"model": "m"}}
+    folder = evaluation(tmp_path / "e", reward=judged)
+    with pytest.raises(ConfigError, match=r"its judge's address isn't kept: give .*reward\.judge\.url=http"):
+        regraded(folder)
+    assert regraded(folder, "reward.name=em").config.reward.judge is None
+
+
+def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path: Path) -> None:
+    """Whatever the order in which their episodes ended."""
+    rows = []
+    for length in (400, 50, 6400, 100):
+        part: dict[str, Any] = {"set": f"eval_{length}", "size": None, "unit": None, "length": length}
+        rows.append(sample("p", 1.0, **part, player="closed book", baseline=True))
+        rows.append(sample("p", 1.0, **part))
+    done = regraded(write_evaluation(tmp_path / "e", rows), "reward.name=boxed")
+    sets = [f"eval_{length}" for length in (50, 100, 400, 6400)]
+    assert [each.cell.set for each in done.summaries] == [each.cell.set for each in done.baselines] == sets
+    assert {each.cell.player for each in done.summaries} == {"agent"}
+    assert {each.cell.player for each in done.baselines} == {"closed book"}
+    assert [row[""] for row in done.table] == sets + [f"closed book, {name}" for name in sets]
