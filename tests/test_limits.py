@@ -68,13 +68,13 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2588, 14),
-    "app": (9228, 44),
-    "cli": (2111, 14),
-    "config": (2524, 13),
+    "app": (9212, 44),
+    "cli": (2125, 14),
+    "config": (2523, 13),
     "credit": (899, 8),
     "data": (4877, 25),
     "engines": (9526, 47),
-    "evaluation": (2050, 8),
+    "evaluation": (2056, 8),
     "memory": (3698, 17),
     "metrics": (855, 4),
     "models": (721, 4),

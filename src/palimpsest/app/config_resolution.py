@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.data import Sources, listed
+from palimpsest.config.data import GENERATED, Sources, listed
 from palimpsest.config.engine import ClusterConfig, EmbeddedEngineConfig, OwnEngineConfig
 from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstart_names, split_overrides
 from palimpsest.config.prompt_file import OPTION as PROMPTS
@@ -235,7 +235,7 @@ def on_embedded(config: RunConfig) -> RunConfig:
 def _trained_on(run: RunConfig, played: RunConfig) -> bool:
     """Whether `played` has the problems of the file that `run` trained on; drawn ones are others in evaluation."""
     trained, data = run.data.source, played.data.eval_source or played.data.source
-    if trained in ("synthetic", "synthetic_search"):
+    if trained in GENERATED:
         return False
     paths, played_paths = ({Path(each).resolve() for each in listed(sources)} for sources in (trained, data))
     return bool(paths & played_paths)
@@ -271,11 +271,11 @@ def evaluation_config(
         section |= {name: value for name, value in given.items() if value is not None}
     else:
         source = data if isinstance(data, tuple) else str(data or "synthetic")
-        section |= {"source": source, "eval_source": None, "weights": None, "documents": documents}
+        section |= {"source": source, "eval_source": None, "documents": documents}
         section["corpus"] = None if corpus is None else str(corpus)
         if source == "synthetic":
             section["search"] = None
-        if source in ("synthetic", "synthetic_search"):
+        if source in GENERATED:
             section |= {"format": None, "format_options": {}, "map": {}, "shuffle": True}  # what only files have
     asked = {} if objectives is None else {"data.search.objectives": list(objectives)}
     config = agent.config(section, asked)

@@ -51,7 +51,7 @@ from palimpsest.tools.shipped_tools import build_tools
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 
 WINDOW = 32_768
-"""Context the checked policy is told it has: room for published budgets."""
+"""Context window of the checked policy, in tokens: room for published budgets."""
 TIMEOUT_S = 10.0
 """Time limit of a reward's call; a run has `reward.timeout_s`."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -121,7 +122,16 @@ def evaluate(
 
     models, overrides = models_and_overrides(words)
     if regrade is not None:
-        _regrade(regrade, models, overrides, out)
+        played = {
+            "data": data,
+            "policy": policy,
+            "recipe": recipe,
+            "base_url": base_url,
+            "corpus": corpus,
+            "limit": limit,
+        }
+        played |= {"documents": documents, "chunks": chunks, "objectives": objectives}
+        _regrade(regrade, models, overrides, out, played)
         return
     first, *others = models or ["embedded"]
     request = EvalRequest(
@@ -161,11 +171,15 @@ def _play(plan: EvalPlan, out: Path | None, *, force: bool) -> None:
     show_evaluation(evaluation)
 
 
-def _regrade(folder: Path, models: list[str], overrides: list[str], out: Path | None) -> None:
+def _regrade(
+    folder: Path, models: list[str], overrides: list[str], out: Path | None, played: Mapping[str, Any]
+) -> None:
+    """`played`: options of playing, which `evaluate` rejects."""
     from palimpsest.app.evaluate.evaluation_run import evaluate as evaluate_folder
     from palimpsest.cli.evaluation_output import show_evaluation
 
     if len(models) > 1:
         raise ConfigError(f"--regrade {folder}: has one model, not {', '.join(models)}; leave them out")
     model = models[0] if models else None
-    show_evaluation(evaluate_folder(model, regrade=folder, overrides=overrides, out=out, progress=Terminal()))
+    given: dict[str, Any] = {name: value for name, value in played.items() if value is not None}
+    show_evaluation(evaluate_folder(model, regrade=folder, overrides=overrides, out=out, progress=Terminal(), **given))

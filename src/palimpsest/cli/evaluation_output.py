@@ -74,7 +74,7 @@ MEMORY: dict[str, Column] = {
 }
 """A table of their own."""
 _REMEMBERING = ("overwrite_rate", "recall_hit_rate")
-"""Measures of whoever has a memory."""
+"""Measures of policies that have a memory."""
 
 
 def show_evaluation(evaluation: Evaluation) -> None:

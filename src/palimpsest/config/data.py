@@ -12,6 +12,8 @@ from palimpsest.config.section import Strict
 from palimpsest.errors import nearest
 from palimpsest.plugin_kinds import KINDS, check_name
 
+GENERATED = ("synthetic", "synthetic_search")
+"""Sources that generate their problems."""
 LONGEST = 100_000
 """Chunks of a synthetic document at the most."""
 
@@ -232,13 +234,12 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def _format_of_a_file(self) -> DataConfig:
-        drawn = {"synthetic", "synthetic_search"}
-        if self.format is not None and {self.source, self.eval_source or self.source} <= drawn:
+        if self.format is not None and {self.source, self.eval_source or self.source} <= {*GENERATED}:
             raise ValueError(
                 f"data.format={self.format} is of files, data.source={self.source} has none: set data.source to a "
                 "file, or data.format=null"
             )
-        if (self.documents or self.corpus) and self.source == "synthetic" and self.eval_source in (None, *drawn):
+        if (self.documents or self.corpus) and self.source == "synthetic" and self.eval_source in (None, *GENERATED):
             raise ValueError(
                 "data.documents and data.corpus make contexts of a file's paragraphs, data.source=synthetic has none: "
                 "unset them, data.synthetic.chunks is the length of its documents; or set data.source to a file"
@@ -253,7 +254,7 @@ class DataConfig(Strict):
             names = listed(sources)
             if not all(names) or len(set(names)) < max(1, len(names)):
                 raise ValueError(f"data.{name}={list(names)}: name a file, or a list of different files")
-            if len(names) > 1 and {"synthetic", "synthetic_search"} & set(names):
+            if len(names) > 1 and not set(names).isdisjoint(GENERATED):
                 raise ValueError(f"data.{name}={list(names)}: a list holds files alone, synthetic problems are drawn")
         check_columns(self.map, (*listed(self.source), *listed(self.eval_source or ())))
         return self
@@ -275,8 +276,7 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def _order_of_a_file(self) -> DataConfig:
-        drawn = self.source in ("synthetic", "synthetic_search")
-        if not self.shuffle and (drawn or self.search is not None):
+        if not self.shuffle and (self.source in GENERATED or self.search is not None):
             raise ValueError(
                 "data.shuffle=false reads the rows of a file as they stand, and these problems are drawn or combined: "
                 "set data.shuffle=true, or data.source to a file and data.search=null"

@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from palimpsest.config.data import GENERATED
 from palimpsest.config.engine import ALIKE, COPIES
 from palimpsest.config.keys import explain, section_of
 from palimpsest.config.prompt_file import with_texts
@@ -287,15 +288,13 @@ def _leave_curriculum(values: dict[str, Any], overrides: Sequence[tuple[str, Any
     """Problems that are not drawn have sizes of their own: with them the curriculum of drawn documents goes."""
     data = values.get("data")
     source = next((value for key, value in reversed(overrides) if key == "data.source"), None)
-    if source in (None, *_DRAWN) or not isinstance(data, dict) or data.get("source", "synthetic") not in _DRAWN:
+    if source in (None, *GENERATED) or not isinstance(data, dict) or data.get("source", "synthetic") not in GENERATED:
         return
     curriculum = data.get("curriculum")
     if isinstance(curriculum, dict) and "chunks" in curriculum:
         values["data"] = {key: value for key, value in data.items() if key != "curriculum"}
 
 
-_DRAWN = ("synthetic", "synthetic_search")
-"""Sources that draw their problems."""
 _OF_FINAL_ANSWER = ("final_answer", "judge")
 """Keys of `reward` that `reward.name=final_answer` alone reads."""
 

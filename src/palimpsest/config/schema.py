@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.data import DataConfig, SearchDataConfig
+from palimpsest.config.data import GENERATED, DataConfig, SearchDataConfig
 from palimpsest.config.engine import COPIES, ClusterConfig, EmbeddedEngineConfig, EngineConfig
 from palimpsest.config.model import AdapterConfig as AdapterConfig
 from palimpsest.config.model import ModelConfig as ModelConfig
@@ -342,7 +342,7 @@ class RunConfig(Strict):
                 "data.order and data.min_distance place the gold paragraphs of assembled contexts: set data.documents "
                 "and a file as data.source, or take data.synthetic.order and data.synthetic.min_distance"
             )
-        if self.cold_start is not None and self.data.source not in ("synthetic", "synthetic_search"):
+        if self.cold_start is not None and self.data.source not in GENERATED:
             raise ValueError(
                 "cold_start draws its lessons from the synthetic world: data.source must be synthetic or "
                 "synthetic_search; for other data begin with palimpsest sft"

@@ -27,6 +27,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from palimpsest import files
+from palimpsest.config.data import GENERATED
 from palimpsest.config.keys import difference
 from palimpsest.errors import RunError
 from palimpsest.provenance import MADE_WITH, differences, provenance
@@ -99,8 +100,6 @@ class Cell:
         return self.task, -1 if self.size is None else self.size, self.set, self.baseline, self.player
 
 
-GENERATED = ("synthetic", "synthetic_search")
-"""Sets of generated problems."""
 SampleKey = tuple[Cell, str, int]
 """Cell, id of the problem, number of the draw."""
 

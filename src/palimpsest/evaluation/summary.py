@@ -251,6 +251,13 @@ def summarise(
     )
 
 
+def by_player(summaries: Sequence[EvalSummary], players: Iterable[str] = ()) -> tuple[EvalSummary, ...]:
+    """`players` in their order, then others as they come; each from short to long."""
+    names = dict.fromkeys([*players, *(each.cell.player for each in summaries)])
+    order = {player: place for place, player in enumerate(names)}
+    return tuple(sorted(summaries, key=lambda each: (order[each.cell.player], each.by_length)))
+
+
 def interval_notes(rows: Mapping[str, EvalSummary]) -> list[str]:
     """A line that names the rows with a bootstrap's interval, where other rows of the table have Wilson's."""
     kinds = {name: summary.interval for name, summary in rows.items() if summary.graded}

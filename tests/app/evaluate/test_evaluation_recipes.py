@@ -56,7 +56,9 @@ def test_a_protocol_is_whole(name: str, tmp_path: Path) -> None:
                 app([*shlex.split(command), "--help"], standalone_mode=False)
     (names, _) = next(config.evaluation.files[0].each(tmp_path))
     (tmp_path / names[0]).write_text("[]")
-    plan = EvalRequest(recipe=name, overrides=needed(name), data=tmp_path).plan()
+    request = EvalRequest(recipe=name, overrides=needed(name), data=tmp_path)
+    assert request.names == (config.policy.name,)
+    plan = request.plan()
     assert plan.config.policy.name == config.policy.name
     assert plan.config.data.source == str(tmp_path / names[0])
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import palimpsest
+from palimpsest.cli.main import app
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Sample, SampleKey, read_samples, write_asked
 from palimpsest.files import sha256
@@ -148,7 +149,15 @@ def test_what_needs_more_than_the_answer_is_refused_by_name(override: str, messa
 
 
 @pytest.mark.parametrize(
-    "given", [{"data": "synthetic"}, {"policy": "overwrite"}, {"reward": sum}, {"recipe": "memagent"}]
+    "given",
+    [
+        {"data": "synthetic"},
+        {"policy": "overwrite"},
+        {"reward": sum},
+        {"recipe": "memagent"},
+        {"chunks": 4},
+        {"limit": 1},
+    ],
 )
 def test_what_would_be_played_is_refused_where_nothing_is(given: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(given))}: nothing is played"):
@@ -264,3 +273,8 @@ def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path
     assert {each.cell.player for each in done.summaries} == {"agent"}
     assert {each.cell.player for each in done.baselines} == {"closed book"}
     assert [row[""] for row in done.table] == sets + [f"closed book, {name}" for name in sets]
+
+
+def test_the_command_rejects_options_of_playing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="limit: nothing is played"):
+        app(["eval", "--regrade", str(evaluation(tmp_path / "e")), "--limit", "1"], standalone_mode=False)

@@ -35,7 +35,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.problem_source import build_source
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES, read_episodes
-from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, SUMMARY, Cell, read_identity, read_samples
+from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, SUMMARY, Cell, read_identity, read_object, read_samples
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.group import build_variant, is_variant
@@ -300,15 +300,7 @@ def _first_model(run: Path, config: RunConfig) -> str:
 
 def _version(checkpoint: Path) -> object:
     """Optimiser steps that its weights have seen, where its learner says so."""
-    return _value_in(checkpoint / "learner" / "learner.json", "version")
-
-
-def _value_in(path: Path, key: str) -> object:
-    """Of a JSON object in a file; None where there is none."""
-    try:
-        return json.loads(path.read_text("utf-8"))[key]
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    return (read_object(checkpoint / "learner" / "learner.json") or {}).get("version")
 
 
 def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> Weights:
@@ -323,7 +315,7 @@ def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> Weights:
 
 
 def _models_around(folder: Path) -> Iterator[str]:
-    if isinstance(model := _value_in(folder / SUMMARY, "model"), str):
+    if isinstance(model := (read_object(folder / SUMMARY) or {}).get("model"), str):
         yield named(model)
     run = next((each for each in folder.parents if (each / CONFIG).is_file()), None)
     if run is not None:

@@ -52,19 +52,19 @@ def with_baselines(
     tell: Callable[[str], None],
     done: Container[SampleKey] = (),
 ) -> list[Entry]:
-    """`agents`, which play the policies `played`, with the documents counted that fit the window, and the baselines of
-    `parts`. `tell` is told what they are and cost; `done`: which episodes need not be played."""
+    """`agents`, which play the policies `played`, with the number of documents that fit the window, and the baselines
+    of `parts`. `tell` gets a message with their number and cost; `done`: episodes that need not be played."""
     if any(each.memory for problems in parts.values() for each in outlines(problems)):
         tell("no baselines: problems begin with a memory, which a baseline has no place for")
         return list(agents)
     policies = {name: _policy(name, config, played[0], parts, engine, tell) for name in _POLICIES}
     tokens, asked = 0, {each.name for each in played}
-    baselines, fits = list[Entry](), dict[str, int]()
+    baselines, fits = list[Entry](), dict[Cell, int]()
     for part, problems in parts.items():
         lengths, documents, longer = _looked(problems, policies, engine)
         fitting = [place for place, length in enumerate(lengths) if length is not None]
         if documents:
-            fits[part.part] = len(fitting)
+            fits[part] = len(fitting)
         places = {CLOSED_BOOK: range(len(lengths)), WHOLE_DOCUMENT: fitting, RETRIEVAL: documents if longer else ()}
         for name, own in places.items():
             policy = policies[name]
@@ -78,7 +78,7 @@ def with_baselines(
                 tokens += sum(size or 0 for each, size in left if (cell, each.id, 0) not in done)
     if baselines:
         tell(_told(baselines, tokens))
-    return [replace(each, fits_window=fits.get(each.cell.part)) for each in agents] + baselines
+    return [replace(each, fits_window=fits.get(replace(each.cell, player=""))) for each in agents] + baselines
 
 
 def _looked(

@@ -116,7 +116,7 @@ def _of_files(
     for path, stem in zip(paths, stems, strict=True):
         name = stem if stems.count(stem) == 1 else path
         first, *others = documents or (config.data.documents,)
-        changes = {"source": path, "eval_source": None, "weights": None, "documents": first}
+        changes = {"source": path, "eval_source": None, "documents": first}
         source = build_source(config.data.model_copy(update=changes), split="eval")
         assert isinstance(source, FileSource)
         skipped += [line for line in rows_left_out(source) if line not in skipped]

@@ -15,7 +15,7 @@ from typing import Any
 
 from palimpsest.app.composition import fitted
 from palimpsest.app.config_resolution import EMBEDDED, Agent, Model, Recipe, Remote, evaluation_config
-from palimpsest.config.data import Sources, listed
+from palimpsest.config.data import GENERATED, Sources, listed
 from palimpsest.config.load import Overrides, split_overrides
 from palimpsest.config.schema import FileSet, PolicyConfig, RunConfig
 from palimpsest.engines.protocol import Engine
@@ -24,7 +24,6 @@ from palimpsest.memory.registry import policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.types import Problem
 
-DRAWN = ("synthetic", "synthetic_search")
 MOST_SAMPLES = 10_000
 """Of each problem: so many keys are held in memory, times the problems."""
 _OPTIONS = "policy.options."
@@ -103,7 +102,7 @@ class EvalRequest:
     @property
     def names(self) -> tuple[str, ...]:
         """The policies that play, the recipe's or the run's too."""
-        known = Agent(self.model, None, self.recipe).known() or RunConfig()
+        known = Agent(self.model, None, self.recipe, self.overrides).known() or RunConfig()
         return tuple(known.policy.name if name is None else name for name in self.policies)
 
     def agents(self) -> list[Agent]:
@@ -124,7 +123,7 @@ class EvalRequest:
         sets = () if recipe is None or self.problems is not None else recipe.evaluation.files
         if sets:
             data, corpus, notes = files_of(sets, data, f"recipe {self.recipe}")
-        drawn = [each for each in listed(data) if each in DRAWN] if isinstance(data, tuple) else []
+        drawn = [each for each in listed(data) if each in GENERATED] if isinstance(data, tuple) else []
         if drawn:
             raise ConfigError(
                 f"data={drawn[0]}: generated problems can't be mixed with files; evaluate them separately"

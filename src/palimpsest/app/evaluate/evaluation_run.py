@@ -37,7 +37,7 @@ from palimpsest.evaluation.sample_log import (
     read_samples,
     write_json,
 )
-from palimpsest.evaluation.summary import EvalSummary
+from palimpsest.evaluation.summary import by_player
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.reward.compose import build_reward, check_reward
@@ -104,7 +104,8 @@ async def evaluate_async(
     shown = progress or suitable_progress(quiet=quiet)
     things, folder = Objects("palimpsest.evaluate", model), None if out is None else Path(out)
     if regrade is not None:
-        others = {"data": data, "policy": policy, "reward": reward, "recipe": recipe, "base_url": base_url}
+        sizes = {"documents": documents, "chunks": chunks, "objectives": objectives, "corpus": corpus, "limit": limit}
+        others = {"data": data, "policy": policy, "reward": reward, "recipe": recipe, "base_url": base_url, **sizes}
         if extra := [name for name, value in others.items() if value is not None]:
             raise ConfigError(f"{extra[0]}: nothing is played with --regrade; drop it and give reward.name")
         return await regrade_folder(Path(regrade), overrides, model=model, out=folder, progress=shown)
@@ -174,12 +175,12 @@ async def evaluate_plan_async(
     agents, baselines = ([each for each in entries if each.cell.baseline is baseline] for baseline in (False, True))
     evaluation = Evaluation(
         config=plan.config,
-        summaries=_summaries(agents, samples),
+        summaries=by_player(summaries_of(agents, samples)),
         samples=tuple(samples[key] for each in agents for key in each.keys),
         out=out,
         endpoint=engine.limits.endpoint,
         rows_left_out=len(skipped),
-        baselines=_summaries(baselines, samples),
+        baselines=by_player(summaries_of(baselines, samples)),
         baseline_samples=tuple(samples[key] for each in baselines for key in each.keys),
         documents=plan.documents,
         seconds=counted.seconds,
@@ -253,13 +254,6 @@ def _identity(plan: EvalPlan, engine: Engine) -> dict[str, Any]:
         config = config.model_copy(update={"data": config.data.model_copy(update=kept)})
     policies = {policy.name: policy for policy in plan.policies}
     return evaluation_identity(config, policies, plan.problems, engine.limits.endpoint)
-
-
-def _summaries(entries: Sequence[Entry], samples: Samples) -> tuple[EvalSummary, ...]:
-    """Figures of each entry: players in their order, each from short to long."""
-    order = {player: place for place, player in enumerate(dict.fromkeys(each.cell.player for each in entries))}
-    found = summaries_of(entries, samples)
-    return tuple(sorted(found, key=lambda each: (order[each.cell.player], each.by_length)))
 
 
 def _finish(evaluation: Evaluation, engine: Engine, progress: Progress) -> None:

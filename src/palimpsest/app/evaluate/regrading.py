@@ -42,7 +42,7 @@ from palimpsest.evaluation.sample_log import (
     read_object,
     write_json,
 )
-from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.evaluation.summary import EvalSummary, by_player, summarise
 from palimpsest.progress.reporter import Progress
 from palimpsest.reward.compose import shipped_answer, training_layers
 from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded
@@ -50,7 +50,7 @@ from palimpsest.types import Outcome, Problem, Question, Trajectory
 
 _AT_ONCE = 256  # gradings under way; a judge bounds its own requests
 UNSET_URL = "http://unset.invalid/v1"
-"""Stands for the address of a judge, which is no part of an evaluation's identity."""
+"""Placeholder for the address of a judge, which an evaluation's identity leaves out."""
 
 
 async def regrade(
@@ -189,10 +189,9 @@ def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
 
 def _summaries(samples: Sequence[Sample], players: Sequence[str] = ()) -> tuple[EvalSummary, ...]:
     """Figures of each cell: `players` in their order, each from short to long."""
-    order = {player: place for place, player in enumerate(dict.fromkeys([*players, *(s.player for s in samples)]))}
     cells = {cell: [s for s in samples if s.cell == cell] for cell in dict.fromkeys(s.cell for s in samples)}
     found = [summarise(cell, own, drawn=1 + max(s.draw for s in own)) for cell, own in cells.items()]
-    return tuple(sorted(found, key=lambda each: (order[each.cell.player], each.by_length)))
+    return by_player(found, players)
 
 
 def _write(evaluation: Evaluation, identity: Mapping[str, Any], samples: Sequence[Sample]) -> None:
