@@ -192,7 +192,7 @@ def step_of(way: str, options: argparse.Namespace) -> dict[str, float]:
     settings = config.engine
     assert isinstance(settings, EmbeddedEngineConfig)
     engine = EmbeddedEngine(config, objective="policy")
-    thread = ComputeThread(settings.threads)
+    thread = ComputeThread(settings.num_threads)
     memory_tokens = int(config.policy.options.get("memory_tokens", 32))
     batch = Shapes(engine.codec.vocab_size).turns(options.segments, memory_tokens)
     width = max(len(item.segment.token_ids) for item in batch.segments) + 24  # room that a budget leaves unused

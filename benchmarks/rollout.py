@@ -58,7 +58,7 @@ def ours(model: Any, config: Any, plan: Plan) -> float:
     engine = config.engine
     sampler = EmbeddedSampler(
         model,
-        batch_slots=engine.batch_slots,
+        max_num_seqs=engine.max_num_seqs,
         prefill_tokens=engine.prefill_tokens,
         cache_tokens=engine.cache_tokens,
     )

@@ -2,7 +2,7 @@
 
     palimpsest check examples.gated:GatedPolicy
     palimpsest eval Qwen/Qwen3-4B --policy examples.gated:GatedPolicy --data hotpot_dev.json --documents 50
-    palimpsest train memagent-quickstart policy.name=examples.gated:GatedPolicy credit.rule=state_mix \
+    palimpsest train memagent-quickstart policy.name=examples.gated:GatedPolicy credit.adv_estimator=state_mix \
         reward.layers=[examples.gated:GateReward]
 
 Source: GRU-Mem, "When to Memorize and When to Stop" (arXiv 2602.10560). At step t the agent gives

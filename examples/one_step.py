@@ -39,7 +39,7 @@ SETTINGS = {
     "data.synthetic.chunks": 3,
     "data.synthetic.starts": None,  # every episode starts with an empty memory
     "train.group_size": 4,
-    "train.optimizer_steps": 1,
+    "train.num_minibatches": 1,
     "credit.overlong": None,  # the reward is that of the answer alone
     "optim.warmup_steps": 0,
 }
@@ -96,7 +96,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
         print("".join("^" if trained else "." for trained in segment.loss_mask))
 
     print("\n4. Credit")
-    (batch,) = assign([group], config.credit, config.train.optimizer_steps)
+    (batch,) = assign([group], config.credit, config.train.num_minibatches)
     owners = [trajectory.rollout for trajectory in group.trajectories for _ in segments_of(trajectory)]
     first = [batch.segments[owners.index(rollout)] for rollout in range(len(rewards))]
     advantages = [row.advantages[row.segment.loss_mask.index(True)] for row in first]

@@ -1,7 +1,7 @@
 """A credit rule: against the group's median, and only for the last turns, which are nearest to the answer.
 
 palimpsest check examples.own_credit:MedianRule
-palimpsest train memagent-quickstart credit.rule=examples.own_credit:MedianRule credit.options.decay=0.8
+palimpsest train memagent-quickstart credit.adv_estimator=examples.own_credit:MedianRule credit.options.decay=0.8
 """
 
 from __future__ import annotations

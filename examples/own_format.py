@@ -4,7 +4,7 @@
     Who painted it?,Anna,Anna painted the bridge.,Boris sold it. | Clara saw it.
 
     palimpsest data inspect bridge.csv --format examples.own_format:CsvFormat --documents 3
-    palimpsest train memagent-quickstart data.source=bridge.csv data.format=examples.own_format:CsvFormat \\
+    palimpsest train memagent-quickstart data.train_files=bridge.csv data.format=examples.own_format:CsvFormat \\
         data.documents=3 data.curriculum=null cold_start=null
 """
 
@@ -25,7 +25,7 @@ class CsvFormat:
     separator: str = " | "
 
     def recognises(self, path: Path) -> bool:
-        """Other files, data.eval_source say, are read by their columns."""
+        """Other files, data.val_files say, are read by their columns."""
         return path.suffix == ".csv"
 
     def read(self, path: Path) -> Iterator[Record]:

@@ -2,7 +2,7 @@
 
 palimpsest check examples.own_reward:reward
 palimpsest train memagent-quickstart reward.name=examples.own_reward:reward reward.options.price=0.2
-palimpsest train memagent-quickstart reward.layers=[examples.own_reward:Rambling] credit.rule=state_mix
+palimpsest train memagent-quickstart reward.layers=[examples.own_reward:Rambling] credit.adv_estimator=state_mix
 """
 
 from __future__ import annotations

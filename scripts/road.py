@@ -28,8 +28,8 @@ from urllib.request import Request, urlopen
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "palimpsest"
 COMMANDS = {
     "eval": "eval --limit 2 --no-baselines --out {folder}/eval",
-    "train": "train memagent-quickstart train.steps=2 train.prompts_per_step=2 train.group_size=2 "
-    "train.optimizer_steps=1 --out {folder}/run",
+    "train": "train memagent-quickstart train.max_steps=2 train.batch_size=2 train.group_size=2 "
+    "train.num_minibatches=1 --out {folder}/run",
     "serve": "serve embedded --port {port} --store {folder}/store",
 }
 BODY = {

@@ -190,7 +190,7 @@ def sample_rows() -> list[tuple[str, str]]:
 def test_sample_rows_are_read_as_the_format_they_stand_under(format: str, text: str, tmp_path: Path) -> None:
     from palimpsest.data.formats.format_registry import COLUMNS, recognise
 
-    assert json.loads(text).keys() <= COLUMNS.keys()  # so that data.map may name any of them
+    assert json.loads(text).keys() <= COLUMNS.keys()  # so that data.columns may name any of them
     file = tmp_path / "rows.json"
     file.write_text(f"[{text}]", "utf-8")
     (tmp_path / "frankenstein.txt").write_text("A novel by Mary Shelley.", "utf-8")
@@ -239,7 +239,7 @@ def test_the_snippet_runs_with_any_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (snippet,) = snippets()
-    small = {'{"train.steps": 60}': repr(small_run(tiny_model_folder)), "[4, 64], limit=64": "[1, 2], limit=2"}
+    small = {'{"train.max_steps": 60}': repr(small_run(tiny_model_folder)), "[4, 64], limit=64": "[1, 2], limit=2"}
     for given, less in {**small, "chunks=16": "chunks=2"}.items():
         assert given in snippet
         snippet = snippet.replace(given, less)
@@ -254,9 +254,12 @@ def test_the_example_with_objects_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (example,) = [block for block in blocks(page("docs/python-api.md"), "python") if "data=problems" in block]
-    known = {"model.path", "policy.options", "train", "logging.sinks"}
+    known = {"model.path", "policy.options", "train", "logging.report_to"}
     small = {key: value for key, value in small_run(tiny_model_folder).items() if key in known}
-    for given, less in {'{"train.steps": 20}': repr(small), '{"train.steps": 40}': '{"train.steps": 3}'}.items():
+    for given, less in {
+        '{"train.max_steps": 20}': repr(small),
+        '{"train.max_steps": 40}': '{"train.max_steps": 3}',
+    }.items():
         assert given in example
         example = example.replace(given, less)
     names: dict[str, Any] = {"__name__": "__main__"}

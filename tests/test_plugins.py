@@ -71,7 +71,7 @@ def test_what_can_not_be_loaded_is_one_line_with_key_and_value(name: str, messag
     with pytest.raises(ConfigError, match=message) as failure:
         plugins.load("rule", name)
     assert "\n" not in str(failure.value)
-    assert (failure.value.key, failure.value.value) == ("credit.rule", name)
+    assert (failure.value.key, failure.value.value) == ("credit.adv_estimator", name)
 
 
 def test_four_names_mean_the_same_door() -> None:
@@ -101,7 +101,7 @@ def test_a_class_is_made_with_its_options_and_its_method_called() -> None:
     assert plugins.build("reward", "plug_fine:Thing", {"size": 3})(2, 1) == 6
     with pytest.raises(ConfigError, match=r"a method turn_advantages, or to be called, with") as failure:
         plugins.build("rule", "plug_fine:Thing")
-    assert failure.value.key == "credit.rule"
+    assert failure.value.key == "credit.adv_estimator"
 
 
 @pytest.mark.parametrize(

@@ -66,25 +66,25 @@ def test_an_evaluation_says_with_what_it_was_made(tmp_path: Path, tiny_model_fol
 
 
 def test_a_resume_under_other_versions_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(tmp_path, small_config(steps=2))
-    _, warnings = train(tmp_path, small_config(steps=4), resume=True)
+    train(tmp_path, small_config(max_steps=2))
+    _, warnings = train(tmp_path, small_config(max_steps=4), resume=True)
     assert not [line for line in warnings if "other versions" in line]
     now = dict(provenance.environment())
     changed = {**now, "versions": {**now["versions"], "torch": "0.0.1"}}
     monkeypatch.setattr(provenance, "environment", lambda: changed)
-    _, warnings = train(tmp_path, small_config(steps=6), resume=True)
+    _, warnings = train(tmp_path, small_config(max_steps=6), resume=True)
     told = f"resumed under other versions or on another machine (torch {version('torch')} -> 0.0.1)"
     assert [line for line in warnings if line.startswith(told)]
     assert read_rows(tmp_path / "events.jsonl")[-1]["kind"] == "finished"
 
 
 def test_a_run_of_an_earlier_version_resumes_without_a_warning_of_versions(tmp_path: Path) -> None:
-    train(tmp_path, small_config(steps=2))
+    train(tmp_path, small_config(max_steps=2))
     events = tmp_path / "events.jsonl"
     rows = [json.loads(line) for line in events.read_text().splitlines()]
     bare = [{key: value for key, value in row.items() if key != "made_with"} for row in rows]
     events.write_text("".join(json.dumps(row) + "\n" for row in bare if row["kind"] != "continued"))
-    _, warnings = train(tmp_path, small_config(steps=4), resume=True)
+    _, warnings = train(tmp_path, small_config(max_steps=4), resume=True)
     assert not [line for line in warnings if "other versions" in line]
 
 

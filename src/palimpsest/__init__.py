@@ -2,7 +2,7 @@
 
     import palimpsest
 
-    run = palimpsest.train("memagent-quickstart", {"train.steps": 20}, out="runs/first")
+    run = palimpsest.train("memagent-quickstart", {"train.max_steps": 20}, out="runs/first")
     print(run.evaluate(chunks=[4, 64], limit=32))
     print(run.play(chunks=16).memories)
 

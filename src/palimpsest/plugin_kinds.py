@@ -76,7 +76,10 @@ KINDS: dict[str, PluginKind] = {
         "my_module:my_reward",
         {
             **dict.fromkeys(
-                ("boxed", "em", "f1", "sub_em", "fraction", "string_match_all", "string_match_part"),
+                (
+                    *("boxed", "boxed_strict", "em", "f1", "sub_em", "sub_em_reverse", "sub_em_either"),
+                    *("fraction", "string_match_all", "string_match_part"),
+                ),
                 f"{_GRADERS}:MatchGrader",
             ),
             "final_answer": f"{_GRADERS}:FinalAnswerGrader",
@@ -98,13 +101,16 @@ KINDS: dict[str, PluginKind] = {
     ),
     "rule": PluginKind(
         "credit rule",
-        "credit.rule",
+        "credit.adv_estimator",
         "credit.options",
         "my_module:my_rule",
         {
             "mean": "palimpsest.credit.outcome:mean",
             "mean_std": "palimpsest.credit.outcome:mean_std",
             "leave_one_out": "palimpsest.credit.outcome:leave_one_out",
+            "dr_grpo": "palimpsest.credit.outcome:mean",
+            "grpo": "palimpsest.credit.outcome:mean_std",
+            "rloo": "palimpsest.credit.outcome:leave_one_out",
             "state_mix": "palimpsest.credit.state:StateMix",
         },
         ("group",),
@@ -133,8 +139,8 @@ KINDS: dict[str, PluginKind] = {
     ),
     "sink": PluginKind(
         "log sink",
-        "logging.sinks",
-        "logging.sinks",
+        "logging.report_to",
+        "logging.report_to",
         "my_module:MySink",
         {
             "console": "palimpsest.runs.loggers:ConsoleLogger",

@@ -50,7 +50,7 @@ from palimpsest.plugin_options import check_options, signature_of, takes_any
 
 DATA = f"{OBJECT}data"
 """The name of problems."""
-ARGUMENTS = {kind.key: kind.argument for kind in KINDS.values() if kind.argument} | {"data.source": "data"}
+ARGUMENTS = {kind.key: kind.argument for kind in KINDS.values() if kind.argument} | {"data.train_files": "data"}
 """The argument of a call from Python that takes an object, by the key of a configuration that names it."""
 
 _KNOWN: ContextVar[Mapping[str, Any] | None] = ContextVar("palimpsest_objects", default=None)
@@ -272,10 +272,10 @@ def check_all(config: Any) -> None:
         check("reward", config.reward.name, config.reward.options)
     for layer in config.reward.layers:
         check("layer", layer.name, layer.options, options_key=f"reward.layers.{layer.name}")
-    check("rule", config.credit.rule, config.credit.options)
+    check("rule", config.credit.adv_estimator, config.credit.options)
     if config.data.format not in (None, *KINDS["format"].shipped):
         check("format", config.data.format, config.data.format_options)
-    for sink in config.logging.sinks:
+    for sink in config.logging.report_to:
         if sink not in KINDS["sink"].shipped:
             check("sink", sink, {})
     if config.engine.name not in KINDS["engine"].shipped:

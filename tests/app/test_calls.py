@@ -100,7 +100,7 @@ def test_a_run_brings_its_own_configuration_wherever_it_is_named(
     tiny_model_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Who was trained to recall is not measured as one that overwrites."""
-    changes = small_run(tiny_model_folder, steps=1)
+    changes = small_run(tiny_model_folder, max_steps=1)
     options = {**changes.pop("policy.options"), "reply_tokens": 16, "prompts": "short"}
     changes["policy"] = {"name": "recall", "options": options}
     run = palimpsest.train("memagent-quickstart", changes, out=tmp_path / "run", quiet=True)
@@ -329,23 +329,27 @@ def test_a_table_is_escaped_in_a_notebook_and_kept_to_one_line_a_row() -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [{"train.steps": 7, "data.corpus": None}, {"train": {"steps": 7}, "data": {"corpus": None}}, ["train.steps=7"]],
+    [
+        {"train.max_steps": 7, "data.corpus": None},
+        {"train": {"max_steps": 7}, "data": {"corpus": None}},
+        ["train.max_steps=7"],
+    ],
 )
 def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
     config = palimpsest.load_recipe("memagent-quickstart", overrides)
-    assert config == palimpsest.load_recipe("memagent-quickstart", ["train.steps=7"])
+    assert config == palimpsest.load_recipe("memagent-quickstart", ["train.max_steps=7"])
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: palimpsest.train("memagent-7"), "did you mean memagent-7b?"),
-        (lambda: palimpsest.train("memagent-7b", {"train": {"stps": 3}}), "train.stps; did you mean train.steps?"),
+        (lambda: palimpsest.train("memagent-7b", {"train": {"stps": 3}}), "train.stps; did you mean train.max_steps?"),
         (
-            lambda: palimpsest.train("memagent-7b", {"train.steps": "many"}),
-            "override train.steps=many: train.steps='many'",
+            lambda: palimpsest.train("memagent-7b", {"train.max_steps": "many"}),
+            "override train.max_steps=many: train.max_steps='many'",
         ),
-        (lambda: palimpsest.train("memagent-7b", "train.steps=3"), "give a mapping or a list of texts"),
+        (lambda: palimpsest.train("memagent-7b", "train.max_steps=3"), "give a mapping or a list of texts"),
         (lambda: palimpsest.evaluate(overrides={"chunksize": 3}), "policy.options.chunksize"),
         (lambda: palimpsest.evaluate(chunks=0), "chunks=[0]"),
         (lambda: palimpsest.evaluate(data="dev.json", chunks=4), "chunks=4"),
@@ -354,12 +358,15 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         (lambda: palimpsest.play("Who?", "He.", chunks=3), "chunks=3"),
         (lambda: palimpsest.play("Who?", "He.", model="/no/such/folder"), "/no/such/folder"),
         (lambda: palimpsest.quickstart("memagnet"), "did you mean memagent?"),
-        (lambda: palimpsest.train({"train": {"steps": 3}}), "expected a name or a YAML file, got dict"),
-        (lambda: palimpsest.train("memagent-7b", [("train.steps", 3)]), "expected a text such as"),  # type: ignore[list-item]
+        (lambda: palimpsest.train({"train": {"max_steps": 3}}), "expected a name or a YAML file, got dict"),
+        (lambda: palimpsest.train("memagent-7b", [("train.max_steps", 3)]), "expected a text such as"),  # type: ignore[list-item]
         (lambda: palimpsest.train("memagent-quickstart", 5), "overrides 5: give a mapping or a list"),
         (lambda: palimpsest.ask("embedded", [{}], "Who?"), "palimpsest.ask(files=...): {} is of type dict: give files"),  # type: ignore[list-item]
-        (lambda: palimpsest.train("memagent-7b", {"train.steps": True}), "train.steps=True: must be a number"),
-        (lambda: palimpsest.train("memagent-7b", {"logging.sinks": "jsonl"}), "must be a list, each text, e.g. [js"),
+        (lambda: palimpsest.train("memagent-7b", {"train.max_steps": True}), "train.max_steps=True: must be a number"),
+        (
+            lambda: palimpsest.train("memagent-7b", {"logging.report_to": "jsonl"}),
+            "must be a list, each text, e.g. [js",
+        ),
         (lambda: palimpsest.train("memagent-7b", {"reward.layers": ["x"]}), "no such layer; give my_module:my_layer"),
         (lambda: palimpsest.evaluate(3), "palimpsest.evaluate(model=...) is of type int: give a transformers model"),
         (lambda: palimpsest.play("Who?", "He.", model=None), "palimpsest.play(model=...) is missing: give a transf"),
@@ -370,7 +377,7 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         ),
         (lambda: palimpsest.evaluate(chunks=4.0), "chunks=4.0: expected a whole number or a list"),
         (lambda: palimpsest.evaluate(chunks=[]), "chunks=[]: expected"),
-        (lambda: palimpsest.evaluate(documents=4), "data.source=synthetic has none"),
+        (lambda: palimpsest.evaluate(documents=4), "data.train_files=synthetic has none"),
         (lambda: palimpsest.play(" ", "He."), "the question is blank"),
     ],
 )
@@ -414,7 +421,7 @@ def test_a_run_inside_a_running_loop_and_in_a_thread_comes_to_the_same_bytes(
 def test_quiet_shows_nothing_and_otherwise_steps_are_told(
     tmp_path: Path, tiny_model_folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = small_run(tiny_model_folder) | {"logging.sinks": ["console", "jsonl"]}
+    settings = small_run(tiny_model_folder) | {"logging.report_to": ["console", "jsonl"]}
     palimpsest.train("memagent-quickstart", settings, out=tmp_path / "quiet", quiet=True)
     out, err = capfd.readouterr()
     assert (out, "steps 1/2" in err) == ("", False)
@@ -451,7 +458,7 @@ def interrupt() -> None:
 def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_same_bytes(
     where: str, run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    settings = small_run(tiny_model_folder) | {"logging.sinks": ["console", "jsonl"]}
+    settings = small_run(tiny_model_folder) | {"logging.report_to": ["console", "jsonl"]}
 
     def begin() -> palimpsest.Run:
         stopping = StopsAtStep(1, interrupt)
@@ -471,7 +478,7 @@ def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_same_bytes(
 
 def test_a_run_in_a_thread_ends_when_it_is_asked_to(tmp_path: Path, tiny_model_folder: Path) -> None:
     stop, runs = GracefulStop(), list[palimpsest.Run]()
-    settings = small_run(tiny_model_folder, steps=50) | {"logging.sinks": ["console"]}
+    settings = small_run(tiny_model_folder, max_steps=50) | {"logging.report_to": ["console"]}
     asking = StopsAtStep(2, lambda: stop.request("enough"))
 
     def work() -> None:

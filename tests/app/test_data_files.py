@@ -67,7 +67,7 @@ def test_a_question_without_a_gold_is_played_once_and_counted_beside_the_accurac
 
 
 def test_training_refuses_a_question_without_a_gold_by_name(tmp_path: Path, tiny_model_folder: Path) -> None:
-    settings = small_run(tiny_model_folder) | {"data.source": str(lines(tmp_path / "train.jsonl", *GOLDLESS))}
+    settings = small_run(tiny_model_folder) | {"data.train_files": str(lines(tmp_path / "train.jsonl", *GOLDLESS))}
     with pytest.raises(DataError, match="problem p1: has no gold answer, and training needs one"):
         library.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
@@ -88,7 +88,7 @@ def test_columns_of_other_names_are_told_to_an_evaluation(
     assert (sample.question, sample.answers) == ("Who?", ("Ann",))
     assert palimpsest(*words, "--map", "question").stderr.startswith("error: --map question: expected pairs")
     typo = palimpsest("data", "inspect", str(path), "--map", "quesion=q,answers=gold")
-    assert "data.map quesion=q: no format reads a column quesion; did you mean question?" in typo.stderr
+    assert "data.columns quesion=q: no format reads a column quesion; did you mean question?" in typo.stderr
     stray = palimpsest("data", "inspect", str(path), "--map", "fag.csv:question=q")
     assert stray.stderr.startswith("error: --map fag.csv:question: no file that is read is called fag.csv")
 
@@ -106,7 +106,7 @@ def test_each_of_several_files_may_have_columns_of_its_own(
     samples, _ = read_samples(tmp_path / "out" / "samples.jsonl")
     assert {(sample.set, sample.question) for sample in samples} == {("a", "Who?"), ("b", "Where?")}
     stray = palimpsest(*words, *WORDS, "--map", "c.csv:question=q")
-    assert "data.map c.csv:question: no file that is read is called c.csv" in stray.stderr
+    assert "data.columns c.csv:question: no file that is read is called c.csv" in stray.stderr
 
 
 def test_rows_that_are_left_out_are_told_and_recorded(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -121,8 +121,8 @@ def test_rows_that_are_left_out_are_told_and_recorded(palimpsest: Run, tmp_path:
 
 def test_a_training_reads_several_files_and_records_what_it_left_out(tmp_path: Path, tiny_model_folder: Path) -> None:
     files = [lines(tmp_path / "a.jsonl", *ROWS), lines(tmp_path / "b.jsonl", *HOTPOT)]
-    settings = small_run(tiny_model_folder, prompts_per_step=2) | {
-        "data.source": [str(path) for path in files],
+    settings = small_run(tiny_model_folder, batch_size=2) | {
+        "data.train_files": [str(path) for path in files],
         "data.on_missing_gold": "skip",
     }
     run = library.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)

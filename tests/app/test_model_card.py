@@ -95,7 +95,7 @@ def test_an_evaluation_elsewhere_is_named_and_one_of_other_weights_is_rejected(
 
 def test_a_quickstarts_card_has_the_agents_accuracy_at_each_length(tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = {**small_run(tiny_model_folder), "cold_start": None, "evaluation.problems": 2, "evaluation.processes": 1}
-    settings["evaluation.multiples"] = [1, 2]
+    settings["evaluation.sizes"] = [1, 2]
     done = palimpsest.quickstart("memagent", settings, out=tmp_path / "run", quiet=True)
     card = card_of(export(done.folder, tmp_path / "model").path)
     shares = done.summary["accuracy"]["agent"]

@@ -61,8 +61,8 @@ def test_a_reward_and_problems_can_be_objects(tiny_model_folder: Path, tmp_path:
     assert run.metrics.column("reward/mean") == [0.75, 0.75]
     assert seen == [1, 2]
     config = saved(run)
-    assert (config["reward"]["name"], config["data"]["source"]) == ("object:by_number", "object:data")
-    assert config["logging"]["sinks"] == ["jsonl", "object:watch"]
+    assert (config["reward"]["name"], config["data"]["train_files"]) == ("object:by_number", "object:data")
+    assert config["logging"]["report_to"] == ["jsonl", "object:watch"]
     assert config["data"]["curriculum"] is None
     evaluation = run.evaluate(baselines=False, quiet=True)
     assert [(sample.id, sample.value) for sample in evaluation] == [("data-0", 0.25), ("data-1", 0.25)]
@@ -75,7 +75,7 @@ def test_a_reward_that_was_given_is_the_only_one(tiny_model_folder: Path, tmp_pa
         "memagent-quickstart", small_run(tiny_model_folder), reward=reward, out=tmp_path / "a", quiet=True
     )
     assert run.config.reward.unsupported_penalty == 0
-    asked = small_run(tiny_model_folder, steps=1) | {"reward.unsupported_penalty": 2.0}
+    asked = small_run(tiny_model_folder, max_steps=1) | {"reward.unsupported_penalty": 2.0}
     run = palimpsest.train("memagent-quickstart", asked, reward=reward, out=tmp_path / "b", quiet=True)
     assert run.config.reward.unsupported_penalty == 2
 
@@ -83,9 +83,9 @@ def test_a_reward_that_was_given_is_the_only_one(tiny_model_folder: Path, tmp_pa
 def test_a_resumed_run_is_given_its_objects_again(tiny_model_folder: Path, tmp_path: Path) -> None:
     things = {"reward": local_reward(), "data": ROWS}
     straight = palimpsest.train(
-        "memagent-quickstart", small(tiny_model_folder, steps=3), **things, out=tmp_path / "one", quiet=True
+        "memagent-quickstart", small(tiny_model_folder, max_steps=3), **things, out=tmp_path / "one", quiet=True
     )
-    short = small(tiny_model_folder, steps=3)
+    short = small(tiny_model_folder, max_steps=3)
     run = palimpsest.train("memagent-quickstart", short, **things, out=tmp_path / "two", quiet=True, stop=at_once())
     assert run.steps < 3
     folder = run.folder
@@ -117,7 +117,7 @@ def test_what_a_module_has_is_named_so_that_a_command_can_resume(
 
     run = palimpsest.train(
         "memagent-quickstart",
-        small_run(tiny_model_folder, steps=1),
+        small_run(tiny_model_folder, max_steps=1),
         reward=named_rewards.one,
         out=tmp_path / "run",
         quiet=True,
@@ -150,7 +150,7 @@ class Sized:
 )
 def test_problems_come_as_dicts_problems_or_a_data_set(data: Any, tiny_model_folder: Path, tmp_path: Path) -> None:
     run = palimpsest.train(
-        "memagent-quickstart", small(tiny_model_folder, steps=1), data=data, out=tmp_path / "run", quiet=True
+        "memagent-quickstart", small(tiny_model_folder, max_steps=1), data=data, out=tmp_path / "run", quiet=True
     )
     (sample,) = run.evaluate(baselines=False, quiet=True)
     assert (sample.id, sample.question) == ("data-0", "What does Anna drink?")
@@ -159,11 +159,11 @@ def test_problems_come_as_dicts_problems_or_a_data_set(data: Any, tiny_model_fol
 def test_a_list_shorter_than_a_step_is_the_whole_step(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changes = small(tiny_model_folder, steps=1)
-    del changes["train"]["prompts_per_step"], changes["train"]["optimizer_steps"]
+    changes = small(tiny_model_folder, max_steps=1)
+    del changes["train"]["batch_size"], changes["train"]["num_minibatches"]
     run = palimpsest.train("memagent-quickstart", changes, data=ROWS, out=tmp_path / "run")
-    assert (run.config.train.prompts_per_step, run.config.train.optimizer_steps) == (2, 2)
-    said = "palimpsest.train(data=...) holds 2: train.prompts_per_step is 2, not 8"
+    assert (run.config.train.batch_size, run.config.train.num_minibatches) == (2, 2)
+    said = "palimpsest.train(data=...) holds 2: train.batch_size is 2, not 8"
     assert said in " ".join(capsys.readouterr().err.split())
     fewer: Any = {"resume": run.folder, "data": ROWS[:1]}
     with pytest.raises(
@@ -173,7 +173,7 @@ def test_a_list_shorter_than_a_step_is_the_whole_step(
     with pytest.raises(palimpsest.PalimpsestError, match="object:data holds 2 problems, a step asks for 3"):
         palimpsest.train(
             "memagent-quickstart",
-            {**changes, "train.prompts_per_step": 3, "train.optimizer_steps": 1},
+            {**changes, "train.batch_size": 3, "train.num_minibatches": 1},
             data=ROWS,
             out=tmp_path / "b",
             quiet=True,
@@ -202,7 +202,7 @@ class Held(palimpsest.MemoryPolicy):
 
 
 def test_a_policy_is_a_class_or_an_object(tiny_model_folder: Path, tmp_path: Path) -> None:
-    changes: Any = small(tiny_model_folder, steps=1)
+    changes: Any = small(tiny_model_folder, max_steps=1)
     del changes["policy.options"]
     named = f"{Parrot.__module__}:Parrot"
     held: Any = Held(Parrot(3))
@@ -220,7 +220,7 @@ def test_a_policy_is_a_class_or_an_object(tiny_model_folder: Path, tmp_path: Pat
 
 def test_a_shipped_policy_object_becomes_its_name_and_options(tiny_model_folder: Path, tmp_path: Path) -> None:
     policy = OverwritePolicy(chunk_size=64, memory_tokens=8, question_tokens=64, answer_tokens=8)
-    changes = small(tiny_model_folder, steps=1)
+    changes = small(tiny_model_folder, max_steps=1)
     del changes["policy.options"]
     run = palimpsest.train("memagent-quickstart", changes, policy=policy, data=ROWS, out=tmp_path / "run", quiet=True)
     assert run.config.policy.name == "overwrite"
@@ -278,7 +278,7 @@ def test_a_loaded_model_is_trained_as_a_copy_next_to_the_run(tiny_model_folder: 
     named = small_run(tiny_model_folder) | {"model.path": str(tiny_model_folder)}
     other = palimpsest.train("memagent-quickstart", named, out=tmp_path / "other", quiet=True)
     assert other.metrics.column("reward/mean") == run.metrics.column("reward/mean")
-    more = palimpsest.train(resume=run, overrides={"train.steps": 3}, **things, quiet=True)
+    more = palimpsest.train(resume=run, overrides={"train.max_steps": 3}, **things, quiet=True)
     assert (more.steps, [*tmp_path.glob("run-model-*")]) == (3, [copy])
     with pytest.raises(palimpsest.PalimpsestError, match=r"train\(tokenizer=\.\.\.\) is missing"):
         palimpsest.train("memagent-quickstart", changes, model=model, out=tmp_path / "c", quiet=True)
@@ -325,8 +325,8 @@ class Watch:
 def right(problem, trajectory):
     return float(trajectory.answer in problem.answers)
 
-changes = small_run({model!r}, steps=1)
-changes = {{key: changes[key] for key in ("model.path", "train", "logging.sinks")}}
+changes = small_run({model!r}, max_steps=1)
+changes = {{key: changes[key] for key in ("model.path", "train", "logging.report_to")}}
 rows = [{{"question": "What does Anna drink?", "answers": ["tea"], "context": "Anna drinks tea."}}]
 run = palimpsest.train("memagent-quickstart", changes, policy=Short, reward=right, data=rows, callbacks=[Watch()],
                        out="run", quiet=True)
@@ -344,11 +344,11 @@ def test_everything_can_be_defined_in_a_script_and_a_command_says_what_it_lacks(
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["step 1 1.0", "tea"]
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    names = [config["policy"]["name"], config["reward"]["name"], *config["logging"]["sinks"]]
+    names = [config["policy"]["name"], config["reward"]["name"], *config["logging"]["report_to"]]
     assert names == ["object:Short", "object:right", "jsonl", "object:Watch"]
     started = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[0])
     assert started["detail"] == {"given": ["reward", "policy", "data", "callbacks"]}
-    command = [sys.executable, "-m", "palimpsest", "train", "--resume", "run", "train.steps=2"]
+    command = [sys.executable, "-m", "palimpsest", "train", "--resume", "run", "train.max_steps=2"]
     done = subprocess.run(command, **options)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     said = "palimpsest.train(resume='run', reward=..., policy=..., data=..., callbacks=...)"

@@ -44,7 +44,7 @@ things = {{"policy": Short, "reward": right, "data": rows, "quiet": True}}
 run = palimpsest.train("memagent-quickstart", changes, **things, callbacks=watch, out="run")
 evaluation = run.evaluate(baselines=False, quiet=True)
 print(evaluation.title.split(",")[0], evaluation.accuracy.mean)
-more = palimpsest.train(resume=run, overrides={{"train.steps": 3}}, quiet=True)
+more = palimpsest.train(resume=run, overrides={{"train.max_steps": 3}}, quiet=True)
 palimpsest.train("memagent-quickstart", changes, **things, out="run")
 palimpsest.train(resume="run", quiet=True)
 """
@@ -69,22 +69,22 @@ def test_everything_can_be_typed_into_an_interactive_session(tiny_model_folder: 
     assert "palimpsest serve" not in done.stdout
 
 
-OBJECTS = {"reward.name": "object:mine", "policy.name": "object:Mine", "policy.options": {}, "logging.sinks": []}
+OBJECTS = {"reward.name": "object:mine", "policy.name": "object:Mine", "policy.options": {}, "logging.report_to": []}
 
 
 @pytest.mark.parametrize(
     ("changes", "arguments"),
     [
         (OBJECTS, {"reward", "policy", "chunks", "out"}),
-        ({"data.source": "object:data", "data.curriculum": None}, {"data", "out"}),
-        ({"data.source": "object:data", "data.curriculum": None, "data.eval_source": "held_out.json"}, {"out"}),
-        ({"logging.sinks": ["object:watch"]}, {"chunks", "out"}),
+        ({"data.train_files": "object:data", "data.curriculum": None}, {"data", "out"}),
+        ({"data.train_files": "object:data", "data.curriculum": None, "data.val_files": "held_out.json"}, {"out"}),
+        ({"logging.report_to": ["object:watch"]}, {"chunks", "out"}),
     ],
 )
 def test_the_next_steps_of_a_run_with_objects_are_calls(
     changes: dict[str, Any], arguments: set[str], tmp_path: Path
 ) -> None:
-    config = load_recipe("memagent-quickstart", {**changes, "train.steps": 2})
+    config = load_recipe("memagent-quickstart", {**changes, "train.max_steps": 2})
     started = '{"kind": "started", "command": "train", "detail": {"given": ["reward"]}}\n'
     (tmp_path / "events.jsonl").write_text(started)
     measure, train_on = next_steps(tmp_path, config, 2)
@@ -96,7 +96,7 @@ def test_the_next_steps_of_a_run_with_objects_are_calls(
         assert ast.unparse(call.func) == f"palimpsest.{function.__name__}"
         assert {keyword.arg for keyword in call.keywords} == named
         inspect.signature(function).bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords})
-    assert "overrides={'train.steps': 4}" in train_on
+    assert "overrides={'train.max_steps': 4}" in train_on
 
 
 def test_what_is_suggested_for_measuring_a_run_with_objects_can_be_called(
@@ -171,7 +171,7 @@ def test_objects_stay_in_the_calling_process_of_a_run_on_ranks(tiny_model_folder
     changes = {key: value for key, value in without_data(tiny_model_folder).items() if key != "policy.options"}
     run = palimpsest.train(
         "memagent-quickstart",
-        {**changes, "engine.name": "ray", "cluster.learners": 1, "train.steps": 1, "credit.dynamic_sampling": None},
+        {**changes, "engine.name": "ray", "cluster.learners": 1, "train.max_steps": 1, "credit.dynamic_sampling": None},
         policy=Short,
         reward=reward,
         data=[{"question": "Who?", "answers": ["Bob"], "context": "Bob."}],

@@ -83,9 +83,9 @@ def test_the_hints_of_an_interruption_and_of_a_folder_in_use_are_commands_that_g
 
 def test_what_a_run_may_change_is_said_and_what_it_may_not_is_refused(stopped: palimpsest.Run) -> None:
     shown = Shown()
-    run = palimpsest.train(resume=stopped.folder, overrides={"train.save_every": 2}, progress=shown)
-    assert (run.steps, run.config.train.save_every) == (2, 2)
-    assert "resumed with another train.save_every: 1 -> 2" in shown.messages
+    run = palimpsest.train(resume=stopped.folder, overrides={"train.save_steps": 2}, progress=shown)
+    assert (run.steps, run.config.train.save_steps) == (2, 2)
+    assert "resumed with another train.save_steps: 1 -> 2" in shown.messages
     with pytest.raises(palimpsest.PalimpsestError, match=r"can't change train\.group_size: 2 -> 4"):
         palimpsest.train(resume=stopped.folder, overrides={"train.group_size": 4}, quiet=True)
     with pytest.raises(palimpsest.PalimpsestError, match="can't change seed: 7 -> 8"):
@@ -112,7 +112,7 @@ def test_a_run_that_ends_by_an_error_says_how_it_goes_on(
 ) -> None:
     (tmp_path / "grading.py").write_text("def fails(problem, trajectory):\n    raise ValueError('down')\n")
     monkeypatch.chdir(tmp_path)
-    recipe = {key: value for key, value in settings.items() if key != "logging.sinks"}
+    recipe = {key: value for key, value in settings.items() if key != "logging.report_to"}
     texts = [f"{key}={json.dumps(value)}" for key, value in recipe.items()]
     done = palimpsest("train", "memagent-quickstart", *texts, "reward.name=grading:fails", "--out", "runs/x")
     assert done.returncode == 2
@@ -156,7 +156,7 @@ def test_a_hint_says_whether_a_run_goes_on_or_begins_again(tmp_path: Path) -> No
 
 
 def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: Path) -> None:
-    changes = {"model.path": str(tiny_model_folder), "train.steps": 3, "evaluation.multiples": [1, 2]}
+    changes = {"model.path": str(tiny_model_folder), "train.max_steps": 3, "evaluation.sizes": [1, 2]}
     config = quickstart_config("memagent", changes, 5)
     with open_run(tmp_path / "run", config, origin=RunOrigin("quickstart")):
         pass
@@ -174,14 +174,14 @@ def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: P
 def test_the_lessons_of_a_recipe_are_learnt_alone_and_go_on_by_their_folder(
     palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    size = "cold_start={steps: 2, lessons_per_step: 2}"
+    size = "cold_start={max_steps: 2, batch_size: 2}"
     command = ("sft", "memagent-quickstart", f"model.path={tiny_model_folder}", size, "--out", str(tmp_path / "run"))
     done = palimpsest(*command)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
     asked = asked_run(None, command="sft", resume=tmp_path / "run")
     assert asked.config.cold_start is not None
-    assert asked.config.cold_start.steps == 2
+    assert asked.config.cold_start.max_steps == 2
     again = palimpsest("sft", "--resume", str(tmp_path / "run"))
     assert "2 of 2 steps" in again.stderr, again.stderr
     lacking = palimpsest("sft", "memagent-quickstart", "cold_start=null", "--out", str(tmp_path / "none"))
@@ -191,10 +191,10 @@ def test_the_lessons_of_a_recipe_are_learnt_alone_and_go_on_by_their_folder(
 def test_supervised_training_goes_on_by_its_folder(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     records = encode_groups([replace(g) for g in sample_groups(2)], Codec.load(str(tiny_model_folder)).digest)
     (tmp_path / "records.jsonl.zst").write_bytes(records)
-    sizes = ("train.steps=1", "train.prompts_per_step=4", "cold_start=null", f"model.path={tiny_model_folder}")
+    sizes = ("train.max_steps=1", "train.batch_size=4", "cold_start=null", f"model.path={tiny_model_folder}")
     out = ("--out", str(tmp_path / "run"))
     done = palimpsest("sft", "memagent-quickstart", *sizes, "--from", str(tmp_path / "records.jsonl.zst"), *out)
     assert done.returncode == 0, done.stderr
     assert origin_of(tmp_path / "run").command == "sft"
-    again = palimpsest("sft", "--resume", str(tmp_path / "run"), "train.steps=2")
+    again = palimpsest("sft", "--resume", str(tmp_path / "run"), "train.max_steps=2")
     assert (again.returncode, "2 of 2 steps" in again.stderr) == (0, True), again.stderr

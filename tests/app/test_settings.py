@@ -22,14 +22,14 @@ from support.fakes import small_config
 
 def test_a_recipe_that_reads_files_in_their_order_is_evaluated_on_synthetic_documents() -> None:
     config = evaluation_config(Agent("embedded", recipe="memagent-7b"), data="synthetic")
-    assert (config.data.source, config.data.shuffle) == ("synthetic", True)
+    assert (config.data.train_files, config.data.shuffle) == ("synthetic", True)
     assert not run_config("memagent-7b").data.shuffle
 
 
 def test_a_training_goes_out_from_the_newest_checkpoint_of_a_run_it_names(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    small = {"train.prompts_per_step": 1, "train.group_size": 2, "train.optimizer_steps": 1, "train.steps": 1}
+    small = {"train.batch_size": 1, "train.group_size": 2, "train.num_minibatches": 1, "train.max_steps": 1}
     budgets = {f"policy.options.{name}": 8 for name in ("memory_tokens", "answer_tokens")}
     changes = {"model.path": str(tiny_model_folder), "policy.options.question_tokens": 64, **small, **budgets}
     run = library.train("memagent-quickstart", changes, out=tmp_path / "first", quiet=True)
@@ -73,12 +73,15 @@ def problems(path: Path) -> Path:
 
 def test_problems_that_were_trained_on_are_told(tmp_path: Path, tiny_model_folder: Path) -> None:
     source = problems(tmp_path / "train.json")
-    values = small_config().model_dump(mode="json") | {"policy": {"name": "overwrite"}, "data": {"source": str(source)}}
+    values = small_config().model_dump(mode="json") | {
+        "policy": {"name": "overwrite"},
+        "data": {"train_files": str(source)},
+    }
     with open_run(tmp_path / "run", RunConfig.model_validate(values), on_warning=lambda _: None):
         weights = tmp_path / "run" / "checkpoints" / "weights"
         shutil.copytree(tiny_model_folder, weights)
     agent = Agent(weights)
-    warning = "these are the problems it was trained on; give --data or data.eval_source"
+    warning = "these are the problems it was trained on; give --data or data.val_files"
     assert agent.told(evaluation_config(agent)) == [warning]
     assert agent.told(evaluation_config(agent, data=problems(tmp_path / "dev.json"))) == []
     assert agent.told(evaluation_config(agent, data="synthetic")) == []
@@ -96,8 +99,8 @@ def test_a_budget_beyond_the_window_names_the_model(palimpsest: Run, tmp_path: P
     assert (done.returncode, "(model embedded)" in done.stderr) == (2, True)
 
 
-ON_RAY = ("engine.name=ray", "engine.batch_slots=7", "cluster.learners=2", "cluster.start_timeout_s=60")
-SERVED = ("sampler.name=vllm", "sampler.servers=2", "sampler.max_context=2048")
+ON_RAY = ("engine.name=ray", "engine.max_num_seqs=7", "cluster.learners=2", "cluster.timeout_s=60")
+SERVED = ("sampler.name=vllm", "sampler.servers=2", "sampler.max_model_len=2048")
 
 
 @pytest.mark.parametrize("trained", [ON_RAY, SERVED, (*ON_RAY, *SERVED)])

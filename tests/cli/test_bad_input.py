@@ -26,7 +26,7 @@ ROW: dict[str, Any] = {
 }
 TRAIN = ("train", "memagent-quickstart", "data.curriculum=null", "data.synthetic.starts=null")
 SMALL = ("policy.options.chunk_size=64", "policy.options.memory_tokens=8", "policy.options.question_tokens=64")
-ONE_STEP = ("train.steps=1", "train.prompts_per_step=1", "train.optimizer_steps=1", "train.group_size=2")
+ONE_STEP = ("train.max_steps=1", "train.batch_size=1", "train.num_minibatches=1", "train.group_size=2")
 
 
 def without(key: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def test_a_spoilt_data_file_is_named_with_the_place(
     model = str(tiny_model_folder)
     commands = (
         ["eval", model, "--data", path, "--out", str(out)],
-        [*TRAIN, f"model.path={model}", f"data.source={path}", "--out", str(out)],
+        [*TRAIN, f"model.path={model}", f"data.train_files={path}", "--out", str(out)],
         ["data", "inspect", path],
     )
     for command in commands:
@@ -86,13 +86,13 @@ def test_a_spoilt_data_file_is_named_with_the_place(
 
 
 BAD_SETTINGS = [
-    ("train.stps=3", "did you mean train.steps?"),
-    ("train.steps=none", "train.steps='none'"),
-    ("train.steps=0", "train.steps=0"),
+    ("train.stps=3", "did you mean train.max_steps?"),
+    ("train.max_steps=none", "train.max_steps='none'"),
+    ("train.max_steps=0", "train.max_steps=0"),
     ("policy.options.chunksize=3", "did you mean chunk_size?"),
     ("policy.name=overwrit", "did you mean overwrite?"),
     ("credit.overlong={max_tokens: 10, buffer: 20}", "credit.overlong.buffer=20 exceeds credit.overlong.max_tokens=10"),
-    ("loss.tis_cap=2", "set loss.old_logprobs=recompute"),
+    ("loss.importance_sampling_cap=2", "set loss.old_logprobs=recompute"),
     ("model.path=/no/such/folder", "/no/such/folder"),
     ("model.device=gpu", "use auto, cpu, cuda"),
     ("data.corpus=nowhere.json", "nowhere.json"),
@@ -105,7 +105,7 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(
 ) -> None:
     (tmp_path / "one.json").write_text(json.dumps([ROW]))
     out = tmp_path / "run"
-    source = (f"model.path={tiny_model_folder}", f"data.source={tmp_path / 'one.json'}", "data.documents=2")
+    source = (f"model.path={tiny_model_folder}", f"data.train_files={tmp_path / 'one.json'}", "data.documents=2")
     assert what in refused(*TRAIN, *source, *ONE_STEP, *SMALL, setting, "--out", str(out))
     assert not out.exists()
 
@@ -116,7 +116,7 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(
         (("train", "memagent-7"), "did you mean memagent-7b?"),
         (("train", "nowhere.yaml"), "nowhere.yaml"),
         (("quickstart", "memagnet"), "did you mean memagent?"),
-        (("quickstart", "train.steps=none"), "train.steps='none'"),
+        (("quickstart", "train.max_steps=none"), "train.max_steps='none'"),
         (("eval", "--chunks", "4,x"), "expected lengths such as 4,64,256"),
         (("eval", "--data", "dev.json", "--chunks", "4"), "--documents"),
         (("eval", "--data", "sythetic"), "did you mean synthetic?"),
@@ -189,16 +189,16 @@ def test_a_budget_beyond_the_window_is_named_with_both_numbers(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("place", ["data.source", "data.eval_source"])
+@pytest.mark.parametrize("place", ["data.train_files", "data.val_files"])
 def test_a_question_over_its_budget_is_refused_at_load_wherever_it_stands_in_the_file(
     place: str, refused: Refused, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     long = {**ROW, "_id": "wordy", "question": "Is it so? " * 40}
     (tmp_path / "fine.json").write_text(json.dumps([{**ROW, "_id": f"q{i}"} for i in range(9)]))
     (tmp_path / "long.json").write_text(json.dumps([*({**ROW, "_id": f"q{i}"} for i in range(9)), long]))
-    sources = {"data.source": "fine.json", "data.eval_source": "fine.json"} | {place: "long.json"}
+    sources = {"data.train_files": "fine.json", "data.val_files": "fine.json"} | {place: "long.json"}
     message = refused(
-        *TRAIN, f"model.path={tiny_model_folder}", *ONE_STEP, *SMALL, "train.eval_every=1",
+        *TRAIN, f"model.path={tiny_model_folder}", *ONE_STEP, *SMALL, "train.eval_steps=1",
         *(f"{key}={tmp_path / name}" for key, name in sources.items()), "--out", str(tmp_path / "out"),
     )  # fmt: skip
     assert "problem wordy: its question has" in message
@@ -223,7 +223,7 @@ def test_control_tokens_and_tags_in_a_document_are_read_as_plain_text(
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "samples.jsonl").read_text())["id"] == "evil"
     trained = palimpsest(
-        *TRAIN, f"model.path={tiny_model_folder}", f"data.source={data}", *ONE_STEP, *SMALL,
+        *TRAIN, f"model.path={tiny_model_folder}", f"data.train_files={data}", *ONE_STEP, *SMALL,
         "--out", str(tmp_path / "run"),
     )  # fmt: skip
     assert trained.returncode == 0, trained.stderr

@@ -107,15 +107,17 @@ def test_recipes_are_listed_and_shown(palimpsest: Run) -> None:
     listed = palimpsest("recipes", "list").stdout
     assert "memagent-7b" in listed
     assert "# script" in palimpsest("recipes", "show", "memagent-7b").stdout
-    shown = palimpsest("recipes", "show", "memagent-7b", "train.steps=3").stdout
-    assert yaml.safe_load(shown)["train"]["steps"] == 3
+    shown = palimpsest("recipes", "show", "memagent-7b", "train.max_steps=3").stdout
+    assert yaml.safe_load(shown)["train"]["max_steps"] == 3
 
 
 def test_keys_are_told_with_what_they_take_their_default_and_meaning(palimpsest: Run) -> None:
     every = palimpsest("recipes", "keys").stdout
-    assert all(f"{name} " in every for name in ("train.steps", "optim.learning_rate", "model.lora.rank"))
-    (steps,) = [line for line in palimpsest("recipes", "keys", "train").stdout.splitlines() if "train.steps " in line]
-    assert steps.split() == ["train.steps", "integer", "≥", "1", "100", "Rollout", "batches."]
+    assert all(f"{name} " in every for name in ("train.max_steps", "optim.learning_rate", "model.lora.rank"))
+    (steps,) = [
+        line for line in palimpsest("recipes", "keys", "train").stdout.splitlines() if "train.max_steps " in line
+    ]
+    assert steps.split() == ["train.max_steps", "integer", "≥", "1", "100", "Rollout", "batches."]
     policy = palimpsest("recipes", "keys", "policy").stdout
     assert "palimpsest recipes keys policy.options.overwrite" in " ".join(policy.split())
     options = palimpsest("recipes", "keys", "policy.options.overwrite").stdout
@@ -128,8 +130,8 @@ def test_an_unknown_prefix_of_keys_is_refused_with_the_nearest(refused: Callable
 
 
 def test_a_recipe_is_explained_key_by_key_with_the_options_of_its_policy(palimpsest: Run) -> None:
-    lines = palimpsest("recipes", "show", "memagent-quickstart", "train.steps=7", "--explain").stdout.splitlines()
-    (steps,) = [line for line in lines if line.startswith("train.steps ")]
+    lines = palimpsest("recipes", "show", "memagent-quickstart", "train.max_steps=7", "--explain").stdout.splitlines()
+    (steps,) = [line for line in lines if line.startswith("train.max_steps ")]
     assert steps.split()[1:3] == ["7", "100"]
     (layout,) = [line for line in lines if line.startswith("policy.options.layout ")]
     assert layout.split()[1:3] == ["section_first", "memory_first"]
@@ -296,13 +298,13 @@ def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_mod
     command = ["quickstart", "memagent", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
     command += ["data.synthetic.starts=null"]
     command += [
-        "train.steps=2",
-        "train.prompts_per_step=2",
-        "train.optimizer_steps=1",
+        "train.max_steps=2",
+        "train.batch_size=2",
+        "train.num_minibatches=1",
         "train.group_size=2",
         "evaluation.problems=3",
     ]
-    command += ["evaluation.multiples=[1, 2]", "data.synthetic.chunks=2", "data.curriculum.chunks=[1, 2]"]
+    command += ["evaluation.sizes=[1, 2]", "data.synthetic.chunks=2", "data.curriculum.chunks=[1, 2]"]
     command += ["policy.options.chunk_size=24", "policy.options.memory_tokens=8"]
     command += [
         f"evaluation.baselines.{name}.options.question_tokens=60"
@@ -337,10 +339,10 @@ def test_quickstart_of_recall_trains_agent_and_rival_and_goes_on_where_it_was(
 ) -> None:
     out = tmp_path / "run"
     command = ["quickstart", "rememr1", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
-    command += ["train.steps=2", "train.prompts_per_step=2", "train.optimizer_steps=1", "train.group_size=2"]
-    command += ["cold_start.steps=2", "cold_start.lessons_per_step=4"]
-    command += ["evaluation.problems=3", "evaluation.multiples=[1, 2]", "data.curriculum.chunks=[2, 3]"]
-    policies = ["policy", "evaluation.rivals.overwrite", "evaluation.baselines.rule_recall"]
+    command += ["train.max_steps=2", "train.batch_size=2", "train.num_minibatches=1", "train.group_size=2"]
+    command += ["cold_start.max_steps=2", "cold_start.batch_size=4"]
+    command += ["evaluation.problems=3", "evaluation.sizes=[1, 2]", "data.curriculum.chunks=[2, 3]"]
+    policies = ["policy", "evaluation.trained_baselines.overwrite", "evaluation.baselines.rule_recall"]
     command += [f"{policy}.options.question_tokens=60" for policy in policies]
     command += [f"{policy}.options.memory_tokens=16" for policy in policies]
     done = palimpsest(*command)
@@ -365,10 +367,10 @@ def test_quickstart_of_recall_trains_agent_and_rival_and_goes_on_where_it_was(
 def test_quickstart_of_pruning_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     out = tmp_path / "run"
     command = ["quickstart", "memact", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
-    command += ["train.steps=2", "train.prompts_per_step=2", "train.optimizer_steps=1", "train.group_size=2"]
-    command += ["cold_start.steps=2", "cold_start.lessons_per_step=4", "cold_start.distinct=4"]
+    command += ["train.max_steps=2", "train.batch_size=2", "train.num_minibatches=1", "train.group_size=2"]
+    command += ["cold_start.max_steps=2", "cold_start.batch_size=4", "cold_start.distinct=4"]
     command += ["cold_start.objectives=[1, 2]", "data.curriculum.objectives=[1, 2]"]
-    command += ["evaluation.problems=3", "evaluation.objectives=[1, 2]"]
+    command += ["evaluation.problems=3", "evaluation.sizes=[1, 2]"]
     others = ("no_prune", "full_history", "sliding_window", "summary")
     for policy in ("policy", *(f"evaluation.baselines.{name}" for name in others)):
         command += [f"{policy}.options.context_tokens=500", f"{policy}.options.turn_tokens=60"]

@@ -104,7 +104,7 @@ HUGE: list[tuple[list[str], str]] = [
     ([*TRAIN, "link"], "link is a link to nothing"),
     (["eval", "--out", "link", "--limit", "1"], "link is a link to nothing"),
     (["train", "brackets.yaml"], "recipe brackets.yaml: not valid YAML (nested too deep)"),
-    ([*TRAIN, "x", "train.steps=" + "[" * 3000], "override train.steps=["),
+    ([*TRAIN, "x", "train.max_steps=" + "[" * 3000], "override train.max_steps=["),
     (["data", "inspect", "deep.json"], "deep.json row 1: JSON that can't be read"),
     (["data", "inspect", "deep.jsonl"], "deep.jsonl row 1: JSON that can't be read"),
     (["retrieval", "serve", "--corpus", "deep.json", "--port", "0"], "deep.json row 1: JSON that can't be read"),
@@ -149,8 +149,8 @@ def test_a_run_whose_folder_is_deleted_ends_with_a_line_and_makes_no_new_one(
     (tmp_path / "sinks_of_mine.py").write_text(SINK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    settings = small_run(tiny_model_folder, steps=4, save_every=2) | {
-        "logging.sinks": ["sinks_of_mine:delete_the_run", "jsonl"]
+    settings = small_run(tiny_model_folder, max_steps=4, save_steps=2) | {
+        "logging.report_to": ["sinks_of_mine:delete_the_run", "jsonl"]
     }
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     message = refused(*TRAIN, "run", *words)

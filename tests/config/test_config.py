@@ -65,7 +65,7 @@ def test_no_text_is_read_back_as_anything_else(key: str, value: str) -> None:
 def test_the_policies_of_a_recipe_can_be_built(name: str) -> None:
     """C9.17: the original's configurations name classes and files that aren't there."""
     config = load_recipe(name)
-    for policy in (config.policy, *config.evaluation.baselines.values(), *config.evaluation.rivals.values()):
+    for policy in (config.policy, *config.evaluation.baselines.values(), *config.evaluation.trained_baselines.values()):
         build_policy(policy)
 
 
@@ -80,12 +80,12 @@ def test_every_value_of_a_published_recipe_names_its_source(name: str) -> None:
 
 def test_the_papers_recipe_holds_the_papers_numbers() -> None:
     config = load_recipe("memagent-7b")
-    assert (config.train.prompts_per_step, config.train.group_size, config.train.optimizer_steps) == (
+    assert (config.train.batch_size, config.train.group_size, config.train.num_minibatches) == (
         128,
         16,
         16,
     )
-    assert (config.optim.learning_rate, config.loss.kl_coef, config.credit.rule) == (1e-6, 1e-3, "mean")
+    assert (config.optim.learning_rate, config.loss.kl_loss_coef, config.credit.adv_estimator) == (1e-6, 1e-3, "mean")
     options = config.policy.options
     assert [options[k] for k in ("chunk_size", "memory_tokens", "answer_tokens", "max_chunks")] == [
         5000,
@@ -98,9 +98,9 @@ def test_the_papers_recipe_holds_the_papers_numbers() -> None:
 def test_what_the_scripts_do_to_their_data_and_when_they_validate_is_in_the_recipes() -> None:
     for name in ("memagent-7b", "memagent-14b", "rememr1-3b", "rememr1-7b", "rememr1-code"):
         config = load_recipe(name)
-        assert (config.data.shuffle, config.train.eval_first) == (False, True)
+        assert (config.data.shuffle, config.train.eval_on_start) == (False, True)
     for name in ("rememr1-3b", "rememr1-7b", "rememr1-code"):
-        assert load_recipe(name).train.save_best == "accuracy"
+        assert load_recipe(name).train.metric_for_best_model == "accuracy"
         for key in ("question_tokens", "memory_tokens", "answer_tokens", "max_chunks"):
             (line,) = [text for text in recipe_text(name).splitlines() if text.strip().startswith(f"{key}:")]
             assert "# config:" in line
@@ -108,13 +108,13 @@ def test_what_the_scripts_do_to_their_data_and_when_they_validate_is_in_the_reci
 
 def test_the_larger_memagent_its_second_stage_and_the_cold_start_of_memact_are_recipes() -> None:
     first, second = load_recipe("memagent-14b"), load_recipe("memagent-14b-stage2")
-    assert (first.train.prompts_per_step, first.train.optimizer_steps, first.train.group_size) == (256, 16, 16)
+    assert (first.train.batch_size, first.train.num_minibatches, first.train.group_size) == (256, 16, 16)
     limit = second.policy.options["max_chunks"] * second.policy.options["chunk_size"]
     assert (limit, second.model.path) == (60_000, "runs/memagent-14b-seed0")
     start = load_recipe("memact-cold-start")
-    assert (start.optim.learning_rate, start.train.prompts_per_step, start.train.steps) == (6e-6, 256, 72)
+    assert (start.optim.learning_rate, start.train.batch_size, start.train.max_steps) == (6e-6, 256, 72)
     vime = load_recipe("memagent-vime-qwen3-4b").train
-    assert (vime.prompts_per_step, vime.group_size, vime.optimizer_steps) == (8, 8, 1)
+    assert (vime.batch_size, vime.group_size, vime.num_minibatches) == (8, 8, 1)
 
 
 def test_defaults_round_trip_as_plain_yaml() -> None:
@@ -151,7 +151,10 @@ def test_values_are_read_as_yaml(override: str, expected: object) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (f"train.ahead={2**63}", "recipe: train.ahead: a number of 64 bits; at most 63 are possible"),
+        (
+            f"train.max_off_policy_steps={2**63}",
+            "recipe: train.max_off_policy_steps: a number of 64 bits; at most 63 are possible",
+        ),
         (f"policy.options.size=[{-(2**63) - 1}]", "recipe: policy.options.size: a number of 64 bits"),
         ('reward.name="\\ud800:x"', r"recipe: reward.name: .* holds half a character"),
         (r'model.path="a\0b"', r"recipe: model\.path: 'a\\x00b' holds a NUL character"),
@@ -170,8 +173,8 @@ def test_any_number_survives_the_command_line(value: float) -> None:
 
 
 def test_later_overrides_win_and_sections_open_by_themselves() -> None:
-    config = parse_config("", overrides=["train.steps=3", "train.steps=4", "data.curriculum.chunks=[1, 8]"])
-    assert config.train.steps == 4
+    config = parse_config("", overrides=["train.max_steps=3", "train.max_steps=4", "data.curriculum.chunks=[1, 8]"])
+    assert config.train.max_steps == 4
     assert config.data.curriculum is not None
     assert config.data.curriculum.chunks == (1, 8)
 
@@ -180,13 +183,21 @@ def test_later_overrides_win_and_sections_open_by_themselves() -> None:
 def test_a_reward_of_the_users_own_leaves_nothing_of_the_recipes(name: str) -> None:
     mine = load_recipe(name, {"reward.name": "my_module:my_reward"})
     assert mine.reward == RewardConfig(name="my_module:my_reward", timeout_s=load_recipe(name).reward.timeout_s)
-    assert mine.credit.rule in ("mean", "mean_std", "leave_one_out")  # whose advantages rememr1's mix began with
+    assert mine.credit.adv_estimator in (
+        "mean",
+        "mean_std",
+        "leave_one_out",
+    )  # whose advantages rememr1's mix began with
 
 
 def test_what_is_asked_for_besides_a_reward_of_the_users_own_counts() -> None:
     asked = {"reward.name": "my_module:my_reward", "reward.unsupported_penalty": 0.5, "reward.state": {"format": 0.5}}
     mine = load_recipe("rememr1-quickstart", asked)
-    assert (mine.reward.unsupported_penalty, mine.credit.rule, mine.credit.options["alpha"]) == (0.5, "state_mix", 0.8)
+    assert (mine.reward.unsupported_penalty, mine.credit.adv_estimator, mine.credit.options["alpha"]) == (
+        0.5,
+        "state_mix",
+        0.8,
+    )
     assert mine.reward.state is not None
     assert mine.reward.state.format == 0.5
     again = parse_config(dump_config(mine), overrides={"reward.name": "my_module:other"})
@@ -194,13 +205,13 @@ def test_what_is_asked_for_besides_a_reward_of_the_users_own_counts() -> None:
 
 
 def test_a_file_as_the_data_leaves_the_curriculum_of_drawn_documents() -> None:
-    assert load_recipe("memagent-quickstart", ["data.source=mine.jsonl"]).data.curriculum is None
-    drawn = load_recipe("memagent-quickstart", ["data.source=synthetic"])
+    assert load_recipe("memagent-quickstart", ["data.train_files=mine.jsonl"]).data.curriculum is None
+    drawn = load_recipe("memagent-quickstart", ["data.train_files=synthetic"])
     assert drawn.data.curriculum is not None
-    searched = load_recipe("memact-quickstart", ["data.source=mine.jsonl", "cold_start=null", "data.search={}"])
-    assert searched.data.curriculum is None or searched.data.curriculum.objectives
-    with pytest.raises(ConfigError, match=r"data\.curriculum sets the size of problems"):
-        load_recipe("memagent-quickstart", ["data.source=mine.jsonl", "data.curriculum.chunks=[1, 2]"])
+    searched = load_recipe("memact-quickstart", ["data.train_files=mine.jsonl", "cold_start=null", "data.search={}"])
+    assert searched.data.curriculum is None
+    with pytest.raises(ConfigError, match=r"data\.curriculum sets the length"):
+        load_recipe("memagent-quickstart", ["data.train_files=mine.jsonl", "data.curriculum.chunks=[1, 2]"])
 
 
 def test_null_switches_a_section_off() -> None:
@@ -221,9 +232,17 @@ def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
     [
         ("optim.lr=1", "unknown key optim.lr; did you mean optim.learning_rate?"),
         ("train.lr=1", "unknown key train.lr; did you mean optim.learning_rate?"),
-        ("train.batch_size=8", "did you mean train.prompts_per_step?"),
-        ("train.k0=1", "unknown key train.k0; train has steps, prompts_per_step, group_size, "),
-        ("train={steps: 1, foo: 2}", "unknown key train.foo; train has steps, "),
+        ("train.prompts_per_step=8", "did you mean train.batch_size?"),
+        ("train.steps=8", "did you mean train.max_steps?"),
+        ("cold_start.steps=8", "did you mean cold_start.max_steps?"),
+        ("actor.ppo_mini_batch_size=8", "did you mean train.num_minibatches?"),
+        ("loss.loss_agg_mode=token", "did you mean credit.agg_mode?"),
+        ("evaluation.multiples=[1]", "did you mean evaluation.sizes?"),
+        ("evaluation.rivals={}", "did you mean evaluation.trained_baselines?"),
+        ("cluster.tensor_parallel=2", "did you mean cluster.tensor_parallel_size?"),
+        ("reward.strict=true", "did you mean reward.name?"),
+        ("train.k0=1", "unknown key train.k0; train has max_steps, batch_size, group_size, "),
+        ("train={max_steps: 1, foo: 2}", "unknown key train.foo; train has max_steps, "),
         ("credit.overlong.bufer=1", "did you mean credit.overlong.buffer?"),
         ("zzz=1", "unknown key zzz; known: recipe, seed, model, "),
     ],
@@ -233,8 +252,8 @@ def test_an_unknown_key_gets_a_key_as_its_hint_never_its_own_section(override: s
 
 
 def test_a_wrong_value_names_key_value_and_what_is_allowed() -> None:
-    message = refused("credit.aggregate=tokn")
-    assert "credit.aggregate='tokn'" in message
+    message = refused("credit.agg_mode=tokn")
+    assert "credit.agg_mode='tokn'" in message
     assert "choose one of token, segment, trajectory, prompt; did you mean token?" in message
 
 
@@ -274,21 +293,21 @@ def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str, beside: dic
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("train.steps=many", "train.steps='many': must be a whole number, at least 1"),
-        ("train.steps=1.5", "train.steps=1.5: must be a whole number, at least 1"),
+        ("train.max_steps=many", "train.max_steps='many': must be a whole number, at least 1"),
+        ("train.max_steps=1.5", "train.max_steps=1.5: must be a whole number, at least 1"),
         ("optim.learning_rate=fast", "optim.learning_rate='fast': must be a number, above 0"),
         ("sampling.top_p=2", "sampling.top_p=2: must be a number, above 0 and at most 1"),
         ("optim.max_grad_norm=x", "optim.max_grad_norm='x': must be a number or null, above 0"),
-        ("reward.strict=maybe", "reward.strict='maybe': must be true or false"),
+        ("data.shuffle=maybe", "data.shuffle='maybe': must be true or false"),
         ("model.path=3", "model.path=3: must be text"),
         ("policy.options=3", "policy.options=3: must be a mapping"),
         ("optim.betas=[0.9]", "optim.betas=[0.9]: must be a list of 2"),
         ("optim.betas=[0.9, x]", "optim.betas.1='x': must be a number"),
-        ("evaluation.multiples=[1, x]", "evaluation.multiples.1='x': must be a whole number"),
-        ("evaluation.multiples=4", "evaluation.multiples=4: must be a list, each a whole number, e.g. [4]"),
+        ("evaluation.sizes=[1, x]", "evaluation.sizes.1='x': must be a whole number"),
+        ("evaluation.sizes=4", "evaluation.sizes=4: must be a list, each a whole number, e.g. [4]"),
         (
             "evaluation.baselines={a: 3}",
-            "evaluation.baselines.a is a section with the keys name, options, eval_options",
+            "evaluation.baselines.a is a section with the keys name, options",
         ),
         ("roles={critic: 3}", "roles.critic is a section with the keys model"),
         ("roles={1: {}}", "roles.1=1: names there must be text"),
@@ -316,23 +335,23 @@ def test_so_is_one_of_a_key_that_one_kind_of_engine_alone_has(setting: str, mess
 
 
 def test_a_number_out_of_range_names_the_bound() -> None:
-    assert "train.steps=0" in refused("train.steps=0")
-    assert "must be a whole number, at least 1" in refused("train.steps=0")
+    assert "train.max_steps=0" in refused("train.max_steps=0")
+    assert "must be a whole number, at least 1" in refused("train.max_steps=0")
 
 
 def test_several_mistakes_are_one_line_each() -> None:
-    lines = refused("train.steps=0", "optim.epz=1").splitlines()
+    lines = refused("train.max_steps=0", "optim.epz=1").splitlines()
     assert len(lines) == 2
     assert all("override" in line for line in lines)
 
 
 def test_a_value_in_the_file_is_blamed_on_the_file() -> None:
-    assert refused(text="train: {steps: many}").startswith("recipe mine: train.steps='many'")
+    assert refused(text="train: {max_steps: many}").startswith("recipe mine: train.max_steps='many'")
 
 
 def test_a_combination_without_a_meaning_says_why() -> None:
-    message = refused("loss.tis_cap=2")
-    assert message.startswith("override loss.tis_cap=2")
+    message = refused("loss.importance_sampling_cap=2")
+    assert message.startswith("override loss.importance_sampling_cap=2")
     assert "set loss.old_logprobs=recompute" in message
     assert message.count("\n") == 0
 
@@ -342,18 +361,18 @@ def test_a_section_given_a_value_lists_its_keys() -> None:
 
 
 def test_a_value_given_a_key_is_refused() -> None:
-    assert "train.steps is a value, not a section" in refused("train.steps.x=3")
-    assert "not a section" in refused("train.steps.x=3", text="train: {steps: 3}")
+    assert "train.max_steps is a value, not a section" in refused("train.max_steps.x=3")
+    assert "not a section" in refused("train.max_steps.x=3", text="train: {max_steps: 3}")
 
 
 @pytest.mark.parametrize(
     "setting",
     [
         "optim.betas=[true, 0.9]",
-        "evaluation.multiples=[1, true]",
+        "evaluation.sizes=[1, true]",
         "data.curriculum.chunks=[true, 2]",
-        "cold_start.objectives=[false]",
-        "train.ahead=true",
+        "evaluation.sizes=[false]",
+        "train.max_off_policy_steps=true",
     ],
 )
 def test_true_is_no_number_in_a_list_either(setting: str) -> None:
@@ -409,8 +428,8 @@ def test_a_recipe_file_is_named_after_itself(tmp_path: Path) -> None:
 
 def test_known_keys_reach_into_optional_sections() -> None:
     keys = set(known_keys())
-    assert {"train.steps", "credit.overlong.buffer", "data.curriculum.window"} <= keys
-    assert all(section_of(key) is None for key in ("train.steps", "policy.options.chunk_size", "nope"))
+    assert {"train.max_steps", "credit.overlong.buffer", "data.curriculum.advance_at"} <= keys
+    assert all(section_of(key) is None for key in ("train.max_steps", "policy.options.chunk_size", "nope"))
 
 
 @pytest.mark.parametrize(
@@ -434,4 +453,4 @@ def test_a_secret_in_a_configuration_is_refused_and_not_shown(text: str, key: st
 
 def test_the_name_of_a_variable_is_no_secret() -> None:
     parse_config("policy: {name: prune, options: {tools: {search: {source: 'http://h:1', token_env: SEARCH_TOKEN}}}}")
-    parse_config("credit: {aggregate: token}")
+    parse_config("credit: {agg_mode: token}")

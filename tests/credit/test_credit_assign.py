@@ -43,7 +43,7 @@ BY_HAND = {
 @pytest.mark.parametrize("aggregate", BY_HAND)
 def test_weights_of_two_uneven_groups(aggregate: str) -> None:
     groups = [group([1, 0], LENGTHS_A), group([0, 1], LENGTHS_B)]
-    batch = only(assign(groups, credit(aggregate=aggregate), 1))
+    batch = only(assign(groups, credit(agg_mode=aggregate), 1))
     for segment, weight in zip(batch.segments, BY_HAND[aggregate], strict=True):
         assert [w for _, w in trained(segment)] == pytest.approx([float(weight)] * len(trained(segment)))
     assert math.isclose(sum(w for s in batch.segments for w in s.weights), 1)
@@ -61,7 +61,7 @@ def test_advantages_reach_every_trained_token_and_no_other() -> None:
 )
 def test_ten_segments_against_two_pull_as_published(aggregate: str, ratio: float) -> None:
     # two trajectories of 10 and 2 segments of 200 tokens, advantages +.5 and -.5
-    batch = only(assign([group([1, 0], [(200,) * 10, (200,) * 2])], credit(aggregate=aggregate), 1))
+    batch = only(assign([group([1, 0], [(200,) * 10, (200,) * 2])], credit(agg_mode=aggregate), 1))
     assert pull(batch.segments[:10]) / pull(batch.segments[10:]) == pytest.approx(ratio)
 
 
@@ -69,12 +69,12 @@ def test_ten_segments_against_two_pull_as_published(aggregate: str, ratio: float
 def test_each_trajectory_counts_once_however_many_segments_it_has(baseline: str, success: float) -> None:
     # counting rows, the success of 6 segments would stand beside 6 failures and get .5, .96 and .55
     lengths = [(1,) * 6, (1,) * 2, (1,) * 2, (1,) * 2]
-    batch = only(assign([group([1, 0, 0, 0], lengths)], credit(rule=baseline), 1))
+    batch = only(assign([group([1, 0, 0, 0], lengths)], credit(adv_estimator=baseline), 1))
     assert trained(batch.segments[0])[0][0] == pytest.approx(success, abs=1e-5)
 
 
 def test_an_ungraded_trajectory_is_left_out_and_counted_never_a_zero() -> None:
-    batch = only(assign([group([1, None, 0])], credit(aggregate="trajectory"), 1))
+    batch = only(assign([group([1, None, 0])], credit(agg_mode="trajectory"), 1))
     assert [trained(s) for s in batch.segments] == [[(0.5, 0.5)], [(-0.5, 0.5)]]
     assert batch.counts["ungraded"] == 1
     assert batch.means["reward_mean"] == 0.5
@@ -89,12 +89,12 @@ def test_the_only_graded_trajectory_of_a_group_that_failed_is_not_rewarded_for_s
 
 @pytest.mark.parametrize("baseline", ["mean", "mean_std", "leave_one_out"])
 def test_equal_rewards_give_exactly_no_advantage(baseline: str) -> None:
-    batch = only(assign([group([0.1] * 7)], credit(rule=baseline), 1))
+    batch = only(assign([group([0.1] * 7)], credit(adv_estimator=baseline), 1))
     assert {a for s in batch.segments for a in s.advantages} == {0.0}
 
 
 def test_a_graded_episode_without_a_turn_counts_in_the_baseline_alone() -> None:
-    batch = only(assign([group([1, 0], [(2,), ()])], credit(aggregate="trajectory"), 1))
+    batch = only(assign([group([1, 0], [(2,), ()])], credit(agg_mode="trajectory"), 1))
     assert [trained(s) for s in batch.segments] == [[(0.5, 0.5)] * 2]
 
 
@@ -228,7 +228,7 @@ def uneven(draw: st.DrawFn) -> list[Group]:
 def test_uneven_groups_give_every_nonempty_batch_a_total_weight_of_one(
     groups: list[Group], aggregate: str, baseline: str, steps: int
 ) -> None:
-    batches = assign(groups, credit(aggregate=aggregate, rule=baseline), steps)
+    batches = assign(groups, credit(agg_mode=aggregate, adv_estimator=baseline), steps)
     assert len(batches) == steps
     for batch in batches:
         total = sum(w for s in batch.segments for w in s.weights)

@@ -39,7 +39,7 @@ def random_group(draw: random.Random) -> Group:
 
 
 def dcpo(segments: int | None = None, **changes: Any) -> CreditConfig:
-    return CreditConfig(rule="mean_std", segments=segments, **changes)
+    return CreditConfig(adv_estimator="mean_std", segments_per_group=segments, **changes)
 
 
 def credit(played: Group, key: tuple[Key, ...], n: int | None = None) -> tuple[CreditedSegment, ...]:

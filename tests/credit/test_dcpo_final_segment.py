@@ -112,7 +112,7 @@ def other(rollout: int = 1) -> Trajectory:
 
 
 def test_tokens_trained_again_get_their_trajectorys_advantage() -> None:
-    config = CreditConfig(rule="mean_std", final_segment="all")
+    config = CreditConfig(adv_estimator="mean_std", final_segment="all")
     (batch,) = assign([group([1, 0], pruning(), other())], config, 1)
     final = batch.segments[1]
     trained = [a for a, mask in zip(final.advantages, final.segment.loss_mask, strict=True) if mask]
@@ -120,11 +120,11 @@ def test_tokens_trained_again_get_their_trajectorys_advantage() -> None:
 
 
 def test_rows_drawn_are_counted_repeated_and_unused() -> None:
-    config = CreditConfig(rule="mean_std", segments=6)
+    config = CreditConfig(adv_estimator="mean_std", segments_per_group=6)
     (batch,) = assign([group([1, 0], pruning(), other())], config, 1, (0, "dcpo", 1))
     counts = batch.counts
     assert (counts["segments"], counts["segments_repeated"], counts["segments_unused"]) == (6, 3, 0)
-    (few,) = assign([group([1, 0], pruning(), other())], CreditConfig(segments=1), 1, (0, "dcpo", 1))
+    (few,) = assign([group([1, 0], pruning(), other())], CreditConfig(segments_per_group=1), 1, (0, "dcpo", 1))
     assert (few.counts["segments_repeated"], few.counts["segments_unused"]) == (0, 2)
     assert few.minima["effective_weight_min"] == 0  # the trajectory that was not drawn
     assert few.maxima["effective_weight_max"] == 2
@@ -146,7 +146,7 @@ def test_draws_are_keyed_by_what_a_group_is_and_not_by_its_place_in_the_batch() 
         )
         return Group(Problem(name, "?", ("a",)), played, tuple(map(Grade, (1.0, 0.0, 0.5, 0.0))))
 
-    config = CreditConfig(rule="mean_std", segments=6)
+    config = CreditConfig(adv_estimator="mean_std", segments_per_group=6)
 
     def drawn(names: str, step: int = 1) -> dict[int, set[tuple[int, ...]]]:
         (batch,) = assign([named(name) for name in names], config, 1, (0, "dcpo", step))
@@ -163,9 +163,9 @@ def test_draws_are_keyed_by_what_a_group_is_and_not_by_its_place_in_the_batch() 
 @pytest.mark.parametrize("aggregate", ["token", "segment", "prompt"])
 def test_batches_of_drawn_rows_weigh_one_and_hold_exactly_n_a_group(aggregate: str) -> None:
     config = CreditConfig(
-        rule="mean_std",
-        aggregate=aggregate,
-        segments=5,
+        adv_estimator="mean_std",
+        agg_mode=aggregate,
+        segments_per_group=5,
         dynamic_sampling={},
         overlong={"max_tokens": 4, "buffer": 2},
     )
@@ -177,15 +177,17 @@ def test_batches_of_drawn_rows_weigh_one_and_hold_exactly_n_a_group(aggregate: s
 
 
 def test_sampling_under_aggregate_trajectory_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValidationError, match=r"credit\.segments=12 .*credit\.aggregate=trajectory.*token, segment or"):
-        CreditConfig(segments=12, aggregate="trajectory")
-    assert CreditConfig(aggregate="trajectory").segments is None
+    with pytest.raises(
+        ValidationError, match=r"credit\.segments_per_group=12 .*credit\.agg_mode=trajectory.*token, segment or"
+    ):
+        CreditConfig(segments_per_group=12, agg_mode="trajectory")
+    assert CreditConfig(agg_mode="trajectory").segments_per_group is None
 
 
 def test_a_segment_drawn_twice_is_computed_once_and_pulls_twice() -> None:
     """Gradient of a doubled row against the same row with twice its weight; the forest lays it out once."""
     long = Trajectory("p", "g", 1, (turn(0, (5,) * 200, (30, 31, STOP)),), Outcome.ANSWERED)
-    (batch,) = assign([group([1, 0], pruning(), long)], CreditConfig(aggregate="segment"), 1)
+    (batch,) = assign([group([1, 0], pruning(), long)], CreditConfig(agg_mode="segment"), 1)
     first, final, lone = batch.segments
     heavy = TrainSegment(lone.segment, lone.advantages, tuple(2 * w for w in lone.weights))
     twice, once = learnt([first, final, lone, lone]), learnt([first, final, heavy])

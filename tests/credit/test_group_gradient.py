@@ -27,7 +27,7 @@ from palimpsest.rollout.segments import segments_of
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Segment, StopReason, Trajectory, Turn
 from support.forests import exact
 
-LOSS = LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, kl_coef=0.05)
+LOSS = LossConfig(clip_ratio_low=0.2, clip_ratio_high=0.28, dual_clip=3.0, kl_loss_coef=0.05)
 VOCAB = 60
 
 Score = Callable[[Sequence[int], int], Tensor]
@@ -203,7 +203,7 @@ def test_gradient_of_whole_groups_equals_the_loops(case: Case, baseline: Any, ag
     looped, ours = exact(case.model), exact(case.model)
     expected = looped_loss(case, looped, baseline, aggregate)
     expected.backward()
-    (batch,) = assign(case.groups, CreditConfig(rule=baseline, aggregate=aggregate), 1)
+    (batch,) = assign(case.groups, CreditConfig(adv_estimator=baseline, agg_mode=aggregate), 1)
     loss = our_loss(ours, exact(case.reference), batch, LOSS)
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
@@ -220,7 +220,7 @@ def test_gradient_of_the_embedded_learner_equals_the_loops(case: Case, baseline:
     looped = exact(case.model)
     expected = looped_loss(case, looped, baseline, aggregate)
     expected.backward()
-    (batch,) = assign(case.groups, CreditConfig(rule=baseline, aggregate=aggregate), 1)
+    (batch,) = assign(case.groups, CreditConfig(adv_estimator=baseline, agg_mode=aggregate), 1)
     model = copy.deepcopy(case.reference)  # the KL term compares with what the learner begins with
     learner = ForestLearner(model, optim=OptimConfig(), loss=LOSS, micro_batch_tokens=40)
     model.load_state_dict(case.model.state_dict())

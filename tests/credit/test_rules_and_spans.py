@@ -70,7 +70,7 @@ LENGTHS = [(1, 2), (1, 1), (1,), (3, 1)]
 
 
 def test_an_own_rule_is_shown_graded_trajectories_alone() -> None:
-    found = advantages(played(REWARDS, LENGTHS), rule="own_rules:by_median", options={"scale": 2.0})
+    found = advantages(played(REWARDS, LENGTHS), adv_estimator="own_rules:by_median", options={"scale": 2.0})
     assert found == [1.5] * 3 + [0.0] + [-0.5] * 4
     import own_rules  # type: ignore[import-not-found]
 
@@ -80,14 +80,14 @@ def test_an_own_rule_is_shown_graded_trajectories_alone() -> None:
 
 def test_a_rule_may_tell_turns_apart_and_its_turns_take_part_in_the_mix() -> None:
     group = played([Grade(1.0, per_turn=(1.0, 0.0)), Grade(0.0, per_turn=(0.0, 0.0))], [(1, 1), (1, 1)])
-    assert advantages(group, rule="own_rules:LastTurn") == [0.0, 1.0, 0.0, 0.0]
+    assert advantages(group, adv_estimator="own_rules:LastTurn") == [0.0, 1.0, 0.0, 0.0]
     mixed = advantages(group, **state_mix(0.5, outcome="own_rules:LastTurn"))
     assert mixed == [0.5 * 0.0 + 0.5 * 0.5, 0.5 * 1.0, -0.25, 0.0]
 
 
 def test_a_rule_may_tell_tokens_apart() -> None:
     group = played([Grade(1.0, turn_weights=(1.0, 0.5)), Grade(0.0)], [(2, 3), (1,)])
-    assert advantages(group, rule="own_rules:by_token") == [0.0, 1.0, 0.0, 0.5, 1.0, 0.0]
+    assert advantages(group, adv_estimator="own_rules:by_token") == [0.0, 1.0, 0.0, 0.5, 1.0, 0.0]
     mixed = advantages(
         played([Grade(1.0, per_turn=(2.0,)), Grade(0.0, per_turn=(0.0,))], [(2,), (1,)]),
         **state_mix(0.5, outcome="own_rules:by_token"),
@@ -97,13 +97,13 @@ def test_a_rule_may_tell_tokens_apart() -> None:
 
 def test_a_lone_survivor_is_not_shown_to_a_rule() -> None:
     group = played([Grade(1.0), Grade(None, reason="lost")], [(2,), (1,)])
-    assert advantages(group, rule="own_rules:LastTurn") == [0.0, 0.0]
+    assert advantages(group, adv_estimator="own_rules:LastTurn") == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("short", "credit.rule=own_rules:short: group p: 3 trajectories, advantages of 1"),
+        ("short", "credit.adv_estimator=own_rules:short: group p: 3 trajectories, advantages of 1"),
         ("ragged", "group p, rollout 0: 2 turns, 3 advantages"),
         ("one_token", "rollout 0, turn 1: 2 sampled tokens, 1 advantages"),
         ("nan", "rollout 0, turn 0: the advantage is nan; a finite number is needed"),
@@ -115,7 +115,7 @@ def test_a_lone_survivor_is_not_shown_to_a_rule() -> None:
 )
 def test_what_can_not_be_advantages_ends_the_run_in_words(rule: str, message: str) -> None:
     with pytest.raises(RunError, match=message):
-        advantages(played(REWARDS, LENGTHS), rule=f"own_rules:{rule}")
+        advantages(played(REWARDS, LENGTHS), adv_estimator=f"own_rules:{rule}")
 
 
 async def waits(group: Group) -> list[float]:
@@ -130,20 +130,20 @@ class Waits:
 @pytest.mark.parametrize("name", ["waits", "Waits"])
 def test_an_asynchronous_rule_is_refused_before_the_run(name: str) -> None:
     for config in (
-        CreditConfig(rule=f"{__name__}:{name}"),
-        CreditConfig(rule="state_mix", options={"outcome": f"{__name__}:{name}"}),
+        CreditConfig(adv_estimator=f"{__name__}:{name}"),
+        CreditConfig(adv_estimator="state_mix", options={"outcome": f"{__name__}:{name}"}),
     ):
         with pytest.raises(ConfigError, match="is asynchronous: write def"):
             build_rule(config)
 
 
 def test_names_and_options_are_checked_before_the_run() -> None:
-    with pytest.raises(ConfigError, match=r"credit.rule='maen': no such credit rule; did you mean mean\?"):
-        parse_config("credit: {rule: maen}")
-    with pytest.raises(ConfigError, match=r"credit.rule=mean has none"):
+    with pytest.raises(ConfigError, match=r"credit.adv_estimator='maen': no such credit rule; did you mean mean\?"):
+        parse_config("credit: {adv_estimator: maen}")
+    with pytest.raises(ConfigError, match=r"credit.adv_estimator=mean has none"):
         parse_config("credit: {options: {scale: 1}}")
     with pytest.raises(ConfigError, match=r"options.scael is unknown to own_rules:by_median; did you mean scale"):
-        build_rule(CreditConfig(rule="own_rules:by_median", options={"scael": 1}))
+        build_rule(CreditConfig(adv_estimator="own_rules:by_median", options={"scael": 1}))
 
 
 # ---- spans ---------------------------------------------------------------------------------------------------
@@ -243,10 +243,12 @@ def test_the_credit_of_a_span_by_hand() -> None:
 def test_a_rule_that_looks_at_the_outcome_alone_leaves_spans_out_and_says_so() -> None:
     group = played([Grade(1.0, spans=(SpanReward(0, 0, 1, 4.0),)), Grade(0.0)], [(2,), (2,)])
     assert advantages(group) == advantages(group, **state_mix(1.0)) == [0.5, 0.5, -0.5, -0.5]
-    assert "the reward gives spans, which credit.rule=mean does not look at" in str(unread([group], CreditConfig()))
+    assert "the reward gives spans, which credit.adv_estimator=mean does not look at" in str(
+        unread([group], CreditConfig())
+    )
     alpha_1 = CreditConfig(**state_mix(1.0))
     assert "the reward gives spans, which credit.options.alpha=1 does not look at" in str(unread([group], alpha_1))
-    for credit in (state_mix(0.5), {"rule": "own_rules:LastTurn"}):
+    for credit in (state_mix(0.5), {"adv_estimator": "own_rules:LastTurn"}):
         assert unread([group], CreditConfig(**credit)) is None
     assert unread([played([Grade(1.0), Grade(0.0)], [(2,), (2,)])], CreditConfig()) is None
 

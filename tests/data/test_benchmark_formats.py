@@ -123,7 +123,7 @@ def test_a_chat_of_beam_reads_the_same_from_the_hub_and_from_its_repository(
 
 def test_questions_are_asked_one_by_one_on_the_same_document(tmp_path: Path) -> None:
     path = save(tmp_path / "beam.json", BEAM)
-    config = DataConfig(source=str(path), each_question=True)
+    config = DataConfig(train_files=str(path), split_questions=True)
     first, second = build_source(config, split="eval").problems(step=0, count=9)
     assert (first.id, first.question, first.answers) == ("7-q1", "Who sold it?", POINTS[0])
     assert (second.id, second.question, second.answers) == ("7-q2", "Sum it up.", POINTS[1])

@@ -57,9 +57,9 @@ def test_a_file_may_be_read_as_it_stands(ten: Path) -> None:
         ["p0", "p1", "p2"],
     ]
     assert ids(source, 0, 3, round=1) != ids(source, 1, 3, round=1)  # others in place of dropped groups are drawn
-    assert build_source(DataConfig(source=str(ten), shuffle=False), split="train") == source
+    assert build_source(DataConfig(train_files=str(ten), shuffle=False), split="train") == source
     with pytest.raises(ValueError, match=r"data\.shuffle=false reads the rows of a file"):
-        DataConfig(source="synthetic", shuffle=False)
+        DataConfig(train_files="synthetic", shuffle=False)
 
 
 def test_steps_are_the_same_in_any_order_and_in_another_process_object(ten: Path) -> None:
@@ -92,7 +92,7 @@ def test_evaluation_reads_from_the_front_whatever_the_step(ten: Path) -> None:
 
 
 def test_a_step_larger_than_the_file_is_refused(ten: Path) -> None:
-    with pytest.raises(DataError, match=r"holds 10 problems, a step asks for 11: lower train.prompts_per_step"):
+    with pytest.raises(DataError, match=r"holds 10 problems, a step asks for 11: lower train.batch_size"):
         FileSource.open(ten, split="train").problems(step=0, count=11)
 
 
@@ -125,22 +125,22 @@ def test_documents_that_cannot_be_had_are_refused_at_load(tmp_path: Path, ten: P
 def test_build_source_reads_what_the_recipe_names(tmp_path: Path, ten: Path) -> None:
     held_out = tmp_path / "held_out.jsonl"
     write_problems(held_out, [Problem("e0", "Q?", ("A",), "C")])
-    config = DataConfig(source=str(ten), eval_source=str(held_out))
+    config = DataConfig(train_files=str(ten), val_files=str(held_out))
     assert len(build_source(config, split="train").problems(step=0, count=4)) == 4
     assert [p.id for p in build_source(config, split="eval").problems(step=0, count=4)] == ["e0"]
-    same = build_source(DataConfig(source=str(ten)), split="eval").problems(step=0, count=2)
+    same = build_source(DataConfig(train_files=str(ten)), split="eval").problems(step=0, count=2)
     assert [p.id for p in same] == ["p0", "p1"]
     synthetic = build_source(DataConfig(), split="train").problems(step=0, count=2, size=3)
     assert len(synthetic) == 2
     with pytest.raises(DataError, match="no such file"):
-        build_source(DataConfig(source=str(tmp_path / "absent.json")), split="train")
+        build_source(DataConfig(train_files=str(tmp_path / "absent.json")), split="train")
 
 
 def test_a_corpus_adds_distractors_whatever_the_limit(tmp_path: Path) -> None:
     source = paragraphs_file(tmp_path / "few.json", questions=3)
     rows = [{"title": f"Extra {i}", "text": "more"} for i in range(40)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = DataConfig(source=str(source), documents=30, corpus=str(tmp_path / "corpus.jsonl"))
+    config = DataConfig(train_files=str(source), documents=30, corpus=str(tmp_path / "corpus.jsonl"))
     whole = build_source(config, split="eval").problems(step=0, count=3)
     assert all("Extra " in (problem.context or "") for problem in whole)
     first = build_source(config.model_copy(update={"limit": 1}), split="eval").problems(step=0, count=3)

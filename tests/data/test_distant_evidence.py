@@ -57,7 +57,7 @@ def test_places_are_uniform_over_those_that_order_and_distance_admit() -> None:
 
 def test_rivals_say_what_the_last_hop_asks_for_of_other_people() -> None:
     problem = make_problem(
-        0, "t", 3, chunks=20, facts_per_chunk=2, hops=2, near_misses=0, rivals=1.0, order="reverse", min_distance=1
+        0, "t", 3, chunks=20, facts_per_chunk=2, hops=2, distractor_facts=0, rivals=1.0, order="reverse", min_distance=1
     )
     bridge, last = problem.metadata["evidence"]
     (relation,) = [r for r in ATTRIBUTES if any(f" {s.split()[1]} " in last for s in r.statements)]
@@ -96,7 +96,7 @@ def test_gold_that_does_not_fit_is_refused_with_the_numbers() -> None:
 
 
 def test_a_placing_without_a_meaning_is_refused() -> None:
-    for text in ("data: {order: reverse}", "data: {source: a.json, min_distance: 3}"):
+    for text in ("data: {order: reverse}", "data: {train_files: a.json, min_distance: 3}"):
         with pytest.raises(ConfigError, match=r"data.order and data.min_distance place the gold paragraphs"):
             parse_config(text)
 

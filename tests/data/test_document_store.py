@@ -60,14 +60,14 @@ def test_problems_are_the_same_wherever_their_documents_wait(size: int, tmp_path
     assert [(each.id, each.answers) for each in outlines(problems)] == [(each.id, each.answers) for each in problems]
     assert [each.id for each in some_of(problems, [2, 0])] == ["q2", "q0"]
     assert [each.id for each in problems[1:]] == ["q1", "q2"]
-    training = build_source(DataConfig(source=str(path)), split="train").problems(step=0, count=3)
+    training = build_source(DataConfig(train_files=str(path)), split="train").problems(step=0, count=3)
     assert sorted(str(problem.context) for problem in training) == sorted(expected)
 
 
 def test_problems_of_a_file_take_the_memory_of_a_document_not_of_all(tmp_path: Path) -> None:
     """24 documents of a megabyte: read, looked at twice, and never more than a few of them in memory."""
     path = documents(tmp_path / "f.jsonl", 24, MEGABYTE)
-    config = parse_config(json.dumps({"data": {"source": str(path)}}))
+    config = parse_config(json.dumps({"data": {"train_files": str(path)}}))
     tracemalloc.start()
     try:
         (problems,) = read_problems(config).values()
@@ -88,7 +88,7 @@ def test_several_numbers_of_documents_share_the_paragraphs_of_a_file(tmp_path: P
         for number in range(9)
     ]  # fmt: skip
     (tmp_path / "h.json").write_text(json.dumps(rows))
-    config = parse_config(json.dumps({"data": {"source": str(tmp_path / "h.json"), "documents": 4}}))
+    config = parse_config(json.dumps({"data": {"train_files": str(tmp_path / "h.json"), "documents": 4}}))
     few, many = read_problems(config, documents=(4, 12)).values()
     assert isinstance(few, SourceProblems)
     assert isinstance(many, SourceProblems)
@@ -102,6 +102,6 @@ def test_several_numbers_of_documents_share_the_paragraphs_of_a_file(tmp_path: P
 def test_questions_of_one_document_share_its_place(tmp_path: Path) -> None:
     asked = [{"question": f"Who is {number}?", "answers": ["Ann"]} for number in range(5)]
     (tmp_path / "f.jsonl").write_text(json.dumps({"questions": asked, "context": "Ann. " * LONG}))
-    source = FileSource.open(tmp_path / "f.jsonl", split="eval", reading=replace(ReadOptions(), each_question=True))
+    source = FileSource.open(tmp_path / "f.jsonl", split="eval", reading=replace(ReadOptions(), split_questions=True))
     assert len({record.stored for record in source.records}) == 1
     assert {problem.context for problem in source} == {"Ann. " * LONG}

@@ -58,7 +58,7 @@ def bridge(tmp_path: Path) -> Path:
 
 
 def source(path: Path, split: Any = "train", **changes: Any) -> FileSource:
-    config = DataConfig.model_validate({"source": str(path), "format": CSV, **changes})
+    config = DataConfig.model_validate({"train_files": str(path), "format": CSV, **changes})
     made = build_source(config, split=split)
     assert isinstance(made, FileSource)
     return made
@@ -88,7 +88,7 @@ def test_splits_limit_and_inspection_are_as_for_shipped_formats(bridge: Path) ->
 def test_a_file_that_it_does_not_recognise_is_read_by_its_columns(bridge: Path, tmp_path: Path) -> None:
     held_out = tmp_path / "held_out.jsonl"
     write_problems(held_out, [Problem("a", "Who?", ("Anna",), "Anna did.")])
-    (problem,) = source(bridge, "eval", eval_source=str(held_out))
+    (problem,) = source(bridge, "eval", val_files=str(held_out))
     assert problem.id == "a"
     assert format_of(held_out, ReadOptions(custom_format(CSV, {}))).name == "palimpsest"
 
@@ -121,11 +121,11 @@ def test_what_is_no_problem_is_refused_with_file_and_number(tmp_path: Path, name
 def test_names_are_checked_when_the_configuration_is_read() -> None:
     assert [*KINDS["format"].shipped] == [*FORMATS]
     with pytest.raises(ConfigError, match=r"data.format='hotpot': no such data format; did you mean hotpotqa\?"):
-        parse_config("data: {source: a.json, format: hotpot}")
-    with pytest.raises(ConfigError, match=r"data.format=hotpotqa is of files, data.source=synthetic has none"):
+        parse_config("data: {train_files: a.json, format: hotpot}")
+    with pytest.raises(ConfigError, match=r"data.format=hotpotqa is of files, data.train_files=synthetic has none"):
         parse_config("data: {format: hotpotqa}")
     with pytest.raises(ConfigError, match=r"data.format_options are those of a format of your own"):
-        parse_config("data: {source: a.json, format_options: {a: 1}}")
+        parse_config("data: {train_files: a.json, format_options: {a: 1}}")
 
 
 def test_shipped_formats_keep_the_same_protocol(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_question_without_a_gold_is_a_problem_without_one(tmp_path: Path, row:
         ),
         (
             {"q": "Who?", "answers": ["Ann"]},
-            ["'question'; did you mean q?", "--map question=q (data.map={question: q})"],
+            ["'question'; did you mean q?", "--map question=q (data.columns={question: q})"],
         ),
         ({"input": "Who?", "context": "Ann ran.", "output": "Ann"}, ["'ruler'", "--map outputs=output"]),
         ({"question": "Who?", "answer": "Ann", "document": "Ann ran."}, ["'texts'", "--map answers=answer"]),
@@ -202,7 +202,9 @@ def test_columns_may_lie_in_objects_and_lists_and_may_change_places(tmp_path: Pa
 
 def test_a_mapped_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     path = lines(tmp_path / "f.jsonl", {"query": "Who?", "gold": ["Ann"]})
-    with pytest.raises(DataError, match=r"line 1: data\.map question=qery: the row has no qery; did you mean query\?"):
+    with pytest.raises(
+        DataError, match=r"line 1: data\.columns question=qery: the row has no qery; did you mean query"
+    ):
         list(read_problems(path, reading=ReadOptions(columns={"question": "qery", "answers": "gold"})))
 
 
@@ -215,7 +217,7 @@ def test_a_name_of_ours_that_no_format_reads_is_named_with_the_nearest(tmp_path:
     path = lines(tmp_path / "f.jsonl", {"question": "Who?", "answers": ["Ann"], "q": "Ann ran."})
     with pytest.raises(DataError) as caught:
         list(read_problems(path, reading=ReadOptions(columns={ours: "q"})))
-    assert f"f.jsonl line 1: data.map {ours}=q: no format reads a column {words}" in str(caught.value)
+    assert f"f.jsonl line 1: data.columns {ours}=q: no format reads a column {words}" in str(caught.value)
 
 
 def test_a_column_of_one_of_several_files_is_told_by_the_files_name(tmp_path: Path) -> None:

@@ -42,12 +42,10 @@ ASKED = {
 
 
 def answer_by_reading(question: str, texts: list[str]) -> set[str]:
-    """Every answer that the texts give to a question of one or two hops."""
+    """Every answer that the texts give to a question."""
     said = " ".join(texts)
     ((verbs, subject),) = [(v, m[1]) for v, q in ASKED.items() if (m := re.fullmatch(q, question))]
-    bridge = re.fullmatch(r"the one (\w+) (\w+)", subject)
-    subjects = set(re.findall(rf"\b{bridge[1]} {bridge[2]} (\w+)\.", said)) if bridge else {subject}
-    return {value for one in subjects for value in re.findall(rf"\b{one} (?:{verbs}) (\w+)\.", said)}
+    return set(re.findall(rf"\b{subject} (?:{verbs}) (\w+)\.", said))
 
 
 def questions(problem: Problem) -> list[tuple[str, list[str]]]:
@@ -58,9 +56,9 @@ def questions(problem: Problem) -> list[tuple[str, list[str]]]:
 
 
 CASES = [
-    make_search_problem(7, "train", index, objectives=n, people=people, facts_per_passage=facts, hops=hops)
+    make_search_problem(7, "train", index, objectives=n, people=people, facts_per_passage=facts)
     for index in range(25)
-    for n, people, facts, hops in [(1, 24, 3, 1), (4, 8, 1, 1), (2, 24, 3, 2), (4, 8, 5, 2), (8, 40, 15, 2)]
+    for n, people, facts in [(1, 24, 3), (4, 8, 1), (2, 24, 3), (4, 8, 5), (8, 40, 15)]
 ]
 
 
@@ -77,14 +75,14 @@ def test_the_facts_of_a_plan_alone_answer_the_questions() -> None:
         answers = {}
         for number, (question, golds) in enumerate(questions(problem), 1):
             facts = [step.fact for step in wanted.steps if step.objective == f"Q{number}"]
-            assert len(facts) == problem.metadata["hops"]
+            assert len(facts) == 1
             assert answer_by_reading(question, facts) == set(golds)
             (answers[f"Q{number}"],) = answer_by_reading(question, facts)
         said = wanted.answer if len(answers) == 1 else json.loads(wanted.answer)
         assert said == (answers if len(answers) > 1 else answers["Q1"])
 
 
-def test_each_search_of_a_plan_names_its_passage_and_the_second_is_known_only_after_the_first() -> None:
+def test_each_search_of_a_plan_names_its_passage_and_a_person_of_its_question() -> None:
     for problem in CASES:
         titled = {passage["id"]: passage for passage in problem.metadata["passages"]}
         known = set(re.findall(r"\w+", problem.question)) & set(PEOPLE)
@@ -93,16 +91,12 @@ def test_each_search_of_a_plan_names_its_passage_and_the_second_is_known_only_af
             assert passage["title"] == step.query
             assert step.fact in passage["text"]
             assert step.query in known
-            known |= set(re.findall(r"\w+", step.fact)) & set(PEOPLE)
-        if problem.metadata["hops"] == 2:
-            queries = [step.query for step in plan(problem).steps]
-            assert all(query not in problem.question.split() for query in queries[1::2])
 
 
 def test_objectives_are_about_different_people_and_every_person_named_has_a_passage() -> None:
     for problem in CASES:
         queries = [step.query for step in plan(problem).steps]
-        assert len(set(queries)) == len(queries) == objective_count(problem) * problem.metadata["hops"]
+        assert len(set(queries)) == len(queries) == objective_count(problem)
         titles = [passage["title"] for passage in problem.metadata["passages"]]
         assert len(set(titles)) == len(titles)
         named = {word for p in problem.metadata["passages"] for word in re.findall(r"\w+", p["text"])} & set(PEOPLE)
@@ -155,7 +149,7 @@ def _hashable(problem: Problem) -> Problem:
 
 
 def test_the_number_of_objectives_is_drawn_and_a_curriculum_overrules_it() -> None:
-    source = build_source(DataConfig(source="synthetic_search"), split="train")
+    source = build_source(DataConfig(train_files="synthetic_search"), split="train")
     drawn = Counter(objective_count(problem) for step in range(20) for problem in source.problems(step=step, count=10))
     assert set(drawn) == {1, 2, 4}
     assert min(drawn.values()) > 40
@@ -170,16 +164,13 @@ def test_a_plan_of_another_kind_of_problem_is_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"source": "synthetic_search", "search": {"objectives": 8, "hops": 2, "people": 12}}, "raise it to 16"),
-        ({"source": "synthetic_search", "search": {"objectives": []}}, "at least 1"),
-        ({"source": "synthetic", "search": {}}, "data.source=synthetic_search"),
-        ({"source": "synthetic_search", "documents": 3}, "unset them"),
-        ({"source": "synthetic_search", "curriculum": {"chunks": [1]}}, "data.curriculum.objectives"),
-        ({"source": "synthetic", "curriculum": {"objectives": [1]}}, "data.curriculum.chunks"),
-        ({"source": "synthetic_search", "curriculum": {"objectives": [1, 30]}}, "raise it to 30"),
-        ({"source": "questions.json", "curriculum": {"objectives": [1]}}, "data.source must be"),
-        ({"curriculum": {"chunks": [1], "objectives": [1]}}, "one list of sizes"),
-        ({"curriculum": {}}, "one list of sizes"),
+        ({"train_files": "synthetic_search", "search": {"objectives": 8, "people": 6}}, "raise it to 8"),
+        ({"train_files": "synthetic_search", "search": {"objectives": []}}, "at least 1"),
+        ({"train_files": "synthetic", "search": {}}, "data.train_files=synthetic_search"),
+        ({"train_files": "synthetic_search", "documents": 3}, "unset them"),
+        ({"train_files": "synthetic_search", "curriculum": {"chunks": [1]}}, "data.curriculum=null"),
+        ({"train_files": "questions.json", "curriculum": {"chunks": [1]}}, "data.curriculum=null"),
+        ({"curriculum": {"chunks": [0]}}, "numbers from 1"),
     ],
 )
 def test_sizes_that_have_no_meaning_are_refused_with_the_fix(data: dict[str, Any], said: str) -> None:
@@ -187,28 +178,8 @@ def test_sizes_that_have_no_meaning_are_refused_with_the_fix(data: dict[str, Any
         RunConfig.model_validate({"data": data})
 
 
-def test_training_goes_through_the_numbers_of_objectives_and_says_so_in_its_metrics(tmp_path: Path) -> None:
-    from palimpsest.runs.jsonl_rows import read_rows
-    from support.fakes import small_config
-    from support.training import train
-
-    class Sized:
-        def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
-            sizes.append(size)
-            return [Problem(f"{step}-{round}-{i}", "yes? ", ("yes",), "fact. ") for i in range(count)]
-
-    sizes: list[int | None] = []
-    values = small_config().model_dump(mode="json")
-    stages = {"objectives": [1, 2, 4], "advance_at": 0.0, "window": 1}
-    config = RunConfig.model_validate({**values, "data": {"source": "synthetic_search", "curriculum": stages}})
-    train(tmp_path / "run", config, source=Sized())
-    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
-    assert [row["curriculum/objectives"] for row in rows] == sizes[: len(rows)]
-    assert list(dict.fromkeys(sizes)) == [1, 2, 4]
-
-
 def test_a_plan_survives_a_record_where_tuples_become_lists() -> None:
-    problem = make_search_problem(0, "train", 1, objectives=2, hops=2)
+    problem = make_search_problem(0, "train", 1, objectives=2)
     read = Problem(problem.id, problem.question, problem.answers, None, json.loads(json.dumps(problem.metadata)))
     assert plan(read) == plan(problem)
     assert isinstance(plan(read), SearchPlan)
@@ -222,7 +193,7 @@ def test_a_search_for_a_planned_name_brings_up_its_passage_first(problem: Proble
         assert hit.document["id"] == step.passage
 
 
-@pytest.mark.parametrize(("people", "objectives", "hops", "needed"), [(1, 1, 1, 2), (0, 1, 1, 2), (3, 2, 2, 4)])
-def test_a_corpus_of_too_few_people_is_refused(people: int, objectives: int, hops: int, needed: int) -> None:
+@pytest.mark.parametrize(("people", "objectives", "needed"), [(1, 1, 2), (0, 1, 2), (3, 4, 4)])
+def test_a_corpus_of_too_few_people_is_refused(people: int, objectives: int, needed: int) -> None:
     with pytest.raises(DataError, match=f"people={people}: .* need {needed} at least"):
-        make_search_problem(0, "train", 0, people=people, objectives=objectives, hops=hops)
+        make_search_problem(0, "train", 0, people=people, objectives=objectives)

@@ -146,7 +146,7 @@ def test_more_than_the_file_holds_is_refused(ten: Path) -> None:
 def test_contexts_are_dropped_and_refills_bring_others(tmp_path: Path) -> None:
     rows = [Problem(f"q{n}", "Who?", ("x",), "a long document", {"level": "hard"}) for n in range(40)]
     write_problems(tmp_path / "rows.jsonl", rows)
-    config = DataConfig(source=str(tmp_path / "rows.jsonl"), search=SearchDataConfig(objectives=1))
+    config = DataConfig(train_files=str(tmp_path / "rows.jsonl"), search=SearchDataConfig(objectives=1))
     source = build_source(config, split="train")
     first, refill = source.problems(step=0, count=4), source.problems(step=0, count=4, round=1)
     assert all(problem.context is None for problem in first)
@@ -158,7 +158,7 @@ def test_rows_of_several_questions_are_not_dealt_out_again(tmp_path: Path) -> No
     path = save(tmp_path / "rows.jsonl", memact_row(THREE, '{"Q1": "a", "Q2": "b", "Q3": "c"}'))
     with pytest.raises(DataError, match=r"unset data\.search"):
         opened(path, 2)
-    assert len(build_source(DataConfig(source=str(path)), split="eval").problems(step=0, count=9)) == 1
+    assert len(build_source(DataConfig(train_files=str(path)), split="eval").problems(step=0, count=9)) == 1
 
 
 # ---- the published files ------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_inspection_says_objectives_and_invalid_golds_of_the_published_files(rea
 
 @pytest.mark.parametrize(("name", "rows"), [("2wiki_questions_1000.json", 1000), ("hotpotqa_train_100.json", 100)])
 def test_published_questions_are_dealt_into_objectives(real_data: Path, name: str, rows: int) -> None:
-    config = DataConfig(source=str(real_data / name), search=SearchDataConfig(objectives=(4,)))
+    config = DataConfig(train_files=str(real_data / name), search=SearchDataConfig(objectives=(4,)))
     problems = build_source(config, split="train").problems(step=0, count=rows // 4)
     golds = {
         row["question"]: {row.get("answer")} | set(_listed(row.get("answers")))
@@ -233,7 +233,7 @@ def test_evaluation_plays_one_set_a_number_of_objectives(ten: Path) -> None:
     ("options", "said"),
     [
         ({"data": "synthetic_search", "objectives": ("x",)}, "data.search.objectives"),
-        ({"data": "synthetic", "objectives": (2,)}, "data.source=synthetic_search"),
+        ({"data": "synthetic", "objectives": (2,)}, "data.train_files=synthetic_search"),
         ({"data": "synthetic_search", "chunks": (4,)}, "takes objectives"),
         ({"data": "ten.jsonl", "objectives": (2,), "documents": 20}, "unset them"),
     ],

@@ -25,7 +25,7 @@ def asked(source: FileSource, step: int, count: int) -> list[str]:
 
 
 def test_the_files_are_one(paths: tuple[str, str]) -> None:
-    source = build_source(DataConfig(source=paths), split="train")
+    source = build_source(DataConfig(train_files=paths), split="train")
     assert isinstance(source, FileSource)
     epoch = [question for step in range(4) for question in asked(source, step, 3)]
     assert sorted(epoch) == sorted([f"a{i}?" for i in range(7)] + [f"b{i}?" for i in range(5)])
@@ -35,7 +35,7 @@ def test_the_files_are_one(paths: tuple[str, str]) -> None:
 
 
 def test_evaluation_reads_one_file_after_the_other(paths: tuple[str, str]) -> None:
-    config = DataConfig(source=paths, limit=2)
+    config = DataConfig(train_files=paths, limit=2)
     problems = build_source(config, split="eval").problems(step=0, count=99)
     assert [problem.question for problem in problems] == ["a0?", "a1?", "b0?", "b1?"]
 
@@ -43,9 +43,9 @@ def test_evaluation_reads_one_file_after_the_other(paths: tuple[str, str]) -> No
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"source": ("a", "synthetic")}, "a list holds files alone"),
-        ({"source": ("a", "a")}, "name a file, or a list of different files"),
-        ({"source": ()}, "name a file, or a list of different files"),
+        ({"train_files": ("a", "synthetic")}, "a list holds files alone"),
+        ({"train_files": ("a", "a")}, "name a file, or a list of different files"),
+        ({"train_files": ()}, "name a file, or a list of different files"),
     ],
 )
 def test_lists_that_have_no_meaning_are_refused(given: dict[str, object], says: str) -> None:
@@ -54,4 +54,4 @@ def test_lists_that_have_no_meaning_are_refused(given: dict[str, object], says: 
 
 
 def test_a_list_of_one_is_that_one() -> None:
-    assert DataConfig.model_validate({"source": ["synthetic"]}) == DataConfig()
+    assert DataConfig.model_validate({"train_files": ["synthetic"]}) == DataConfig()

@@ -14,12 +14,12 @@ from support.facts import answer_by_reading, read_facts
 
 
 def drawn(starts: StartsConfig, *, hops: int = 1, count: int = 200, split: str = "train") -> list[Problem]:
-    config = SyntheticConfig.model_validate({"hops": hops, "starts": starts, "near_misses": (0, 4)})
+    config = SyntheticConfig.model_validate({"hops": hops, "starts": starts, "distractor_facts": (0, 4)})
     return SyntheticSource(config, seed=5, split=split).problems(step=0, count=count)
 
 
 @pytest.mark.parametrize("hops", [1, 2])
-def test_memory_and_document_together_give_the_answer_and_nothing_but_the_invention_contradicts_them(hops: int) -> None:
+def test_memory_and_document_together_give_the_answer_and_nothing_contradicts_them(hops: int) -> None:
     for kind in ("evidence", "other"):
         for problem in drawn(StartsConfig.model_validate({kind: 1.0}), hops=hops):
             values: dict[tuple[str, str], set[str]] = {}
@@ -27,18 +27,6 @@ def test_memory_and_document_together_give_the_answer_and_nothing_but_the_invent
                 values.setdefault((subject, relation), set()).add(value)
             assert all(len(each) == 1 for each in values.values()), problem
             assert answer_by_reading(problem.question, values) == problem.answers[0]
-
-
-@pytest.mark.parametrize("hops", [1, 2])
-def test_an_invention_names_another_value_of_a_piece_that_the_document_still_holds(hops: int) -> None:
-    for problem in drawn(StartsConfig(invention=1.0), hops=hops):
-        pieces = [read_fact(text) for text in problem.metadata["evidence"]]
-        held = [read_fact(f"{sentence}.") for sentence in problem.memory.strip(" .").split(". ")]
-        false = [fact for fact in held for piece in pieces if fact and piece and fact[:2] == piece[:2]]
-        assert false
-        assert not set(false) & set(pieces)
-        assert problem.context is not None
-        assert all(problem.context.count(text) == 1 for text in problem.metadata["evidence"])
 
 
 def test_evidence_in_the_memory_is_gone_from_the_document() -> None:
@@ -53,25 +41,26 @@ def test_evidence_in_the_memory_is_gone_from_the_document() -> None:
 
 def test_shares_are_those_that_were_asked_for_and_the_others_begin_with_nothing() -> None:
     kinds = Counter[str]()
-    for problem in drawn(StartsConfig(invention=0.2, evidence=0.3, other=0.1), count=2000):
+    for problem in drawn(StartsConfig(evidence=0.3, other=0.1), count=2000):
         fact, said = read_fact(problem.metadata["evidence"][0]), problem.memory
         assert fact is not None
         told = {(s, r): v for s, r, v in read_facts(f"-{said}")}
         value = told.get((fact.subject, fact.relation))
         kinds["none" if not said else "other" if value is None else str(value == fact.value)] += 1
     shares = {kind: round(count / 2000, 1) for kind, count in kinds.items()}
-    assert shares == {"False": 0.2, "True": 0.3, "other": 0.1, "none": 0.4}
+    assert {kind: shares.get(kind) for kind in ("False", "True")} == {"False": None, "True": 0.3}
+    assert (shares["other"], shares["none"]) == (0.1, 0.6)
 
 
 def test_the_same_step_draws_the_same_starts_and_evaluation_draws_none() -> None:
-    starts = StartsConfig(invention=0.5, evidence=0.5)
+    starts = StartsConfig(other=0.5, evidence=0.5)
     assert drawn(starts) == drawn(starts)
-    plain = SyntheticSource(SyntheticConfig(near_misses=(4,)), seed=5, split="eval").problems(step=0, count=50)
+    plain = SyntheticSource(SyntheticConfig(distractor_facts=(4,)), seed=5, split="eval").problems(step=0, count=50)
     assert drawn(starts, split="eval", count=50) == plain
 
 
 def test_of_several_numbers_of_near_misses_a_training_document_draws_one() -> None:
-    config = SyntheticConfig.model_validate({"near_misses": [0, 12], "chunks": 20})
+    config = SyntheticConfig.model_validate({"distractor_facts": [0, 12], "chunks": 20})
     counts = Counter[bool]()
     for problem in SyntheticSource(config, seed=0).problems(step=0, count=200):
         fact = read_fact(problem.metadata["evidence"][0])
@@ -84,12 +73,14 @@ def test_of_several_numbers_of_near_misses_a_training_document_draws_one() -> No
 
 @pytest.mark.parametrize("numbers", [[], [-1], [4, 1001], -1])
 def test_numbers_of_near_misses_out_of_bounds_or_none_are_refused(numbers: int | list[int]) -> None:
-    with pytest.raises(ValueError, match=r"data\.synthetic\.near_misses=\[.*\]: give numbers from 0 to 1000, e\.g\. 4"):
-        SyntheticConfig.model_validate({"near_misses": numbers})
+    with pytest.raises(
+        ValueError, match=r"data\.synthetic\.distractor_facts=\[.*\]: give numbers from 0 to 1000, e\.g\. 4"
+    ):
+        SyntheticConfig.model_validate({"distractor_facts": numbers})
 
 
 def test_of_several_shares_of_rivals_a_training_document_draws_one_and_evaluation_has_the_last() -> None:
-    config = SyntheticConfig.model_validate({"rivals": [1.0, 0.0], "near_misses": 0, "chunks": 20})
+    config = SyntheticConfig.model_validate({"competing_facts": [1.0, 0.0], "distractor_facts": 0, "chunks": 20})
 
     def share(problem: Problem) -> float:
         evidence = read_fact(problem.metadata["evidence"][0])
@@ -107,10 +98,12 @@ def test_of_several_shares_of_rivals_a_training_document_draws_one_and_evaluatio
 
 @pytest.mark.parametrize("shares", [[], [-0.1], [0.5, 1.1], 2])
 def test_shares_of_rivals_out_of_bounds_or_none_are_refused(shares: float | list[float]) -> None:
-    with pytest.raises(ValueError, match=r"data\.synthetic\.rivals=\[.*\]: give shares from 0 to 1, e\.g\. 0\.25"):
-        SyntheticConfig.model_validate({"rivals": shares})
+    with pytest.raises(
+        ValueError, match=r"data\.synthetic\.competing_facts=\[.*\]: give shares from 0 to 1, e\.g\. 0\.25"
+    ):
+        SyntheticConfig.model_validate({"competing_facts": shares})
 
 
 def test_shares_beyond_one_are_refused() -> None:
     with pytest.raises(ValueError, match=r"data\.synthetic\.starts: .* add up to 1\.1: lower them to 1 together"):
-        StartsConfig(invention=0.6, evidence=0.5)
+        StartsConfig(other=0.6, evidence=0.5)

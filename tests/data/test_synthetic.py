@@ -38,11 +38,11 @@ def test_evidence_is_uniform_over_the_document() -> None:
     assert chi_square < 24.3  # 7 degrees of freedom, p = 0.001
 
 
-@pytest.mark.parametrize("near_misses", [0, 3])
-def test_near_misses_share_the_subject_or_the_relation_and_are_as_many_as_said(near_misses: int) -> None:
+@pytest.mark.parametrize("distractor_facts", [0, 3])
+def test_near_misses_share_the_subject_or_the_relation_and_are_as_many_as_said(distractor_facts: int) -> None:
     counts = []
     for index in range(200):
-        problem = make_problem(0, "eval", index, chunks=4, near_misses=near_misses)
+        problem = make_problem(0, "eval", index, chunks=4, distractor_facts=distractor_facts)
         (statement,) = problem.metadata["evidence"]
         ((subject, relation, _value),) = read_facts("- " + statement)
         assert problem.context is not None
@@ -50,8 +50,8 @@ def test_near_misses_share_the_subject_or_the_relation_and_are_as_many_as_said(n
         counts.append((sum(f[0] == subject for f in others), sum(f[1] == relation for f in others)))
     same_subject, same_relation = (sum(column) / len(counts) for column in zip(*counts, strict=True))
     # by chance: 19 sentences, 400 people, 15 relations
-    assert near_misses * 0.5 <= same_subject + 0.3 <= near_misses * 0.5 + 0.7
-    assert near_misses * 0.5 + 0.8 <= same_relation <= near_misses * 0.5 + 1.7
+    assert distractor_facts * 0.5 <= same_subject + 0.3 <= distractor_facts * 0.5 + 0.7
+    assert distractor_facts * 0.5 + 0.8 <= same_relation <= distractor_facts * 0.5 + 1.7
 
 
 def test_the_same_key_gives_the_same_document_and_length_does_not_change_the_question() -> None:

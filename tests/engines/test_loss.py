@@ -53,7 +53,7 @@ def loss_of(
 )
 def test_each_branch_of_the_clipped_surrogate(ratio: float, advantage: float, expected: float, gradient: float) -> None:
     new = t(math.log(ratio) - 2).requires_grad_()
-    loss, _ = loss_of(new=new, old=t(-2), advantage=t(advantage), clip_low=0.2, clip_high=0.3)
+    loss, _ = loss_of(new=new, old=t(-2), advantage=t(advantage), clip_ratio_low=0.2, clip_ratio_high=0.3)
     loss.backward()
     assert loss.item() == pytest.approx(expected)
     assert new.grad is not None
@@ -69,7 +69,7 @@ def test_without_the_dual_clip_a_bad_token_is_punished_without_bound() -> None:
 def test_kl_to_the_reference_is_k3() -> None:
     # d = ref - new = .5 and -1: e^.5 - .5 - 1 = .1487213, e^-1 + 1 - 1 = .3678794
     new = t(-1.0, -1.0).requires_grad_()
-    loss, sums = loss_of(new=new, old=new.detach(), advantage=t(0, 0), ref=t(-0.5, -2.0), kl_coef=0.1)
+    loss, sums = loss_of(new=new, old=new.detach(), advantage=t(0, 0), ref=t(-0.5, -2.0), kl_loss_coef=0.1)
     loss.backward()
     assert loss.item() == pytest.approx(0.1 * (0.1487213 + 0.3678794) / 2, rel=1e-6)
     assert sums["kl"].item() == pytest.approx(0.5166007, rel=1e-6)
@@ -78,7 +78,7 @@ def test_kl_to_the_reference_is_k3() -> None:
 
 
 def test_k3_is_capped_at_ten_a_token() -> None:
-    loss, _ = loss_of(new=t(-50), old=t(-50), advantage=t(0), ref=t(0), kl_coef=1.0)
+    loss, _ = loss_of(new=t(-50), old=t(-50), advantage=t(0), ref=t(0), kl_loss_coef=1.0)
     assert loss.item() == 10
 
 
@@ -86,7 +86,12 @@ def test_truncated_importance_sampling_scales_the_policy_term_and_carries_no_gra
     # old over sampler: .5 and 4, capped at 2
     old, new, ref = (t(-1, -1).requires_grad_() for _ in range(3))
     sampler = t(-1 - math.log(0.5), -1 - math.log(4)).requires_grad_()
-    settings: dict[str, Any] = {"old_logprobs": "recompute", "tis_cap": 2.0, "kl_coef": 0.1, "ref": ref}
+    settings: dict[str, Any] = {
+        "old_logprobs": "recompute",
+        "importance_sampling_cap": 2.0,
+        "kl_loss_coef": 0.1,
+        "ref": ref,
+    }
     loss, sums = loss_of(new=new, old=old, sampler=sampler, advantage=t(1, 1), **settings)
     loss.backward()
     assert (old.grad, sampler.grad, ref.grad) == (None, None, None)
@@ -99,7 +104,7 @@ def test_truncated_importance_sampling_scales_the_policy_term_and_carries_no_gra
 
 def test_entropy_is_a_bonus() -> None:
     entropy = t(2.0, 4.0).requires_grad_()
-    loss, sums = loss_of(new=t(-1, -1), old=t(-1, -1), advantage=t(0, 0), entropy=entropy, entropy_coef=0.5)
+    loss, sums = loss_of(new=t(-1, -1), old=t(-1, -1), advantage=t(0, 0), entropy=entropy, entropy_coeff=0.5)
     loss.backward()
     assert loss.item() == pytest.approx(-1.5)
     assert entropy.grad is not None
@@ -114,7 +119,7 @@ def test_entropy_without_a_coefficient_is_a_metric_alone() -> None:
     assert (loss.item(), entropy.grad, sums["entropy"].item()) == (-1, None, math.inf)
 
 
-@pytest.mark.parametrize(("key", "missing"), [("kl_coef", "ref_logprobs"), ("entropy_coef", "entropy")])
+@pytest.mark.parametrize(("key", "missing"), [("kl_loss_coef", "ref_logprobs"), ("entropy_coeff", "entropy")])
 def test_a_term_whose_input_is_missing_is_refused(key: str, missing: str) -> None:
     coefficient: dict[str, Any] = {key: 0.1}
     with pytest.raises(ValueError, match=f"{key}.*{missing}"):
@@ -163,7 +168,12 @@ def test_the_whole_loss_against_plain_python_and_micro_batches_add_up(
     tokens: list[tuple[float, ...]],
 ) -> None:
     config = LossConfig(
-        clip_low=0.2, clip_high=0.28, kl_coef=0.01, old_logprobs="recompute", tis_cap=1.5, dual_clip=3.0
+        clip_ratio_low=0.2,
+        clip_ratio_high=0.28,
+        kl_loss_coef=0.01,
+        old_logprobs="recompute",
+        importance_sampling_cap=1.5,
+        dual_clip=3.0,
     )
 
     def run(part: list[tuple[float, ...]]) -> tuple[float, dict[str, float]]:

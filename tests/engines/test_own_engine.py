@@ -135,11 +135,11 @@ def test_limits_hold_for_the_whole_engine(config: RunConfig) -> None:
 
 
 TINY = (
-    "train.steps=2",
-    "train.optimizer_steps=1",
-    "train.prompts_per_step=2",
+    "train.max_steps=2",
+    "train.num_minibatches=1",
+    "train.batch_size=2",
     "train.group_size=2",
-    "train.save_every=1",
+    "train.save_steps=1",
     "cold_start=null",
 )
 
@@ -202,8 +202,8 @@ def test_an_engine_of_ones_own_is_opened_with_the_weights_it_saved(own: str, tmp
             r"engine\.name='megatron': no such engine; choose one of embedded, ray, endpoint, or my_module:MyEngine",
         ),
         (["engine.name=a:B", "engine.cache_tokens=3"], r"unknown key engine\.cache_tokens: .* engine\.options\.cache"),
-        (["engine.threds=3"], r"unknown key engine\.threds; did you mean engine\.threads\?"),
-        (["engine.threads=0"], r"engine\.threads=0: must be a whole number, at least 1"),
+        (["engine.threds=3"], r"unknown key engine\.threds; did you mean engine\.num_threads\?"),
+        (["engine.num_threads=0"], r"engine\.num_threads=0: must be a whole number, at least 1"),
         (["engine.name=3"], r"engine\.name=3: choose one of embedded, ray, endpoint, or my_module:MyEngine"),
     ],
 )

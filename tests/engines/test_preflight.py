@@ -34,7 +34,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         monkeypatch.setattr(compute, "memories", lambda: {str(number): memory for number in range(gpus)})
         monkeypatch.setattr(preflight, "adapters_of", lambda path: ([], path))
         monkeypatch.setattr(preflight, "open_model", lambda path: (Path(path), weights))
-        monkeypatch.setattr(preflight, "on_cpu", lambda _: False)
+        monkeypatch.setattr(preflight, "on_cpu", lambda: False)
         return check_gpus(load_recipe("memagent-7b", overrides), objective)
 
     return told
@@ -66,7 +66,7 @@ def test_a_model_that_no_layout_holds_names_adapters_alone(told: Told) -> None:
 
 
 def test_a_share_that_a_rank_cannot_hold_is_an_error(told: Told) -> None:
-    ranks = ["engine.name=ray", "sampler.name=vllm", "sampler.devices=[7]", "train.ahead=0"]
+    ranks = ["engine.name=ray", "sampler.name=vllm", "sampler.devices=[7]", "train.max_off_policy_steps=0"]
     with pytest.raises(ConfigError, match=r"take 98 GB, a GPU has 80 GB"):  # 20 bytes * 14.77e9 / 3
         told(*ranks, "cluster.learners=3", weights=FOURTEEN)
     assert told(*ranks, "cluster.learners=7", weights=FOURTEEN) == []
@@ -94,18 +94,18 @@ def test_gpus_that_stay_idle_are_a_warning_with_the_overrides_that_use_them(told
         (["sampler.servers=2"], 8, "which the learner has; add 'sampler.devices=[6,7]'"),
         (["model.device=cuda:7", "sampler.devices=[7]"], 8, "a server would take GPU 7, which the learner has"),
         (["model.device=cpu", "sampler.servers=2"], 8, "which another server has; add 'sampler.devices=[6,7]'"),
-        ([], 1, "and this machine has 1; add sampler.memory=0.4, or sampler.name=embedded"),
+        ([], 1, "and this machine has 1; add sampler.gpu_memory_utilization=0.4, or sampler.name=embedded"),
         (["engine.name=ray", "cluster.learners=7"], 8, "GPU 0, which the learner has; add 'sampler.devices=[7]'"),
         (["engine.name=ray", "cluster.learners=8"], 8, "and this machine has 8; lower cluster.learners, or add"),
     ],
 )
 def test_a_gpu_that_two_would_take_is_an_error(overrides: list[str], gpus: int, reason: str, told: Told) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        told("sampler.name=vllm", "train.ahead=0", *overrides, gpus=gpus, weights=10**9)
+        told("sampler.name=vllm", "train.max_off_policy_steps=0", *overrides, gpus=gpus, weights=10**9)
 
 
 def test_one_server_shares_the_learners_gpu_where_its_part_of_the_memory_is_given(told: Told) -> None:
-    shared = ["sampler.name=vllm", "sampler.memory=0.4", "train.ahead=0"]
+    shared = ["sampler.name=vllm", "sampler.gpu_memory_utilization=0.4", "train.max_off_policy_steps=0"]
     assert told(*shared, gpus=1, weights=10**9) == []
     with pytest.raises(ConfigError, match=r"take 60 GB, a GPU has 48 GB for them"):
         told(*shared, gpus=1, weights=3 * 10**9)
@@ -117,7 +117,7 @@ def test_servers_that_compute_on_a_cpu_or_are_the_users_take_no_gpu(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "stay idle" in told("sampler.name=vllm", "sampler.urls=[http://127.0.0.1:1]", weights=10**9)[0]
-    monkeypatch.setattr(preflight, "on_cpu", lambda _: True)
+    monkeypatch.setattr(preflight, "on_cpu", lambda: True)
     config = load_recipe("memagent-7b", ["sampler.name=vllm"])
     assert "7 of 8" in check_gpus(config, "policy")[0]
 
@@ -125,9 +125,9 @@ def test_servers_that_compute_on_a_cpu_or_are_the_users_take_no_gpu(
 @pytest.mark.parametrize(
     ("overrides", "objective", "bytes_of_one"),
     [
-        (["model.dtype=float32", "loss.kl_coef=0"], "policy", 16),
+        (["model.dtype=float32", "loss.kl_loss_coef=0"], "policy", 16),
         (["model.dtype=float32"], "policy", 20),
-        (["loss.kl_coef=0"], "policy", 18),
+        (["loss.kl_loss_coef=0"], "policy", 18),
         ([], "policy", 20),
         (["model.lora.rank=8"], "policy", 2),
         ([], None, 2),

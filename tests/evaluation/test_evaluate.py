@@ -337,7 +337,7 @@ def test_the_order_of_samples_does_not_matter() -> None:
 
 
 def shard_of(folder: Path, model: Path, *overrides: str) -> Shard:
-    small = ["evaluation.multiples=[1]", "data.curriculum=null", "data.synthetic.chunks=1"]
+    small = ["evaluation.sizes=[1]", "data.curriculum=null", "data.synthetic.chunks=1"]
     small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
     config = quickstart_config("memagent", [f"model.path={model}", *small, *overrides], seed=0)
     return Shard("memagent", dump_config(config), str(model), ("agent",), str(folder), 0, 1)

@@ -29,10 +29,10 @@ def episode(name: str, draw: int = 0, tokens: Sequence[int] = (5, 6)) -> tuple[P
     return Problem(name, "Where?", ("Rome",)), Trajectory(name, f"set/{name}", draw, (turn,), Outcome.ANSWERED, "Oslo")
 
 
-def written(folder: Path, kept: Kept, *episodes: tuple[str, int, float | None], megabytes: float = 1.0) -> list[str]:
+def written(folder: Path, kept: Kept, *episodes: tuple[str, int, float | None]) -> list[str]:
     """Write episodes (problem, draw, value); what was told."""
     told = list[str]()
-    file = EpisodeFile(folder, kept, megabytes, told.append)
+    file = EpisodeFile(folder, kept, told.append)
     for name, draw, value in episodes:
         file.add(*episode(name, draw), Grade(value, None if value is not None else "lost"))
     return told
@@ -80,10 +80,15 @@ def test_a_disk_that_takes_no_more_ends_the_record_alone_and_is_told_once(tmp_pa
     assert (tmp_path / EPISODES).read_bytes() == before
 
 
-def test_the_file_never_exceeds_its_limit_and_that_is_told_once(tmp_path: Path) -> None:
+def test_the_file_never_exceeds_its_limit_and_that_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("palimpsest.evaluation.episode_files.MOST_BYTES", 2000)
     episodes = [(f"p{number}", 0, 0.0) for number in range(50)]
-    told = written(tmp_path, "wrong", *episodes, megabytes=0.002)
-    assert told == [f"{tmp_path / EPISODES}: full, further episodes are left out (evaluation.record_mb=0.002)"]
+    told = written(tmp_path, "wrong", *episodes)
+    (line,) = told
+    assert line.startswith(f"{tmp_path / EPISODES}: ")
+    assert "evaluation.record=all" in line
     assert 1000 < (tmp_path / EPISODES).stat().st_size <= 2000
     kept = held(tmp_path)
     assert kept == [(f"set/{name}", draw, value) for name, draw, value in episodes[: len(kept)]]
@@ -174,7 +179,7 @@ def test_an_evaluation_that_was_killed_keeps_each_episode_once(tmp_path: Path, t
 
 
 def test_each_shard_of_a_quickstart_keeps_its_own(tmp_path: Path, tiny_model_folder: Path) -> None:
-    small = ["evaluation.multiples=[1]", "data.curriculum=null", "data.synthetic.chunks=1", "evaluation.problems=2"]
+    small = ["evaluation.sizes=[1]", "data.curriculum=null", "data.synthetic.chunks=1", "evaluation.problems=2"]
     small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
     config = quickstart_config("memagent", [f"model.path={tiny_model_folder}", *small, "evaluation.record=all"], seed=0)
     shards = [
@@ -186,7 +191,6 @@ def test_each_shard_of_a_quickstart_keeps_its_own(tmp_path: Path, tiny_model_fol
     assert [len(held(shard.path)) for shard in shards] == [1, 1]
 
 
-@pytest.mark.parametrize(("key", "value"), [("record", "some"), ("record_mb", 0), ("record_mb", -1)])
-def test_a_setting_that_means_nothing_is_refused(key: str, value: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=f"evaluation.{key}"):
-        palimpsest.evaluate(str(tiny_model_folder), "synthetic", overrides={f"evaluation.{key}": value}, out=tmp_path)
+def test_a_setting_that_means_nothing_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.record=some"):
+        palimpsest.evaluate(str(tiny_model_folder), "synthetic", overrides={"evaluation.record": "some"}, out=tmp_path)

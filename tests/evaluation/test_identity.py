@@ -24,8 +24,8 @@ def test_a_log_of_another_configuration_names_the_key_deep_in_it(tmp_path: Path)
 @pytest.mark.parametrize(
     ("now", "told"),
     [
-        ({"data": {"seed": 0, "each_question": False}}, None),
-        ({"data": {"seed": 0, "each_question": True}}, "data.each_question was not there, is True"),
+        ({"data": {"seed": 0, "split_questions": False}}, None),
+        ({"data": {"seed": 0, "split_questions": True}}, "data.split_questions was not there, is True"),
         ({"data": {"seed": 0}, "sampling": {"top_p": 1.0}}, None),
         ({"data": {"seed": 0}, "unknown": {"top_p": 1.0}}, "unknown.top_p was not there, is 1.0"),
     ],

@@ -51,7 +51,7 @@ import json, os, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
 import palimpsest
 from support.small_run import small_run
-settings = small_run({model!r}, steps=500) | {{"logging.sinks": ["console"]}}
+settings = small_run({model!r}, max_steps=500) | {{"logging.report_to": ["console"]}}
 def interrupt():
     while not os.path.exists("run/checkpoints/step-000002"):
         time.sleep(0.02)

@@ -13,8 +13,8 @@ from palimpsest.runs.jsonl_rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
-    "train.steps=1", "train.prompts_per_step=2", "train.group_size=2", "train.save_every=1", "train.eval_every=null",
-    "train.optimizer_steps=1", "credit.dynamic_sampling=null",
+    "train.max_steps=1", "train.batch_size=2", "train.group_size=2", "train.save_steps=1", "train.eval_steps=null",
+    "train.num_minibatches=1", "credit.dynamic_sampling=null",
     "policy.options.prompts=short", "policy.options.question_tokens=100", "policy.options.chunk_size=64",
     "policy.options.memory_tokens=16", "policy.options.answer_tokens=8", "data.curriculum=null", "cold_start=null",
     "data.synthetic.chunks=1", "sampling.temperature=1.0",
@@ -41,9 +41,9 @@ def test_the_example_reward_and_its_layer_train(tiny_model_folder: Path, tmp_pat
         "reward.name=examples.own_reward:reward",
         "reward.options.price=0.2",
         "reward.layers=[{name: 'examples.own_reward:Rambling', options: {free_tokens: 2}}]",
-        "credit.rule=state_mix",
+        "credit.adv_estimator=state_mix",
         "credit.options.alpha=0.9",
-        "logging.sinks=[jsonl]",
+        "logging.report_to=[jsonl]",
     )
     assert {"grade/right", "grade/surplus", "grade/rambling", "grade/em"} <= set(row)
     assert row["credit/trajectories"] == 4
@@ -51,9 +51,9 @@ def test_the_example_reward_and_its_layer_train(tiny_model_folder: Path, tmp_pat
 
 def test_rewards_of_spans_that_no_rule_looks_at_are_warned_of_once(tiny_model_folder: Path, tmp_path: Path) -> None:
     layers = "reward.layers=['examples.own_reward:Rambling']"
-    train(tiny_model_folder, tmp_path / "run", layers, "train.steps=2", "logging.sinks=[jsonl]")
+    train(tiny_model_folder, tmp_path / "run", layers, "train.max_steps=2", "logging.report_to=[jsonl]")
     events = (tmp_path / "run" / "events.jsonl").read_text()
-    assert events.count("the reward gives spans, which credit.rule=mean does not look at") == 1
+    assert events.count("the reward gives spans, which credit.adv_estimator=mean does not look at") == 1
 
 
 def test_the_example_credit_rule_trains(
@@ -66,9 +66,9 @@ def test_the_example_credit_rule_trains(
         tmp_path / "run",
         "reward.name=by_rollout:reward",
         "reward.unsupported_penalty=0",
-        "credit.rule=examples.own_credit:MedianRule",
+        "credit.adv_estimator=examples.own_credit:MedianRule",
         "credit.options.decay=0.5",
-        "logging.sinks=[jsonl]",
+        "logging.report_to=[jsonl]",
     )
     assert row["episode/turns"] == 3  # read, read, answer
     assert row["credit/advantage_abs_mean"] == pytest.approx((0.125 + 0.25 + 0.5) / 3)  # 0 and 1 against their median
@@ -78,13 +78,13 @@ def test_the_example_format_is_trained_on(tiny_model_folder: Path, tmp_path: Pat
     data = tmp_path / "bridge.csv"
     rows = [f"Who saw bridge {n}?,P{n},P{n} saw bridge {n}.,S{n} sold it. | W{n} left." for n in range(4)]
     data.write_text("question,answer,gold,others\n" + "\n".join(rows) + "\n")
-    own = (f"data.source={data}", "data.format=examples.own_format:CsvFormat", "data.documents=2")
-    (row,) = train(tiny_model_folder, tmp_path / "run", *own, "logging.sinks=[jsonl]")
+    own = (f"data.train_files={data}", "data.format=examples.own_format:CsvFormat", "data.documents=2")
+    (row,) = train(tiny_model_folder, tmp_path / "run", *own, "logging.report_to=[jsonl]")
     assert row["step"] == 1
 
 
 def test_the_example_sink_gets_every_step(tiny_model_folder: Path, tmp_path: Path) -> None:
-    (row,) = train(tiny_model_folder, tmp_path / "run", "logging.sinks=[jsonl, 'examples.own_sink:CsvSink']")
+    (row,) = train(tiny_model_folder, tmp_path / "run", "logging.report_to=[jsonl, 'examples.own_sink:CsvSink']")
     (logged,) = csv.DictReader((tmp_path / "run" / "rewards.csv").open())
     assert float(logged["reward/mean"]) == row["reward/mean"]
     assert logged["step"] == "1"
@@ -96,9 +96,9 @@ def test_the_example_of_a_role_trains_the_writer_alone(tiny_model_folder: Path, 
         tmp_path / "run",
         "policy.name=examples.frozen_reader:FrozenReaderPolicy",
         f"roles.reader.model={tiny_model_folder}",
-        "train.steps=2",
-        "loss.entropy_coef=1e-6",  # a gradient, whatever the rewards
-        "logging.sinks=[jsonl]",
+        "train.max_steps=2",
+        "loss.entropy_coeff=1e-6",  # a gradient, whatever the rewards
+        "logging.report_to=[jsonl]",
     )
     groups = read_groups(tmp_path / "run" / "trajectories" / "step-000002.jsonl.zst").groups
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]

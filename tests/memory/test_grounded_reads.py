@@ -61,7 +61,7 @@ def test_no_read_of_ten_thousand_hallucinates_or_loses_a_fact(tmp_path: Path) ->
     run = Path(there) if there else tmp_path / "run"
     if not there:
         palimpsest.train("memagent-quickstart", out=run, quiet=True)
-    overrides = ["evaluation.record=all", "evaluation.record_mb=2000"]
+    overrides = ["evaluation.record=all"]
     palimpsest.evaluate(
         run, "synthetic", chunks=1024, limit=24, seed=7, baselines=False, overrides=overrides,
         out=tmp_path / "eval", quiet=True,

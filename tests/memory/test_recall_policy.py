@@ -183,7 +183,7 @@ def test_a_reply_accepted_as_the_memory_is_rewarded_for_its_update_alone_as_in_t
         "<update>Anna</update><update>Anna</update>",
         "<update>it is Anna</update><recall>cut sho",
     ]
-    config = StateRewardConfig(golds="mean", words="substring", before="nothing", against="prompt")
+    config = StateRewardConfig(variant="code")
     trajectory, _ = play(tiny_codec, replies, next_memory="reply", malformed="accept")
     rewards = turn_rewards(Problem("p", "Who is blue?", ("Anna",), DOCUMENT), trajectory, tiny_codec, config)
     expected = []

@@ -163,6 +163,6 @@ def test_nothing_is_foretold_of_keeping_that_was_never_seen() -> None:
 
 
 def test_the_share_of_near_misses_is_that_of_the_documents() -> None:
-    quiet = [make_problem(0, "eval", i, chunks=32, near_misses=0) for i in range(20)]
-    full = [make_problem(0, "eval", i, chunks=32, near_misses=60) for i in range(20)]
+    quiet = [make_problem(0, "eval", i, chunks=32, distractor_facts=0) for i in range(20)]
+    full = [make_problem(0, "eval", i, chunks=32, distractor_facts=60) for i in range(20)]
     assert near_miss_share(quiet) < 0.05 < 0.4 < near_miss_share(full)

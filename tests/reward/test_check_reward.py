@@ -110,7 +110,7 @@ def test_what_has_a_shape_alone_is_checked_for_that() -> None:
         assert broken(check(name, {})) == set()
     with pytest.raises(ConfigError) as failure:
         check("examples.own_sink:CsvSink", {"size": 1})
-    assert failure.value.key == "logging.sinks.size"
+    assert failure.value.key == "logging.report_to.size"
 
 
 def test_what_is_of_no_kind_is_rejected() -> None:

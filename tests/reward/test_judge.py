@@ -384,10 +384,10 @@ def test_a_judges_address_with_a_password_is_refused_unshown() -> None:
 
 
 def test_a_judge_that_is_not_there_is_no_zero() -> None:
-    found = grade(JudgeConfig(url="http://127.0.0.1:9/v1", model="m", attempts=2), "Bergen")
+    found = grade(JudgeConfig(url="http://127.0.0.1:9/v1", model="m"), "Bergen")
     assert found.value is None
     assert found.reason is not None
-    assert "gave up after 2 attempts" in found.reason
+    assert "gave up after 4 attempts" in found.reason
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:b/v1"])
@@ -413,12 +413,12 @@ def test_a_slow_endpoint_is_timed_and_the_event_loop_goes_on() -> None:
             await waiting
 
     with judge_server(speak) as server:
-        use(config_of(server, timeout_s=30, attempts=2), work)
+        use(config_of(server, timeout_s=30), work)
         free.set()
 
 
 def test_a_hanging_endpoint_holds_up_many_requests_no_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """40 requests, 2 at once, 2 attempts each: asked for every one of them, it would be asked 80 times."""
+    """40 requests, 2 at once, 4 attempts each: asked for every one of them, it would be asked 160 times."""
     free = threading.Event()
 
     def speak(request: dict[str, Any], _: int) -> Reply:
@@ -440,10 +440,10 @@ def test_a_hanging_endpoint_holds_up_many_requests_no_longer_than_one(monkeypatc
     clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
     monkeypatch.setattr("palimpsest.http_services.time", clock)
     with judge_server(speak) as server:
-        asked, found, later = use(config_of(server, timeout_s=30, attempts=2, concurrency=2), work)
+        asked, found, later = use(config_of(server, timeout_s=30, concurrency=2), work)
     assert asked < 12
     assert all(isinstance(one, JudgeError) for one in found)
-    assert sum("4 attempts in a row failed; it is tried again every 30 s" in str(one) for one in found) >= 30
+    assert sum("8 attempts in a row failed; it is tried again every 30 s" in str(one) for one in found) >= 30
     assert later is Verdict.CORRECT
 
 

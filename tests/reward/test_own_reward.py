@@ -285,5 +285,8 @@ def test_names_are_checked_when_the_configuration_is_read_and_own_ones_survive_w
 
 
 def test_turn_rewards_of_an_own_reward_may_be_mixed_in() -> None:
-    assert parse_config("credit: {rule: state_mix}\nreward: {name: 'm:f'}").credit.rule == "state_mix"
-    assert parse_config("credit: {rule: state_mix}\nreward: {layers: ['m:f']}").credit.rule == "state_mix"
+    assert parse_config("credit: {adv_estimator: state_mix}\nreward: {name: 'm:f'}").credit.adv_estimator == "state_mix"
+    assert (
+        parse_config("credit: {adv_estimator: state_mix}\nreward: {layers: ['m:f']}").credit.adv_estimator
+        == "state_mix"
+    )

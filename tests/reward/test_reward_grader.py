@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from palimpsest.config.reward import RewardConfig
-from palimpsest.errors import ConfigError
 from palimpsest.reward.answer_match import METRICS, measure
-from palimpsest.reward.compose import build_reward, check_reward
+from palimpsest.reward.compose import build_reward
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.fakes import LetterCodec
 
@@ -52,7 +51,7 @@ VARIANTS = {
 def test_correct_answers_are_right_by_default_and_as_published_when_strict(variant: str, published: int) -> None:
     texts = [(VARIANTS[variant](gold), gold) for gold in GOLDS]
     assert sum(graded(text, gold).value or 0 for text, gold in texts) == 8
-    assert sum(graded(text, gold, strict=True).value or 0 for text, gold in texts) == published
+    assert sum(graded(text, gold, name="boxed_strict").value or 0 for text, gold in texts) == published
 
 
 @pytest.mark.parametrize(
@@ -87,13 +86,13 @@ def test_a_stated_answer_counts_for_every_metric_but_boxed() -> None:
     ("config", "metric"),
     [
         ({}, "boxed"),
-        ({"strict": True}, "boxed_strict"),
+        ({"name": "boxed_strict"}, "boxed_strict"),
         ({"name": "em"}, "em"),
         ({"name": "f1"}, "f1"),
         ({"name": "fraction"}, "fraction"),
         ({"name": "sub_em"}, "sub_em"),
-        ({"name": "sub_em", "sub_em": "answer_in_gold"}, "sub_em_reverse"),
-        ({"name": "sub_em", "sub_em": "either"}, "sub_em_either"),
+        ({"name": "sub_em_reverse"}, "sub_em_reverse"),
+        ({"name": "sub_em_either"}, "sub_em_either"),
     ],
 )
 def test_the_named_reward_is_one_of_the_metrics(config: dict[str, Any], metric: str) -> None:
@@ -101,11 +100,6 @@ def test_the_named_reward_is_one_of_the_metrics(config: dict[str, Any], metric: 
         grade = graded(text, "Paris", "Paris, Texas", **config)
         assert set(grade.breakdown) == set(METRICS)
         assert grade.value == grade.breakdown[metric]
-
-
-def test_strict_is_refused_for_another_reward() -> None:
-    with pytest.raises(ConfigError, match=r"reward\.strict"):
-        check_reward(RewardConfig(name="em", strict=True))
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))

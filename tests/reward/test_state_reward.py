@@ -54,19 +54,18 @@ def episode(*turns: dict[str, Any], answer: str = "\\boxed{New York}") -> Trajec
 GOLDS = ("New York", "the big city")
 
 RECALL_BY_HAND = {
-    # text: (paper: whole words, max), (whole, mean), (code: substrings with case, mean)
-    "He lives in New York.": (1.0, 0.5, 0.5),
-    "new yorkers": (0.5, 0.25, 0.0),  # the code finds neither "New" nor "York"
-    "Newark is a bigger city": (0.5, 0.25, (0.5 + 2 / 3) / 2),  # "New" stands in Newark, "big" in bigger
-    "the big city": (1.0, 0.5, 0.5),
-    "": (0.0, 0.0, 0.0),
+    # text: (paper: whole words, max), (code: substrings with case, mean)
+    "He lives in New York.": (1.0, 0.5),
+    "new yorkers": (0.5, 0.0),  # the code finds neither "New" nor "York"
+    "Newark is a bigger city": (0.5, (0.5 + 2 / 3) / 2),  # "New" stands in Newark, "big" in bigger
+    "the big city": (1.0, 0.5),
+    "": (0.0, 0.0),
 }
 
 
 @pytest.mark.parametrize("text", RECALL_BY_HAND)
 def test_recall_by_hand(text: str) -> None:
-    options = [{}, {"golds": "mean"}, {"golds": "mean", "words": "substring"}]
-    found = [word_recall(text, GOLDS, StateRewardConfig.model_validate(option)) for option in options]
+    found = [word_recall(text, GOLDS, StateRewardConfig(variant=variant)) for variant in ("paper", "code")]
     assert found == pytest.approx(list(RECALL_BY_HAND[text]))
 
 
@@ -76,7 +75,7 @@ def test_yes_and_short_golds_do_not_saturate() -> None:
     assert word_recall("Nobody knows. Yes.", ["no"], config) == 0.0
     assert word_recall("an apple", ["A"], config) == 0.0  # a word of its own, though an article
     assert word_recall("vitamin A", ["A"], config) == 1.0
-    code = StateRewardConfig(words="substring")
+    code = StateRewardConfig(variant="code")
     assert word_recall("Nobody knows", ["no"], code) == 1.0
 
 
@@ -116,7 +115,7 @@ def test_a_memory_over_several_lines_is_found_and_the_gain_is_a_gain() -> None:
     problem = Problem("p", "Who?", ("New York",))
     played = episode({"section": "a", "written": "New\nYork"}, {"section": "a", "written": "New\n\nYork\n"})
     assert [r.update for r in turn_rewards(problem, played, CODEC, StateRewardConfig())] == [1.0, 0.0, 0.0]
-    quirk = turn_rewards(problem, played, CODEC, StateRewardConfig(before="nothing"))
+    quirk = turn_rewards(problem, played, CODEC, StateRewardConfig(variant="code"))
     assert [r.update for r in quirk] == [1.0, 1.0, 0.0]
 
 
@@ -124,7 +123,7 @@ def test_the_question_is_not_what_a_recall_is_measured_against() -> None:
     problem = Problem("p", "Is it New York?", ("New York",))
     turn = {"question": "Is it New York?", "section": "a", "written": "b", "found": "New York"}
     assert turn_rewards(problem, episode(turn), CODEC, StateRewardConfig())[0].callback == 1.0
-    assert turn_rewards(problem, episode(turn), CODEC, StateRewardConfig(against="prompt"))[0].callback == 0.0
+    assert turn_rewards(problem, episode(turn), CODEC, StateRewardConfig(variant="code"))[0].callback == 0.0
 
 
 @pytest.mark.parametrize(
@@ -208,7 +207,7 @@ def test_alpha_1_gives_memagents_advantages_to_the_bit(
     plain = group(list(rewards), [(1,) * n for n in lengths[: len(rewards)]])
     for baseline in ("mean", "mean_std", "leave_one_out"):
         ours = advantages(with_turn_rewards(rewards, per_turn), **state_mix(1.0, outcome=baseline))
-        assert ours == advantages(plain, rule=baseline)
+        assert ours == advantages(plain, adv_estimator=baseline)
 
 
 def test_an_ungraded_trajectory_takes_no_part_in_the_state_means() -> None:
@@ -240,9 +239,9 @@ def test_action_reweight_is_half_plus_what_a_turn_had_in_sight() -> None:
 
 
 def test_the_state_mix_without_turn_rewards_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"credit.rule=state_mix mixes in rewards of turns"):
-        parse_config("credit: {rule: state_mix}")
-    assert parse_config("credit: {rule: state_mix}\nreward: {state: {}}").credit.rule == "state_mix"
+    with pytest.raises(ConfigError, match=r"credit.adv_estimator=state_mix mixes in rewards of turns"):
+        parse_config("credit: {adv_estimator: state_mix}")
+    assert parse_config("credit: {adv_estimator: state_mix}\nreward: {state: {}}").credit.adv_estimator == "state_mix"
     with pytest.raises(RunError, match="group p, rollout 0: 2 turns, none turn rewards"):
         assign([group([1, 0], [(1, 1), (1, 1)])], CreditConfig(**state_mix(0.5)), 1)
 
@@ -269,4 +268,4 @@ def test_mixed_by_hand() -> None:
 )
 def test_options_of_the_mix_are_checked_at_start(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        build_rule(CreditConfig(rule="state_mix", options=options))
+        build_rule(CreditConfig(adv_estimator="state_mix", options=options))

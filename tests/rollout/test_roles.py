@@ -65,7 +65,7 @@ def test_a_frozen_turn_gives_the_same_gradient_as_words_of_a_tool() -> None:
         for group in frozen
     ]
     for aggregate in ("token", "segment", "trajectory", "prompt"):
-        config = CreditConfig(aggregate=aggregate, rule="mean_std")
+        config = CreditConfig(agg_mode=aggregate, adv_estimator="mean_std")
         (ours,), (theirs,) = assign(frozen, config, 1), assign(as_tool, config, 1)
         assert len(ours.segments) == len(theirs.segments) == 32
         for row, other in zip(ours.segments, theirs.segments, strict=True):

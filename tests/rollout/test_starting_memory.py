@@ -67,7 +67,7 @@ def test_a_memory_beyond_its_budget_is_refused() -> None:
 def test_it_is_written_to_files_and_records_and_read_again(tmp_path: Path) -> None:
     several = replace(PROBLEM, id="bare", memory="")
     write_problems(tmp_path / "mine.jsonl", [PROBLEM, several])
-    source = build_source(DataConfig(source=str(tmp_path / "mine.jsonl"), shuffle=False), split="train")
+    source = build_source(DataConfig(train_files=str(tmp_path / "mine.jsonl"), shuffle=False), split="train")
     first, second = source.problems(step=0, count=2)
     assert (first.memory, second.memory) == (PROBLEM.memory, "")
     assert ["memory" in json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()] == [
@@ -84,7 +84,7 @@ def test_it_is_written_to_files_and_records_and_read_again(tmp_path: Path) -> No
 def test_a_memory_that_is_no_text_is_refused_with_file_and_row(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"question": "Who?", "answers": ["A"], "context": "A.", "memory": ["A"]}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl.* memory must be a string, is list"):
-        build_source(DataConfig(source=str(tmp_path / "bad.jsonl")), split="train").problems(step=0, count=1)
+        build_source(DataConfig(train_files=str(tmp_path / "bad.jsonl")), split="train").problems(step=0, count=1)
 
 
 def test_samples_of_problems_with_other_memories_do_not_belong_together() -> None:

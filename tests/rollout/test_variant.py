@@ -54,7 +54,7 @@ sys.modules.setdefault("variant_example", sys.modules[__name__])
 
 
 def config(share: float = 0.5, steps: int = 2, **options: Any) -> RunConfig:
-    plain = small_config(steps=steps, group_size=8, variant={"share": share, "options": options or {"tool": False}})
+    plain = small_config(max_steps=steps, group_size=8, variant={"share": share, "options": options or {"tool": False}})
     return plain.model_copy(update={"policy": PolicyConfig(name="variant_example:Shouting")})
 
 
@@ -191,7 +191,7 @@ def test_rewards_are_told_apart_and_nothing_is_said_without_a_variant() -> None:
 def test_a_quickstarts_rival_is_trained_without_the_agents_variant(tmp_path: Path) -> None:
     """Its options are the agent's: a rival of another kind would refuse them, or learn to play by them."""
     rivals = {"rival": {"name": "overwrite", "options": {"memory_tokens": 8}}}
-    agent = config().model_copy(update={"evaluation": EvaluationConfig.model_validate({"rivals": rivals})})
+    agent = config().model_copy(update={"evaluation": EvaluationConfig.model_validate({"trained_baselines": rivals})})
     rival = parse_config(_rivals(agent, tmp_path)["rival"].config)
     assert build_variant(rival) is None
     assert rival.train == agent.train.model_copy(update={"variant": None})

@@ -14,10 +14,10 @@ from support.training import train
 
 def resumed_without(path: Path, *gone: str) -> list[str]:
     """What a resume of a run of four steps says after files were deleted."""
-    train(path, small_config(steps=4))
+    train(path, small_config(max_steps=4))
     for name in gone:
         shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
-    _, warnings = train(path, small_config(steps=6), resume=True)
+    _, warnings = train(path, small_config(max_steps=6), resume=True)
     told = [row["message"] for row in read_rows(path / "events.jsonl") if row["kind"] == "warning"]
     return [line for line in warnings if line in told]
 
@@ -40,7 +40,7 @@ def test_a_run_with_all_of_its_files_says_nothing_of_them(tmp_path: Path) -> Non
 
 
 def test_steps_that_were_never_recorded_are_not_missing(tmp_path: Path) -> None:
-    train(tmp_path, small_config(steps=4, record_every=2))
-    _, warnings = train(tmp_path, small_config(steps=6, record_every=3), resume=True)
-    _, again = train(tmp_path, small_config(steps=8, record_every=1), resume=True)
+    train(tmp_path, small_config(max_steps=4, record_steps=2))
+    _, warnings = train(tmp_path, small_config(max_steps=6, record_steps=3), resume=True)
+    _, again = train(tmp_path, small_config(max_steps=8, record_steps=1), resume=True)
     assert not [line for line in (*warnings, *again) if "missing" in line]

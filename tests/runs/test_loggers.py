@@ -21,7 +21,7 @@ from support.fakes import make_trainer, small_config
 
 
 def config(*sinks: str) -> RunConfig:
-    return RunConfig.model_validate({**small_config().model_dump(mode="json"), "logging": {"sinks": list(sinks)}})
+    return RunConfig.model_validate({**small_config().model_dump(mode="json"), "logging": {"report_to": list(sinks)}})
 
 
 def test_rows_go_to_metrics_and_timings_apart(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with (
         open_run(tmp_path / "run", config("wandb")) as folder,
-        pytest.raises(ConfigError, match=r"logging\.sinks=wandb: .* pip install .*\[wandb\]'"),
+        pytest.raises(ConfigError, match=r"logging\.report_to=wandb: .* pip install .*\[wandb\]'"),
     ):
         build_loggers(folder.config, folder)
 
@@ -73,7 +73,7 @@ def test_a_service_that_does_not_start_is_refused_in_one_line(tmp_path: Path, mo
         open_run(tmp_path / "run", config("wandb")) as folder,
         pytest.raises(
             ConfigError,
-            match=r"^logging\.sinks='wandb': could not be made: PermissionError: No API key",
+            match=r"^logging\.report_to='wandb': could not be made: PermissionError: No API key",
         ),
     ):
         build_loggers(folder.config, folder)
@@ -208,7 +208,7 @@ def test_a_run_writes_to_sinks_of_the_users_own_and_one_that_raises_is_told_once
 def test_a_sink_that_can_not_work_is_refused_at_the_start(tmp_path: Path, sink: str, message: str) -> None:
     with open_run(tmp_path / "run", config(sink)) as folder, pytest.raises(ConfigError, match=message) as failure:
         build_loggers(folder.config, folder)
-    assert (failure.value.key, failure.value.value) == ("logging.sinks", sink)
+    assert (failure.value.key, failure.value.value) == ("logging.report_to", sink)
 
 
 @pytest.mark.usefixtures("own_sinks")
@@ -219,14 +219,16 @@ def test_a_sink_that_can_not_work_leaves_no_run_folder(
     import sys
 
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=rf"^logging\.sinks='?{sink}'?: "):
-        train("memagent-quickstart", {"logging.sinks": [sink]}, out=tmp_path / "run", quiet=True)
+    with pytest.raises(ConfigError, match=rf"^logging\.report_to='?{sink}'?: "):
+        train("memagent-quickstart", {"logging.report_to": [sink]}, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_sink_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"logging.sinks='tensorbord': no such log sink; did you mean tensorboard\?"):
-        parse_config("logging: {sinks: [tensorbord]}")
+    with pytest.raises(
+        ConfigError, match=r"logging.report_to='tensorbord': no such log sink; did you mean tensorboard\?"
+    ):
+        parse_config("logging: {report_to: [tensorbord]}")
 
 
 def test_whoever_watches_a_run_that_goes_on_is_told_of_its_steps_before_the_first(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_whoever_watches_a_run_that_goes_on_is_told_of_its_steps_before_the_firs
 
     for steps, resume in ((2, False), (3, True)):
         values = small_config().model_dump(mode="json")
-        settings = RunConfig.model_validate({**values, "train": {**values["train"], "steps": steps}})
+        settings = RunConfig.model_validate({**values, "train": {**values["train"], "max_steps": steps}})
         with open_run(tmp_path / "run", settings, resume=resume, on_warning=lambda _: None) as folder:
             watching = Supervised("watching", Watching().log, folder.warn)
             asyncio.run(make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), watching])).run())

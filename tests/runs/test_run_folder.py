@@ -25,7 +25,7 @@ CONFIG = small_config()
 
 
 def changed(**sections: Any) -> RunConfig:
-    """CONFIG with some fields replaced, e.g. changed(train={"steps": 9})."""
+    """CONFIG with some fields replaced, e.g. changed(train={"max_steps": 9})."""
     values = CONFIG.model_dump(mode="json")
     for name, value in sections.items():
         values[name] = {**values[name], **value} if isinstance(value, dict) else value
@@ -98,14 +98,14 @@ def test_resuming_a_missing_folder_starts_the_run(tmp_path: Path) -> None:
 
 def test_a_resume_to_fewer_steps_than_were_done_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    quiet(path, changed(train={"steps": 30})).close()
+    quiet(path, changed(train={"max_steps": 30})).close()
     (path / "checkpoints" / "step-000030").mkdir(parents=True)
     before = {file: file.read_bytes() for file in path.iterdir() if file.is_file()}
-    refusal = r"train\.steps=12: .*run has 30 steps already; give more than 30 to train on, such as train\.steps=60"
+    refusal = r"train\.max_steps=12: .*run has 30 steps already; .* such as train\.max_steps=60"
     with pytest.raises(RunError, match=refusal):
-        quiet(path, changed(train={"steps": 12}), resume=True)
+        quiet(path, changed(train={"max_steps": 12}), resume=True)
     assert {file: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
-    quiet(path, changed(train={"steps": 60}), resume=True).close()
+    quiet(path, changed(train={"max_steps": 60}), resume=True).close()
 
 
 def test_resume_and_force_together_are_refused(tmp_path: Path) -> None:
@@ -161,14 +161,14 @@ def test_a_lock_of_another_host_is_respected_until_someone_deletes_it(tmp_path: 
     ("change", "verdict"),
     [
         ({"recipe": "renamed"}, "allowed"),
-        ({"logging": {"project": "other"}}, "allowed"),
-        ({"train": {"steps": 9}}, "allowed"),
-        ({"train": {"save_every": 1}}, "allowed"),
-        ({"train": {"keep_checkpoints": 5}}, "allowed"),
-        ({"train": {"eval_every": 3}}, "allowed"),
-        ({"train": {"record_every": 2}}, "allowed"),
+        ({"logging": {"report_to": ["console"]}}, "allowed"),
+        ({"train": {"max_steps": 9}}, "allowed"),
+        ({"train": {"save_steps": 1}}, "allowed"),
+        ({"train": {"save_total_limit": 5}}, "allowed"),
+        ({"train": {"eval_steps": 3}}, "allowed"),
+        ({"train": {"record_steps": 2}}, "allowed"),
         ({"evaluation": {"problems": 8}}, "allowed"),
-        ({"engine": {"batch_slots": 8}}, "warned"),
+        ({"engine": {"max_num_seqs": 8}}, "warned"),
         ({"model": {"device": "cpu"}}, "warned"),
         ({"train": {"episode_timeout_s": 5.0}}, "warned"),
         ({"optim": {"learning_rate": 1e-3}}, "warned"),
@@ -178,8 +178,8 @@ def test_a_lock_of_another_host_is_respected_until_someone_deletes_it(tmp_path: 
         ({"model": {"dtype": "bfloat16"}}, "refused"),
         ({"policy": {"options": {"chunk_size": 3}}}, "refused"),
         ({"data": {"curriculum": {"chunks": [1, 2]}}}, "refused"),
-        ({"credit": {"rule": "mean_std"}}, "refused"),
-        ({"loss": {"clip_high": 0.3}}, "refused"),
+        ({"credit": {"adv_estimator": "mean_std"}}, "refused"),
+        ({"loss": {"clip_ratio_high": 0.3}}, "refused"),
         ({"sampling": {"top_p": 0.9}}, "refused"),
         ({"train": {"group_size": 8}}, "refused"),
     ],
@@ -227,8 +227,8 @@ def test_a_search_server_may_move_between_runs_and_its_token_change(
 
 
 def test_more_steps_under_a_schedule_that_ends_are_warned_of() -> None:
-    before = changed(optim={"schedule": "cosine"})
-    after = before.model_copy(update={"train": before.train.model_copy(update={"steps": 99})})
+    before = changed(optim={"lr_scheduler_type": "cosine"})
+    after = before.model_copy(update={"train": before.train.model_copy(update={"max_steps": 99})})
     assert [change.verdict for change in changes(before, after)] == ["warned"]
 
 

@@ -23,8 +23,8 @@ ON_RAY = ("engine.name=ray", "cluster.learners=2", "cluster.samplers=1")
 
 def settings(steps: int) -> list[str]:
     """Overrides of a run of seconds."""
-    train = {"steps": steps, "prompts_per_step": 2, "optimizer_steps": 2, "group_size": 4, "save_every": 1}
-    return [*(f"train.{key}={value}" for key, value in train.items()), "logging.sinks=[jsonl]"]
+    train = {"max_steps": steps, "batch_size": 2, "num_minibatches": 2, "group_size": 4, "save_steps": 1}
+    return [*(f"train.{key}={value}" for key, value in train.items()), "logging.report_to=[jsonl]"]
 
 
 @dataclass

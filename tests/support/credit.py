@@ -32,7 +32,7 @@ def trained(segment: TrainSegment) -> list[tuple[float, float]]:
 
 def state_mix(alpha: float, **options: Any) -> dict[str, Any]:
     """The fields of a `CreditConfig` that mixes rewards of turns in."""
-    return {"rule": "state_mix", "options": {"alpha": alpha, **options}}
+    return {"adv_estimator": "state_mix", "options": {"alpha": alpha, **options}}
 
 
 def only(batches: tuple[StepBatch, ...]) -> StepBatch:

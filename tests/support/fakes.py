@@ -146,8 +146,8 @@ class NumberedSource:
 
 
 def small_config(**train: Any) -> RunConfig:
-    sizes = {"steps": 6, "prompts_per_step": 2, "group_size": 4, "save_every": 2, "keep_checkpoints": 2}
-    return RunConfig.model_validate({"train": {**sizes, **train}, "logging": {"sinks": ["jsonl"]}})
+    sizes = {"max_steps": 6, "batch_size": 2, "group_size": 4, "save_steps": 2, "save_total_limit": 2}
+    return RunConfig.model_validate({"train": {**sizes, **train}, "logging": {"report_to": ["jsonl"]}})
 
 
 def make_trainer(folder: RunFolder, **parts: Any) -> Trainer:

@@ -26,21 +26,21 @@ from palimpsest.types import Grade, Trajectory, Turn
 
 FOLDER = Path(__file__).parents[1] / "golden"
 
-_SMALL = ("train.prompts_per_step=3", "train.group_size=4", "train.optimizer_steps=2")
+_SMALL = ("train.batch_size=3", "train.group_size=4", "train.num_minibatches=2")
 RUNS: dict[str, tuple[str, ...]] = {
     "memagent": (
         "memagent-quickstart",
-        "train.steps=3",
+        "train.max_steps=3",
         "data.curriculum=null",
         "data.synthetic.chunks=2",
         "policy.options.grounded=off",
         "reward.unsupported_penalty=2.0",
         *_SMALL,
     ),
-    "rememr1": ("rememr1-quickstart", "train.steps=2", "cold_start.steps=60", *_SMALL),
+    "rememr1": ("rememr1-quickstart", "train.max_steps=2", "cold_start.max_steps=60", *_SMALL),
     "memact": (
         "memact-quickstart",
-        "train.steps=2",
+        "train.max_steps=2",
         "data.search.objectives=[2,4]",
         "train.variant.share=0.3",
         *_SMALL,

@@ -74,7 +74,7 @@ def small(model: Path, **changes: object) -> list[str]:
 def quickstart(model: Path, out: Path) -> list[str]:
     own = {
         "evaluation.problems": 2,
-        "evaluation.multiples": [1, 2],
+        "evaluation.sizes": [1, 2],
         "evaluation.baselines": {},
     }
     return ["quickstart", "memagent", *small(model, **own), "--out", str(out)]

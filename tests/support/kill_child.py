@@ -65,14 +65,14 @@ def config(model: str, ahead: int = 0) -> RunConfig:
             "credit": {"dynamic_sampling": {"max_refills": 1}},
             "optim": {"learning_rate": 1e-3, "warmup_steps": 3},
             "train": {
-                "steps": STEPS,
-                "prompts_per_step": 2,
+                "max_steps": STEPS,
+                "batch_size": 2,
                 "group_size": 4,
-                "optimizer_steps": 2,
-                "save_every": 3,
-                "ahead": ahead,
+                "num_minibatches": 2,
+                "save_steps": 3,
+                "max_off_policy_steps": ahead,
             },
-            "logging": {"sinks": ["jsonl"]},
+            "logging": {"report_to": ["jsonl"]},
         }
     )
 

@@ -41,7 +41,7 @@ class Case:
         dealt = [
             plan(
                 steps,
-                ranks // cluster.tensor_parallel,
+                ranks // cluster.tensor_parallel_size,
                 number=number,
                 micro_batch_tokens=micro_batch(self.config),
                 max_context=512,
@@ -66,12 +66,14 @@ def compute(rank: int, cases: dict[str, Case], out: Path, saves: bool = True) ->
     """
     for name, case in cases.items():
         learner = RankLearner(case.config, case.objective)
-        mine = [update[rank // case.config.cluster.tensor_parallel] for update in case.parts]
+        mine = [update[rank // case.config.cluster.tensor_parallel_size] for update in case.parts]
         first = learner._gradients.accumulate(mine[0].forests("cpu", torch.float32)[0], learner._forward)
         gradients = {f"grad/{n}": whole(p.grad) for n, p in learner._model.named_parameters() if p.grad is not None}
         learner._optimizer._adamw.zero_grad(set_to_none=True)
         steps = [first, *(step for part in mine for step in learner.update(part))]
-        losses = torch.tensor([step.loss for step in steps], dtype=torch.float64) / case.config.cluster.tensor_parallel
+        losses = (
+            torch.tensor([step.loss for step in steps], dtype=torch.float64) / case.config.cluster.tensor_parallel_size
+        )
         dist.all_reduce(losses)
         norms = torch.zeros(dist.get_world_size(), len(steps) - 1, dtype=torch.float64)
         norms[rank] = torch.tensor([step.grad_norm for step in steps[1:]], dtype=torch.float64)

@@ -14,8 +14,8 @@ def small_run(model: Path, **changes: Any) -> dict[str, Any]:
         "data.synthetic.chunks": 2,
         "data.synthetic.starts": None,  # whose facts are longer than its memories
         "policy.options": {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8},
-        "train": {"steps": 2, "prompts_per_step": 1, "optimizer_steps": 1, "group_size": 2, "save_every": 1} | changes,
-        "logging.sinks": ["jsonl"],
+        "train": {"max_steps": 2, "batch_size": 1, "num_minibatches": 1, "group_size": 2, "save_steps": 1} | changes,
+        "logging.report_to": ["jsonl"],
     }
 
 

@@ -99,7 +99,7 @@ def train(path: Path, steps: int = STEPS) -> list[str]:
     """Begin or resume a run of fakes; the warnings."""
     warnings: list[str] = []
     settings = config("none")
-    settings = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": steps})})
+    settings = settings.model_copy(update={"train": settings.train.model_copy(update={"max_steps": steps})})
     with open_run(path, settings, resume=True, on_warning=warnings.append) as folder:
         learner = HashLearner()
         parts = {"learner": learner, "sampler": SeedSampler(learner=learner), "grader": ParityGrader()}
@@ -112,7 +112,7 @@ def left_in(path: Path) -> list[str]:
     """What should not be there any more."""
     hidden = [str(file.relative_to(path)) for file in path.rglob(".*") if file.name != ".lock"]
     saved = sorted(entry.name for entry in (path / "checkpoints").glob("step-*"))
-    return hidden + saved[: -config("none").train.keep_checkpoints]
+    return hidden + saved[: -config("none").train.save_total_limit]
 
 
 def kill(ground: Ground, rng: random.Random, path: Path) -> tuple[str, str, list[str]]:

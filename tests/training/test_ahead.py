@@ -1,4 +1,5 @@
-"""`train.ahead`: which weights play which batch, what a checkpoint keeps of it, and that timing shows nowhere."""
+"""`train.max_off_policy_steps`: which weights play which batch, what a checkpoint keeps of it, and that timing shows
+nowhere."""
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ class Killed(BaseException):
 
 
 def config(ahead: int, **train: Any) -> RunConfig:
-    values = small_config(**{"steps": STEPS, "ahead": ahead, **train}).model_dump(mode="json")
-    lengths = {"chunks": [1, 2, 4], "advance_at": 0.4, "window": 2}
+    values = small_config(**{"max_steps": STEPS, "max_off_policy_steps": ahead, **train}).model_dump(mode="json")
+    lengths = {"chunks": [1, 2, 4], "advance_at": 0.4}
     refills = {**values["credit"], "dynamic_sampling": {"max_refills": 1}}
     return RunConfig.model_validate({**values, "data": {"curriculum": lengths}, "credit": refills})
 
@@ -145,7 +146,7 @@ def test_the_curriculum_moves_when_a_step_was_learnt_and_a_batch_uses_what_was_k
     model, known = Curriculum(settings.data.curriculum), [0]  # the stage after each step
     for k, row in enumerate(rows, start=1):
         stage = known[max(0, k - 1 - ahead)]
-        assert (row["curriculum/stage"], row["curriculum/chunks"]) == (stage, settings.data.curriculum.sizes[stage])
+        assert (row["curriculum/stage"], row["curriculum/chunks"]) == (stage, settings.data.curriculum.chunks[stage])
         if stage == model.stage:  # what was begun before the problems grew doesn't speak for the larger ones
             model.update(row["reward/mean"])
         known.append(model.stage)
@@ -163,7 +164,7 @@ def test_a_run_killed_anywhere_resumes_to_the_same_bytes(tmp_path: Path, ahead: 
 
 
 def test_a_checkpoint_holds_the_batches_collected_ahead_under_its_hashes(tmp_path: Path) -> None:
-    train(tmp_path / "run", config(2, save_every=3, keep_checkpoints=9))
+    train(tmp_path / "run", config(2, save_steps=3, save_total_limit=9))
     saved = tmp_path / "run" / "checkpoints" / "step-000003"
     ahead = sorted(file.name for file in (saved / "ahead").iterdir())
     assert ahead == ["step-000004.jsonl.zst", "step-000005.jsonl.zst"]
@@ -192,7 +193,7 @@ class Interrupted(NumberedSource):
 
 
 def test_an_interrupted_run_keeps_what_was_collected_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    settings = config(1, save_every=STEPS, keep_checkpoints=1)
+    settings = config(1, save_steps=STEPS, save_total_limit=1)
     train(tmp_path / "whole", settings)
     finished, _ = train(tmp_path / "run", settings, source=Interrupted())
     assert (finished.step, finished.interrupted) == (3, True)
@@ -240,7 +241,7 @@ def test_evaluations_measure_the_weights_just_learnt_with_nothing_in_flight(tmp_
         measured.append((step, sampler.version))
         return {}
 
-    train(tmp_path / "run", config(2, eval_every=2), sampler=sampler, evaluate=evaluate)
+    train(tmp_path / "run", config(2, eval_steps=2), sampler=sampler, evaluate=evaluate)
     assert measured == [(2, 2), (4, 4), (6, 6), (8, 8)]
 
 
@@ -260,13 +261,16 @@ def test_an_error_while_learning_ends_the_collection_beside_it(tmp_path: Path) -
 
 
 def test_more_steps_for_a_run_that_collects_ahead_are_warned_of() -> None:
-    assert [change.verdict for change in changes(config(1), config(1, steps=9))] == ["warned"]
-    assert [change.verdict for change in changes(config(0), config(0, steps=9))] == ["allowed"]
+    assert [change.verdict for change in changes(config(1), config(1, max_steps=9))] == ["warned"]
+    assert [change.verdict for change in changes(config(0), config(0, max_steps=9))] == ["allowed"]
     assert [change.verdict for change in changes(config(0), config(1))] == ["refused"]
 
 
 def test_recomputed_ratios_without_importance_weights_are_refused_for_stale_samples() -> None:
     values = config(1).model_dump(mode="json")
-    with pytest.raises(ValidationError, match=r"train.ahead=1 learns from samples of older weights.*loss.tis_cap"):
+    with pytest.raises(
+        ValidationError,
+        match=r"train.max_off_policy_steps=1 learns from samples of older weights.*loss.importance_sampling_cap",
+    ):
         RunConfig.model_validate({**values, "loss": {"old_logprobs": "recompute"}})
-    RunConfig.model_validate({**values, "loss": {"old_logprobs": "recompute", "tis_cap": 2.0}})
+    RunConfig.model_validate({**values, "loss": {"old_logprobs": "recompute", "importance_sampling_cap": 2.0}})

@@ -28,7 +28,7 @@ async def scores(step: int) -> Mapping[str, float]:
 
 
 def config(**train: Any) -> RunConfig:
-    return small_config(eval_every=1, **train)
+    return small_config(eval_steps=1, **train)
 
 
 def best(run: Path) -> tuple[int, bytes]:
@@ -37,9 +37,9 @@ def best(run: Path) -> tuple[int, bytes]:
 
 
 def test_the_best_checkpoint_is_kept_and_a_resume_keeps_the_same(tmp_path: Path) -> None:
-    settings = config(save_best="accuracy", keep_checkpoints=1)
+    settings = config(metric_for_best_model="accuracy", save_total_limit=1)
     train(tmp_path / "whole", settings, evaluate=scores)
-    at_two, _ = train(tmp_path / "two", small_config(steps=2))
+    at_two, _ = train(tmp_path / "two", small_config(max_steps=2))
     assert best(tmp_path / "whole") == (2, at_two.learner.weights.encode())
     assert [path.name for path in (tmp_path / "whole" / "checkpoints").iterdir() if path.name != "best"] == [
         "step-000006"
@@ -66,30 +66,37 @@ def test_what_did_best_before_training_is_kept_too(tmp_path: Path) -> None:
     async def worse(step: int) -> Mapping[str, float]:
         return {"accuracy": -float(step)}
 
-    settings = config(save_best="accuracy", eval_first=True)
+    settings = config(metric_for_best_model="accuracy", eval_on_start=True)
     train(tmp_path / "run", settings, evaluate=worse)
     assert best(tmp_path / "run") == (0, b"")
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(7))
     assert rows[0]["eval/accuracy"] == 0
     assert "reward/mean" not in rows[0]
-    train(tmp_path / "run", config(save_best="accuracy", eval_first=True, steps=7), evaluate=worse, resume=True)
+    train(
+        tmp_path / "run",
+        config(metric_for_best_model="accuracy", eval_on_start=True, max_steps=7),
+        evaluate=worse,
+        resume=True,
+    )
     assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == list(range(8))
 
 
 def test_a_metric_that_is_not_measured_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"train\.save_best=f2: no metric of the evaluation; choose one of accuracy"):
-        train(tmp_path / "run", config(save_best="f2"), evaluate=scores)
+    with pytest.raises(
+        RunError, match=r"train\.metric_for_best_model=f2: no metric of the evaluation; choose one of accuracy"
+    ):
+        train(tmp_path / "run", config(metric_for_best_model="f2"), evaluate=scores)
     assert list((tmp_path / "run" / "checkpoints").glob("step-*")), "what was learnt until then is kept"
 
 
 @pytest.mark.parametrize("name", ["ungraded", "documents_cut"])
 def test_the_most_of_what_is_bad_is_not_best(name: str) -> None:
-    with pytest.raises(ValueError, match=f"save_best={name} would keep the worst"):
-        config(save_best=name)
+    with pytest.raises(ValueError, match=f"metric_for_best_model={name} would keep the worst"):
+        config(metric_for_best_model=name)
 
 
-@pytest.mark.parametrize("setting", [{"save_best": "accuracy"}, {"eval_first": True}])
+@pytest.mark.parametrize("setting", [{"metric_for_best_model": "accuracy"}, {"eval_on_start": True}])
 def test_without_evaluations_there_is_nothing_to_look_at(setting: dict[str, Any]) -> None:
-    with pytest.raises((ConfigError, ValueError), match=r"needs evaluations: set train\.eval_every"):
+    with pytest.raises((ConfigError, ValueError), match=r"needs evaluations: set train\.eval_steps"):
         small_config(**setting)

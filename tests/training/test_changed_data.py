@@ -37,8 +37,8 @@ def whole(folder: Path) -> dict[str, bytes]:
 
 
 def settings(model: Path, data: Path, steps: int) -> dict[str, Any]:
-    shared = small_run(model, steps=steps)
-    return {key: value for key, value in shared.items() if ".synthetic" not in key} | {"data.source": str(data)}
+    shared = small_run(model, max_steps=steps)
+    return {key: value for key, value in shared.items() if ".synthetic" not in key} | {"data.train_files": str(data)}
 
 
 def test_a_resume_on_other_contents_of_the_file_is_rejected_and_changes_nothing(
@@ -61,10 +61,12 @@ def test_a_resume_on_other_contents_of_the_file_is_rejected_and_changes_nothing(
 
 def test_a_checkpoint_without_digests_is_resumed_and_other_held_out_problems_are_a_warning(tmp_path: Path) -> None:
     one, two = ({"problems": 1, **dict.fromkeys(PARTS, digest)} for digest in "ab")
-    train(tmp_path, small_config(steps=2))  # as earlier versions left it
-    _, warnings = train(tmp_path, small_config(steps=4), resume=True, contents={"train": one, "held_out": one})
+    train(tmp_path, small_config(max_steps=2))  # as earlier versions left it
+    _, warnings = train(tmp_path, small_config(max_steps=4), resume=True, contents={"train": one, "held_out": one})
     assert not [line for line in warnings if "held-out" in line]
-    trainer, warnings = train(tmp_path, small_config(steps=6), resume=True, contents={"train": one, "held_out": two})
+    trainer, warnings = train(
+        tmp_path, small_config(max_steps=6), resume=True, contents={"train": one, "held_out": two}
+    )
     assert trainer.finished.step == 6
     assert [line for line in warnings if "held-out problems are not those of earlier evaluations" in line]
 

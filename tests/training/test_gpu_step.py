@@ -29,13 +29,13 @@ DATA = {"data.curriculum": None, "data.synthetic.starts": None, "data.synthetic.
 FULL: dict[str, Any] = DATA | {
     "data.synthetic.chunks": 8,
     "policy.options": {"chunk_size": 1000, "memory_tokens": 96, "answer_tokens": 32, "question_tokens": 32},
-    "train": {"steps": 3, "prompts_per_step": 8, "group_size": 16, "optimizer_steps": 1},
+    "train": {"max_steps": 3, "batch_size": 8, "group_size": 16, "num_minibatches": 1},
     "engine.micro_batch_tokens": 16_384,
 }
 TINY: dict[str, Any] = DATA | {
     "data.synthetic.chunks": 2,
     "policy.options": {"chunk_size": 256, "memory_tokens": 4, "answer_tokens": 4, "question_tokens": 32},
-    "train": {"steps": 3, "prompts_per_step": 2, "group_size": 4, "optimizer_steps": 1},
+    "train": {"max_steps": 3, "batch_size": 2, "group_size": 4, "num_minibatches": 1},
     "engine.micro_batch_tokens": 2048,
 }
 
@@ -81,7 +81,7 @@ def test_a_whole_step_of_half_a_billion_weights_is_profiled(
     settings = {"model.device": device, "model.dtype": str(model.dtype).removeprefix("torch.")}
     palimpsest.train(
         "memagent-quickstart",
-        {**(FULL if cuda else TINY), **settings, "logging.sinks": ["jsonl"]},
+        {**(FULL if cuda else TINY), **settings, "logging.report_to": ["jsonl"]},
         model=model,
         tokenizer=AutoTokenizer.from_pretrained(named("embedded")),
         reward=parity,

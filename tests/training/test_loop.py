@@ -40,7 +40,7 @@ def with_credit(config: RunConfig, **credit: Any) -> RunConfig:
 
 def always_learnt(config: RunConfig) -> RunConfig:
     """With a KL term, so that groups of equal rewards are learnt from too."""
-    return config.model_copy(update={"loss": LossConfig(kl_coef=0.001)})
+    return config.model_copy(update={"loss": LossConfig(kl_loss_coef=0.001)})
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
@@ -108,7 +108,7 @@ def test_a_run_killed_in_any_step_resumes_to_the_same_bytes(tmp_path: Path, call
 
 def curriculum_config() -> RunConfig:
     values = small_config().model_dump(mode="json")
-    lengths = {"chunks": [1, 2, 4], "advance_at": 0.4, "window": 2}
+    lengths = {"chunks": [1, 2, 4], "advance_at": 0.4}
     return RunConfig.model_validate({**values, "data": {"curriculum": lengths}})
 
 
@@ -146,9 +146,9 @@ def test_a_penalty_for_broken_limits_leaves_the_curriculum_as_it_is_without(tmp_
 
 
 def test_a_finished_run_resumed_with_more_steps_goes_on_as_if_it_had_never_ended(tmp_path: Path) -> None:
-    train(tmp_path / "long", small_config(steps=6))
-    train(tmp_path / "run", small_config(steps=3))
-    trainer, _ = train(tmp_path / "run", small_config(steps=6), resume=True)
+    train(tmp_path / "long", small_config(max_steps=6))
+    train(tmp_path / "run", small_config(max_steps=3))
+    trainer, _ = train(tmp_path / "run", small_config(max_steps=6), resume=True)
     assert trainer.learner.version == 6
     long, run = bytes_of(tmp_path / "long"), bytes_of(tmp_path / "run")
     assert run["metrics.jsonl"] == long["metrics.jsonl"]
@@ -157,7 +157,7 @@ def test_a_finished_run_resumed_with_more_steps_goes_on_as_if_it_had_never_ended
 
 def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Path) -> None:
     train(tmp_path / "whole")
-    train(tmp_path / "run", small_config(steps=4))
+    train(tmp_path / "run", small_config(max_steps=4))
     weights = tmp_path / "run" / "checkpoints" / "step-000004" / "model.safetensors"
     weights.write_bytes(b"x" + weights.read_bytes()[1:])
     _, warnings = train(tmp_path / "run", resume=True)
@@ -182,7 +182,7 @@ class SignalsItself(NumberedSource):
 def test_a_signal_finishes_the_step_and_saves_and_the_run_resumes_to_the_same_bytes(
     tmp_path: Path, number: Any
 ) -> None:
-    config = small_config(save_every=6, keep_checkpoints=1)
+    config = small_config(save_steps=6, save_total_limit=1)
     train(tmp_path / "whole", config)
     trainer, _ = train(tmp_path / "run", config, source=SignalsItself(number))
     assert (trainer.finished.step, trainer.finished.interrupted) == (2, True)
@@ -203,7 +203,7 @@ def test_steps_without_any_signal_are_warned_of_and_the_run_goes_on(tmp_path: Pa
     silent, unchanged = warnings
     assert "for 5 steps no group had different rewards" in silent
     assert "no group had a signal in any step; the weights are unchanged" in unchanged
-    _, warnings = train(tmp_path / "learnt", small_config(steps=2))
+    _, warnings = train(tmp_path / "learnt", small_config(max_steps=2))
     assert warnings == []
 
 
@@ -216,7 +216,7 @@ class RoundsWithoutSignal:
 
 
 def test_dynamic_sampling_refills_from_the_next_round_and_trains_on_full_batches(tmp_path: Path) -> None:
-    config = with_credit(small_config(steps=1), dynamic_sampling={"max_refills": 2})
+    config = with_credit(small_config(max_steps=1), dynamic_sampling={"max_refills": 2})
     trainer, _ = train(tmp_path / "run", config, grader=RoundsWithoutSignal())
     row = read_rows(tmp_path / "run" / "metrics.jsonl")[0]
     groups = read_groups(tmp_path / "run" / "trajectories" / "step-000001.jsonl.zst").groups
@@ -227,7 +227,7 @@ def test_dynamic_sampling_refills_from_the_next_round_and_trains_on_full_batches
 
 
 def test_refills_are_bounded_and_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = with_credit(small_config(steps=1), dynamic_sampling={"max_refills": 2})
+    config = with_credit(small_config(max_steps=1), dynamic_sampling={"max_refills": 2})
     told: list[str] = []
     monkeypatch.setattr(LoggerSet, "message", lambda _, text: told.append(text))
     trainer, _ = train(tmp_path / "run", config, grader=ConstantGrader())
@@ -253,7 +253,7 @@ def test_the_learner_gets_all_optimiser_steps_of_a_rollout_batch_at_once_and_pub
             calls.append("publish")
             return await super().publish()
 
-    train(tmp_path / "run", always_learnt(small_config(steps=1, optimizer_steps=2)), learner=Watching())
+    train(tmp_path / "run", always_learnt(small_config(max_steps=1, num_minibatches=2)), learner=Watching())
     assert calls == ["publish", "update 2", "publish"]  # first what it begins with
 
 
@@ -263,7 +263,7 @@ def test_a_problem_that_breaks_a_budget_ends_the_run_before_it_is_played(tmp_pat
             if problem.id.startswith("p3"):
                 raise DataError(f"problem {problem.id}: its question is too long")
 
-    config = small_config(save_every=6)
+    config = small_config(save_steps=6)
     with pytest.raises(DataError, match="problem p3-0-0"):
         train(tmp_path / "run", config, policy=Strict())
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000003"]
@@ -276,7 +276,7 @@ def test_an_error_after_an_optimiser_step_saves_nothing_that_mixes_two_steps(tmp
                 raise ModelError("a segment is longer than the context")
             return super().step(batch)
 
-    config = always_learnt(small_config(save_every=6, optimizer_steps=2))
+    config = always_learnt(small_config(save_steps=6, num_minibatches=2))
     with pytest.raises(ModelError):
         train(tmp_path / "run", config, learner=FailsBetween())
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -290,7 +290,7 @@ class AlwaysDown(SeedSampler):
 def test_a_sampler_that_is_down_ends_the_run_with_the_reason_and_never_trains_on_zeros(tmp_path: Path) -> None:
     learner = HashLearner()
     with pytest.raises(RunError, match=r"step 1: no episode could be graded; 8 of 8: .*connection refused"):
-        train(tmp_path / "run", small_config(sampler_retries=0), sampler=AlwaysDown(), learner=learner)
+        train(tmp_path / "run", small_config(), sampler=AlwaysDown(), learner=learner)
     assert learner.version == 0
 
 
@@ -301,7 +301,7 @@ def test_a_run_that_ends_on_an_outage_has_saved_the_step_before(tmp_path: Path) 
                 raise SamplerError("gone")
             return await super().generate(prompt_ids, params, **options)
 
-    config, learner = small_config(save_every=6, sampler_retries=0, keep_checkpoints=1), HashLearner()
+    config, learner = small_config(save_steps=6, save_total_limit=1), HashLearner()
     train(tmp_path / "whole", config)
     with pytest.raises(RunError, match="step 4"):
         train(tmp_path / "run", config, sampler=GoesDown(learner=learner), learner=learner)
@@ -324,7 +324,7 @@ def test_a_checkpoint_that_fails_too_stands_beside_the_error_that_ended_the_run(
                 raise DataError(f"problem {problem.id}: its question is too long")
 
     with pytest.raises(DataError) as caught:  # no EngineError, with which cluster.max_restarts would begin again
-        train(tmp_path / "run", small_config(save_every=6), policy=Strict(), learner=Down())
+        train(tmp_path / "run", small_config(save_steps=6), policy=Strict(), learner=Down())
     first, _, beside = str(caught.value).partition("; nor could the checkpoint of step 3 be written: ")
     assert first == "problem p3-0-0: its question is too long"
     assert second.args[-1] in beside
@@ -335,7 +335,7 @@ def test_episodes_that_failed_are_not_told_as_rewards_that_are_the_same(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(LoggerSet, "message", lambda _, text: told.append(text))
-    config = with_credit(small_config(steps=1, sampler_retries=0), dynamic_sampling={"max_refills": 2})
+    config = with_credit(small_config(max_steps=1), dynamic_sampling={"max_refills": 2})
     with pytest.raises(RunError, match="connection refused"):
         train(tmp_path / "all", config, sampler=AlwaysDown())
     assert not any("rewards" in text for text in told)
@@ -368,14 +368,14 @@ def test_evaluation_runs_when_due_and_its_metrics_stand_in_the_row(tmp_path: Pat
         steps.append(step)
         return {"accuracy": step / 10}
 
-    train(tmp_path / "run", small_config(steps=5, eval_every=2), evaluate=evaluate)
+    train(tmp_path / "run", small_config(max_steps=5, eval_steps=2), evaluate=evaluate)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert steps == [2, 4, 5]
     assert [row.get("eval/accuracy") for row in rows] == [None, 0.2, None, 0.4, 0.5]
 
 
 def test_record_every_thins_the_trajectories_out(tmp_path: Path) -> None:
-    train(tmp_path / "run", small_config(record_every=3))
+    train(tmp_path / "run", small_config(record_steps=3))
     assert len(list((tmp_path / "run" / "trajectories").glob("*.zst"))) == 2
 
 

@@ -51,7 +51,7 @@ def test_the_list_says_how_each_stands(tmp_path: Path) -> None:
 def test_a_run_tells_its_configuration_flat_and_its_rows(tmp_path: Path) -> None:
     told = answers(tmp_path)
     facts = told.get("/api/runs/first")
-    assert facts["config"]["train.steps"] == 4
+    assert facts["config"]["train.max_steps"] == 4
     assert facts["metrics"] == ["policy/entropy", "reward/mean"]
     rows = told.get("/api/runs/first/metrics", {"since": "3", "keys": "reward/mean"})["rows"]
     assert rows == [{"step": 4, "reward/mean": 0.4}]

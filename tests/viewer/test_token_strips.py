@@ -37,9 +37,9 @@ def test_tokens_are_what_was_sampled() -> None:
 
 
 def test_advantages_are_those_of_training_where_its_credit_is_known() -> None:
-    credit = CreditConfig(rule="mean_std")
+    credit = CreditConfig(adv_estimator="mean_std")
     found = token_view(Opened(group(1.0, 0.0, None), LETTERS, credit), 0, 0)
-    assert found["advantage_is"] == "by credit.rule=mean_std"
+    assert found["advantage_is"] == "by credit.adv_estimator=mean_std"
     given = credit_group(group(1.0, 0.0, None), credit).advantages
     assert column(found, "advantage") == [given[0]] * 3
     assert column(token_view(Opened(group(1.0, 0.0, None), LETTERS, credit), 2, 0), "advantage") == [None] * 3
@@ -49,7 +49,7 @@ def test_a_group_that_training_leaves_out_has_no_advantages() -> None:
     """Also where its turns were rewarded apart: nothing is learnt from them."""
     plain = group(1.0, 1.0, None)
     graded = replace(plain, grades=(Grade(1.0, per_turn=(2.0,)), Grade(1.0, per_turn=(0.0,)), plain.grades[2]))
-    credit = CreditConfig(rule="state_mix", options={"alpha": 0.5}, dynamic_sampling=DynamicSamplingConfig())
+    credit = CreditConfig(adv_estimator="state_mix", options={"alpha": 0.5}, dynamic_sampling=DynamicSamplingConfig())
     assert not has_signal(graded)
     assert any(credit_group(graded, credit).advantages[:2])
     opened = Opened(graded, LETTERS, credit)
@@ -60,7 +60,7 @@ def test_a_group_that_training_leaves_out_has_no_advantages() -> None:
 
 
 def test_rewards_of_spans_reach_their_tokens() -> None:
-    credit = CreditConfig(rule="state_mix", options={"alpha": 0.5})
+    credit = CreditConfig(adv_estimator="state_mix", options={"alpha": 0.5})
     graded = group(1.0, 0.0, spans=(SpanReward(0, 1, 2, 4.0),), per_turn=(0.5,))
     view = token_view(Opened(graded, LETTERS, credit), 0, 0)
     first, second, third = column(view, "advantage")
@@ -70,7 +70,8 @@ def test_rewards_of_spans_reach_their_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("credit", "says"), [(None, "isn't known"), (CreditConfig(rule="nobody_has:this"), "is your own, and is not run")]
+    ("credit", "says"),
+    [(None, "isn't known"), (CreditConfig(adv_estimator="nobody_has:this"), "is your own, and is not run")],
 )
 def test_without_a_known_rule_it_is_the_difference_to_the_mean_and_says_so(
     credit: CreditConfig | None, says: str

@@ -94,7 +94,11 @@ def _small_options(name: str) -> dict[str, Any]:
         options = _small_options("full_context")
         return {option: value for option, value in options.items() if option in options_of(policy_class(name))}
     for recipe in map(load_recipe, SMALL_RECIPES):
-        for policy in (recipe.policy, *recipe.evaluation.baselines.values(), *recipe.evaluation.rivals.values()):
+        for policy in (
+            recipe.policy,
+            *recipe.evaluation.baselines.values(),
+            *recipe.evaluation.trained_baselines.values(),
+        ):
             if policy.name == name:
                 return {name: value for name, value in policy.options.items() if name not in _RULES}
     return {}
@@ -225,10 +229,10 @@ class Evaluator:
         return await playing if self.cast is not None else await using(cast, playing)
 
     def _episodes(self, out: Path | None, tell: Callable[[str], None] | None) -> EpisodeFile | None:
-        kept, megabytes = self.config.evaluation.record, self.config.evaluation.record_mb
+        kept = self.config.evaluation.record
         if out is None or kept == "none":
             return None
-        return EpisodeFile(out, kept, megabytes, tell, self.engine.codec.digest)
+        return EpisodeFile(out, kept, tell, self.engine.codec.digest)
 
     async def _open_cast(self) -> Cast:
         return await asyncio.to_thread(open_roles, self.config, self.engine.codec)

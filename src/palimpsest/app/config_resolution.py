@@ -181,8 +181,7 @@ class Agent:
         overrides = {**dtype, **reward, **remote, **changes, **(more or {})}
         config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
         check_models(config)
-        told = {**config.policy.options, **config.policy.eval_options}  # what is asked for here holds here
-        return config.model_copy(update={"policy": PolicyConfig(name=config.policy.name, options=told)})
+        return config
 
     def model_name(self, warn: Callable[[str], None]) -> str:
         """What `model` stands for: a folder, a hub id, or a name of the endpoint; `model_folder` has what it raises."""
@@ -206,7 +205,7 @@ class Agent:
         if run is None:
             return lines
         if config is not None and _trained_on(run, config):
-            lines.append("these are the problems it was trained on; give --data or data.eval_source")
+            lines.append("these are the problems it was trained on; give --data or data.val_files")
         if config is None:
             played = self.policy or (self.known() or run).policy.name
         else:
@@ -234,7 +233,7 @@ def on_embedded(config: RunConfig) -> RunConfig:
 
 def _trained_on(run: RunConfig, played: RunConfig) -> bool:
     """Whether `played` has the problems of the file that `run` trained on; drawn ones are others in evaluation."""
-    trained, data = run.data.source, played.data.eval_source or played.data.source
+    trained, data = run.data.train_files, played.data.val_files or played.data.train_files
     if trained in GENERATED:
         return False
     paths, played_paths = ({Path(each).resolve() for each in listed(sources)} for sources in (trained, data))
@@ -259,24 +258,24 @@ def evaluation_config(
 ) -> RunConfig:
     """The configuration of an evaluation of `agent` on `data`: a file, or several, `synthetic` or `synthetic_search`.
 
-    `columns` are those of the file under our names (`data.map`).
+    `columns` are those of the file under our names (`data.columns`).
 
     Without `data` it is the held-out data of the recipe, or of the run that the model comes from; without either,
     `synthetic`.
     """
     section: dict[str, Any] = {"limit": limit, "curriculum": None}
-    section |= {} if columns is None else {"map": dict(columns)}
+    section |= {} if columns is None else {"columns": dict(columns)}
     if data is None and agent.known() is not None:
         given = {"documents": documents, "corpus": None if corpus is None else str(corpus)}
         section |= {name: value for name, value in given.items() if value is not None}
     else:
         source = data if isinstance(data, tuple) else str(data or "synthetic")
-        section |= {"source": source, "eval_source": None, "documents": documents}
+        section |= {"train_files": source, "val_files": None, "documents": documents}
         section["corpus"] = None if corpus is None else str(corpus)
         if source == "synthetic":
             section["search"] = None
         if source in GENERATED:
-            section |= {"format": None, "format_options": {}, "map": {}, "shuffle": True}  # what only files have
+            section |= {"format": None, "format_options": {}, "columns": {}, "shuffle": True}  # what only files have
     asked = {} if objectives is None else {"data.search.objectives": list(objectives)}
     config = agent.config(section, asked)
     if not _searches_document(config.policy):

@@ -165,7 +165,7 @@ def _rows(run: Path, place: Path) -> Iterator[str]:
     method = METHODS[told["method"]]
     for point, row in found[method.agent].items():
         size = method.axis.heading(config, int(point), told[method.axis.trained_key])
-        yield _row(row, f"{config.data.source}, {size}")
+        yield _row(row, f"{config.data.train_files}, {size}")
 
 
 def _row(row: Mapping[str, Any], name: str) -> str:

@@ -73,7 +73,7 @@ def check(name: str, options: Mapping[str, Any], kind: str | None = None, codec:
     if kind in ("reward", "layer"):
         return asyncio.run(_check_reward(kind, name, options, codec or Codec.load(ModelConfig())))
     if kind == "rule":
-        return _check_rule(CreditConfig(rule=name, options=dict(options)))
+        return _check_rule(CreditConfig(adv_estimator=name, options=dict(options)))
     if kind == "tool":
         build_tools({name: options})
     else:
@@ -116,7 +116,7 @@ _TOLERANCE = 1e-9
 
 def _check_rule(config: CreditConfig) -> list[Finding]:
     """All findings, in the order of this module's docstring. Raises ConfigError if it can't be made."""
-    name, rule = config.rule, build_rule(config)
+    name, rule = config.adv_estimator, build_rule(config)
     groups = {
         "even turns": _group(REWARDS, (2, 2, 2, 2)),
         "uneven turns": _group(REWARDS, (1, 3, 2, 5)),
@@ -288,7 +288,7 @@ def _range(grades: Mapping[str, Grade]) -> Finding:
     if not values or min(values) == max(values):
         return Finding("range", False, "all episodes are worth the same, so nothing can be learnt from it")
     parts = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades.values())]
-    mixed = f"; gives {' and '.join(parts)}, which credit.rule=state_mix mixes in" if parts else ""
+    mixed = f"; gives {' and '.join(parts)}, which credit.adv_estimator=state_mix mixes in" if parts else ""
     return Finding("range", True, f"{min(values):g} to {max(values):g}{mixed}")
 
 

@@ -1,7 +1,7 @@
 """Python objects as arguments of a run: rewards, policies, problems, callbacks, loaded models.
 
     given = Objects("palimpsest.train", reward=my_reward, data=[{"question": ..., "answers": ..., "context": ...}])
-    given.changes         {"reward.name": "object:my_reward", "data.source": "object:data"}
+    given.changes         {"reward.name": "object:my_reward", "data.train_files": "object:data"}
     write_loaded(model, tokenizer, Path("runs/first"))      # runs/first-model-1a2b3c4d5e6f
 
 A function or class that a module defines under its name is named as on the command line, `my_module:my_reward`. A
@@ -99,8 +99,8 @@ def objects_in(config: RunConfig) -> dict[str, str]:
     names = {
         "reward": config.reward.name,
         "policy": config.policy.name,
-        "data": str(config.data.source),
-        "callbacks": next((sink for sink in config.logging.sinks if sink.startswith(OBJECT)), ""),
+        "data": str(config.data.train_files),
+        "callbacks": next((sink for sink in config.logging.report_to if sink.startswith(OBJECT)), ""),
     }
     return {argument: name for argument, name in names.items() if name.startswith(OBJECT)}
 
@@ -145,12 +145,11 @@ class Objects:
             self._refuse("policy", policy, "a class or an object with a coroutine run(problem, model), or a name")
         options = _options_of(policy)
         name = policy if isinstance(policy, str) else self._name("policy", policy if options is None else type(policy))
-        kept = base is not None and (name == base.name or _derived(policy, base.name))
-        if base is not None and kept and options is None and isinstance(policy, str | type):
+        named = options is None and isinstance(policy, str | type)
+        if base is not None and named and (name == base.name or _derived(policy, base.name)):
             options = base.options
         self.changes["policy.name"] = name
         self.changes["policy.options"] = options or {}
-        self.changes["policy.eval_options"] = base.eval_options if base is not None and kept else {}
 
     def agent(self, policy: Any, overrides: Overrides, reward: Any, *, logged: bool = False) -> tuple[Any, Overrides]:
         """(policy, overrides) that name what `evaluate`, `play` and `ask` were given; `logged`: into a folder that a
@@ -162,7 +161,6 @@ class Objects:
         elif policy is not None and not isinstance(policy, str):
             self.take_policy(policy)
             policy = self.changes.pop("policy.name")
-            del self.changes["policy.eval_options"]
             made = {f"policy.options.{name}": value for name, value in self.changes.pop("policy.options").items()}
             self.changes |= made
             if logged and policy in self.held and not isinstance(self.held[policy], type):
@@ -179,7 +177,7 @@ class Objects:
     def take_data(self, data: Any) -> None:
         """A list of dicts or Problems, a data set, or the name of a file. Raises ConfigError."""
         named = isinstance(data, str) or hasattr(data, "__fspath__")
-        self.changes["data.source"] = str(data) if named else DATA
+        self.changes["data.train_files"] = str(data) if named else DATA
         if not named:
             self.held[DATA] = problems_of(data, f"{self.called}(data=...)")
 
@@ -187,7 +185,7 @@ class Objects:
         """Functions `(step, metrics, timings)` or objects with `log`, besides the `sinks` of the configuration that are
         no objects."""
         listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-        names = self.changes["logging.sinks"] = [sink for sink in sinks if not sink.startswith(OBJECT)]
+        names = self.changes["logging.report_to"] = [sink for sink in sinks if not sink.startswith(OBJECT)]
         for each in listed:
             call = each if isinstance(each, type) else getattr(each, "log", each)
             if not callable(call):
@@ -211,7 +209,7 @@ class Objects:
         name = reference(kind, thing)
         if not name.startswith(OBJECT):
             return name
-        taken = {*self.changes.get("logging.sinks", ()), self.changes.get("reward.name")}
+        taken = {*self.changes.get("logging.report_to", ()), self.changes.get("reward.name")}
         while name in taken and self.held.get(name) is not thing:
             name += "-2"
         self.held[name] = thing

@@ -1,8 +1,8 @@
 """What a quickstart compares, method by method: names, figures, words.
 
-A method's recipe `NAME-quickstart` says what is trained (`policy`, `evaluation.rivals`) and what is played on trained
-weights (`evaluation.baselines`); here stand the names the report gives the agent, what grows along its axis, and which
-figures the summary holds besides.
+A method's recipe `NAME-quickstart` says what is trained (`policy`, `evaluation.trained_baselines`) and what is played
+on trained weights (`evaluation.baselines`); here stand the names the report gives the agent, what grows along its
+axis, and which figures the summary holds besides.
 
 Not covered: a method whose agents need another engine or data than the recipe can name.
 """
@@ -34,7 +34,7 @@ class Axis(Protocol):
     """What an evaluation is plotted against; a point is a whole number, which names it in summary.json."""
 
     source: ClassVar[str]
-    """The `data.source` whose problems grow along it."""
+    """The `data.train_files` whose problems grow along it."""
     growth: ClassVar[str]
     """What a quickstart does with them, for whoever gives another source."""
     trained_key: ClassVar[str]
@@ -97,13 +97,13 @@ class Lengths:
         return point * self.planned(config)
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
-        asked, most = config.evaluation.multiples, LONGEST // self.planned(config)
-        if not asked or min(asked) < 1 or max(asked) > most:
+        asked, most = config.evaluation.sizes or (1, 16, 64, 256), LONGEST // self.planned(config)
+        if min(asked) < 1 or max(asked) > most:
             raise ConfigError(
-                f"evaluation.multiples={list(asked)}: give numbers from 1 to {most:,}, e.g. [1, 16]; a document has "
+                f"evaluation.sizes={list(asked)}: give numbers from 1 to {most:,}, e.g. [1, 16]; a document has "
                 f"{LONGEST:,} chunks at the most, and training comes to {counted(self.planned(config), 'chunk')}"
             )
-        return _each_once("multiples", asked)
+        return _each_once(asked)
 
     def count(self, config: RunConfig, point: int) -> int:
         asked, budget = config.evaluation.problems, config.evaluation.chunk_budget
@@ -119,7 +119,7 @@ class Lengths:
 
     def planned(self, config: RunConfig) -> int:
         curriculum = config.data.curriculum
-        return curriculum.sizes[-1] if curriculum else config.data.synthetic.chunks
+        return curriculum.chunks[-1] if curriculum else config.data.synthetic.chunks
 
     def telling(self, config: RunConfig) -> int:
         return min(self.points(config))  # a longer document takes more turns, not larger ones
@@ -146,13 +146,13 @@ class Objectives:
         return point
 
     def points(self, config: RunConfig) -> tuple[int, ...]:
-        asked, search = config.evaluation.objectives, config.data.search or SearchDataConfig()
-        if not asked or min(asked) < 1 or search.people_for(asked) > search.people:
+        asked, search = config.evaluation.sizes or (2, 4, 6, 8), config.data.search or SearchDataConfig()
+        if min(asked) < 1 or max(asked) > search.people:
             raise ConfigError(
-                f"evaluation.objectives={list(asked)}: give numbers of at least 1, with hops={search.hops} at most "
-                f"{search.people // search.hops}; a problem is about data.search.people={search.people}"
+                f"evaluation.sizes={list(asked)}: give numbers of questions from 1 to "
+                f"data.search.people={search.people}"
             )
-        return _each_once("objectives", asked)
+        return _each_once(asked)
 
     def count(self, config: RunConfig, point: int) -> int:
         return config.evaluation.problems
@@ -165,23 +165,22 @@ class Objectives:
         return self.words.sized(point)
 
     def planned(self, config: RunConfig) -> int:
-        curriculum, search = config.data.curriculum, config.data.search or SearchDataConfig()
-        return max(curriculum.sizes if curriculum else search.objectives)
+        return max((config.data.search or SearchDataConfig()).objectives)
 
     def telling(self, config: RunConfig) -> int:
         return max(self.points(config))  # all questions stand in the first prompt
 
     def sizes(self, config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        return [whole(row, "curriculum/objectives", self.planned(config)) for row in rows]
+        return [self.planned(config) for _ in rows]
 
     def turns(self, config: RunConfig, policy: PolicyConfig, point: int) -> int:
         return point + 1  # a search a question, and the answer
 
 
-def _each_once(key: str, points: tuple[int, ...]) -> tuple[int, ...]:
+def _each_once(points: tuple[int, ...]) -> tuple[int, ...]:
     """`points`. Raises ConfigError where one is asked for twice: its problems would be played under one name."""
     if len(set(points)) < len(points):
-        raise ConfigError(f"evaluation.{key}={list(points)}: give each number once")
+        raise ConfigError(f"evaluation.sizes={list(points)}: give each number once")
     return points
 
 
@@ -268,7 +267,7 @@ class Method:
 
     def names(self, config: RunConfig) -> tuple[str, ...]:
         """All that is evaluated, in the order of tables."""
-        return (self.agent, self.before, *config.evaluation.rivals, *config.evaluation.baselines)
+        return (self.agent, self.before, *config.evaluation.trained_baselines, *config.evaluation.baselines)
 
     def cell(self, config: RunConfig, player: str, point: int) -> Cell:
         """The cell of a player at a point of the axis."""

@@ -8,8 +8,8 @@ Keys that the objects change:
 
 reward     reward.name; the recipe's layers go (config/load.py)
 policy     policy.name with options of its own
-data       data.source; a step takes all problems of a list that holds fewer than it asks for
-callbacks  logging.sinks, besides those of the recipe that are no objects
+data       data.train_files; a step takes all problems of a list that holds fewer than it asks for
+callbacks  logging.report_to, besides those of the recipe that are no objects
 model      model.path: the folder that a copy was written to
 
 Imports are light, as in app/config_resolution.py.
@@ -164,7 +164,7 @@ class Asking:
         if things.data is not None:
             given.take_data(things.data)
         if things.callbacks is not None:
-            sinks = changed.pop("logging.sinks", base.logging.sinks if base else ())
+            sinks = changed.pop("logging.report_to", base.logging.report_to if base else ())
             given.take_callbacks(things.callbacks, sinks)
         if isinstance(things.model, str) or hasattr(things.model, "__fspath__"):
             changed["model.path"] = str(things.model)
@@ -198,16 +198,14 @@ class Asking:
         """With steps that take no more problems than a list holds."""
         asked = self._asked(changes)
         train, problems = asked.config.train, given.held.get(DATA)
-        if problems is None or "train.prompts_per_step" in changes or len(problems) >= train.prompts_per_step:
+        if problems is None or "train.batch_size" in changes or len(problems) >= train.batch_size:
             return asked
         count = len(problems)
         if (asked.folder / CONFIG).is_file() and asked.resume:
             raise ConfigError(
-                f"{problems.called} holds {count} problems, a step of {asked.folder} takes {train.prompts_per_step}: "
+                f"{problems.called} holds {count} problems, a step of {asked.folder} takes {train.batch_size}: "
                 "give the data that the run started with"
             )
-        self.adapted.append(
-            f"{problems.called} holds {count}: train.prompts_per_step is {count}, not {train.prompts_per_step}"
-        )
-        updates = min(train.optimizer_steps, count)
-        return self._asked({**changes, "train.prompts_per_step": count, "train.optimizer_steps": updates})
+        self.adapted.append(f"{problems.called} holds {count}: train.batch_size is {count}, not {train.batch_size}")
+        updates = min(train.num_minibatches, count)
+        return self._asked({**changes, "train.batch_size": count, "train.num_minibatches": updates})

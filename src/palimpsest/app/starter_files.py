@@ -127,7 +127,7 @@ def keys_under(prefix: str = "") -> list[Key]:
 
 def _below(name: str, prefix: str) -> bool:
     """
-    >>> _below("train.steps", "train"), _below("train.steps", "train.st"), _below("train.steps", "tra")
+    >>> _below("train.max_steps", "train"), _below("train.max_steps", "train.st"), _below("train.max_steps", "tra")
     (True, False, False)
     """
     prefix = prefix.rstrip(".")

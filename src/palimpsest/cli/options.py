@@ -55,7 +55,7 @@ def named_columns(text: str | None, file: str | None = None) -> dict[str, str]:
         if file is not None:
             check_columns(columns, [file])
     except ValueError as error:
-        raise ConfigError(str(error).replace("data.map=", "--map ").replace("data.map", "--map")) from None
+        raise ConfigError(str(error).replace("data.columns=", "--map ").replace("data.columns", "--map")) from None
     return columns
 
 

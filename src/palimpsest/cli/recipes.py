@@ -54,7 +54,7 @@ def show(
     \b
     Examples:
       palimpsest recipes show memagent-7b
-      palimpsest recipes show memagent-7b train.steps=10 --resolved
+      palimpsest recipes show memagent-7b train.max_steps=10 --resolved
       palimpsest recipes show memagent-quickstart --explain
       palimpsest recipes show memagent-7b --prompts > my.yaml
       palimpsest train memagent-7b policy.options.prompts=my.yaml

@@ -46,9 +46,9 @@ def train(
     \b
     Examples:
       palimpsest train memagent-quickstart --out runs/first
-      palimpsest train memagent-quickstart train.steps=200 optim.learning_rate=1e-4 --seed 1
+      palimpsest train memagent-quickstart train.max_steps=200 optim.learning_rate=1e-4 --seed 1
       palimpsest train --resume runs/first
-      palimpsest train my_recipe.yaml data.source=hotpot_train.json data.documents=20
+      palimpsest train my_recipe.yaml data.train_files=hotpot_train.json data.documents=20
     """
     from palimpsest.app.resume import asked_run
 
@@ -59,7 +59,7 @@ def train(
 
         run = train_run(asked.config, out=asked.folder, resume=asked.resume, force=force)
     again = "" if run.finished else f"; {resume_command(run)} goes on"
-    Terminal().message(f"{run.steps} of {run.config.train.steps} steps, newest checkpoint {run.checkpoint}{again}")
+    Terminal().message(f"{run.steps} of {run.config.train.max_steps} steps, newest checkpoint {run.checkpoint}{again}")
     _tell(run.folder)
 
 
@@ -115,7 +115,7 @@ def sft(
       palimpsest sft rememr1-quickstart --out runs/lessons
       palimpsest train rememr1-quickstart model.path=runs/lessons/checkpoints/step-000400 cold_start=null
       palimpsest sft memagent-quickstart --from runs/first --keep correct --out runs/cold-start
-      palimpsest sft memagent-quickstart --from runs/first --keep 0.5 --per-problem 2 train.steps=50
+      palimpsest sft memagent-quickstart --from runs/first --keep 0.5 --per-problem 2 train.max_steps=50
       palimpsest sft my_recipe.yaml --from scripted.jsonl optim.learning_rate=1e-5
       palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
       palimpsest sft --resume runs/cold-start
@@ -145,7 +145,7 @@ def sft(
         else:
             finished = training.imitate(config, imitated, folder, resume=asked.resume, force=force, progress=done)
     again = f"; {resume_command(folder)} goes on" if finished.interrupted else ""
-    steps = (config.cold_start if imitated is None and config.cold_start else config.train).steps
+    steps = (config.cold_start if imitated is None and config.cold_start else config.train).max_steps
     Terminal().message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
 
 
@@ -218,7 +218,7 @@ def quickstart(
     Examples:
       palimpsest quickstart
       palimpsest quickstart memagent --seed 1 --out runs/seed-1
-      palimpsest quickstart train.steps=20 'evaluation.multiples=[1,16]' --out runs/short
+      palimpsest quickstart train.max_steps=20 'evaluation.multiples=[1,16]' --out runs/short
       palimpsest quickstart --resume runs/seed-1
       palimpsest quickstart rememr1 --seed 0 --out runs/recall
       palimpsest quickstart memact --seed 0 --out runs/prune
@@ -242,8 +242,8 @@ def quickstart(
 def _told_apart(method: str | None, settings: list[str]) -> tuple[str | None, list[str]]:
     """Method and keys to change: what is given without a method is a key of the default one.
 
-    >>> _told_apart("train.steps=2", ["seed=1"]), _told_apart("rememr1", [])
-    ((None, ['train.steps=2', 'seed=1']), ('rememr1', []))
+    >>> _told_apart("train.max_steps=2", ["seed=1"]), _told_apart("rememr1", [])
+    ((None, ['train.max_steps=2', 'seed=1']), ('rememr1', []))
     """
     if method and "=" in method and not Path(method).is_dir():
         return None, [method, *settings]

@@ -35,7 +35,9 @@ def columns_of(given: Any) -> Any:
         return given
     pairs = [pair.partition("=") for pair in given.split(",") if pair.strip()]
     if not all(ours.strip() and theirs.strip() for ours, _, theirs in pairs):
-        raise ValueError(f"data.map={given}: expected pairs of our column and the file's, e.g. question=q,answers=gold")
+        raise ValueError(
+            f"data.columns={given}: expected pairs of our column and the file's, e.g. question=q,answers=gold"
+        )
     return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
 
 
@@ -57,7 +59,7 @@ def check_columns(columns: Mapping[str, str], files: Iterable[str | Path]) -> No
     for name, _, ours in (key.rpartition(":") for key in columns):
         if name and Path(name) not in known:
             raise ValueError(
-                f"data.map {name}:{ours}: no file that is read is called {name}{nearest(name, known.values())}"
+                f"data.columns {name}:{ours}: no file that is read is called {name}{nearest(name, known.values())}"
             )
 
 
@@ -79,8 +81,6 @@ class StartsConfig(Strict):
     """Shares of training documents that begin with a memory, as the middle of a long document does; the others, and all
     documents of evaluation, begin with none."""
 
-    invention: float = Field(0.0, ge=0, le=1)
-    """A false value in place of the evidence's, which is still to come."""
     evidence: float = Field(0.0, ge=0, le=1)
     """The evidence itself, which the document then lacks."""
     other: float = Field(0.0, ge=0, le=1)
@@ -88,9 +88,9 @@ class StartsConfig(Strict):
 
     @model_validator(mode="after")
     def _shares(self) -> StartsConfig:
-        if (total := self.invention + self.evidence + self.other) > 1:
+        if (total := self.evidence + self.other) > 1:
             raise ValueError(
-                f"data.synthetic.starts: invention, evidence and other are shares of the documents and add up to "
+                f"data.synthetic.starts: evidence and other are shares of the documents and add up to "
                 f"{total:g}: lower them to 1 together at the most"
             )
         return self
@@ -103,12 +103,12 @@ class SyntheticConfig(Strict):
     """Paragraphs per document; the quickstart's policy reads one a turn."""
     facts_per_chunk: int = Field(5, ge=1, le=32)
     hops: Literal[1, 2] = 1
-    near_misses: OneOrMore[int] = (4,)
+    distractor_facts: OneOrMore[int] = (4,)
     """Sentences about the same person, or of the same relation, as the evidence, however long the document: one number,
     or several of which each training document draws one and evaluation has the last."""
     starts: StartsConfig | None = None
     """Memories that training documents begin with; null: none."""
-    rivals: OneOrMore[float] = (0.0,)
+    competing_facts: OneOrMore[float] = (0.0,)
     """Share of the other sentences that say the last hop's relation, of other people, any of which might be evidence:
     one share, or several of which each training document draws one and evaluation has the last."""
     order: Literal["any", "forward", "reverse"] = "any"
@@ -118,13 +118,15 @@ class SyntheticConfig(Strict):
 
     @model_validator(mode="after")
     def _numbers(self) -> SyntheticConfig:
-        if not self.near_misses or not all(0 <= number <= 1000 for number in self.near_misses):
+        if not self.distractor_facts or not all(0 <= number <= 1000 for number in self.distractor_facts):
             raise ValueError(
-                f"data.synthetic.near_misses={list(self.near_misses)}: give numbers from 0 to 1000, e.g. 4 or [0, 2, 4]"
+                f"data.synthetic.distractor_facts={list(self.distractor_facts)}: give numbers from 0 to 1000, e.g. 4 "
+                "or [0, 2, 4]"
             )
-        if not self.rivals or not all(0 <= share <= 1 for share in self.rivals):
+        if not self.competing_facts or not all(0 <= share <= 1 for share in self.competing_facts):
             raise ValueError(
-                f"data.synthetic.rivals={list(self.rivals)}: give shares from 0 to 1, e.g. 0.25 or [0.25, 0.0]"
+                f"data.synthetic.competing_facts={list(self.competing_facts)}: give shares from 0 to 1, e.g. 0.25 or "
+                "[0.25, 0.0]"
             )
         return self
 
@@ -138,63 +140,44 @@ class SearchDataConfig(Strict):
     """synthetic_search: passages of a problem's corpus, one a person."""
     facts_per_passage: int = Field(3, ge=1, le=15)
     """synthetic_search: facts of a passage, of different relations."""
-    hops: Literal[1, 2] = 1
-    """synthetic_search: searches a question takes; the second is for a person that the first brings up."""
 
     @model_validator(mode="after")
     def _people_for_all(self) -> SearchDataConfig:
         if not self.objectives or min(self.objectives) < 1:
             raise ValueError(f"data.search.objectives={list(self.objectives)}: give numbers of at least 1, e.g. [1, 2]")
-        if (needed := self.people_for(self.objectives)) > self.people:
+        if (needed := max(self.objectives)) > self.people:
             raise ValueError(
-                f"data.search.objectives={max(self.objectives)} with hops={self.hops} ask about {needed} people, "
-                f"data.search.people={self.people}: raise it to {needed} at least"
+                f"data.search.objectives={needed} ask about {needed} people, data.search.people={self.people}: raise "
+                f"it to {needed} at least"
             )
         return self
-
-    def people_for(self, objectives: tuple[int, ...]) -> int:
-        """People that problems of so many questions are about."""
-        return max(objectives) * self.hops
 
 
 class CurriculumConfig(Strict):
-    """Problems grow when the agent has learnt the present size. One of `chunks` and `objectives` is set."""
+    """Synthetic documents grow when the agent has learnt the present length."""
 
-    chunks: tuple[int, ...] | None = None
-    """Lengths of synthetic documents, e.g. [1, 2, 4]."""
-    objectives: tuple[int, ...] | None = None
-    """Questions of search problems, in place of `data.search.objectives`."""
+    chunks: tuple[int, ...] = Field(min_length=1)
+    """Their lengths, e.g. [1, 2, 4]."""
     advance_at: float = Field(0.85, ge=0, le=1)
-    """Mean reward, over `window` successive steps at the present size, that moves on to the next."""
-    window: int = Field(2, ge=1)
+    """Mean reward, over two successive steps at the present length, that moves on to the next."""
 
-    @property
-    def unit(self) -> Literal["chunks", "objectives"]:
-        """What sizes are counted in."""
-        return "objectives" if self.chunks is None else "chunks"
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """[stages] in `unit`."""
-        return self.chunks or self.objectives or ()
-
-    @model_validator(mode="after")
-    def _one_unit(self) -> CurriculumConfig:
-        if bool(self.chunks) == bool(self.objectives) or min(self.sizes) < 1:
+    @field_validator("chunks")
+    @classmethod
+    def _lengths(cls, chunks: tuple[int, ...]) -> tuple[int, ...]:
+        if chunks and not 1 <= min(chunks) <= max(chunks) <= LONGEST:
             raise ValueError(
-                "data.curriculum needs one list of sizes of at least 1: chunks for synthetic documents, e.g. "
-                "chunks=[1, 2, 4], or objectives for search problems"
+                f"data.curriculum.chunks={list(chunks)}: give numbers from 1 to {LONGEST:,}, e.g. [1, 2, 4]"
             )
-        return self
+        return chunks
 
 
 class DataConfig(Strict):
-    source: Sources = "synthetic"
+    train_files: Sources = "synthetic"
     """`synthetic`, `synthetic_search`, a file of any known format, a folder of text files with questions,
     `hub:owner/name@split`, or several of these as a list."""
     format: str | None = None
     """Of files: one of the formats of own-data.md, or my_module:MyFormat; None: as their columns say."""
-    map: Annotated[dict[str, str], BeforeValidator(columns_of)] = Field(default_factory=dict)
+    columns: Annotated[dict[str, str], BeforeValidator(columns_of)] = Field(default_factory=dict)
     """Columns of files under other names, ours first: `{question: q, answers: reward.gold}`; dots go into objects.
     `b.csv:question` is of that one of several files alone."""
     on_missing_gold: Literal["refuse", "skip"] = "refuse"
@@ -202,7 +185,7 @@ class DataConfig(Strict):
     counted."""
     format_options: dict[str, Any] = Field(default_factory=dict)
     """Those of a format of your own."""
-    eval_source: Sources | None = None
+    val_files: Sources | None = None
     """File, or several, that evaluation during training reads; None: `source`."""
     documents: int | None = Field(None, ge=1)
     """Documents per assembled context (gold paragraphs plus distractors); None: as the file has them."""
@@ -212,7 +195,7 @@ class DataConfig(Strict):
     """Documents from one gold paragraph to the next at the least, in assembled contexts."""
     corpus: str | None = None
     """File whose paragraphs join the distractors, or that document indices refer to."""
-    each_question: bool = False
+    split_questions: bool = False
     """Ask the questions of a problem that has several one by one, each a problem of its own that reads the document
     anew; false: all of them on one reading, in sight while it lasts."""
     limit: int | None = Field(None, ge=1)
@@ -234,15 +217,16 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def _format_of_a_file(self) -> DataConfig:
-        if self.format is not None and {self.source, self.eval_source or self.source} <= {*GENERATED}:
+        if self.format is not None and {self.train_files, self.val_files or self.train_files} <= {*GENERATED}:
             raise ValueError(
-                f"data.format={self.format} is of files, data.source={self.source} has none: set data.source to a "
-                "file, or data.format=null"
+                f"data.format={self.format} is of files, data.train_files={self.train_files} has none: set "
+                "data.train_files to a file, or data.format=null"
             )
-        if (self.documents or self.corpus) and self.source == "synthetic" and self.eval_source in (None, *GENERATED):
+        if (self.documents or self.corpus) and self.train_files == "synthetic" and self.val_files in (None, *GENERATED):
             raise ValueError(
-                "data.documents and data.corpus make contexts of a file's paragraphs, data.source=synthetic has none: "
-                "unset them, data.synthetic.chunks is the length of its documents; or set data.source to a file"
+                "data.documents and data.corpus make contexts of a file's paragraphs, data.train_files=synthetic has "
+                "none: unset them, data.synthetic.chunks is the length of its documents; or set data.train_files to a "
+                "file"
             )
         if self.format_options and self.format in (None, *KINDS["format"].shipped):
             raise ValueError("data.format_options are those of a format of your own: set data.format, or drop them")
@@ -250,58 +234,40 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def _several_files(self) -> DataConfig:
-        for name, sources in (("source", self.source), ("eval_source", self.eval_source or "-")):
+        for name, sources in (("train_files", self.train_files), ("val_files", self.val_files or "-")):
             names = listed(sources)
             if not all(names) or len(set(names)) < max(1, len(names)):
                 raise ValueError(f"data.{name}={list(names)}: name a file, or a list of different files")
             if len(names) > 1 and not set(names).isdisjoint(GENERATED):
                 raise ValueError(f"data.{name}={list(names)}: a list holds files alone, synthetic problems are drawn")
-        check_columns(self.map, (*listed(self.source), *listed(self.eval_source or ())))
+        check_columns(self.columns, (*listed(self.train_files), *listed(self.val_files or ())))
         return self
 
     @model_validator(mode="after")
     def _one_kind_of_problem(self) -> DataConfig:
-        searched = self.search is not None or self.source == "synthetic_search"
-        if searched and self.source == "synthetic":
+        searched = self.search is not None or self.train_files == "synthetic_search"
+        if searched and self.train_files == "synthetic":
             raise ValueError(
-                "data.search makes search problems, data.source=synthetic documents: set data.source=synthetic_search "
-                "or data.search=null"
+                "data.search makes search problems, data.train_files=synthetic documents: set "
+                "data.train_files=synthetic_search or data.search=null"
             )
         if searched and (self.documents is not None or self.corpus is not None):
             raise ValueError(
                 "data.documents and data.corpus make contexts, search problems have none: unset them; the corpus that "
                 "is searched belongs to the tool, policy.options.tools.search.source"
             )
-        return self._check_curriculum(searched)
-
-    @model_validator(mode="after")
-    def _order_of_a_file(self) -> DataConfig:
-        if not self.shuffle and (self.source in GENERATED or self.search is not None):
+        if self.curriculum is not None and (searched or self.train_files != "synthetic"):
             raise ValueError(
-                "data.shuffle=false reads the rows of a file as they stand, and these problems are drawn or combined: "
-                "set data.shuffle=true, or data.source to a file and data.search=null"
+                "data.curriculum sets the length of synthetic documents: set data.train_files=synthetic, or "
+                "data.curriculum=null"
             )
         return self
 
-    def _check_curriculum(self, searched: bool) -> DataConfig:
-        if self.curriculum is None:
-            return self
-        unit = "objectives" if searched else "chunks"
-        if not searched and self.source != "synthetic":
+    @model_validator(mode="after")
+    def _order_of_a_file(self) -> DataConfig:
+        if not self.shuffle and (self.train_files in GENERATED or self.search is not None):
             raise ValueError(
-                "data.curriculum sets the size of problems: data.source must be synthetic or synthetic_search, or "
-                "data.search be set"
-            )
-        if self.curriculum.unit != unit:
-            raise ValueError(
-                f"data.curriculum.{self.curriculum.unit} doesn't fit data.source: set data.curriculum.{unit} instead"
-            )
-        if unit == "chunks" and max(self.curriculum.sizes) > LONGEST:
-            raise ValueError(f"data.curriculum.chunks={list(self.curriculum.sizes)}: give {LONGEST:,} at the most")
-        search = self.search or SearchDataConfig()
-        if self.source == "synthetic_search" and max(self.curriculum.sizes) * search.hops > search.people:
-            raise ValueError(
-                f"data.curriculum.objectives={max(self.curriculum.sizes)} with hops={search.hops} ask about more than "
-                f"data.search.people={search.people}: raise it to {max(self.curriculum.sizes) * search.hops} at least"
+                "data.shuffle=false reads the rows of a file as they stand, and these problems are drawn or combined: "
+                "set data.shuffle=true, or data.train_files to a file and data.search=null"
             )
         return self

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from palimpsest.config.model import Dtype
 from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict
 from palimpsest.plugin_kinds import KINDS, check_name
 
@@ -28,12 +27,10 @@ class _NamedEngineConfig(Strict):
 
 
 class _ShippedEngineConfig(_NamedEngineConfig):
-    threads: int = Field(1, ge=1, le=1024)
+    num_threads: int = Field(1, ge=1, le=1024)
     """CPU threads of one process. One where the cores are shared: two collapse under other load."""
-    batch_slots: int = Field(128, ge=1)
+    max_num_seqs: int = Field(128, ge=1)
     """Sequences the sampler decodes at once."""
-    prefill_tokens: int = Field(8192, ge=1)
-    """Prompt tokens (padding included) of one prefill call."""
     cache_tokens: int = Field(65_536, ge=0)
     """Tokens whose keys and values the sampler keeps for prompts that begin alike; least recently used ones make room.
     Their memory comes on top of the rows in use. 0 computes every prompt whole."""
@@ -68,7 +65,7 @@ class EndpointEngineConfig(_NamedEngineConfig):
     """tokens: prompts as token ids; completions: as text; chat: as messages; auto: the first of them that works."""
     tokenizer: str | None = None
     """Folder or hub id of the model's tokenizer; null: what `model.path` names, if that is a folder or a hub id."""
-    max_context: int | None = Field(None, ge=2)
+    max_model_len: int | None = Field(None, ge=2)
     """Window in tokens; null: what the endpoint, or the model's config.json, says."""
     logprobs: bool = True
     """Ask for log-probabilities, in mode tokens; nothing in an evaluation needs them."""
@@ -95,7 +92,7 @@ class OwnEngineConfig(_NamedEngineConfig):
 def engines_with(key: str) -> list[str]:
     """Names of the shipped engines whose section has `key`.
 
-    >>> engines_with("url"), engines_with("threads"), engines_with("other")
+    >>> engines_with("url"), engines_with("num_threads"), engines_with("other")
     (['endpoint'], ['embedded', 'ray'], [])
     """
     sections = (EmbeddedEngineConfig, RayEngineConfig, EndpointEngineConfig)
@@ -139,7 +136,7 @@ class ClusterConfig(Strict):
     """null: 1 where there are GPUs, 0 otherwise; 0: ranks compute on CPUs."""
     gpus_per_sampler: float = Field(0.0, ge=0)
     """0: copies of the sampler compute on CPUs."""
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel_size: int = Field(1, ge=1)
     """Ranks that divide each layer among them; the batch is dealt to learners / tensor_parallel."""
     placement: Literal["separate", "colocated"] = "separate"
     """colocated: learners and samplers share GPUs, each with a fraction."""
@@ -147,14 +144,9 @@ class ClusterConfig(Strict):
     """Where weights lie on their way to the samplers; None: /dev/shm of this machine. Every node must see it."""
     cpu_offload: bool = False
     """Weights, gradients and moments of the learners lie in the machines' own memory."""
-    mixed_precision: Dtype | None = None
-    """What learners compute in; their weights and moments are float32 in any case. None: model.dtype."""
-    start_timeout_s: float = Field(600.0, ge=1, le=MAX_WAIT_S)
-    """Until all processes must be there, their model loaded."""
-    collective_timeout_s: float = Field(600.0, ge=1, le=MAX_WAIT_S)
-    """Until ranks that wait for each other give up."""
-    publish_timeout_s: float = Field(300.0, ge=1, le=MAX_WAIT_S)
-    """Until every sampler must sample from new weights."""
+    timeout_s: float = Field(600.0, ge=1, le=MAX_WAIT_S)
+    """Until all processes must be there with their model loaded, ranks that wait for each other give up, and every
+    sampler must sample from new weights."""
     max_restarts: int = Field(0, ge=0, le=100)
     """Times that a training whose processes were lost is restarted from its newest checkpoint by itself. Every restart
     counts; one after an attempt that completed no step waits first, 1 s and then twice as long each time, at most
@@ -162,9 +154,10 @@ class ClusterConfig(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> ClusterConfig:
-        if self.learners % self.tensor_parallel:
+        if self.learners % self.tensor_parallel_size:
             raise ValueError(
-                f"cluster.tensor_parallel={self.tensor_parallel} does not divide cluster.learners={self.learners}"
+                f"cluster.tensor_parallel_size={self.tensor_parallel_size} does not divide "
+                f"cluster.learners={self.learners}"
             )
         if self.address is not None:
             _check_address(self.address)

@@ -162,7 +162,7 @@ def sections_in(annotation: Any) -> list[type[BaseModel]]:
 def field_at(key: str) -> FieldInfo | None:
     """The field under a dotted key, None if there is none.
 
-    >>> field_at("train.steps").default, field_at("train.stps")
+    >>> field_at("train.max_steps").default, field_at("train.stps")
     (100, None)
     """
     model: type[BaseModel] | None = RunConfig
@@ -179,8 +179,7 @@ def field_at(key: str) -> FieldInfo | None:
 
 
 _OURS = ("value_error", "truth")  # types of errors whose words are ours
-_LINES = 20  # problems of a configuration that a message lists
-_SHOWN = 80  # characters of a wrong value in a message
+_LINES, _SHOWN = 20, 80  # problems of a configuration that a message lists, characters of a wrong value in it
 
 
 def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]) -> str:
@@ -224,7 +223,7 @@ def section_of(key: str) -> type[BaseModel] | None:
 
     >>> section_of("data.curriculum").__name__
     'CurriculumConfig'
-    >>> section_of("train.steps") is None
+    >>> section_of("train.max_steps") is None
     True
     """
     return next(iter(_sections_of(key)), None)
@@ -257,7 +256,8 @@ def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
             return (
                 f"{key} is a key of engine.name={' and '.join(others)}, not of {named}: leave it out, or name that one"
             )
-        return f"unknown key {key}{_nearest_key(key)}"
+        full = override if override and override.startswith(f"{key}.") else key
+        return f"unknown key {full}{_nearest_key(full)}"
     if detail["type"] == "missing":
         return f"{key} is missing"
     if detail["type"] == "value_error":
@@ -333,35 +333,75 @@ def _limits(metadata: Iterable[Any]) -> str:
     return f", {' and '.join(limits)}" if limits else ""
 
 
-_OTHER_NAMES = {
-    "lr": "optim.learning_rate",
-    **dict.fromkeys(("bs", "batch_size", "train_batch_size", "num_prompts"), "train.prompts_per_step"),
-    **dict.fromkeys(("epochs", "num_epochs", "max_steps", "num_steps", "total_steps"), "train.steps"),
-    **dict.fromkeys(("num_generations", "num_rollouts", "rollout_n"), "train.group_size"),
-    **dict.fromkeys(("beta", "kl_beta", "kl_loss_coef"), "loss.kl_coef"),
-    **dict.fromkeys(("grad_clip", "clip_grad", "gradient_clip"), "optim.max_grad_norm"),
-    "wd": "optim.weight_decay",
+_OTHER_NAMES: Mapping[str, str] = {
+    other: key
+    for key, others in {
+        "optim.learning_rate": "lr",
+        "optim.lr_scheduler_type": "schedule lr_scheduler lr_decay_style",
+        "optim.max_grad_norm": "grad_clip clip_grad gradient_clip",
+        "optim.weight_decay": "wd",
+        "train.batch_size": "bs train_batch_size rollout_batch_size num_prompts prompts_per_step",
+        "train.max_steps": "steps epochs num_epochs num_train_epochs num_steps total_steps total_training_steps",
+        "train.group_size": "num_generations num_rollouts rollout_n n_samples_per_prompt",
+        "train.num_minibatches": "optimizer_steps ppo_mini_batch_size num_iterations ppo_epochs",
+        "train.max_off_policy_steps": "ahead async_level max_async_level max_staleness",
+        "train.save_steps": "save_every save_freq save_interval",
+        "train.eval_steps": "eval_every test_freq eval_interval",
+        "train.eval_on_start": "eval_first val_before_train",
+        "train.save_total_limit": "keep_checkpoints max_actor_ckpt_to_keep",
+        "train.metric_for_best_model": "save_best load_best_model_at_end",
+        "train.record_steps": "record_every",
+        "loss.clip_ratio_low": "clip_low epsilon clip_ratio eps_clip",
+        "loss.clip_ratio_high": "clip_high epsilon_high eps_clip_high",
+        "loss.dual_clip": "clip_ratio_c delta",
+        "loss.kl_loss_coef": "kl_coef beta kl_beta",
+        "loss.entropy_coeff": "entropy_coef",
+        "loss.importance_sampling_cap": "tis_cap vllm_importance_sampling_cap tis_imp_ratio_cap",
+        "credit.agg_mode": "aggregate loss_agg_mode loss_type",
+        "credit.adv_estimator": "rule advantage_estimator scale_rewards",
+        "credit.segments_per_group": "segments actual_n",
+        "data.train_files": "source dataset_name train_dataset",
+        "data.val_files": "eval_source eval_dataset test_files",
+        "data.columns": "map prompt_key column_mapping",
+        "data.split_questions": "each_question",
+        "data.synthetic.competing_facts": "data.synthetic.rivals",
+        "data.synthetic.distractor_facts": "near_misses",
+        "sampler.gpu_memory_utilization": "memory mem_fraction_static",
+        "sampler.max_model_len": "max_context vllm_max_model_length",
+        "sampler.tensor_parallel_size": "tensor_parallel tensor_model_parallel_size vllm_tensor_parallel_size",
+        **{"engine.max_num_seqs": "batch_slots", "engine.num_threads": "threads"},
+        "model.lora.target_modules": "targets lora_target_modules",
+        "logging.report_to": "sinks logger loggers",
+        "evaluation.sizes": "multiples",
+        "evaluation.trained_baselines": "rivals",
+        "reward.name": "strict sub_em",
+        "reward.state.variant": "golds words before against",
+    }.items()
+    for other in others.split()
 }
-"""What other trainers call a key, by its last name."""
+"""What verl, TRL, Transformers and others call a key, and what it was called here, by its last name."""
 _GUESSED = 4  # letters of a last name that is guessed from those of other sections at least
 
 
 def _nearest_key(key: str) -> str:
-    """What other trainers call so; else the nearest sibling; else the same last name elsewhere; else the keys of the
-    section. A section is never offered for a key in it.
+    """What other trainers call so in this section; else the nearest sibling; else what they call so elsewhere; else the
+    same last name elsewhere; else the keys of the section. A section is never offered for a key in it.
 
     >>> _nearest_key("optim.lr"), _nearest_key("train.learning_rte")
     ('; did you mean optim.learning_rate?', '; did you mean optim.learning_rate or cold_start.learning_rate?')
     >>> _nearest_key("cold_start.k0")
-    '; cold_start has steps, lessons_per_step, distinct, insight, objectives, learning_rate, warmup_steps'
+    '; cold_start has max_steps, batch_size, insight, learning_rate, warmup_steps'
     """
     section, _, leaf = key.rpartition(".")
-    if leaf in _OTHER_NAMES:
-        return f"; did you mean {_OTHER_NAMES[leaf]}?"
+    other = _named_here(section, leaf)
+    if other and (not section or other.startswith(f"{section}.")):
+        return f"; did you mean {other}?"
     siblings = dict.fromkeys(name for model in _sections_of(section) for name in model.model_fields)
     if close := nearest(leaf, siblings):
         prefix = f"{section}." if section else ""
         return close.replace("did you mean ", f"did you mean {prefix}")
+    if other:
+        return f"; did you mean {other}?"
     keys = [name for name in dict.fromkeys(known_keys()) if section_of(name) is None]
     leaves = {name.rpartition(".")[2] for name in keys}
     wanted = _close(leaf, leaves) if len(leaf) >= _GUESSED and leaf not in leaves else leaf
@@ -370,6 +410,17 @@ def _nearest_key(key: str) -> str:
     if siblings and section:
         return f"; {section} has {', '.join(siblings)}"
     return nearest(key, keys) or f"; known: {', '.join(siblings)}"
+
+
+def _named_here(section: str, leaf: str) -> str | None:
+    """Our name for what others call `leaf`, in its own section where that has a key so called.
+
+    >>> _named_here("cold_start", "steps"), _named_here("", "steps"), _named_here("evaluation", "rivals")
+    ('cold_start.max_steps', 'train.max_steps', 'evaluation.trained_baselines')
+    """
+    key = _OTHER_NAMES.get(f"{section}.{leaf}") or _OTHER_NAMES.get(leaf, "")
+    own = f"{section}.{key.rpartition('.')[2]}"
+    return own if key and field_at(own) is not None else key or None
 
 
 def _close(name: str, known: Iterable[str]) -> str | None:
@@ -382,17 +433,15 @@ def _close(name: str, known: Iterable[str]) -> str | None:
 
 _SECTIONS = {"sampling": "eval_sampling"}
 """Parts of an identity whose section of the configuration is called otherwise."""
-_SHOWN_DIFFERENCES = 3
-"""Differences that a message names; of the others it gives the number."""
-_WIDTH = 60
-"""Characters of a value in a message."""
+_SHOWN_DIFFERENCES, _WIDTH = 3, 60
+"""Differences that a message names, and characters of a value in it."""
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and plain values; lists and empty dictionaries are values.
 
-    >>> dict(leaves({"data": {"seed": 0, "map": {}}, "weights": "w"}))
-    {'data.seed': 0, 'data.map': {}, 'weights': 'w'}
+    >>> dict(leaves({"data": {"seed": 0, "columns": {}}, "weights": "w"}))
+    {'data.seed': 0, 'data.columns': {}, 'weights': 'w'}
     >>> dict(leaves({})), dict(leaves({7: {8: 0}}))
     ({}, {'7.8': 0})
     """

@@ -1,10 +1,10 @@
 """Recipe loader: YAML and overrides to one typed `RunConfig`; secrets are rejected.
 
-    load_recipe("memagent-7b", ["train.steps=10", "credit.overlong=null", "data.curriculum.chunks=[1,2,4]"])
-    load_recipe("memagent-7b", {"train.steps": 10, "credit": {"overlong": None}})
+    load_recipe("memagent-7b", ["train.max_steps=10", "credit.overlong=null", "data.curriculum.chunks=[1,2,4]"])
+    load_recipe("memagent-7b", {"train.max_steps": 10, "credit": {"overlong": None}})
 
 An override of `engine.name` or `sampler.name` drops the recipe's keys of another one, including `cluster`. An override
-of `reward.name` with a custom reward drops the recipe's reward with its layers. A file as `data.source` drops the
+of `reward.name` with a custom reward drops the recipe's reward with its layers. A file as `data.train_files` drops the
 curriculum of generated documents. Values follow YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are
 text.
 
@@ -187,8 +187,8 @@ def dump_config(config: RunConfig) -> str:
 def split_override(override: str) -> tuple[str, Any]:
     """Dotted key and YAML value of one override.
 
-    >>> split_override("train.steps=10")
-    ('train.steps', 10)
+    >>> split_override("train.max_steps=10")
+    ('train.max_steps', 10)
     >>> split_override("optim.learning_rate=1e-6")
     ('optim.learning_rate', 1e-06)
     >>> split_override("data.curriculum.chunks=[1, 2]")
@@ -197,7 +197,7 @@ def split_override(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")):
-        raise ConfigError(f"override {override}: expected key=value with a dotted key, e.g. train.steps=10")
+        raise ConfigError(f"override {override}: expected key=value with a dotted key, e.g. train.max_steps=10")
     try:
         return key, read(value)
     except yaml.YAMLError as error:
@@ -207,19 +207,19 @@ def split_override(override: str) -> tuple[str, Any]:
 def split_overrides(overrides: Overrides) -> Iterator[tuple[str, Any, str]]:
     """Dotted key, value, and how a message quotes it, of each override.
 
-    >>> list(split_overrides(["train.steps=10"]))
-    [('train.steps', 10, 'train.steps=10')]
-    >>> list(split_overrides({"train": {"steps": 10}, "data.corpus": None}))
-    [('train.steps', 10, 'train.steps=10'), ('data.corpus', None, 'data.corpus=None')]
+    >>> list(split_overrides(["train.max_steps=10"]))
+    [('train.max_steps', 10, 'train.max_steps=10')]
+    >>> list(split_overrides({"train": {"max_steps": 10}, "data.corpus": None}))
+    [('train.max_steps', 10, 'train.max_steps=10'), ('data.corpus', None, 'data.corpus=None')]
     """
     if not isinstance(overrides, Mapping | Sequence) or isinstance(overrides, str):
-        raise ConfigError(f"overrides {overrides}: give a mapping or a list of texts, e.g. ['train.steps=10']")
+        raise ConfigError(f"overrides {overrides}: give a mapping or a list of texts, e.g. ['train.max_steps=10']")
     if isinstance(overrides, Mapping):
         yield from _leaves(overrides, "")
         return
     for override in overrides:
         if not isinstance(override, str):
-            raise ConfigError(f"override {override!r}: expected a text such as 'train.steps=10', or give a mapping")
+            raise ConfigError(f"override {override!r}: expected a text such as 'train.max_steps=10', or give a mapping")
         key, value = split_override(override)
         yield key, value, override
 
@@ -228,7 +228,7 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, 
     """The values of a mapping whose sections may be mappings themselves; an empty one for a section stays."""
     for name, value in values.items():
         if not isinstance(name, str) or not all(name.split(".")):
-            raise ConfigError(f"override {prefix}{name!r}: expected a dotted key, e.g. 'train.steps'")
+            raise ConfigError(f"override {prefix}{name!r}: expected a dotted key, e.g. 'train.max_steps'")
         key = prefix + name
         if isinstance(value, Mapping) and value and section_of(key) is not None:
             yield from _leaves(value, f"{key}.")
@@ -276,23 +276,25 @@ def _leave_reward(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) 
         values["reward"] = {key: value for key, value in reward.items() if key == "timeout_s"}
         credit = values.get("credit")
         named = any(key.startswith(("credit", "reward.state", "reward.layers")) for key, _ in overrides)
-        if isinstance(credit, dict) and credit.get("rule") == "state_mix" and not named:
+        if isinstance(credit, dict) and credit.get("adv_estimator") == "state_mix" and not named:
             options = credit.get("options") or {}
-            rule = {"rule": options.get("outcome", "mean"), "options": options.get("outcome_options", {})}
+            rule = {"adv_estimator": options.get("outcome", "mean"), "options": options.get("outcome_options", {})}
             values["credit"] = {**credit, **rule}
     elif reward.get("name") == "final_answer" and name != "final_answer":
         values["reward"] = {key: value for key, value in reward.items() if key not in _OF_FINAL_ANSWER}
 
 
 def _leave_curriculum(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
-    """Problems that are not drawn have sizes of their own: with them the curriculum of drawn documents goes."""
+    """Other problems than synthetic documents have sizes of their own: with them the curriculum goes."""
     data = values.get("data")
-    source = next((value for key, value in reversed(overrides) if key == "data.source"), None)
-    if source in (None, *GENERATED) or not isinstance(data, dict) or data.get("source", "synthetic") not in GENERATED:
+    source = next((value for key, value in reversed(overrides) if key == "data.train_files"), None)
+    if (
+        source in (None, "synthetic")
+        or not isinstance(data, dict)
+        or data.get("train_files", "synthetic") not in GENERATED
+    ):
         return
-    curriculum = data.get("curriculum")
-    if isinstance(curriculum, dict) and "chunks" in curriculum:
-        values["data"] = {key: value for key, value in data.items() if key != "curriculum"}
+    values["data"] = {key: value for key, value in data.items() if key != "curriculum"}
 
 
 _OF_FINAL_ANSWER = ("final_answer", "judge")

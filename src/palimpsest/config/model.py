@@ -24,7 +24,7 @@ class AdapterConfig(Strict):
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
     """Adapters are scaled by alpha / rank."""
-    targets: tuple[str, ...] | None = None
+    target_modules: tuple[str, ...] | None = None
     """Names of the layers that get one, such as q_proj; None: every linear layer but the output projection."""
 
 

@@ -105,6 +105,6 @@ def _options(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "policy.options", config["policy"]["options"]
     if config["train"]["variant"]:
         yield "train.variant.options", config["train"]["variant"]["options"]
-    for kind in ("baselines", "rivals"):
+    for kind in ("baselines", "trained_baselines"):
         for name, policy in config["evaluation"][kind].items():
             yield f"evaluation.{kind}.{name}.options", policy["options"]

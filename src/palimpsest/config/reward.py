@@ -24,14 +24,10 @@ class StateRewardConfig(Strict):
     """Weight of what the recalled memory adds to memory and section."""
     format: float = 1.0
     """Weight of a reply that can be read."""
-    golds: Literal["max", "mean"] = "max"
-    """Over several golds: the best (the paper), the mean (its code)."""
-    words: Literal["whole", "substring"] = "whole"
-    """How a gold's word is found: `substring` with case, anywhere, is the code's."""
-    before: Literal["memory", "nothing"] = "memory"
-    """What an update is compared with; `nothing` is what the code's expression finds of a memory."""
-    against: Literal["state", "prompt"] = "state"
-    """What a recalled memory is compared with: memory and section, or the whole prompt with its question (the code)."""
+    variant: Literal["paper", "code"] = "paper"
+    """paper: of several golds the best; whole words; an update compared with the memory before, a recalled memory with
+    memory and section. code, as the authors' code computes it: the mean over golds; a word anywhere in the text, with
+    case; an update compared with nothing, a recalled memory with the whole prompt."""
     action_reweight: bool = False
     """Multiply a reading turn's advantage by 0.5 + the share of gold words it had in sight."""
 
@@ -89,13 +85,9 @@ class JudgeConfig(Strict):
     answer_chars: int = Field(2000, ge=16)
     """Characters of an answer that the judge is shown, from its start."""
     timeout_s: float = Field(60.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
-    """Of one attempt."""
-    attempts: int = Field(4, ge=1)
-    """Requests for one verdict where the endpoint is down, busy or slow, with a pause between that doubles."""
+    """Of one attempt; four are made where the endpoint is down, busy or slow, with a pause between that doubles."""
     concurrency: int = Field(16, ge=1)
     """Requests under way at once."""
-    cache: str | None = None
-    """File of the verdicts so far; null: judge.jsonl in the folder of the run or of the evaluation."""
 
     @field_validator("prompt")
     @classmethod
@@ -108,7 +100,7 @@ class JudgeConfig(Strict):
 JUDGE_PROMPTS = ("default", "lenient", "strict", "rubric")
 """Shipped criteria."""
 
-JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "attempts", "concurrency", "cache"})
+JUDGE_OPERATION = frozenset({"url", "api_key_env", "timeout_s", "concurrency"})
 """Keys of JudgeConfig that say where and how a judge is reached; the others decide what its verdicts are."""
 
 
@@ -127,19 +119,16 @@ class LayerConfig(Strict):
 
 class RewardConfig(Strict):
     name: str = "boxed"
-    """boxed: last \\boxed{} of the answer compared with each gold; em, f1, sub_em: normalised, over the extracted
-    answer; fraction: share of golds contained (multi-value tasks); string_match_all,
-    string_match_part: RULER's, over the whole reply; final_answer: what follows `FINAL_ANSWER:`;
-    my_module:my_reward: a function or class of your own."""
+    """boxed: last \\boxed{} of the answer compared with each gold; boxed_strict: exactly the original's comparison, its
+    300-character window included; em, f1, sub_em: normalised, over the extracted answer; sub_em_reverse, the answer in
+    the gold; sub_em_either, the published evaluation's symmetric rule; fraction: share of golds contained (multi-value
+    tasks); string_match_all, string_match_part: RULER's, over the whole reply; final_answer: what follows
+    `FINAL_ANSWER:`; my_module:my_reward: a function or class of your own."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Those of a reward of your own."""
     layers: tuple[LayerConfig, ...] = ()
     """Training only: layers of your own over the shipped ones, in order: my_module:my_layer, or, with options,
     {name: my_module:MyLayer, options: {...}}."""
-    strict: bool = False
-    """boxed only: exactly the original's comparison, its 300-character window included."""
-    sub_em: Literal["gold_in_answer", "answer_in_gold", "either"] = "gold_in_answer"
-    """`either` is the published evaluation's symmetric rule."""
     unsupported_penalty: float = Field(0.0, ge=0)
     """Training only: a reward is multiplied by 1 less this many times (0 at the least) the share of sentences written
     into the memory that stand neither in the section nor in the memory before, so that it doesn't invent."""

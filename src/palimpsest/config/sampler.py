@@ -62,8 +62,9 @@ _OPTION = re.compile(r"--([a-z0-9][a-z0-9_-]*)(?:[.+=].*)?", re.DOTALL)
 option before it or the model."""
 _ADDRESS = re.compile(r"http://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::([0-9]+))?/?", re.IGNORECASE | re.ASCII)
 PYTHON = "PALIMPSEST_VLLM_PYTHON"
-"""Environment variable that names the Python of servers where `sampler.python` doesn't."""
-STARTED = ("servers", "python", "devices", "tensor_parallel", "memory", "args", "start_timeout_s")
+"""Environment variable that names the Python that has vLLM and starts the servers; without it, the one that runs
+palimpsest."""
+STARTED = ("servers", "devices", "tensor_parallel_size", "gpu_memory_utilization", "args")
 """Keys of the servers that palimpsest starts."""
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
@@ -73,38 +74,25 @@ class SamplerConfig(Strict):
     name: Literal["embedded", "vllm"] = "embedded"
     """embedded: the engine samples itself; vllm: servers of vLLM, in processes of their own (docs/vllm.md)."""
     urls: tuple[str, ...] = ()
-    """Servers that you run on this machine, e.g. [http://127.0.0.1:8000]; []: palimpsest starts its own."""
-    api_key_env: str | None = None
-    """Environment variable with the key of your servers (--api-key)."""
+    """Servers that you run on this machine, e.g. [http://127.0.0.1:8000], whose key (--api-key) is read from
+    $VLLM_API_KEY; []: palimpsest starts its own."""
     servers: int = Field(1, ge=1, le=64)
     """Servers to start."""
-    python: str | None = None
-    """The Python that has vLLM and starts them; null: what $PALIMPSEST_VLLM_PYTHON names, else the one that runs
-    palimpsest."""
     devices: tuple[int, ...] = ()
     """GPUs of the servers, `tensor_parallel` each, one after the other; []: what CUDA_VISIBLE_DEVICES says."""
-    tensor_parallel: int = Field(1, ge=1, le=64)
+    tensor_parallel_size: int = Field(1, ge=1, le=64)
     """GPUs of this machine that share one server's weights."""
-    memory: float = Field(0.85, gt=0, le=1)
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
     """Share of a GPU's memory that a server takes; a CPU build takes VLLM_CPU_KVCACHE_SPACE, in GiB."""
-    max_context: int | None = Field(None, ge=2)
+    max_model_len: int | None = Field(None, ge=2)
     """Window of the servers in tokens, at most the model's; null: the model's."""
     folder: str | None = None
     """Where the files of new weights are written, e.g. /dev/shm; null: the run folder."""
-    max_in_flight: int = Field(128, ge=1, le=16_384)
-    """Requests at one server at once, each with a connection of its own; further ones of its groups go to another
-    server, or wait."""
-    seeded: bool = True
-    """Every request carries its seed; false is faster on a GPU, and no two runs are alike."""
     args: tuple[str, ...] = ()
     """Further options of vLLM's server by their long names, values with them, e.g. [--enforce-eager,
     --max-num-seqs=64]."""
-    start_timeout_s: float = Field(900.0, ge=1, le=MAX_WAIT_S)
-    """Until a server that was started must answer a request."""
-    request_timeout_s: float = Field(600.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
-    """Until a request must be answered."""
-    publish_timeout_s: float = Field(300.0, ge=1, le=MAX_WAIT_S)
-    """Until a server must sample from new weights; one that doesn't leaves the pool."""
+    timeout_s: float = Field(900.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
+    """Until a server that was started must answer, a request be answered, and a server sample from new weights."""
 
     @field_validator("args", mode="before")
     @classmethod
@@ -118,20 +106,18 @@ class SamplerConfig(Strict):
         changed = self.changed()
         if self.name == "embedded" and changed:
             raise ValueError(f"sampler.{changed[0]} is for servers: set sampler.name=vllm, or leave it out")
-        if self.api_key_env and not self.urls:
-            raise ValueError("sampler.api_key_env is for servers that you run: set sampler.urls, or leave it out")
         if self.urls and (theirs := [name for name in changed if name in STARTED]):
             raise ValueError(
                 f"sampler.{theirs[0]} is for servers that palimpsest starts: leave out one of it and sampler.urls"
             )
         if len({_address_of(url) for url in self.urls}) < len(self.urls):
             raise ValueError(f"sampler.urls={list(self.urls)} names a server twice (localhost is 127.0.0.1)")
-        needed = self.servers * self.tensor_parallel
+        needed = self.servers * self.tensor_parallel_size
         if any(device < 0 for device in self.devices):
             raise ValueError(f"sampler.devices={list(self.devices)}: GPUs are numbered from 0")
         if self.devices and (len(self.devices) != needed or len(set(self.devices)) != needed):
             raise ValueError(
-                f"sampler.devices={list(self.devices)}: {self.servers} servers of {self.tensor_parallel} need "
+                f"sampler.devices={list(self.devices)}: {self.servers} servers of {self.tensor_parallel_size} need "
                 f"{needed} different GPUs"
             )
         return self

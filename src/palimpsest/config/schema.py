@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.data import GENERATED, DataConfig, SearchDataConfig
+from palimpsest.config.data import GENERATED, DataConfig
 from palimpsest.config.engine import COPIES, ClusterConfig, EmbeddedEngineConfig, EngineConfig
 from palimpsest.config.model import AdapterConfig as AdapterConfig
 from palimpsest.config.model import ModelConfig as ModelConfig
@@ -31,9 +31,7 @@ class PolicyConfig(Strict):
     name: str = "overwrite"
     """A shipped policy (`palimpsest recipes keys policy.options.overwrite`: options of one), or my_module:MyPolicy."""
     options: dict[str, Any] = Field(default_factory=dict)
-    eval_options: dict[str, Any] = Field(default_factory=dict)
-    """Those that evaluation plays with in their place: during training, in `palimpsest eval`, in Python's `play`. What
-    bounds how much training reads (`max_chunks`) doesn't hold in evaluation, unless it stands here: {max_chunks: 8}."""
+    """What bounds how much training reads (`max_chunks`) doesn't hold in evaluation."""
 
 
 class RoleConfig(Strict):
@@ -72,13 +70,14 @@ class DynamicSamplingConfig(Strict):
 
 
 class CreditConfig(Strict):
-    rule: str = "mean"
-    """From the rewards of a group to advantages: mean, as MemAgent and Dr. GRPO; mean_std, as GRPO; leave_one_out, as
-    RLOO; state_mix, one of these mixed with advantages of single turns, as ReMemR1; or my_module:my_rule."""
+    adv_estimator: str = "mean"
+    """From the rewards of a group to advantages: mean (dr_grpo), as MemAgent and Dr. GRPO; mean_std (grpo), as GRPO;
+    leave_one_out (rloo), as RLOO; state_mix, one of these mixed with advantages of single turns, as ReMemR1; or
+    my_module:my_rule."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Those of state_mix (outcome, alpha, state_scale, lone_step: credit/state.py), or of a rule of your own."""
-    aggregate: Literal["token", "segment", "trajectory", "prompt"] = "token"
-    segments: int | None = Field(None, ge=1)
+    agg_mode: Literal["token", "segment", "trajectory", "prompt"] = "token"
+    segments_per_group: int | None = Field(None, ge=1)
     """Segments of a group that are trained: exactly so many, drawn so that every trajectory gives about as many
     (MemAct's DCPO); null: all."""
     final_segment: Literal["new_only", "all"] = "new_only"
@@ -87,50 +86,52 @@ class CreditConfig(Strict):
     dynamic_sampling: DynamicSamplingConfig | None = None
     overlong: OverlongConfig | None = None
 
-    @field_validator("rule")
+    @field_validator("adv_estimator")
     @classmethod
     def _known(cls, rule: str) -> str:
         return check_name("rule", rule)
 
     @model_validator(mode="after")
     def _options_of_a_rule_that_has_any(self) -> CreditConfig:
-        if self.options and self.rule in OUTCOMES:
+        if self.options and self.adv_estimator in OUTCOMES:
             raise ValueError(
-                f"credit.options are those of state_mix or of a rule of your own; credit.rule={self.rule} has none: "
+                "credit.options are those of state_mix or of a rule of your own; "
+                f"credit.adv_estimator={self.adv_estimator} has none: "
                 "set credit.options={}"
             )
         return self
 
     @model_validator(mode="after")
     def _sampling_needs_rows_that_count(self) -> CreditConfig:
-        if self.segments is not None and self.aggregate == "trajectory":
+        if self.segments_per_group is not None and self.agg_mode == "trajectory":
             raise ValueError(
-                f"credit.segments={self.segments} draws rows so that every trajectory gives about as many, but under "
-                "credit.aggregate=trajectory each weighs the same however many it gives, so a draw would only leave "
-                "tokens out: set credit.aggregate to token, segment or prompt, or credit.segments=null"
+                f"credit.segments_per_group={self.segments_per_group} draws rows so that every trajectory gives about "
+                "as many, but under credit.agg_mode=trajectory each weighs the same however many it gives, so a draw "
+                "would only leave tokens out: set credit.agg_mode to token, segment or prompt, or "
+                "credit.segments_per_group=null"
             )
         return self
 
 
 class LossConfig(Strict):
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    clip_high: float = Field(0.2, ge=0)
+    clip_ratio_low: float = Field(0.2, ge=0, lt=1)
+    clip_ratio_high: float = Field(0.2, ge=0)
     dual_clip: float | None = Field(3.0, gt=1)
     """Bound c of the dual clip for negative advantages; None: off."""
-    kl_coef: float = Field(0.0, ge=0)
+    kl_loss_coef: float = Field(0.0, ge=0)
     """k3 KL to the starting model, added to the loss; 0 keeps no reference model in memory."""
-    entropy_coef: float = 0.0
+    entropy_coeff: float = 0.0
     old_logprobs: Literal["sampler", "recompute"] = "sampler"
     """Whose log-probabilities are the ratio's denominator."""
-    tis_cap: float | None = Field(None, gt=0)
+    importance_sampling_cap: float | None = Field(None, gt=0)
     """Truncated importance sampling: min(old / sampler, cap) weighs each token; needs old_logprobs=recompute."""
 
     @model_validator(mode="after")
     def _tis_needs_recompute(self) -> LossConfig:
-        if self.tis_cap is not None and self.old_logprobs != "recompute":
+        if self.importance_sampling_cap is not None and self.old_logprobs != "recompute":
             raise ValueError(
-                "loss.tis_cap has no meaning with loss.old_logprobs=sampler (the ratio would be 1): "
-                "set loss.old_logprobs=recompute or loss.tis_cap=null"
+                "loss.importance_sampling_cap has no meaning with loss.old_logprobs=sampler (the ratio would be 1): "
+                "set loss.old_logprobs=recompute or loss.importance_sampling_cap=null"
             )
         return self
 
@@ -138,14 +139,11 @@ class LossConfig(Strict):
 class OptimConfig(Strict):
     learning_rate: float = Field(1e-6, gt=0)
     warmup_steps: int = Field(0, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float | None = Field(1.0, gt=0)
-    max_skipped: int = Field(10, ge=1)
-    """Optimiser steps in a row that end the run because their gradients are not finite; fewer are left out, the weights
-    as they were, and told of."""
 
 
 class SamplingConfig(Strict):
@@ -166,37 +164,39 @@ _LOWER_IS_BETTER = ("ungraded", "documents_cut")
 
 
 class TrainConfig(Strict):
-    steps: int = Field(100, ge=1)
+    max_steps: int = Field(100, ge=1)
     """Rollout batches."""
-    prompts_per_step: int = Field(8, ge=1)
+    batch_size: int = Field(8, ge=1)
     group_size: int = Field(16, ge=1)
-    optimizer_steps: int = Field(1, ge=1)
+    num_minibatches: int = Field(1, ge=1)
     """Optimiser steps per rollout batch: mini-batches are made of whole groups, their number is fixed."""
-    save_every: int = Field(20, ge=1)
-    keep_checkpoints: int = Field(2, ge=1)
-    eval_every: int | None = Field(None, ge=1)
+    save_steps: int = Field(20, ge=1)
+    save_total_limit: int = Field(2, ge=1)
+    eval_steps: int | None = Field(None, ge=1)
     eval_problems: int = Field(64, ge=1)
-    eval_first: bool = False
+    eval_on_start: bool = False
     """Evaluate before the first step too: as step 0 of the metrics."""
-    save_best: str | None = None
+    metric_for_best_model: str | None = None
     """Metric of these evaluations, e.g. accuracy: the weights with the highest are kept as checkpoints/best."""
-    record_every: int = Field(1, ge=1)
+    record_steps: int = Field(1, ge=1)
     """Write the trajectories of every so many steps."""
     episode_timeout_s: float | None = Field(None, gt=0)
-    sampler_retries: int = Field(2, ge=0)
-    ahead: int = Field(0, ge=0)
+    max_off_policy_steps: int = Field(0, ge=0)
     """Batches collected ahead: batch k is sampled with the weights after step k - 1 - ahead, while the learner takes a
     step. 0: every step learns from samples of its own weights. More than 1 gains no speed over 1 (training/loop.py)."""
     variant: VariantConfig | None = None
 
     @model_validator(mode="after")
     def _evaluations_to_look_at(self) -> TrainConfig:
-        if self.eval_every is None and (self.eval_first or self.save_best is not None):
-            wanted = "eval_first=true" if self.eval_first else f"save_best={self.save_best}"
-            raise ValueError(f"train.{wanted} needs evaluations: set train.eval_every, e.g. to 10")
-        if self.save_best in _LOWER_IS_BETTER:
+        if self.eval_steps is None and (self.eval_on_start or self.metric_for_best_model is not None):
+            wanted = "eval_on_start" if self.eval_on_start else "metric_for_best_model"
             raise ValueError(
-                f"train.save_best={self.save_best} would keep the worst: the highest is kept; use accuracy"
+                f"train.{wanted}={getattr(self, wanted)} needs evaluations: set train.eval_steps, e.g. to 10"
+            )
+        if self.metric_for_best_model in _LOWER_IS_BETTER:
+            raise ValueError(
+                f"train.metric_for_best_model={self.metric_for_best_model} would keep the worst: the highest is kept; "
+                "use accuracy"
             )
         return self
 
@@ -208,15 +208,11 @@ class ColdStartConfig(Strict):
     tools.
     """
 
-    steps: int = Field(100, ge=1)
+    max_steps: int = Field(100, ge=1)
     """Optimiser steps; the learning rate falls linearly to 0 over them."""
-    lessons_per_step: int = Field(64, ge=1)
-    distinct: int | None = Field(None, ge=1)
-    """Lessons drawn; they come again in another order once all were seen. None: none comes twice."""
+    batch_size: int = Field(64, ge=1)
     insight: float = Field(0.0, ge=0, le=1)
     """Share of reading lessons that keep what leads to the answer and ask for what it names; 0 teaches form alone."""
-    objectives: tuple[int, ...] | None = None
-    """Questions of a lesson, for agents with tools; None: `data.search.objectives`."""
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(10, ge=0)
 
@@ -259,35 +255,32 @@ class EvaluationConfig(Strict):
 
     files: tuple[FileSet, ...] = ()
     """Of an evaluation recipe: the files that `palimpsest eval --data DIR` plays."""
-    multiples: tuple[int, ...] = (1, 16, 64, 256)
-    """Document lengths, as multiples of the largest that training is to come to: the curriculum's last, or
-    `data.synthetic.chunks`."""
-    objectives: tuple[int, ...] = (2, 4, 6, 8)
-    """Questions of a search problem, for methods that are evaluated on several."""
+    sizes: tuple[int, ...] = ()
+    """Of the problems that `quickstart` evaluates on. Of documents: lengths, as multiples of the largest that training
+    is to come to (the curriculum's last, or `data.synthetic.chunks`). Of search problems: questions. None: (1, 16, 64,
+    256), or (2, 4, 6, 8)."""
     problems: int = Field(64, ge=1)
-    """Problems per length."""
+    """Problems per size."""
     chunk_budget: int | None = Field(None, ge=1)
     """Most chunks that the documents of one length have together: of longer ones fewer are played, one at least."""
     baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Other policies to play on the trained weights, by the name the report gives them."""
-    rivals: dict[str, PolicyConfig] = Field(default_factory=dict)
+    trained_baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Policies that `quickstart` trains beside the agent, each from a cold start of its own, with the same data,
     rewards, steps and seed, by the name the report gives them."""
     record: Literal["none", "wrong", "all"] = "wrong"
-    """Episodes that episodes.jsonl.zst of an evaluation keeps token for token; wrong: value below 1, or ungraded."""
-    record_mb: float = Field(64.0, gt=0)
-    """Megabytes that it has at the most."""
+    """Episodes that episodes.jsonl.zst of an evaluation keeps token for token; wrong: value below 1, or
+    ungraded, up to 64 MB."""
     processes: int = Field(2, ge=1)
     """Processes that share the episodes of the final evaluation. Part of the configuration, not of the machine:
     it decides which sequences are batched together, so that results repeat."""
 
 
 class LoggingConfig(Strict):
-    sinks: tuple[str, ...] = ("console", "jsonl")
+    report_to: tuple[str, ...] = ("console", "jsonl")
     """console, jsonl, tensorboard, wandb, my_module:MySink."""
-    project: str = "palimpsest"
 
-    @field_validator("sinks")
+    @field_validator("report_to")
     @classmethod
     def _known(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_name("sink", sink) for sink in sinks)
@@ -317,55 +310,41 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:
-        if self.train.optimizer_steps > self.train.prompts_per_step:
+        if self.train.num_minibatches > self.train.batch_size:
             raise ValueError(
-                f"train.optimizer_steps={self.train.optimizer_steps} exceeds train.prompts_per_step="
-                f"{self.train.prompts_per_step}: every optimiser step needs at least one whole group"
+                f"train.num_minibatches={self.train.num_minibatches} exceeds train.batch_size="
+                f"{self.train.batch_size}: every optimiser step needs at least one whole group"
             )
-        if self.train.ahead and self.loss.old_logprobs == "recompute" and self.loss.tis_cap is None:
+        unweighted = self.loss.old_logprobs == "recompute" and self.loss.importance_sampling_cap is None
+        if self.train.max_off_policy_steps and unweighted:
             raise ValueError(
-                f"train.ahead={self.train.ahead} learns from samples of older weights, which "
-                "loss.old_logprobs=recompute takes for samples of its own: set loss.tis_cap, e.g. 2, which weighs them "
-                "by how likely they are now, or loss.old_logprobs=sampler"
+                f"train.max_off_policy_steps={self.train.max_off_policy_steps} learns from samples of older weights, "
+                "which loss.old_logprobs=recompute takes for samples of its own: set loss.importance_sampling_cap, "
+                "e.g. 2, which weighs them by how likely they are now, or loss.old_logprobs=sampler"
             )
-        if "leave_one_out" in (self.credit.rule, self.credit.options.get("outcome")) and self.train.group_size < 2:
-            raise ValueError("credit.rule=leave_one_out needs train.group_size of at least 2")
-        if self.credit.rule == STATE_MIX and not self.reward.rewards_turns:
+        estimators = {self.credit.adv_estimator, self.credit.options.get("outcome")}
+        if {"leave_one_out", "rloo"} & estimators and self.train.group_size < 2:
+            raise ValueError("credit.adv_estimator=leave_one_out needs train.group_size of at least 2")
+        if self.credit.adv_estimator == STATE_MIX and not self.reward.rewards_turns:
             raise ValueError(
-                "credit.rule=state_mix mixes in rewards of turns, but there are none: set reward.state, "
-                "e.g. reward.state={}, take a reward or layer of your own, or set credit.rule=mean and "
+                "credit.adv_estimator=state_mix mixes in rewards of turns, but there are none: set reward.state, "
+                "e.g. reward.state={}, take a reward or layer of your own, or set credit.adv_estimator=mean and "
                 "credit.options={}"
             )
         placed = self.data.order != "any" or self.data.min_distance > 0
-        if placed and (self.data.source == "synthetic" or self.data.documents is None):
+        if placed and (self.data.train_files == "synthetic" or self.data.documents is None):
             raise ValueError(
                 "data.order and data.min_distance place the gold paragraphs of assembled contexts: set data.documents "
-                "and a file as data.source, or take data.synthetic.order and data.synthetic.min_distance"
+                "and a file as data.train_files, or take data.synthetic.order and data.synthetic.min_distance"
             )
-        if self.cold_start is not None and self.data.source not in GENERATED:
+        if self.cold_start is not None and self.data.train_files not in GENERATED:
             raise ValueError(
-                "cold_start draws its lessons from the synthetic world: data.source must be synthetic or "
+                "cold_start draws its lessons from the synthetic world: data.train_files must be synthetic or "
                 "synthetic_search; for other data begin with palimpsest sft"
             )
         check_served(self)
-        self._check_lessons()
         check_cluster(self)
         return self
-
-    def _check_lessons(self) -> None:
-        """Each question of a lesson is about people of its own."""
-        if self.cold_start is None or (asked := self.cold_start.objectives) is None:
-            return
-        if self.data.source != "synthetic_search" or not asked or min(asked) < 1:
-            raise ValueError(
-                f"cold_start.objectives={list(asked)}: give numbers of at least 1, for data.source=synthetic_search"
-            )
-        search = self.data.search or SearchDataConfig()
-        if (needed := search.people_for(asked)) > search.people:
-            raise ValueError(
-                f"cold_start.objectives={max(asked)} with hops={search.hops} ask about {needed} people, "
-                f"data.search.people={search.people}: raise it to {needed} at least"
-            )
 
 
 def check_cluster(config: RunConfig) -> None:
@@ -382,10 +361,10 @@ def check_cluster(config: RunConfig) -> None:
             "engine.name=ray can't begin with an adapter, which a cold_start with model.lora ends with: set "
             "cold_start=null, or model.lora=null"
         )
-    if cluster.tensor_parallel > 1 and config.model.lora is not None:
+    if cluster.tensor_parallel_size > 1 and config.model.lora is not None:
         raise ValueError(
-            f"cluster.tensor_parallel={cluster.tensor_parallel} can't divide adapters: set cluster.tensor_parallel=1, "
-            "or model.lora=null"
+            f"cluster.tensor_parallel_size={cluster.tensor_parallel_size} can't divide adapters: set "
+            "cluster.tensor_parallel_size=1, or model.lora=null"
         )
     device = config.model.device
     if device.startswith("cuda") and (device != "cuda" or cluster.gpus_per_learner == 0):
@@ -424,9 +403,9 @@ def check_served(config: RunConfig) -> None:
     if own := [name for name, role in config.roles.items() if role.model is not None]:
         raise ValueError(f"roles.{own[0]}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
-    if cut and (loss.old_logprobs != "recompute" or loss.tis_cap is not None):
+    if cut and (loss.old_logprobs != "recompute" or loss.importance_sampling_cap is not None):
         raise ValueError(
             f"sampling.temperature={sampling.temperature} with sampling.top_p={sampling.top_p}: vLLM then gives no "
-            "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.tis_cap=null, which need none, "
-            "or sampling.top_p=1"
+            "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.importance_sampling_cap=null, "
+            "which need none, or sampling.top_p=1"
         )

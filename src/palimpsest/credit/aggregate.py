@@ -1,4 +1,4 @@
-"""Loss aggregation: the weight of every trained token under the four values of `aggregate`.
+"""Loss aggregation: the weight of every trained token under the four values of `credit.agg_mode`.
 
 The loss of an optimiser step is the sum of w * L over its trained tokens. The counts in w are over the whole step,
 never over a rank or a micro-batch:

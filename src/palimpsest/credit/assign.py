@@ -15,7 +15,7 @@ returns one number per trajectory or one per turn; a turn may have one number pe
 Guaranteed: each trajectory counts once in its group's statistics, however many segments it has. An ungraded one is left
 out of statistics and training, and counted; a lone survivor gets advantage 0. Advantages are finite and of the right
 lengths, or the run ends with the reason. A rule is built again for each step, so a resumed run gives the same.
-Mini-batches are whole groups, in order, with sizes that differ by at most one. Exactly `optimizer_steps` batches come
+Mini-batches are whole groups, in order, with sizes that differ by at most one. Exactly `num_minibatches` batches come
 back; where groups are too few, the last have no segments and the loop skips those steps.
 Not covered: playing other groups in place of dropped ones; dynamic sampling by turns (it looks at the outcome alone);
 whether a custom rule is unbiased, or gives 0 where all rewards are equal (`palimpsest check` reports that).
@@ -44,25 +44,29 @@ from palimpsest.types import Grade, Group
 
 
 def build_rule(config: CreditConfig) -> Rule:
-    """The rule that `credit.rule` names. Raises ConfigError."""
-    rule: Rule = plugins.build("rule", config.rule, config.options)
+    """The rule that `credit.adv_estimator` names. Raises ConfigError."""
+    rule: Rule = plugins.build("rule", config.adv_estimator, config.options)
     return rule
 
 
 def unread(groups: Iterable[Group], config: CreditConfig) -> str | None:
     """In words, which rewards of these groups' turns no shipped rule looks at; None where there are none."""
-    if config.rule not in (*OUTCOMES, STATE_MIX):
+    if config.adv_estimator not in (*OUTCOMES, STATE_MIX):
         return None
-    if config.rule == STATE_MIX and plugins.owner(build_rule(config)).alpha < 1:
+    if config.adv_estimator == STATE_MIX and plugins.owner(build_rule(config)).alpha < 1:
         return None
     grades = [grade for group in groups for grade in group.grades if grade.graded]
     parts = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades)]
     if not parts:
         return None
-    rule = "credit.options.alpha=1" if config.rule == STATE_MIX else f"credit.rule={config.rule}"
+    rule = (
+        "credit.options.alpha=1"
+        if config.adv_estimator == STATE_MIX
+        else f"credit.adv_estimator={config.adv_estimator}"
+    )
     return (
         f"the reward gives {' and '.join(parts)}, which {rule} does not look at, so the outcome alone is learnt from; "
-        "credit.rule=state_mix with an alpha below 1 mixes them in"
+        "credit.adv_estimator=state_mix with an alpha below 1 mixes them in"
     )
 
 
@@ -86,30 +90,30 @@ class Credited:
 
 
 def assign(
-    groups: Sequence[Group], config: CreditConfig, optimizer_steps: int, key: tuple[Key, ...] = ()
+    groups: Sequence[Group], config: CreditConfig, num_minibatches: int, key: tuple[Key, ...] = ()
 ) -> tuple[StepBatch, ...]:
-    """Exactly `optimizer_steps` batches, each weighed as a whole.
+    """Exactly `num_minibatches` batches, each weighed as a whole.
 
-    `key` is the step's, e.g. (run seed, "dcpo", step): what `credit.segments` draws of a group is keyed by it and the
-    group's own name, so neither other groups nor their order matter.
+    `key` is the step's, e.g. (run seed, "dcpo", step): what `credit.segments_per_group` draws of a group is keyed by
+    it and the group's own name, so neither other groups nor their order matter.
 
     Each batch's `means` are over its own groups: `reward_mean`, `reward_std` (population, over trajectories,
     before penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured, `segments_per_trajectory`. Its
     `maxima` hold `effective_weight_max`, its `minima` `effective_weight_min`: the largest and the smallest share of
     the step's loss that a trajectory has, as a multiple of an equal share. Its `counts`: `groups`,
     `groups_with_signal`, `trajectories` (graded), `ungraded`, `segments` (rows), `trained_tokens`, and under
-    `credit.segments` also `segments_repeated` and `segments_unused`. What gave no segments at all is counted in the
-    first batch, so that counts add up over the batches: `groups_dropped` (by dynamic sampling), `groups_untrainable`
-    (nothing graded, or nothing sampled).
+    `credit.segments_per_group` also `segments_repeated` and `segments_unused`. What gave no segments at all is counted
+    in the first batch, so that counts add up over the batches: `groups_dropped` (by dynamic sampling),
+    `groups_untrainable` (nothing graded, or nothing sampled).
     """
-    if optimizer_steps < 1:
-        raise ValueError(f"optimizer_steps={optimizer_steps}: at least 1")
+    if num_minibatches < 1:
+        raise ValueError(f"num_minibatches={num_minibatches}: at least 1")
     kept, dropped = partition(groups) if config.dynamic_sampling else (list(groups), [])
     rule = build_rule(config)
     credited = [credit_group(group, config, key, number, rule) for number, group in enumerate(kept)]
     trainable = [one for one in credited if one.rows]
     untrainable = [one.group for one in credited if not one.rows]
-    batches = [_batch(part, config) for part in _whole_groups(trainable, optimizer_steps)]
+    batches = [_batch(part, config) for part in _whole_groups(trainable, num_minibatches)]
     batches[0] = replace(batches[0], counts=_add_left_out(batches[0].counts, dropped, untrainable))
     return tuple(batches)
 
@@ -138,14 +142,14 @@ def _picks(
     group: Group, counts: Sequence[int], config: CreditConfig, key: tuple[Key, ...]
 ) -> Sequence[tuple[int, int]]:
     """(trajectory's place, segment) of each row."""
-    if config.segments is None or not group.trajectories:
+    if config.segments_per_group is None or not group.trajectories:
         return [(place, i) for place, count in enumerate(counts) for i in range(count)]
     places = {trajectory.rollout: place for place, trajectory in enumerate(group.trajectories)}
     if len(places) < len(counts):
         raise ValueError(f"group {group.problem.id}: two trajectories of one rollout number")
     by_rollout = {rollout: counts[place] for rollout, place in places.items()}
     name = (group.problem.id, group.trajectories[0].group_id)  # a problem played twice in a step has two groups
-    return [(places[rollout], i) for rollout, i in sample_segments(by_rollout, config.segments, *key, *name)]
+    return [(places[rollout], i) for rollout, i in sample_segments(by_rollout, config.segments_per_group, *key, *name)]
 
 
 def _turn_advantages(group: Group, config: CreditConfig, rule: Rule) -> list[tuple[TurnAdvantage, ...] | None]:
@@ -158,7 +162,7 @@ def _turn_advantages(group: Group, config: CreditConfig, rule: Rule) -> list[tup
         tuple(replace(group.grades[place], value=rewards[place]) for place in graded),
     )
     if comparable(group):
-        given = iter(asked(rule, shown, config.rule))
+        given = iter(asked(rule, shown, config.adv_estimator))
     else:
         given = iter([(0.0,) * len(trajectory.turns) for trajectory in shown.trajectories])
     return [None if reward is None else next(given) for reward in rewards]
@@ -204,7 +208,7 @@ def _whole_groups(credited: list[Credited], parts: int) -> list[list[Credited]]:
 
 def _batch(credited: list[Credited], config: CreditConfig) -> StepBatch:
     rows = [row for one in credited for row in one.rows]
-    segments = weigh(rows, config.aggregate)
+    segments = weigh(rows, config.agg_mode)
     rewards = [reward for one in credited for reward in graded_rewards(one.group)]
     counts = {
         "groups": float(len(credited)),
@@ -214,7 +218,7 @@ def _batch(credited: list[Credited], config: CreditConfig) -> StepBatch:
         "segments": float(len(segments)),
         "trained_tokens": float(sum(sum(one.segment.loss_mask) for one in segments)),
     }
-    if config.segments is not None:
+    if config.segments_per_group is not None:
         drawn = sum(one.drawn for one in credited)
         counts["segments_repeated"] = float(len(rows) - drawn)
         counts["segments_unused"] = float(sum(sum(one.segments) for one in credited) - drawn)

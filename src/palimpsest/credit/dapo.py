@@ -1,7 +1,7 @@
 """DAPO (arXiv 2503.14476): dynamic sampling (eq. 11) and the soft overlong punishment (eq. 13).
 
 Dynamic sampling keeps a group only if 0 < number of correct answers < G: equal rewards give every trajectory the
-advantage 0, whatever the baseline. Dropped groups leave the denominator of `aggregate`. As in the paper, the test looks
+advantage 0, whatever the baseline. Dropped groups leave the denominator of `agg_mode`. As in the paper, the test looks
 at the reward before any overlong penalty.
 
 For a completion of y sampled tokens, with L = max_tokens and B = buffer, the overlong punishment adds to the reward

@@ -2,15 +2,16 @@
 
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)     over the trajectories of a group, each once; std divides by G - 1
 
-Every trained token of trajectory i gets A_i, in every segment; that is `credit.rule: mean_std` (credit/assign.py). DCPO
-adds the sampling: either all segments of a group are trained, or exactly n (`credit.segments`), drawn in rounds. A
-round takes the trajectories in a new random order, one segment each, and the last round stops at n. A trajectory gives
-each of its segments once, in random order, before it repeats any. So below the number of trajectories n of them give
-one segment; above it each gives n / G, rounded up or down, however often it pruned.
+Every trained token of trajectory i gets A_i, in every segment; that is `credit.adv_estimator: mean_std`
+(credit/assign.py). DCPO adds the sampling: either all segments of a group are trained, or exactly n
+(`credit.segments_per_group`), drawn in rounds. A round takes the trajectories in a new random order, one segment each,
+and the last round stops at n. A trajectory gives each of its segments once, in random order, before it repeats any. So
+below the number of trajectories n of them give one segment; above it each gives n / G, rounded up or down, however
+often it pruned.
 
 Paper and code agree on the formula where n is at least G. Below, the code's statistics see only the trajectories that
 were drawn; ours see all, as the paper says. The code draws from the global, unseeded generator; here a draw is keyed
-by the group and the rollout. The code then averages rows over their tokens (`aggregate: token`).
+by the group and the rollout. The code then averages rows over their tokens (`agg_mode: token`).
 
 Guaranteed: pure; a draw depends only on the key, the rollout numbers and their numbers of segments; a trajectory
 without a segment gives no row.

@@ -50,7 +50,7 @@ leave_one_out = OutcomeRule(advantages.leave_one_out_advantages)
 def asked(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvantage, ...]]:
     """[trajectories][turns] what the rule says of a group whose trajectories are all graded. RunError if it can't be
     used."""
-    where = f"credit.rule={name}: group {group.problem.id}"
+    where = f"credit.adv_estimator={name}: group {group.problem.id}"
     try:
         result: Any = list(rule(group))
     except PalimpsestError:

@@ -19,8 +19,9 @@ both times the turn's weight, where it has one. So a span over a whole turn equa
 
 Guaranteed: with alpha = 1 every turn gets exactly A_out,i, and no reward of a turn is needed; a trajectory without a
 turn needs none. Empty spans, and a span cut in two of the same value, change nothing; without spans every token has
-exactly its turn's advantage. Spans count only under `credit.rule: state_mix` with alpha below 1, or in a custom rule.
-Not covered: a token that is trained again in another context (`credit.final_segment: all`) gets the mean of its turn.
+exactly its turn's advantage. Spans count only under `credit.adv_estimator: state_mix` with alpha below 1, or in a
+custom rule. Not covered: a token that is trained again in another context (`credit.final_segment: all`) gets the mean
+of its turn.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def spread(segments: Sequence[Segment], turns: Sequence[TurnAdvantage]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class StateMix:
-    """`credit.rule: state_mix`, with these as `credit.options`."""
+    """`credit.adv_estimator: state_mix`, with these as `credit.options`."""
 
     outcome: str = "mean"
     """The rule whose advantages are mixed with those of turns: mean, mean_std, leave_one_out, or my_module:my_rule."""
@@ -166,8 +167,8 @@ class StateMix:
         if per_turn is None or len(per_turn) != turns:
             given = "none" if per_turn is None else str(len(per_turn))
             raise RunError(
-                f"credit.rule=state_mix: group {group.problem.id}, rollout {trajectory.rollout}: {turns} turns, "
-                f"{given} turn rewards; credit.options.alpha={self.alpha} needs a reward of every turn "
+                f"credit.adv_estimator=state_mix: group {group.problem.id}, rollout {trajectory.rollout}: {turns} "
+                f"turns, {given} turn rewards; credit.options.alpha={self.alpha} needs a reward of every turn "
                 "(Grade.per_turn or Grade.spans)"
             )
         if not grade.spans:

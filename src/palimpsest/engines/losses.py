@@ -39,15 +39,17 @@ def policy_loss(
 ) -> tuple[Tensor, Sums]:
     """Loss [] and sums for metrics, from [N] log-probabilities in nats.
 
-    Per token, with r = exp(logprob - old), A the advantage, e_lo = clip_low, e_hi = clip_high, c = dual_clip:
+    Per token, with r = exp(logprob - old), A the advantage, e_lo = clip_ratio_low, e_hi = clip_ratio_high and
+    c = dual_clip:
 
         L = max(-A r, -A clip(r, 1 - e_lo, 1 + e_hi))              PPO, arXiv 1707.06347, eq. 7;
                                                                    e_lo and e_hi: DAPO, 2503.14476, eq. 8
         L = min(L, -A c)  where A < 0                              dual clip, arXiv 1912.09729, eq. 5
-        L = L * min(exp(old - sampler), tis_cap)                   truncated weights, Ionides 2008; of sampler
+        L = L * min(exp(old - sampler), importance_sampling_cap)   truncated weights, Ionides 2008; of sampler
                                                                    and learner, Yao et al. 2025
-        L = L + kl_coef * k3(ref - logprob),  k3(d) = e^d - d - 1  Schulman, Approximating KL Divergence
-        L = L - entropy_coef * entropy
+        L = L + kl_loss_coef * k3(ref - logprob)                   k3(d) = e^d - d - 1; Schulman, Approximating
+                                                                   KL Divergence
+        L = L - entropy_coeff * entropy
 
     and the loss is the sum of weight * L. As in verl, log-ratios are clamped to +-20 and k3 to 10. The
     truncated weight is a constant of the gradient and weighs the policy term alone.
@@ -69,17 +71,17 @@ def policy_loss(
     old_logprobs, sampler_logprobs = old_logprobs.detach(), sampler_logprobs.detach()
     log_ratio = _bounded(logprobs - old_logprobs)
     token_loss, sums = _clipped(log_ratio, advantages, config)
-    if config.tis_cap is not None:
+    if config.importance_sampling_cap is not None:
         importance = _bounded(old_logprobs - sampler_logprobs).exp()
-        token_loss = token_loss * importance.clamp(max=config.tis_cap)
-        sums["tis_capped"] = (importance > config.tis_cap).sum()
+        token_loss = token_loss * importance.clamp(max=config.importance_sampling_cap)
+        sums["tis_capped"] = (importance > config.importance_sampling_cap).sum()
     if ref_logprobs is not None:
         kl = _k3(_bounded(ref_logprobs.detach() - logprobs)).clamp(max=_K3_BOUND)
-        token_loss = token_loss + config.kl_coef * kl
+        token_loss = token_loss + config.kl_loss_coef * kl
         sums["kl"] = kl.sum()
     if entropy is not None:
-        if config.entropy_coef:
-            token_loss = token_loss - config.entropy_coef * entropy
+        if config.entropy_coeff:
+            token_loss = token_loss - config.entropy_coeff * entropy
         sums["entropy"] = entropy.sum()
     loss = (weights * token_loss).sum()
     # Recomputed old ones are the learner's before any update; else only the current ones can tell a gap.
@@ -103,7 +105,7 @@ def _clipped(log_ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple
     """Token losses [N] of the clipped and dual-clipped surrogate."""
     ratio = log_ratio.exp()
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    clipped = -advantages * ratio.clamp(1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
     token_loss = torch.maximum(unclipped, clipped)
     sums = {
         "ratio": ratio.sum(),
@@ -129,10 +131,10 @@ def _k3(log_ratio: Tensor) -> Tensor:
 
 def _check_inputs(config: LossConfig, ref_logprobs: Tensor | None, entropy: Tensor | None) -> None:
     """A term with a coefficient must not vanish because its input is missing."""
-    if config.kl_coef and ref_logprobs is None:
-        raise ValueError(f"loss.kl_coef={config.kl_coef} needs ref_logprobs")
-    if config.entropy_coef and entropy is None:
-        raise ValueError(f"loss.entropy_coef={config.entropy_coef} needs entropy")
+    if config.kl_loss_coef and ref_logprobs is None:
+        raise ValueError(f"loss.kl_loss_coef={config.kl_loss_coef} needs ref_logprobs")
+    if config.entropy_coeff and entropy is None:
+        raise ValueError(f"loss.entropy_coeff={config.entropy_coeff} needs entropy")
 
 
 def _detached(sums: Sums, logprobs: Tensor) -> Sums:

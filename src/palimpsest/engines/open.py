@@ -57,7 +57,7 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
         return _served(on_ray, config, folder) if served else on_ray
     from palimpsest.engines.embedded.engine import EmbeddedEngine
 
-    separate = objective == "policy" and config.train.ahead > 0 and not served
+    separate = objective == "policy" and config.train.max_off_policy_steps > 0 and not served
     engine = EmbeddedEngine(config, objective=objective, separate=separate)
     return _served(engine, config, folder) if served else engine
 

@@ -71,8 +71,8 @@ class Use:
         serving: list[str] = []
         if is_served(config, objective) and not settings.urls:
             serving = [str(device) for device in settings.devices]
-            if not serving and not on_cpu(settings):
-                serving = names[: settings.tensor_parallel] * settings.servers
+            if not serving and not on_cpu():
+                serving = names[: settings.tensor_parallel_size] * settings.servers
         if config.engine.name == "ray":
             left = [name for name in names if not settings.devices or name not in serving]
             learning = left[: _of_ray(config, objective, len(left))]
@@ -84,9 +84,10 @@ class Use:
 
     @property
     def shares(self) -> bool:
-        """Whether a single server takes a part of the learner's GPU, which sampler.memory was set for."""
+        """Whether a single server takes a part of the learner's GPU, which sampler.gpu_memory_utilization was set
+        for."""
         alone = len(self.serving) == 1 and self.config.engine.name == "embedded"
-        return alone and self.serving[0] in self.learning and "memory" in self.config.sampler.changed()
+        return alone and self.serving[0] in self.learning and "gpu_memory_utilization" in self.config.sampler.changed()
 
     def check_shared(self) -> None:
         """Raise ConfigError where servers would take a GPU that something else has."""
@@ -96,12 +97,12 @@ class Use:
             return
         other = "the learner has" if twice[0] in self.learning else "another server has"
         told = f"sampler.devices={list(settings.devices)}: a server would take GPU {twice[0]}, which {other}"
-        needed = settings.servers * settings.tensor_parallel
+        needed = settings.servers * settings.tensor_parallel_size
         left = [name for name in self.gpus if self.config.engine.name == "ray" or name not in self.learning]
         if len(left) >= needed and len(left[-needed:]) + len(self.learning) <= len(self.gpus):
             raise ConfigError(f"{told}; add 'sampler.devices=[{','.join(left[-needed:])}]'")
         fewer = "lower cluster.learners, or " if self.config.engine.name == "ray" else ""
-        share = "sampler.memory=0.4" if needed == 1 and not fewer else "sampler.servers=1"
+        share = "sampler.gpu_memory_utilization=0.4" if needed == 1 and not fewer else "sampler.servers=1"
         raise ConfigError(
             f"{told}, and this machine has {len(self.gpus)}; {fewer}add {share}, or sampler.name=embedded"
         )
@@ -112,7 +113,7 @@ class Use:
             return
         needed = weights * bytes_each(self.config, self.objective)
         if self.shares:
-            memory = int(memory * (1 - self.config.sampler.memory))
+            memory = int(memory * (1 - self.config.sampler.gpu_memory_utilization))
         if needed <= memory:
             return
         what = "weights and the optimiser's state" if self.objective else "weights"
@@ -165,14 +166,14 @@ def bytes_each(config: RunConfig, objective: Objective | None) -> float:
     (16, 2)
     """
     held = 2 if config.model.dtype == "bfloat16" else 4
-    kl = objective == "policy" and config.loss.kl_coef > 0
+    kl = objective == "policy" and config.loss.kl_loss_coef > 0
     if objective is None:
         return held
     if config.engine.name == "ray":
         if config.cluster.cpu_offload:
             return 0
         return (4 if config.model.lora is not None else 20 if kl else 16) / config.cluster.learners
-    apart = objective == "policy" and config.train.ahead > 0 and not is_served(config, objective)
+    apart = objective == "policy" and config.train.max_off_policy_steps > 0 and not is_served(config, objective)
     copies = held * (kl and config.model.lora is None) + held * apart
     if config.model.lora is not None:
         return held + copies

@@ -202,7 +202,7 @@ class TrainSegment:
     advantages: tuple[float, ...]
     """[T] advantage of each token; ignored where the loss mask is False."""
     weights: tuple[float, ...]
-    """[T] weight of each token's loss; the denominator of `aggregate` is already in it, global over the optimiser
+    """[T] weight of each token's loss; the denominator of `agg_mode` is already in it, global over the optimiser
     step, so the loss of a step is the plain sum of weight times token loss over all its segments."""
 
 

@@ -245,8 +245,8 @@ RunSettings = Callable[[Path], Mapping[str, Any] | None]
 def settings_of_run(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a run is compared by.
 
-    >>> settings_of_run({"train": {"steps": 7}})
-    {'run.train.steps': 7}
+    >>> settings_of_run({"train": {"max_steps": 7}})
+    {'run.train.max_steps': 7}
     """
     return {f"{RUN}{key}": value for key, value in leaves(config)}
 
@@ -256,9 +256,9 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
 
     >>> settings_of_evaluation({"policies": {"a": {"name": "a"}}, "seed": 1}, None, lambda folder: None)
     {'seed': 1, 'policy.name': 'a'}
-    >>> file = {"source": "a.json", "eval_source": None, "synthetic": {"hops": 2}}
+    >>> file = {"train_files": "a.json", "val_files": None, "synthetic": {"hops": 2}}
     >>> settings_of_evaluation({"data": file, "reward": {"name": "em", "state": None}}, None, lambda folder: None)
-    {'data.source': 'a.json', 'data.eval_source': None, 'reward.name': 'em'}
+    {'data.train_files': 'a.json', 'data.val_files': None, 'reward.name': 'em'}
     """
     played = _with_one_policy({key: value for key, value in identity.items() if key != REGRADED})
     unused = tuple(f"{key}." for key in _unused(identity))
@@ -273,7 +273,7 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
 def _unused(identity: Mapping[str, Any]) -> list[str]:
     """Settings of its own that an evaluation has no use for: of how training grades, and of other problems."""
     data = identity.get("data")
-    source = (data.get("eval_source") or data.get("source")) if isinstance(data, Mapping) else None
+    source = (data.get("val_files") or data.get("train_files")) if isinstance(data, Mapping) else None
     return [*(f"reward.{key}" for key in LAYERS), *(key for key, drawing in _DRAWN.items() if source != drawing)]
 
 

@@ -40,6 +40,8 @@ from palimpsest.types import Grade, Group, Problem, Trajectory
 EPISODES = "episodes.jsonl.zst"
 Kept = Literal["wrong", "all"]
 """Which episodes: those whose value is below 1 or that have none, or all."""
+MOST_BYTES = 64_000_000
+"""Of a record of wrong episodes."""
 EpisodeKey = tuple[str, int]
 """Group id and rollout."""
 
@@ -51,13 +53,12 @@ class EpisodeFile:
         self,
         folder: Path,
         kept: Kept,
-        megabytes: float,
         tell: Callable[[str], None] | None = None,
         tokenizer: str | None = None,
     ) -> None:
         """`tell`: called once when the file is full. `tokenizer`: `Codec.digest` of the one that ids are of."""
         self.path = folder / EPISODES
-        self._kept, self._megabytes, self._tell = kept, megabytes, tell
+        self._kept, self._tell = kept, tell
         self._tokenizer = tokenizer
         self._held: set[EpisodeKey] | None = None
         self._full = False
@@ -73,8 +74,11 @@ class EpisodeFile:
         group = Group(problem, (trajectory,), (grade,), key)
         frame = encode_groups([group], self._tokenizer)
         size = self.path.stat().st_size if self.path.exists() else 0
-        if size + len(frame) > self._megabytes * 1_000_000:
-            self._end(f"full, further episodes are left out (evaluation.record_mb={self._megabytes:g})")
+        if self._kept == "wrong" and size + len(frame) > MOST_BYTES:
+            self._end(
+                f"{MOST_BYTES / 1e6:g} MB are full, further episodes are left out (evaluation.record=all keeps every "
+                "one)"
+            )
             return
         if self._written(frame, size):
             self._held.add(own)

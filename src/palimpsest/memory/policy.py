@@ -127,7 +127,7 @@ class MemoryPolicy(ABC):
 
     training_limits: ClassVar[tuple[str, ...]] = ()
     """Names of options that bound how much of a document training reads. Evaluation reads everything: it leaves them at
-    their defaults, unless `policy.eval_options` or an option of the evaluation says otherwise."""
+    their defaults, unless an option of the evaluation says otherwise."""
 
     reward: ClassVar[str | None] = None
     """The `reward.name` that reads the form of answer its prompts ask for, where nobody names one; None: any does."""

@@ -29,26 +29,14 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
 
 
 def evaluated(config: PolicyConfig) -> PolicyConfig:
-    """The policy as evaluation plays it: without what bounds how much training reads, then with its `eval_options`.
+    """The policy as evaluation plays it: without what bounds how much training reads.
 
     >>> evaluated(PolicyConfig(name="overwrite", options={"max_chunks": 8, "chunk_size": 5000})).options
     {'chunk_size': 5000}
-    >>> evaluated(PolicyConfig(options={"max_chunks": 8}, eval_options={"max_chunks": 2})).options
-    {'max_chunks': 2}
     """
     limits = policy_class(config.name).training_limits
     kept = {name: value for name, value in config.options.items() if name not in limits}
-    return PolicyConfig(name=config.name, options={**kept, **config.eval_options})
-
-
-def build_evaluated(config: PolicyConfig) -> MemoryPolicy:
-    """The policy as evaluation plays it. Raises ConfigError naming an option by the key that sets it."""
-    try:
-        return build_policy(evaluated(config))
-    except ConfigError as error:
-        if (option := option_of(error)) in config.eval_options:
-            error.under(f"policy.eval_options.{option}")
-        raise
+    return PolicyConfig(name=config.name, options=kept)
 
 
 def option_of(error: ConfigError) -> str | None:

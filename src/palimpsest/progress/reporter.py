@@ -275,7 +275,6 @@ _LINE = (
     ("reward/std", "± {:.3f}"),
     ("policy/nll", "nll {:.4f}"),
     ("curriculum/chunks", "chunks {:.0f}"),
-    ("curriculum/objectives", "objectives {:.0f}"),
     ("episode/turns", "turns {:.1f}"),
     ("episode/sampled_tokens", "sampled {:.0f}"),
     ("eval/accuracy", "eval {:.3f}"),

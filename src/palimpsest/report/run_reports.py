@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.evaluation.summary import EvalSummary, Score
-from palimpsest.report.axis_labels import DOCUMENTS, QUESTIONS
+from palimpsest.report.axis_labels import DOCUMENTS
 from palimpsest.report.page import LEGEND, PlacedRow, ToldStory, embedded, evidence_table, page, write_page
 from palimpsest.report.plots import reward_figure, training_figures
 from palimpsest.report.quickstart_report import tokens_in_words
@@ -138,9 +138,7 @@ class TrainingResults:
     rows: Sequence[Mapping[str, Any]]
     """[steps] lines of metrics.jsonl that have a reward."""
     sizes: Sequence[int]
-    """[steps] size of the problems trained on."""
-    searched: bool
-    """Whether sizes are questions, not chunks."""
+    """[steps] chunks of the documents trained on."""
     episodes: Sequence[ToldEpisode]
     next_steps: Sequence[str]
     """Commands."""
@@ -180,14 +178,13 @@ def write_training_report(folder: Path, results: TrainingResults) -> None:
 
 
 def _figures(results: TrainingResults) -> list[dict[str, Any]]:
-    words = QUESTIONS if results.searched else DOCUMENTS
     rewards = [float(row["reward/mean"]) for row in results.rows]
     if not rewards:
         return []
     caption = "Reward over training. Thin: the mean of each step's episodes, bold: its running mean."
     if len(set(results.sizes)) > 1:
-        caption = f"{caption} {words.bands}"
-    image = reward_figure(rewards, results.sizes, words=words)
+        caption = f"{caption} {DOCUMENTS.bands}"
+    image = reward_figure(rewards, results.sizes, words=DOCUMENTS)
     reward = {"name": "reward", "png": image, "caption": caption, "alt": "mean reward over training steps"}
     return [reward, *training_figures(results.rows)]
 

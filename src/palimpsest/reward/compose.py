@@ -29,8 +29,6 @@ from palimpsest.reward.turn_rewards import FaithfulLayer, StateLayer
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
-_SUB_EM = {"gold_in_answer": "sub_em", "answer_in_gold": "sub_em_reverse", "either": "sub_em_either"}
-
 
 @dataclass(frozen=True, slots=True)
 class Reward:
@@ -56,8 +54,7 @@ class Reward:
 
 
 def build_reward(config: RewardConfig, codec: Codec, folder: Path | None = None) -> Reward:
-    """The reward of a recipe, for a model with this codec; `folder` keeps a judge's verdicts where the recipe names no
-    file.
+    """The reward of a recipe, for a model with this codec; `folder` keeps a judge's verdicts.
 
     Raises ConfigError for an option that the named reward doesn't read, and for an own one that can't be used.
     """
@@ -67,10 +64,6 @@ def build_reward(config: RewardConfig, codec: Codec, folder: Path | None = None)
 
 def check_reward(config: RewardConfig) -> None:
     """Refuse, before a model is loaded, what `build_reward` would refuse. Raises ConfigError."""
-    if config.strict and config.name != "boxed":
-        raise ConfigError(
-            f"reward.strict=true has no meaning with reward.name={config.name}: set reward.name=boxed or drop it"
-        )
     if config.name not in REWARDS:
         plugins.check("reward", config.name, config.options)
     elif config.options:
@@ -113,12 +106,10 @@ def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
 def shipped_answer(config: RewardConfig, folder: Path | None = None) -> Grades:
     """What grades answers under a shipped reward, looking at nothing but the answer; `folder` keeps a judge's
     verdicts."""
-    if config.name == "boxed":
-        return MatchGrader("boxed_strict" if config.strict else "boxed")
     if config.name == "final_answer":
         judge: AnswerJudge | None = Judge.open(config.judge, folder) if config.judge else None
         return FinalAnswerGrader(config.final_answer, judge)
-    return MatchGrader(_SUB_EM[config.sub_em] if config.name == "sub_em" else config.name)
+    return MatchGrader(config.name)
 
 
 def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:

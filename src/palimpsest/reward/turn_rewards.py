@@ -63,17 +63,15 @@ def word_recall(text: str, golds: Sequence[str], config: StateRewardConfig) -> f
     >>> golds = ["New York", "York"]
     >>> word_recall("He saw York.", golds, StateRewardConfig())
     1.0
-    >>> word_recall("He saw York.", golds, StateRewardConfig(golds="mean"))
+    >>> word_recall("He saw York.", golds, StateRewardConfig(variant="code"))
     0.75
-    >>> [word_recall("Yorkshire", ["York"], StateRewardConfig(words=how)) for how in ("whole", "substring")]
+    >>> [word_recall("Yorkshire", ["York"], StateRewardConfig(variant=how)) for how in ("paper", "code")]
     [0.0, 1.0]
     """
-    if config.words == "substring":
-        shares = [_share([word in text for word in gold.split()]) for gold in golds]
-    else:
-        held = {*tokens(normalize(text)), *tokens(fold(text))}
-        shares = [_share([word in held for word in gold_words(gold)]) for gold in golds]
-    return max(shares) if config.golds == "max" else fmean(shares)
+    if config.variant == "code":
+        return fmean(_share([word in text for word in gold.split()]) for gold in golds)
+    held = {*tokens(normalize(text)), *tokens(fold(text))}
+    return max(_share([word in held for word in gold_words(gold)]) for gold in golds)
 
 
 def _share(found: Sequence[bool]) -> float:
@@ -116,10 +114,10 @@ def _read_reward(reading: ReadingTurn, golds: Sequence[str], codec: Codec, confi
         return word_recall(text, golds, config)
 
     sight = f"{reading.memory_before}\n{reading.section or ''}"
-    if config.against == "prompt":
+    if config.variant == "code":
         sight = codec.decode(reading.turn.prompt_ids)
     known = recall(sight)
-    had = recall(reading.memory_before.text) if config.before == "memory" else 0.0
+    had = recall(reading.memory_before.text) if config.variant == "paper" else 0.0
     wrote = recall(reading.update.text) if reading.changed else had
     return TurnReward(
         update=wrote - had,

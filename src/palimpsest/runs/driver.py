@@ -27,7 +27,7 @@ from palimpsest.runs.signals import GracefulStop
 from palimpsest.types import Group
 
 BEST = "best"
-"""Name of the checkpoint that `train.save_best` keeps."""
+"""Name of the checkpoint that `train.metric_for_best_model` keeps."""
 
 Evaluate = Callable[[int], Awaitable[Mapping[str, float]]]
 """Called with the step after which it measures; returns metrics, which are logged under `eval/`."""
@@ -109,16 +109,16 @@ class Driver:
         try:
             step, saved = await self._resume()
             with stop.watching(self._on_signal):
-                if saved is None and self.config.eval_first:
+                if saved is None and self.config.eval_on_start:
                     await self._finish(0, {}, {})
-                while step < self.config.steps and not stop.requested:
+                while step < self.config.max_steps and not stop.requested:
                     await self._one(step + 1, saved)
                     step += 1
-                    if self._due(self.config.save_every, step):
+                    if self._due(self.config.save_steps, step):
                         saved = await self._save(step)
                 if saved is None or saved.name != step_name(step):
                     saved = await self._save(step)
-            interrupted = step < self.config.steps
+            interrupted = step < self.config.max_steps
             self.folder.event("interrupted" if interrupted else "finished", step=step)
             return Finished(step, interrupted, saved)
         finally:
@@ -138,7 +138,7 @@ class Driver:
         self.folder.rewind(step, recorded=self.job.records)
         self.loggers.resumed(step)
         await self.learner.load(found.path)
-        if step < self.config.steps:  # nothing will be sampled otherwise: no server need start
+        if step < self.config.max_steps:  # nothing will be sampled otherwise: no server need start
             await self.learner.publish()
         self.folder.event("resumed", step=step)
         self.loggers.message(f"resumed after step {step} from {found.path}")
@@ -153,18 +153,18 @@ class Driver:
             if step > 1 and unsaved and self.learner.version == version:
                 await self._rescue(step - 1, error)
             raise
-        if report.groups and step % self.config.record_every == 0:
+        if report.groups and step % self.config.record_steps == 0:
             self.folder.record(step, report.groups, report.encoded)
         await self._finish(step, report.metrics, report.timings)
 
     async def _finish(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
         """Evaluate if it is time, log the step, and keep its weights if none were better."""
         measured: Mapping[str, float] = {}
-        if self.evaluate is not None and (step == 0 or self._due(self.config.eval_every, step)):
+        if self.evaluate is not None and (step == 0 or self._due(self.config.eval_steps, step)):
             measured = {f"eval/{name}": value for name, value in (await self.evaluate(step)).items()}
         self.loggers.log(step, {**metrics, **measured}, {**timings, "sink_failures": float(self.loggers.failures)})
-        if measured and self.config.save_best is not None:
-            await self._keep_best(step, self.config.save_best, measured)
+        if measured and self.config.metric_for_best_model is not None:
+            await self._keep_best(step, self.config.metric_for_best_model, measured)
 
     async def _keep_best(self, step: int, name: str, measured: Mapping[str, float]) -> None:
         """Save checkpoints/best if no evaluation before had a higher `eval/name`; RunError if there is no such metric.
@@ -176,7 +176,9 @@ class Driver:
             if "eval/accuracy" not in measured:
                 return  # nothing was graded
             known = ", ".join(sorted(one.removeprefix("eval/") for one in measured))
-            mistyped = RunError(f"train.save_best={name}: no metric of the evaluation; choose one of {known}")
+            mistyped = RunError(
+                f"train.metric_for_best_model={name}: no metric of the evaluation; choose one of {known}"
+            )
             if step:
                 await self._rescue(step, mistyped)  # it costs nothing that was learnt
             raise mistyped
@@ -214,7 +216,7 @@ class Driver:
         return written
 
     def _due(self, every: int | None, step: int) -> bool:
-        return every is not None and (step % every == 0 or step == self.config.steps)
+        return every is not None and (step % every == 0 or step == self.config.max_steps)
 
     def _on_signal(self, name: str) -> None:
         self.loggers.message(f"{name}: finishing the step and saving; once more ends the process at once")

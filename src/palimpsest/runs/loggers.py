@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ class ConsoleLogger(Logger):
     name = "console"
 
     def __init__(self, display: Progress, config: RunConfig) -> None:
-        self._console = display.steps(config.train.steps)
+        self._console = display.steps(config.train.max_steps)
 
     def resumed(self, step: int) -> None:
         self._console.resumed(step)
@@ -109,14 +110,15 @@ class TensorboardLogger(Logger):
 
 
 class WandbLogger(Logger):
-    """A wandb run named after the folder; WANDB_MODE=offline keeps it on this machine."""
+    """A wandb run named after the folder; WANDB_MODE=offline keeps it on this machine; WANDB_PROJECT names its
+    project."""
 
     name = "wandb"
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         wandb = _require("wandb")
         self._run = wandb.init(
-            project=config.logging.project,
+            project=os.environ.get("WANDB_PROJECT", "palimpsest"),
             name=folder.name,
             id=_run_id(folder),
             resume="allow",
@@ -213,14 +215,14 @@ class LoggerSet(Logger):
 
 def check_sinks(config: RunConfig) -> None:
     """Reject, before there is a run folder, a sink that isn't there or has no package. Raises ConfigError."""
-    for name in config.logging.sinks:
+    for name in config.logging.report_to:
         plugins.check("sink", name, {})
         if name in _PACKAGES and importlib.util.find_spec(name) is None:
             raise _missing(name)
 
 
 def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | None = None) -> LoggerSet:
-    """The sinks `logging.sinks` names; `progress` is what the sink `console` shows the steps on.
+    """The sinks `logging.report_to` names; `progress` is what the sink `console` shows the steps on.
 
     Raises ConfigError for a package that is missing, with the command that installs it, and for a service that
     doesn't start.
@@ -231,7 +233,7 @@ def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | Non
         folder.event("warning", message=message)
 
     sinks = list[Logger]()
-    for name in dict.fromkeys(config.logging.sinks):
+    for name in dict.fromkeys(config.logging.report_to):
         display = progress or Silent()
         log = plugins.build("sink", name, folder=folder.path, config=config, run=folder, display=display)
         warn = quietly if name == "console" else folder.warn
@@ -247,7 +249,7 @@ def _require(package: str) -> Any:
 
 
 def _missing(package: str) -> ConfigError:
-    return ConfigError(f"logging.sinks={package}: the package is not installed; {install_line(package)}")
+    return ConfigError(f"logging.report_to={package}: the package is not installed; {install_line(package)}")
 
 
 def _merged(metrics: Row, timings: Row) -> dict[str, float]:

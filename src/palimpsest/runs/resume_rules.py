@@ -1,16 +1,17 @@
 """Resume rules: which configuration keys may change, and which command started and resumes a run.
 
-allowed   recipe, logging, evaluation, train.steps, save_every, keep_checkpoints, eval_every, eval_first, save_best,
-          record_every: no past step would have come out otherwise
-warned    engine, cluster, sampler, optim, eval_sampling, policy.eval_options, data.eval_source,
-          model.device, model.gradient_checkpointing, train.episode_timeout_s, sampler_retries, eval_problems,
-          reward.timeout_s, reward.judge.url, api_key_env, timeout_s, attempts, concurrency, cache, card,
+allowed   recipe, logging, evaluation, train.max_steps, save_steps, save_total_limit, eval_steps, eval_on_start,
+          metric_for_best_model,
+          record_steps: no past step would have come out otherwise
+warned    engine, cluster, sampler, optim, eval_sampling, data.val_files,
+          model.device, model.gradient_checkpointing, train.episode_timeout_s, eval_problems,
+          reward.timeout_s, reward.judge.url, api_key_env, timeout_s, concurrency,
           policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to another:
           later steps come out otherwise; the run continues, and events.jsonl says where it changed
 refused   everything else (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
           it would be another experiment under the same name
 
-`train.steps` is warned instead of allowed where the learning-rate schedule depends on it, and where batches are
+`train.max_steps` is warned instead of allowed where the learning-rate schedule depends on it, and where batches are
 collected ahead: a run collects none beyond its last step, so more steps start with samples of newer weights. A key
 that is not in this table counts as refused.
 
@@ -23,13 +24,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
+from palimpsest.config.keys import leaves
 from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import RunConfig
 from palimpsest.provenance import MADE_WITH
@@ -46,24 +48,22 @@ _RULES: Mapping[str, Verdict] = {
     "recipe": "allowed",
     "logging": "allowed",
     "evaluation": "allowed",
-    "train.steps": "allowed",
-    "train.save_every": "allowed",
-    "train.keep_checkpoints": "allowed",
-    "train.eval_every": "allowed",
-    "train.eval_first": "allowed",
-    "train.save_best": "allowed",
-    "train.record_every": "allowed",
+    "train.max_steps": "allowed",
+    "train.save_steps": "allowed",
+    "train.save_total_limit": "allowed",
+    "train.eval_steps": "allowed",
+    "train.eval_on_start": "allowed",
+    "train.metric_for_best_model": "allowed",
+    "train.record_steps": "allowed",
     "engine": "warned",
     "cluster": "warned",
     "sampler": "warned",
     "model.device": "warned",
     "model.gradient_checkpointing": "warned",
     "train.episode_timeout_s": "warned",
-    "train.sampler_retries": "warned",
     "train.eval_problems": "warned",
     "eval_sampling": "warned",
-    "policy.eval_options": "warned",
-    "data.eval_source": "warned",
+    "data.val_files": "warned",
     "optim": "warned",
     "reward.timeout_s": "warned",
     **{f"reward.judge.{key}": "warned" for key in sorted(JUDGE_OPERATION)},
@@ -93,7 +93,7 @@ def changes(old: RunConfig, new: RunConfig) -> list[FieldChange]:
     """
     before, after = _flat(old), _flat(new)
     keys = list(dict.fromkeys([*before, *after]))
-    steps_matter = old.optim.schedule != "constant" or old.train.ahead > 0
+    steps_matter = old.optim.lr_scheduler_type != "constant" or old.train.max_off_policy_steps > 0
     return [
         FieldChange(
             key, before.get(key), after.get(key), _verdict(key, (before.get(key), after.get(key)), steps_matter)
@@ -111,7 +111,7 @@ def identity(config: RunConfig) -> str:
 
 def _verdict(key: str, values: tuple[Any, Any] | None = None, steps_matter: bool = False) -> Verdict:
     """`values`: what stands there before and after."""
-    if key == "train.steps" and steps_matter:
+    if key == "train.max_steps" and steps_matter:
         return "warned"
     if values and _meant(key, values[0]) == _meant(key, values[1]):
         return "warned"
@@ -127,16 +127,7 @@ def _meant(key: str, value: Any) -> Any:
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:
-    return dict(_leaves(config.model_dump(mode="json"), ""))
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and plain values; an absent optional section is one leaf, None."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else name)
-    else:
-        yield key, value
+    return dict(leaves(config.model_dump(mode="json")))
 
 
 # ---- Commands that start and resume a run --------------------------------------------------------------------
@@ -180,8 +171,8 @@ def resume_command(run: str | os.PathLike[str], **changes: int) -> str:
     """The command line that continues the run in a folder, with other values of keys of `train`; it needs nothing else.
     Of a run with objects the call from Python that needs them.
 
-    >>> resume_command("runs/my first", steps=40)
-    "palimpsest train --resume 'runs/my first' train.steps=40"
+    >>> resume_command("runs/my first", max_steps=40)
+    "palimpsest train --resume 'runs/my first' train.max_steps=40"
     """
     overrides = {f"train.{key}": value for key, value in changes.items()}
     origin = origin_of(run)

@@ -71,7 +71,7 @@ class RunFolder:
         self.checkpoints = Checkpoints(
             path / CHECKPOINTS,
             identity=identity(config),
-            keep=config.train.keep_checkpoints,
+            keep=config.train.save_total_limit,
             warn=self.warn,
         )
 
@@ -138,8 +138,8 @@ class RunFolder:
     def rewind(self, step: int, *, recorded: bool = False) -> None:
         """Remove everything that belongs to steps after `step`. Rows that are no steps' are kept aside. Both they
         and missing steps are warned of. `recorded`: whether steps have trajectories."""
-        first = 0 if self.config.train.eval_first else 1
-        for name in (METRICS, TIMINGS) if "jsonl" in self.config.logging.sinks else ():
+        first = 0 if self.config.train.eval_on_start else 1
+        for name in (METRICS, TIMINGS) if "jsonl" in self.config.logging.report_to else ():
             if told := cut(self.path / name, step, first=first):
                 self.warn(told)
         folder = self.path / TRAJECTORIES
@@ -153,11 +153,11 @@ class RunFolder:
                 file.unlink()
 
     def _recorded_steps(self, last: int) -> list[int]:
-        """Steps to `last` that have a record under every `train.record_every` that the run has had."""
-        every = {self.config.train.record_every}
+        """Steps to `last` that have a record under every `train.record_steps` that the run has had."""
+        every = {self.config.train.record_steps}
         for row in read_rows(self.path / EVENTS):
             changed = row.get("changes", []) if row.get("kind") == "config_changed" else []
-            every |= {each["old"] for each in changed if each.get("key") == "train.record_every"}
+            every |= {each["old"] for each in changed if each.get("key") == "train.record_steps"}
         return [step for step in range(1, last + 1) if not any(step % each for each in every)]
 
     def begin_again(self) -> None:
@@ -261,10 +261,10 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | N
             f"{path} holds a run ({_progress(path)}): {resume_command(path)} {does}, --force moves it aside "
             "(in Python resume=True, force=True)"
         )
-    if config.train.steps < (done := _steps_done(path)):
+    if config.train.max_steps < (done := _steps_done(path)):
         raise RunError(
-            f"train.steps={config.train.steps}: {path} has {done} steps already; give more than {done} to train on, "
-            f"such as train.steps={2 * done}"
+            f"train.max_steps={config.train.max_steps}: {path} has {done} steps already; give more than {done} to "
+            f"train on, such as train.max_steps={2 * done}"
         )
     changed = changes(load_config(path), config)
     refused = [change for change in changed if change.verdict == "refused"]

@@ -92,7 +92,7 @@ class Collector:
     async def collect(self, step: int, stage: int | None) -> Batch:
         """The batch of `step`, its problems of the curriculum's `stage`. Raises RunError if nothing was graded."""
         curriculum = self.config.data.curriculum
-        size = curriculum.sizes[stage] if curriculum and stage is not None else None
+        size = curriculum.chunks[stage] if curriculum and stage is not None else None
         sampler = self.player.sampler
         version, counters, start = sampler.version, sampler.stats(), time.perf_counter()
         groups = await self._groups(step, size)
@@ -113,7 +113,7 @@ class Collector:
 
     async def _groups(self, step: int, size: int | None) -> list[Group]:
         """The groups of a step: those of the first round, and those played in place of silent ones."""
-        wanted = self.config.train.prompts_per_step
+        wanted = self.config.train.batch_size
         played = await self._play(step, wanted, 0, size)
         dynamic = self.config.credit.dynamic_sampling
         if dynamic is None:

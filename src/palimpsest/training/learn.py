@@ -4,7 +4,7 @@
 
 Guaranteed: a function of (configuration, batch, the learner's weights). An optimiser step with nothing to learn (no
 segment, or no advantage other than 0) isn't taken, since momentum and decay move the weights even on a zero gradient.
-The first gradient that is not finite is reported, and `optim.max_skipped` of them in a row end the run with the reason.
+The first gradient that is not finite is reported, and `MAX_SKIPPED` of them in a row end the run with the reason.
 Not covered: publishing the weights (training/loop.py); dropping a gradient that is not finite, which the learner does
 (`engines/protocol.py`).
 """
@@ -37,17 +37,20 @@ def moves(batch: StepBatch, loss: LossConfig) -> bool:
     The clipped policy gradient is 0 where every advantage is. Adam would move the weights all the same, by its momentum
     and by weight decay, so such a step is not taken. A KL or entropy term has a gradient of its own.
     """
-    if loss.kl_coef > 0 or loss.entropy_coef != 0:
+    if loss.kl_loss_coef > 0 or loss.entropy_coeff != 0:
         return bool(batch.segments)
     return any(any(compress(row.advantages, row.segment.loss_mask)) for row in batch.segments)
+
+
+MAX_SKIPPED = 10
+"""Optimiser steps in a row that end the run because their gradients are not finite; fewer are skipped, with a
+warning."""
 
 
 @dataclass
 class SkipWatch:
     """Counts optimiser steps in a row whose gradient was not finite, over rollout batches and resumes."""
 
-    most: int
-    """So many in a row end the run: `optim.max_skipped`."""
     warn: Callable[[str], None]
     in_a_row: int = 0
     """Kept in checkpoints."""
@@ -58,11 +61,11 @@ class SkipWatch:
         in_a_row = self.in_a_row
         for update in updates:
             in_a_row = in_a_row + 1 if update.skipped else 0
-            if in_a_row >= self.most:
+            if in_a_row >= MAX_SKIPPED:
                 raise RunError(
                     f"step {step}: {in_a_row} optimiser steps in a row had a gradient that is not finite "
-                    f"(optim.max_skipped={self.most}; {reason(update)}), so nothing is learnt: lower "
-                    "optim.learning_rate or set optim.max_grad_norm and begin anew, or raise optim.max_skipped"
+                    f"({reason(update)}), so nothing is learnt: lower optim.learning_rate or set optim.max_grad_norm "
+                    "and begin anew"
                 )
         self.in_a_row = in_a_row
         skipped = [update for update in updates if update.skipped]
@@ -71,7 +74,7 @@ class SkipWatch:
             self.warn(
                 f"step {step}: the gradient of {len(skipped)} of {len(updates)} optimiser steps is not finite "
                 f"({reason(skipped[0])}); they are left out, the weights stay as they were (said once; "
-                f"optim/grad_skipped counts them, {self.most} in a row end the run)"
+                f"optim/grad_skipped counts them, {MAX_SKIPPED} in a row end the run)"
             )
 
 
@@ -110,7 +113,7 @@ async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: Logg
     it the weights differ, and so do the two.
     """
     key = (config.seed, "dcpo", batch.step)
-    steps = assign(batch.groups, config.credit, config.train.optimizer_steps, key)
+    steps = assign(batch.groups, config.credit, config.train.num_minibatches, key)
     full = [step for step in steps if moves(step, config.loss)]
     staleness = float(learner.version - batch.version)
     loggers.progress("learn", 0, len(full))

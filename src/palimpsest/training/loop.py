@@ -1,8 +1,8 @@
 """Training loop: `collect` plays a step's batch, `learn` takes its optimiser steps.
 
-It knows neither the method nor the engine. With `train.ahead: N` the batch of step s + N is collected while step s
-learns. Which weights play which batch never depends on timing: batch k is sampled wholly with the weights after step
-max(0, k - 1 - N).
+It knows neither the method nor the engine. With `train.max_off_policy_steps: N` the batch of step s + N is collected
+while step s learns. Which weights play which batch never depends on timing: batch k is sampled wholly with the weights
+after step max(0, k - 1 - N).
 
     N = 0    collect 1 (w0) | learn 1 | collect 2 (w1) | learn 2 | ...
     N = 1    collect 1 (w0) | learn 1 and collect 2 (w0) | learn 2 and collect 3 (w1) | ...
@@ -57,12 +57,16 @@ if TYPE_CHECKING:
 # ---- Curriculum ----------------------------------------------------------------------------------------------
 
 
+_CURRICULUM_STEPS = 2
+"""Successive steps whose mean reward decides."""
+
+
 class Curriculum:
     """The present stage, and the mean rewards of the last steps spent at it.
 
-    >>> sizes = Curriculum(CurriculumConfig(chunks=(1, 2), advance_at=0.8, window=2))
-    >>> [sizes.update(reward) for reward in (0.9, 0.6, 1.0)], sizes.size, sizes.unit
-    ([False, False, True], 2, 'chunks')
+    >>> sizes = Curriculum(CurriculumConfig(chunks=(1, 2), advance_at=0.8))
+    >>> [sizes.update(reward) for reward in (0.9, 0.6, 1.0)], sizes.size
+    ([False, False, True], 2)
     """
 
     def __init__(self, config: CurriculumConfig) -> None:
@@ -72,25 +76,20 @@ class Curriculum:
 
     @property
     def size(self) -> int:
-        """Of the problems drawn now, in `unit`."""
+        """Chunks of the documents drawn now."""
         return self.size_at(self.stage)
 
     def size_at(self, stage: int) -> int:
-        """Of a stage's problems."""
-        return self._config.sizes[stage]
-
-    @property
-    def unit(self) -> str:
-        """chunks of documents, or objectives of search problems."""
-        return self._config.unit
+        """Of a stage's documents."""
+        return self._config.chunks[stage]
 
     def update(self, reward: float | None) -> bool:
         """Take in one step's mean reward, None if nothing was graded; True if the problems grow from here on."""
         if reward is None:
             return False
-        self._rewards = [*self._rewards, reward][-self._config.window :]
-        full = len(self._rewards) == self._config.window
-        last = self.stage == len(self._config.sizes) - 1
+        self._rewards = [*self._rewards, reward][-_CURRICULUM_STEPS:]
+        full = len(self._rewards) == _CURRICULUM_STEPS
+        last = self.stage == len(self._config.chunks) - 1
         if last or not full or fmean(self._rewards) < self._config.advance_at:
             return False
         self.stage += 1
@@ -133,7 +132,7 @@ class Trainer:
     contents: Mapping[str, Any] = field(default_factory=dict)
     """Digests of the data by its use, `train` or `held_out`; a resume on other contents of `train` is rejected."""
     evaluate: Evaluate | None = None
-    """Called every `train.eval_every` steps and after the last; None: no evaluation."""
+    """Called every `train.eval_steps` steps and after the last; None: no evaluation."""
     stop: GracefulStop = field(default_factory=GracefulStop)
     """Wishes that the run end early: signals do, and whoever waits for a run in another thread."""
     curriculum: Curriculum | None = field(init=False)
@@ -149,7 +148,7 @@ class Trainer:
     def __post_init__(self) -> None:
         sizes = self.config.data.curriculum
         self.curriculum = Curriculum(sizes) if sizes else None
-        self._skips = SkipWatch(self.config.optim.max_skipped, self.folder.warn)
+        self._skips = SkipWatch(self.folder.warn)
         train = self.config.train
         player = Player(
             policy=self.policy,
@@ -159,14 +158,13 @@ class Trainer:
             grader=self.grader,
             group_size=train.group_size,
             timeout_s=train.episode_timeout_s,
-            retries=train.sampler_retries,
             variant=build_variant(self.config),
             roles=self.roles,
         )
         self._collector = Collector(self.config, player, self.source, self.folder, self.loggers)
 
     async def run(self) -> Finished:
-        """Train to `train.steps`, or until `stop` is wished for; resumes if the folder holds a checkpoint."""
+        """Train to `train.max_steps`, or until `stop` is wished for; resumes if the folder holds a checkpoint."""
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         finished = await driver.run()
         if finished.step and self._silent == finished.step and self.learner.version == 0:
@@ -177,8 +175,9 @@ class Trainer:
         return finished
 
     async def step(self, step: int) -> StepReport:
-        """Learn from the batch of `step`, while the one that lies `train.ahead` steps on is collected."""
-        ahead, steps = self.config.train.ahead, self.config.train.steps
+        """Learn from the batch of `step`, while the one that lies `train.max_off_policy_steps` steps on is
+        collected."""
+        ahead, steps = self.config.train.max_off_policy_steps, self.config.train.max_steps
         while len(self._ready) < ahead and step + len(self._ready) <= steps:
             self._ready.append(await self._collect(step + len(self._ready)))
         batch = self._ready[0] if self._ready else await self._collect(step)
@@ -227,8 +226,8 @@ class Trainer:
         differs = {use: changed(before[use], self.contents[use]) for use in before.keys() & self.contents.keys()}
         if differs.get("train"):
             raise RunError(
-                f"{self.folder.path}: data.source={self.config.data.source} is not the data that the run started with "
-                f"({differs['train']}): restore the file, or start a new run with another --out"
+                f"{self.folder.path}: data.train_files={self.config.data.train_files} is not the data that the run "
+                f"started with ({differs['train']}): restore the file, or start a new run with another --out"
             )
         if differs.get("held_out"):
             self.folder.warn(
@@ -258,11 +257,11 @@ class Trainer:
         if self.curriculum is None or batch.stage is None:
             return {}
         sizes = self.curriculum
-        size, unit = sizes.size_at(batch.stage), sizes.unit
+        size = sizes.size_at(batch.stage)
         reward = batch.metrics.get("grade/outcome", batch.metrics.get("reward/mean"))
         if batch.stage == sizes.stage and sizes.update(reward):
-            self.loggers.message(f"step {batch.step}: problems grow from {size} to {sizes.size} {unit}")
-        return {f"curriculum/{unit}": float(size), "curriculum/stage": float(batch.stage)}
+            self.loggers.message(f"step {batch.step}: problems grow from {size} to {sizes.size} chunks")
+        return {"curriculum/chunks": float(size), "curriculum/stage": float(batch.stage)}
 
     def _watch_signal(self, batch: Batch) -> None:
         self._silent = 0 if any(map(has_signal, batch.groups)) else self._silent + 1

@@ -12,7 +12,7 @@
 | outcome/answered, outcome/... | episodes that ended so |
 | memory/tokens, memory/copy_fidelity... | metrics/memory_metrics.py, over all episodes |
 | tool/prunes, tool/context_tokens... | the table below, over episodes that are no variant's |
-| curriculum/chunks, objectives, credit/..., policy/..., sampler/..., optim/..., eval/... | see training/loop.py |
+| curriculum/chunks, credit/..., policy/..., sampler/..., optim/..., eval/... | see training/loop.py |
 
 Measures of an episode, the same in training and in evaluation:
 

@@ -204,7 +204,7 @@ def test_settings_that_bear_on_nothing_played_are_not_told(source: Any, told: An
     """How a recipe draws synthetic documents where files are read, and what training puts on top of a grade."""
     sides = []
     for hops, penalty in ((1, 2.0), (2, 0.5)):
-        data = {"source": source, "eval_source": None, "synthetic": {"hops": hops}}
+        data = {"train_files": source, "val_files": None, "synthetic": {"hops": hops}}
         identity = {"data": data, "reward": {"name": "sub_em", "unsupported_penalty": penalty, "layers": [penalty]}}
         sides.append(folder(tmp_path / str(hops), BEFORE, identity))
     assert palimpsest.compare(*sides).differs == told
@@ -214,11 +214,13 @@ def test_a_run_beside_an_evaluation_differs_by_what_was_set_alone(tmp_path: Path
     """The evaluation says nothing of a run: its keys would be dozens of lines with None."""
     run, evaluation = tmp_path / "run", folder(tmp_path / "e", AFTER, {"reward": {"name": "sub_em"}})
     folder(run / "evaluations" / "after" / "shard-1-of-1", BEFORE)
-    (run / "config.yaml").write_text(dump_config(parse_config("", overrides={"train.steps": 7, "seed": 3})), "utf-8")
+    (run / "config.yaml").write_text(
+        dump_config(parse_config("", overrides={"train.max_steps": 7, "seed": 3})), "utf-8"
+    )
     differs = palimpsest.compare(run, evaluation).differs
-    assert differs["run.train.steps"] == (7, None)
+    assert differs["run.train.max_steps"] == (7, None)
     assert differs["run.seed"] == (3, None)
-    assert {key for key in differs if key.startswith("run.")} == {"run.train.steps", "run.seed"}
+    assert {key for key in differs if key.startswith("run.")} == {"run.train.max_steps", "run.seed"}
 
 
 def test_sides_that_differ_by_their_seed_alone_give_a_band(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ import pytest
 
 import palimpsest
 from palimpsest.app.config_resolution import Agent
-from palimpsest.app.quickstart.quickstart_results import quickstart_config
 from palimpsest.config.load import load_recipe, recipe_names
-from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import evaluated
 from palimpsest.runs.jsonl_rows import read_rows
 from support.small_run import small_run
@@ -23,7 +21,7 @@ PUBLISHED = [name for name in recipe_names() if "max_chunks" in load_recipe(name
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> palimpsest.Run:
     """One step on documents of which training reads one chunk of several; its evaluation reads them all."""
-    settings = small_run(tiny_model_folder, steps=1, eval_every=1, eval_problems=2)
+    settings = small_run(tiny_model_folder, max_steps=1, eval_steps=1, eval_problems=2)
     settings["policy.options"] = {**settings["policy.options"], "chunk_size": 16, "max_chunks": 1}
     return palimpsest.train("memagent-quickstart", settings, out=tmp_path_factory.mktemp("run") / "run", quiet=True)
 
@@ -35,19 +33,9 @@ def test_no_published_recipe_cuts_what_it_evaluates(name: str) -> None:
     assert Agent(recipe=name).config({}).policy.options.get("max_chunks") is None
 
 
-@pytest.mark.parametrize(
-    "told", [{"max_chunks": 3}, {"policy.options.max_chunks": 3}, {"policy.eval_options": {"max_chunks": 3}}]
-)
+@pytest.mark.parametrize("told", [{"max_chunks": 3}, {"policy.options.max_chunks": 3}])
 def test_a_limit_that_an_evaluation_is_told_holds(told: dict[str, Any]) -> None:
     assert Agent(recipe="memagent-7b", overrides=told).config({}).policy.options["max_chunks"] == 3
-
-
-def test_a_wrong_option_of_the_evaluation_is_refused_by_its_own_key(tiny_model_folder: Path, tmp_path: Path) -> None:
-    settings = {**small_run(tiny_model_folder), "policy.eval_options": {"max_chunks": 0}}
-    with pytest.raises(ConfigError, match=r"^policy\.eval_options\.max_chunks=0: must be at least 1"):
-        palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
-    with pytest.raises(ConfigError, match=r"^policy\.eval_options\.max_chunks=0: must be at least 1"):
-        quickstart_config("memagent", ["policy.eval_options={max_chunks: 0}"], 0)
 
 
 def test_training_counts_what_it_cuts_and_its_evaluation_reads_to_the_end(run: palimpsest.Run) -> None:

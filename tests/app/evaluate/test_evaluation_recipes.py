@@ -60,7 +60,7 @@ def test_a_protocol_is_whole(name: str, tmp_path: Path) -> None:
     assert request.names == (config.policy.name,)
     plan = request.plan()
     assert plan.config.policy.name == config.policy.name
-    assert plan.config.data.source == str(tmp_path / names[0])
+    assert plan.config.data.train_files == str(tmp_path / names[0])
 
 
 def test_the_command_plays_what_is_there_names_what_is_not_and_continues(
@@ -112,7 +112,7 @@ def test_overrides_go_before_the_protocol(tiny_model_folder: Path, tmp_path: Pat
     evaluation = library.evaluate(
         tiny_model_folder, tmp_path / "data", recipe="eval/ruler-hqa", overrides=changes, limit=1, quiet=True
     )
-    assert evaluation.config.reward.name == "sub_em"
+    assert evaluation.config.reward.name == "sub_em_either"
     assert evaluation.config.eval_sampling.model_dump() == {"temperature": 0.0, "top_p": 0.95}
     assert {name: evaluation.config.policy.options[name] for name in BUDGETS} == BUDGETS
 

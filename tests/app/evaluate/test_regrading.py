@@ -238,12 +238,7 @@ def test_a_judge_is_asked_once_and_a_dead_one_leaves_answers_ungraded(tmp_path: 
         assert len(server.requests) == 2
     assert {each.id: each.value for each in done} == {"p0": 1.0, "p1": 0.0}
     assert done.out == folder / "regraded" / "final_answer-judge"
-    gone = [
-        *judged,
-        "reward.judge.url=http://127.0.0.1:9/v1",
-        "reward.judge.attempts=1",
-        "reward.judge.answer_chars=16",
-    ]
+    gone = [*judged, "reward.judge.url=http://127.0.0.1:9/v1"]
     regraded(folder, *gone, out=tmp_path / "gone")
     assert values(tmp_path / "gone") == {"p0": 1.0, "p1": 0.0}  # from the cache
     (folder / "judge.jsonl").unlink()

@@ -15,10 +15,10 @@ from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import Problem, Question
 
 SMALL = (
-    "train.steps=2", "train.prompts_per_step=2", "train.group_size=3", "train.save_every=1", "train.eval_every=null",
-    "train.optimizer_steps=1", "credit.dynamic_sampling=null", "data.curriculum=null", "cold_start=null",
+    "train.max_steps=2", "train.batch_size=2", "train.group_size=3", "train.save_steps=1", "train.eval_steps=null",
+    "train.num_minibatches=1", "credit.dynamic_sampling=null", "data.curriculum=null", "cold_start=null",
     "policy.options.prompts=short", "policy.options.question_tokens=100", "policy.options.chunk_size=64",
-    "policy.options.memory_tokens=16", "policy.options.answer_tokens=8", "logging.sinks=[jsonl]",
+    "policy.options.memory_tokens=16", "policy.options.answer_tokens=8", "logging.report_to=[jsonl]",
 )  # fmt: skip
 
 BUDGETS = {"prompts": "short", "question_tokens": 64, "chunk_size": 64, "memory_tokens": 8, "answer_tokens": 8}
@@ -44,7 +44,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_an_agent_trains_on_a_file_of_several_questions(data: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
-    words = [f"model.path={tiny_model_folder}", f"data.source={data}", *SMALL, "--out", str(tmp_path / "run")]
+    words = [f"model.path={tiny_model_folder}", f"data.train_files={data}", *SMALL, "--out", str(tmp_path / "run")]
     app(["train", "memagent-quickstart", *words], standalone_mode=False)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]

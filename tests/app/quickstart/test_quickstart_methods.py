@@ -31,7 +31,7 @@ POLICIES = ("prune", "prune_before", "no_prune", "full_history", "sliding_window
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_builds_its_policies_and_its_grader(name: str) -> None:
     config = load_recipe(name)
-    for policy in (config.policy, *config.evaluation.baselines.values(), *config.evaluation.rivals.values()):
+    for policy in (config.policy, *config.evaluation.baselines.values(), *config.evaluation.trained_baselines.values()):
         build_policy(policy)
     check_reward(config.reward)
 
@@ -47,17 +47,19 @@ def test_the_command_offers_every_method_and_each_has_its_recipe_and_labels() ->
 @pytest.mark.parametrize(
     ("method", "setting", "message"),
     [
-        ("memagent", "data={source: synthetic_search}", "quickstart grows its documents, so it needs synthetic;"),
-        ("memagent", "data={source: a.json}", "quickstart grows its documents, so it needs synthetic;"),
-        ("memact", "data={source: synthetic}", "quickstart asks more and more questions, so it needs synthetic_search"),
-        ("memact", "evaluation.objectives=[2, 25]", r"evaluation.objectives=\[2, 25\].* at most 24"),
-        ("memact", "evaluation.objectives=[]", r"evaluation.objectives=\[\]"),
-        ("memact", "evaluation.objectives=[2, 2]", "give each number once"),
-        ("memagent", "evaluation.multiples=[]", r"evaluation.multiples=\[\]: give numbers from 1 to 25,000"),
-        ("memagent", "evaluation.multiples=[0, 1]", r"evaluation.multiples=\[0, 1\]"),
-        ("memagent", "evaluation.multiples=[1, 1]", "give each number once"),
-        ("rememr1", "evaluation.multiples=[12501]", "100,000 chunks at the most, and training comes to 8 chunks"),
-        ("memagent", "data.curriculum.chunks=[4, 100001]", "data.curriculum.chunks.* 100,000 at the most"),
+        ("memagent", "data={train_files: synthetic_search}", "quickstart grows its documents, so it needs synthetic;"),
+        ("memagent", "data={train_files: a.json}", "quickstart grows its documents, so it needs synthetic;"),
+        (
+            "memact",
+            "data={train_files: synthetic}",
+            "quickstart asks more and more questions, so it needs",
+        ),
+        ("memact", "evaluation.sizes=[2, 25]", r"evaluation.sizes=\[2, 25\].* from 1 to data.search.people=24"),
+        ("memact", "evaluation.sizes=[2, 2]", "give each number once"),
+        ("memagent", "evaluation.sizes=[0, 1]", r"evaluation.sizes=\[0, 1\]"),
+        ("memagent", "evaluation.sizes=[1, 1]", "give each number once"),
+        ("rememr1", "evaluation.sizes=[12501]", "100,000 chunks at the most, and training comes to 8 chunks"),
+        ("memagent", "data.curriculum.chunks=[4, 100001]", "data.curriculum.chunks.* to 100,000"),
     ],
 )
 def test_data_that_does_not_grow_along_the_methods_axis_is_refused(method: str, setting: str, message: str) -> None:
@@ -70,10 +72,22 @@ def test_data_that_does_not_grow_along_the_methods_axis_is_refused(method: str, 
     ("method", "setting", "message"),
     [
         ("memact", "evaluation.baselines.prune={name: tool_window}", "baselines.prune: the agent has this name"),
-        ("memact", "evaluation.rivals.prune_before={name: prune}", "the agent before training has this name"),
-        ("rememr1", "evaluation.baselines.overwrite={name: recall}", "evaluation.rivals.overwrite has this name"),
-        ("memagent", "evaluation.rivals.after={name: overwrite}", "rivals.after: can't be the name of its folder"),
-        ("memagent", 'evaluation.rivals={"../x": {name: overwrite}}', "can't be the name of its folder"),
+        (
+            "memact",
+            "evaluation.trained_baselines.prune_before={name: prune}",
+            "the agent before training has this name",
+        ),
+        (
+            "rememr1",
+            "evaluation.baselines.overwrite={name: recall}",
+            "evaluation.trained_baselines.overwrite has this name",
+        ),
+        (
+            "memagent",
+            "evaluation.trained_baselines.after={name: overwrite}",
+            "trained_baselines.after: can't be the name of its folder",
+        ),
+        ("memagent", 'evaluation.trained_baselines={"../x": {name: overwrite}}', "can't be the name of its folder"),
     ],
 )
 def test_a_name_stands_for_one_policy_and_a_rivals_for_a_folder(method: str, setting: str, message: str) -> None:
@@ -88,9 +102,6 @@ def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:
     for point in axis.points(config):
         assert [len(one.metadata["objectives"]) for one in axis.problems(config, point)] == [point] * 3
     assert (axis.planned(config), axis.telling(config), axis.heading(config, 4, 6)) == (8, 8, "4 questions")
-    growing = quickstart_config("memact", ["data.curriculum={objectives: [2, 6]}"], 0)
-    assert axis.planned(growing) == 6
-    assert axis.sizes(growing, [{"curriculum/objectives": 2.0}, {}]) == [2, 6]
 
 
 def test_the_largest_problems_are_played_first() -> None:

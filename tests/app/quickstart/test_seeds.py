@@ -90,7 +90,7 @@ def test_what_cannot_be_seeds_is_refused_before_anything_starts(
 
 def small_quickstart(model: Path) -> list[str]:
     """Settings of two steps on a tiny model."""
-    train = ("steps=2", "prompts_per_step=2", "optimizer_steps=1", "group_size=2")
+    train = ("max_steps=2", "batch_size=2", "num_minibatches=1", "group_size=2")
     baselines = ("full_window", "last_window", "retrieval")
     budgets = [f"evaluation.baselines.{name}.options.question_tokens=60" for name in baselines]
     policy = ("chunk_size=24", "memory_tokens=8", "question_tokens=60")
@@ -100,7 +100,7 @@ def small_quickstart(model: Path) -> list[str]:
         "data.synthetic.chunks=1",
         "data.curriculum.chunks=[1]",
         "evaluation.problems=2",
-        "evaluation.multiples=[1]",
+        "evaluation.sizes=[1]",
         "evaluation.processes=1",
         *(f"train.{each}" for each in train),
         *(f"policy.options.{each}" for each in policy),

@@ -156,7 +156,7 @@ def test_a_training_ends_with_a_report_its_gain_and_episodes_in_words(
     assert "question  " in done.stdout
     assert "answer    " in done.stdout
     assert "next:" in done.stdout
-    assert f"palimpsest train --resume {tmp_path / 'run'} train.steps=4" in done.stdout
+    assert f"palimpsest train --resume {tmp_path / 'run'} train.max_steps=4" in done.stdout
     assert (tmp_path / "run" / "plots" / "reward.png").is_file()
     assert results.episodes
     assert visible(results.episodes[0].question) in report.replace("&#39;", "'")

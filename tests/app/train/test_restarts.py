@@ -67,7 +67,7 @@ def lossy(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def run(losses: list[tuple[int, PalimpsestError]], *, restarts: int, at: str = "publish") -> Run:
         Lossy.at, Lossy.losses, Lossy.folders = at, losses, []
-        settings = small_run(tiny_model_folder, steps=6) | {"cluster.max_restarts": restarts}
+        settings = small_run(tiny_model_folder, max_steps=6) | {"cluster.max_restarts": restarts}
         try:
             return train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
         finally:
@@ -173,7 +173,7 @@ def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
 ) -> None:
     monkeypatch.setattr(composition, "open_engine", Warns)
     with pytest.warns(UserWarning, match="a server left at 1"):
-        train("memagent-quickstart", small_run(tiny_model_folder, steps=2), out=tmp_path / "run", quiet=True)
+        train("memagent-quickstart", small_run(tiny_model_folder, max_steps=2), out=tmp_path / "run", quiet=True)
     events = read_rows(tmp_path / "run/events.jsonl")
     told = [event["message"] for event in events if "a server" in event.get("message", "")]
     assert told == [f"a server left at {number}" for number in range(3)]
@@ -182,9 +182,9 @@ def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
 def test_ranks_that_cant_take_up_what_one_process_saved_say_so_and_the_run_goes_on_as_it_was(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    train("memagent-quickstart", small_run(tiny_model_folder, steps=1), out=tmp_path, quiet=True)
+    train("memagent-quickstart", small_run(tiny_model_folder, max_steps=1), out=tmp_path, quiet=True)
     before = (tmp_path / "config.yaml").read_bytes()
     with pytest.raises(CheckpointError, match=r"was saved by engine\.name=embedded; resume with that"):
-        train(resume=tmp_path, overrides={"engine.name": "ray", "train.steps": 2}, quiet=True)
+        train(resume=tmp_path, overrides={"engine.name": "ray", "train.max_steps": 2}, quiet=True)
     assert (tmp_path / "config.yaml").read_bytes() == before
-    assert train(resume=tmp_path, overrides={"train.steps": 2}, quiet=True).steps == 2
+    assert train(resume=tmp_path, overrides={"train.max_steps": 2}, quiet=True).steps == 2

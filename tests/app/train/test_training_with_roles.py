@@ -48,9 +48,9 @@ def config(model: str, **roles: Any) -> RunConfig:
             "roles": roles,
             "reward": {"name": f"{__name__}:Lengths"},
             "optim": {"learning_rate": 1e-2},
-            "loss": {"entropy_coef": 1e-6},  # every step has a gradient, whatever its rewards
-            "train": {"steps": 3, "prompts_per_step": 2, "group_size": 4},
-            "logging": {"sinks": ["jsonl"]},
+            "loss": {"entropy_coeff": 1e-6},  # every step has a gradient, whatever its rewards
+            "train": {"max_steps": 3, "batch_size": 2, "group_size": 4},
+            "logging": {"report_to": ["jsonl"]},
         }
     )
 

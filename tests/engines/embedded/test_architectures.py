@@ -48,7 +48,7 @@ def ids(draw: random.Random, count: int) -> list[int]:
 
 
 def sampled(model: Any, prompts: Sequence[Sequence[int]]) -> list[Completion]:
-    sampler = EmbeddedSampler(model, batch_slots=4)
+    sampler = EmbeddedSampler(model, max_num_seqs=4)
 
     async def go() -> list[Completion]:
         return await asyncio.gather(

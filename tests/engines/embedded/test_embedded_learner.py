@@ -157,7 +157,7 @@ def test_segments_without_a_signal_are_not_computed_and_the_gradient_is_the_same
         assert torch.allclose(ours[name], gradient, atol=1e-7), name
 
 
-@pytest.mark.parametrize("loss", [LossConfig(kl_coef=0.1), LossConfig(entropy_coef=0.01)])
+@pytest.mark.parametrize("loss", [LossConfig(kl_loss_coef=0.1), LossConfig(entropy_coeff=0.01)])
 def test_kl_and_entropy_terms_need_every_segment(loss: LossConfig) -> None:
     batch = silenced(batch_of(8), {1, 2, 3})
     assert learner_of(build_llama(VOCAB), loss=loss).accumulate(batch).segments == 8
@@ -201,7 +201,7 @@ def test_the_same_batch_may_be_several_steps() -> None:
 
 def test_kl_compares_with_the_starting_weights() -> None:
     model = build_llama(VOCAB)
-    learner = learner_of(model, loss=LossConfig(kl_coef=0.1), optim=OptimConfig(learning_rate=1e-2))
+    learner = learner_of(model, loss=LossConfig(kl_loss_coef=0.1), optim=OptimConfig(learning_rate=1e-2))
     batch = batch_of(6)
     (stats,) = learner.update([batch])
     assert stats.token_sums["kl"] == 0.0
@@ -249,7 +249,7 @@ def test_adamw_follows_the_formula() -> None:
 
 
 def test_schedules() -> None:
-    cosine = OptimConfig(learning_rate=1.0, warmup_steps=2, schedule="cosine")
+    cosine = OptimConfig(learning_rate=1.0, warmup_steps=2, lr_scheduler_type="cosine")
     rates = [learning_rate(cosine, step, 10) for step in (0, 1, 2, 6, 10, 99)]
     assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0, 0.0])
     assert learning_rate(OptimConfig(learning_rate=1.0), 1000, 10) == 1.0
@@ -321,7 +321,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_resumed_kl_needs_the_model_the_run_started_from(tmp_path: Path) -> None:
-    loss = LossConfig(kl_coef=0.1)
+    loss = LossConfig(kl_loss_coef=0.1)
     learner_of(build_llama(VOCAB), loss=loss).save(tmp_path)
     learner_of(build_llama(VOCAB), loss=loss).load(tmp_path)
     with pytest.raises(CheckpointError, match=r"model\.path"):

@@ -126,7 +126,7 @@ def play(
     """MemAgent-shaped episodes, all at once: the sampled memory goes into the next prompt."""
     draw = random.Random(0)
     texts = [[[draw.randrange(VOCAB) for _ in range(100)] for _ in range(sections)] for _ in range(documents)]
-    sampler = EmbeddedSampler(model, batch_slots=slots, cache_tokens=cache_tokens)
+    sampler = EmbeddedSampler(model, max_num_seqs=slots, cache_tokens=cache_tokens)
 
     async def episode(document: int, rollout: int) -> list[Completion]:
         memory, turns = [document] * 20, []

@@ -95,7 +95,7 @@ def model() -> Any:
 @pytest.mark.parametrize("family", [*FAMILIES, "qwen3", "qwen2", "mistral", "gpt_neox"])
 def test_log_probabilities_are_the_models_own(family: str, fused: bool) -> None:
     model = build_llama(VOCAB, **FAMILIES[family]) if family in FAMILIES else other_family(family)
-    sampler = EmbeddedSampler(model, batch_slots=8, fused=fused)
+    sampler = EmbeddedSampler(model, max_num_seqs=8, fused=fused)
     known = family != "gpt_neox"
     assert isinstance(sampler._batch._forward, FusedForward if fused and known else HFForward)
     batch = grouped(3, 5)
@@ -131,16 +131,16 @@ def test_completions_end_at_a_stop_token_or_at_their_budget(model: Any) -> None:
 
 def test_the_same_requests_give_the_same_bytes(model: Any) -> None:
     batch = grouped(4, 6)
-    sampler = EmbeddedSampler(model, batch_slots=7)
+    sampler = EmbeddedSampler(model, max_num_seqs=7)
     first = complete(sampler, batch)
     assert complete(sampler, batch) == first, "a batch depended on the one before it"
-    assert complete(EmbeddedSampler(model, batch_slots=7), batch) == first
+    assert complete(EmbeddedSampler(model, max_num_seqs=7), batch) == first
 
 
 def test_what_else_is_in_the_batch_moves_log_probabilities_by_rounding_alone(model: Any) -> None:
     batch = grouped(4, 6)
     together = complete(EmbeddedSampler(model), batch)
-    one_by_one = complete(EmbeddedSampler(model, batch_slots=1, cache_tokens=0, fused=False), batch)
+    one_by_one = complete(EmbeddedSampler(model, max_num_seqs=1, cache_tokens=0, fused=False), batch)
     assert [c.token_ids for c in together] == [c.token_ids for c in one_by_one]
     pairs = zip(together, one_by_one, strict=True)
     assert max(abs(a - b) for x, y in pairs for a, b in zip(x.logprobs, y.logprobs, strict=True)) < 1e-5
@@ -159,7 +159,7 @@ def test_shared_prefixes_are_computed_once_and_change_nothing(model: Any, fused:
 
 
 def test_an_episode_that_grows_its_prompt_does_not_pay_for_its_past(model: Any) -> None:
-    sampler = EmbeddedSampler(model, batch_slots=2)
+    sampler = EmbeddedSampler(model, max_num_seqs=2)
 
     async def go() -> None:
         anchor = asyncio.ensure_future(sampler.generate([9] * 5, SamplingParams(max_tokens=100)))  # keeps it busy
@@ -175,7 +175,7 @@ def test_an_episode_that_grows_its_prompt_does_not_pay_for_its_past(model: Any) 
 
 def test_a_finished_request_makes_room_at_once(model: Any) -> None:
     """Two rows; one long request holds one of them while ten short ones pass through the other."""
-    sampler = EmbeddedSampler(model, batch_slots=2)
+    sampler = EmbeddedSampler(model, max_num_seqs=2)
     done: list[str] = []
 
     async def request(name: str, tokens: int) -> None:
@@ -206,8 +206,8 @@ def test_the_next_turn_of_an_episode_starts_in_the_very_next_step(model: Any) ->
 
 def test_cancelling_a_request_frees_its_row_and_leaves_the_others_alone(model: Any) -> None:
     batch = prompts(6)
-    undisturbed = complete(EmbeddedSampler(model, batch_slots=3), batch, max_tokens=30, stop_ids=())
-    sampler = EmbeddedSampler(model, batch_slots=3)
+    undisturbed = complete(EmbeddedSampler(model, max_num_seqs=3), batch, max_tokens=30, stop_ids=())
+    sampler = EmbeddedSampler(model, max_num_seqs=3)
 
     async def go() -> list[Completion | BaseException]:
         tasks = [
@@ -263,7 +263,7 @@ def test_non_finite_logits_fail_their_own_request_only(fused: bool) -> None:
 
 
 def test_a_broken_engine_answers_every_caller_and_recovers(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = EmbeddedSampler(model, batch_slots=2)
+    sampler = EmbeddedSampler(model, max_num_seqs=2)
     before = complete(sampler, prompts(5))
 
     def broken(*args: Any) -> Any:
@@ -284,7 +284,7 @@ def test_a_broken_engine_answers_every_caller_and_recovers(model: Any, monkeypat
 def test_a_cancelled_run_leaves_no_rows_in_use(model: Any) -> None:
     """`asyncio.run` cancels the sampler's task when the caller gives up; the next run starts from nothing."""
     batch = prompts(6)
-    sampler, fresh = EmbeddedSampler(model, batch_slots=4), EmbeddedSampler(model, batch_slots=4)
+    sampler, fresh = EmbeddedSampler(model, max_num_seqs=4), EmbeddedSampler(model, max_num_seqs=4)
 
     async def give_up() -> None:
         wanted = (sampler.generate(p, params(i, max_tokens=50, stop_ids=())) for i, p in enumerate(batch))
@@ -300,7 +300,7 @@ def test_a_cancelled_run_leaves_no_rows_in_use(model: Any) -> None:
 
 def test_a_closed_event_loop_does_not_hold_up_the_next(model: Any) -> None:
     batch = prompts(6)
-    sampler, fresh = EmbeddedSampler(model, batch_slots=4), EmbeddedSampler(model, batch_slots=4)
+    sampler, fresh = EmbeddedSampler(model, max_num_seqs=4), EmbeddedSampler(model, max_num_seqs=4)
 
     async def begin() -> asyncio.Future[Completion]:
         request = asyncio.ensure_future(sampler.generate(batch[0], params(0, max_tokens=50, stop_ids=())))

@@ -21,7 +21,9 @@ from support.models import build_llama
 
 pytestmark = pytest.mark.gpu
 
-SMOOTH = LossConfig(clip_low=0.999, clip_high=1e9, dual_clip=None)  # at a clip, rounding turns a token's gradient off
+SMOOTH = LossConfig(
+    clip_ratio_low=0.999, clip_ratio_high=1e9, dual_clip=None
+)  # at a clip, rounding turns a token's gradient off
 TOLERANCE = 1e-4  # of a parameter's largest gradient, in float32
 BFLOAT16 = 2.0, 0.02  # times what the segments on their own are off, and what is always allowed
 SIZES: dict[str, Any] = {

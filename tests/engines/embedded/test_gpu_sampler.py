@@ -57,9 +57,9 @@ def segment(prompt: Sequence[int], done: Completion) -> TrainSegment:
 def test_greedy_tokens_are_the_cpus_with_shared_prefixes(
     device: str, record_property: Callable[[str, object], None]
 ) -> None:
-    sampler = EmbeddedSampler(model().to(device), batch_slots=16)
+    sampler = EmbeddedSampler(model().to(device), max_num_seqs=16)
     found = completions(sampler, 0.0)
-    wanted = completions(EmbeddedSampler(model(), batch_slots=16, cache_tokens=0, fused=False), 0.0)
+    wanted = completions(EmbeddedSampler(model(), max_num_seqs=16, cache_tokens=0, fused=False), 0.0)
     assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
     pairs = zip(found, wanted, strict=True)
     largest = max(abs(a - b) for one, two in pairs for a, b in zip(one.logprobs, two.logprobs, strict=True))
@@ -76,7 +76,7 @@ def test_sampled_log_probabilities_are_the_learners(
     learner = ForestLearner(copy.deepcopy(sampled), optim=OptimConfig(), loss=LossConfig())
     rows = [
         segment(prompt, done)
-        for prompt, done in zip(PROMPTS, completions(EmbeddedSampler(sampled, batch_slots=16), 1.0), strict=True)
+        for prompt, done in zip(PROMPTS, completions(EmbeddedSampler(sampled, max_num_seqs=16), 1.0), strict=True)
     ]
     stats = learner.accumulate(StepBatch(tuple(rows)))
     record_property("largest gap, nats", stats.maxima["logprob_gap"])

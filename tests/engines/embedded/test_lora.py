@@ -132,7 +132,7 @@ def test_an_adapter_on_a_merged_adapter_opens_as_well(tiny_model_folder: Path, t
 
 @needs_peft
 def test_the_kl_term_compares_with_the_model_without_its_adapter(tiny_model_folder: Path) -> None:
-    engine = trained(tiny_model_folder, "loss.kl_coef=0.1")
+    engine = trained(tiny_model_folder, "loss.kl_loss_coef=0.1")
     stats = engine.trainer.accumulate(batch())
     models = with_products(tiny_model_folder, engine), load_model(ModelConfig(path=str(tiny_model_folder)))
     total = 0.0
@@ -160,8 +160,8 @@ def test_two_engines_begin_with_the_same_adapters(tiny_model_folder: Path) -> No
     ("targets", "reason"), [("[nothing]", "nothing"), ("[lm_head]", "output projection"), ("[embed_tokens]", "embedd")]
 )
 def test_layers_that_cannot_be_adapted_are_refused(targets: str, reason: str, tiny_model_folder: Path) -> None:
-    with pytest.raises(ModelError, match=rf"model\.lora\.targets.*{reason}"):
-        engine_of(tiny_model_folder, f"model.lora.targets={targets}")
+    with pytest.raises(ModelError, match=rf"model\.lora\.target_modules.*{reason}"):
+        engine_of(tiny_model_folder, f"model.lora.target_modules={targets}")
 
 
 def test_without_peft_adapters_are_refused_with_the_fix(
@@ -173,9 +173,9 @@ def test_without_peft_adapters_are_refused_with_the_fix(
 
 
 SMALL = (
-    "train.prompts_per_step=1", "train.group_size=2", "train.optimizer_steps=1", "train.save_every=1",
-    "logging.sinks=[jsonl]",
-    "policy.options.prompts=short", "data.synthetic.chunks=1", "data.curriculum=null", "train.eval_every=null",
+    "train.batch_size=1", "train.group_size=2", "train.num_minibatches=1", "train.save_steps=1",
+    "logging.report_to=[jsonl]",
+    "policy.options.prompts=short", "data.synthetic.chunks=1", "data.curriculum=null", "train.eval_steps=null",
     "cold_start=null", "policy.options.question_tokens=100", f"model.lora.rank={RANK}",
 )  # fmt: skip
 
@@ -185,9 +185,9 @@ SMALL = (
 def test_a_run_of_adapters_resumes_to_the_same_bytes(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
     start = ("train", "memagent-quickstart", f"model.path={tiny_model_folder}", "data.synthetic.starts=null", *SMALL)
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    assert palimpsest(*start, "train.steps=2", "--out", str(whole)).returncode == 0
-    assert palimpsest(*start, "train.steps=1", "--out", str(halves)).returncode == 0
-    assert palimpsest(*start, "train.steps=2", "--out", str(halves), "--resume").returncode == 0
+    assert palimpsest(*start, "train.max_steps=2", "--out", str(whole)).returncode == 0
+    assert palimpsest(*start, "train.max_steps=1", "--out", str(halves)).returncode == 0
+    assert palimpsest(*start, "train.max_steps=2", "--out", str(halves), "--resume").returncode == 0
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         first, second = (run / "checkpoints" / "step-000002" / name for run in (whole, halves))
         assert first.read_bytes() == second.read_bytes()

@@ -27,7 +27,7 @@ def test_a_generation_config_that_cannot_be_written_again_is_mended_before_train
 ) -> None:
     model = shutil.copytree(tiny_model_folder, tmp_path / "model")
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2], "pad_token_id": 0, **wrong}))
-    run = palimpsest.train("memagent-quickstart", small_run(model, steps=1), out=tmp_path / "run", quiet=True)
+    run = palimpsest.train("memagent-quickstart", small_run(model, max_steps=1), out=tmp_path / "run", quiet=True)
     written = json.loads((run.checkpoint / "generation_config.json").read_text())
     assert written.items() >= ({"eos_token_id": [2], "pad_token_id": 0} | saved).items()
     assert run.evaluate(chunks=2, limit=1, quiet=True).samples

@@ -27,12 +27,12 @@ from support.small_run import small_run
 VOCAB = 60
 LOSS = LossConfig(
     old_logprobs="recompute",
-    tis_cap=1.3,
-    clip_low=0.2,
-    clip_high=0.28,
+    importance_sampling_cap=1.3,
+    clip_ratio_low=0.2,
+    clip_ratio_high=0.28,
     dual_clip=3.0,
-    entropy_coef=0.003,
-    kl_coef=0.01,
+    entropy_coeff=0.003,
+    kl_loss_coef=0.01,
 )
 
 
@@ -131,7 +131,7 @@ def test_completions_name_the_weights_that_sampled_them(
     (tmp_path / "sums.py").write_text("def ids(problem, trajectory):\n    return float(len(str(trajectory)) % 7)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     steps, run = 3, tmp_path / "run"
-    train = {"steps": steps, "ahead": 1, "keep_checkpoints": steps, "group_size": 4}
+    train = {"max_steps": steps, "max_off_policy_steps": 1, "save_total_limit": steps, "group_size": 4}
     rest = {"optim": {"learning_rate": 0.01}, "reward": {"name": "sums:ids", "unsupported_penalty": 0.0}}
     overrides = small_run(tiny_model_folder, **train) | rest
     palimpsest.train("memagent-quickstart", overrides, out=run)

@@ -371,13 +371,13 @@ def test_a_mode_that_needs_the_tokenizer_says_how_to_name_it() -> None:
 
 def test_a_window_that_nobody_says_must_be_given() -> None:
     with endpoint_server(Server(takes="chat", window=None)) as server:
-        with refusing(ConfigError, "engine.max_context", "131072"):
+        with refusing(ConfigError, "engine.max_model_len", "131072"):
             opened(server, None)
         assert opened(server, None, max_context=1000).limits.max_context == 1000
 
 
 def test_a_window_larger_than_the_endpoints_is_refused(tiny_model_folder: Path) -> None:
-    with endpoint_server() as server, refusing(ConfigError, "engine.max_context=5000", "4096"):
+    with endpoint_server() as server, refusing(ConfigError, "engine.max_model_len=5000", "4096"):
         opened(server, tiny_model_folder, max_context=5000)
 
 
@@ -401,7 +401,7 @@ def test_a_prompt_that_the_endpoint_finds_too_long_is_one(message: str, tiny_mod
     server = Server(fault=lambda number: reply(400, {"error": {"message": message}}) if number >= PROBES else None)
     with endpoint_server(server):
         engine = opened(server, tiny_model_folder)
-        with refusing(PromptTooLong, "engine.max_context"):
+        with refusing(PromptTooLong, "engine.max_model_len"):
             asked(engine)
 
 

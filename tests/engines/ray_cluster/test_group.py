@@ -96,7 +96,7 @@ def test_ray_has_as_long_to_start_as_the_cluster_s_time_limit_says(
     with patient(-1), pytest.raises(RuntimeError, match="no such node"):
         rays_services().get_node("127.0.0.1:1", "node")
     assert services.get_node is get_node
-    connect(overrides=("cluster.start_timeout_s=80",))
+    connect(overrides=("cluster.timeout_s=80",))
     assert tries in (["80"], ["79"])  # seconds that are left for the head
 
 
@@ -111,7 +111,7 @@ def test_what_listens_on_more_than_loopback_is_found() -> None:
 
 
 def joining(port: int, folder: Path) -> tuple[str, ...]:
-    return f"cluster.address=127.0.0.1:{port}", f"cluster.folder={folder}", "cluster.start_timeout_s=80"
+    return f"cluster.address=127.0.0.1:{port}", f"cluster.folder={folder}", "cluster.timeout_s=80"
 
 
 def test_a_cluster_that_can_not_be_joined_is_named_and_asked_for_no_longer_than_was_said(
@@ -194,7 +194,7 @@ def test_ray_itself_is_started_again_and_nothing_is_left(monkeypatch: pytest.Mon
     try:
         group.start()
         assert not late
-        (copy,) = group.call(group.samplers, "pid", limit=group.limit("start_timeout_s"))
+        (copy,) = group.call(group.samplers, "pid", limit=group.limit("timeout_s"))
         assert psutil.Process(copy).nice() == psutil.Process().nice()
     finally:
         group.close()

@@ -73,7 +73,7 @@ def common(tied: Path, untied: Path) -> dict[str, Case]:
     return {
         "plain": case(tied),
         "fewer-forests-than-ranks": one,
-        "lora-kl": case(tied, model=adapters, loss={"kl_coef": 0.1}),
+        "lora-kl": case(tied, model=adapters, loss={"kl_loss_coef": 0.1}),
         "tensor-parallel": case(untied, cluster={"tensor_parallel": 2}),
     }
 
@@ -83,7 +83,7 @@ def rarer(tied: Path, untied: Path) -> dict[str, Case]:
     return {
         "untied": case(untied),
         "lora": case(tied, model={"lora": {"rank": 4}}),
-        "kl": case(tied, loss={"kl_coef": 0.1}),
+        "kl": case(tied, loss={"kl_loss_coef": 0.1}),
         "checkpointing": case(tied, model={"gradient_checkpointing": True}),
         "recompute": twice,
         "offload": case(tied, cluster={"cpu_offload": True}),
@@ -97,7 +97,7 @@ def divided(tied: Path, untied: Path) -> dict[str, Case]:
     decay = {**OPTIM, "weight_decay": 0.1, "max_grad_norm": 0.05}
     return {
         "divided-tied": case(tied, cluster=cluster),
-        "divided-kl": case(untied, cluster=cluster, loss={"kl_coef": 0.1}),
+        "divided-kl": case(untied, cluster=cluster, loss={"kl_loss_coef": 0.1}),
         "divided-decay": case(untied, cluster={**cluster, "cpu_offload": True}, optim=decay),
     }
 

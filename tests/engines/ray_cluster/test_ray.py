@@ -76,7 +76,7 @@ async def test_ranks_publish_their_weights_to_servers_whole_and_untied(tmp_path:
     async with wire() as server:
         server.faults["/collective_rpc"] = load
         server.score = lambda ids: nats_by(opened[-1], ids)  # which the ranks' own must be
-        servers = ["sampler.name=vllm", f"sampler.urls=[{server.url}]", f"sampler.max_context={server.window}"]
+        servers = ["sampler.name=vllm", f"sampler.urls=[{server.url}]", f"sampler.max_model_len={server.window}"]
         config = load_recipe("memagent-quickstart", [*settings(2), *ON_RAY, *servers])
         engine = open_engine(config, objective="policy", folder=tmp_path)
         try:
@@ -264,7 +264,7 @@ async def test_a_disk_without_room_is_told_with_what_is_needed_and_there(tmp_pat
     try:
         await learner.publish()
         group = learner._group
-        for pid in group.call(group.ranks, "pid", limit=group.limit("start_timeout_s")):
+        for pid in group.call(group.ranks, "pid", limit=group.limit("timeout_s")):
             psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (50_000, -1))  # as a disk that is full
         saves = Checkpoints(tmp_path, identity="a").save(1, learner.save, {})
         publishes = learner.write_weights(group.folder / "at")  # which goes with the ranks
@@ -293,7 +293,7 @@ def test_a_kill_in_a_save_leaves_the_checkpoint_before_it(run: ClusterRun) -> No
     process.wait()
     assert run.gone()
     last = len(run.rows())
-    resumed = run.start(f"train.steps={last + 1}")
+    resumed = run.start(f"train.max_steps={last + 1}")
     output, _ = resumed.communicate(timeout=600)
     assert resumed.returncode == 0, output
     assert f"step-{last + 1:06d}" in {path.name for path in hidden.iterdir()}

@@ -25,8 +25,19 @@ GAP = {"float32": 1e-3, "bfloat16": 0.5}  # nats, the largest of all tokens
 def test_servers_have_the_learners_weights_after_each_step(
     dtype: str, device: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    words = ["train", "memagent-quickstart", "--out", str(tmp_path / "run"), "train.steps=3", "train.save_every=100"]
-    servers = ["sampler.name=vllm", f"sampler.python={PYTHON}", "sampler.max_context=2048", "sampler.memory=0.3"]
+    words = [
+        "train",
+        "memagent-quickstart",
+        "--out",
+        str(tmp_path / "run"),
+        "train.max_steps=3",
+        "train.save_steps=100",
+    ]
+    servers = [
+        "sampler.name=vllm",
+        "sampler.max_model_len=2048",
+        "sampler.gpu_memory_utilization=0.3",
+    ]
     settings = [f"model.dtype={dtype}", f"model.device={device}"]
     command = [sys.executable, "-m", "palimpsest", *words, *servers, *settings]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=600)

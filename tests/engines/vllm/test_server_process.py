@@ -42,12 +42,15 @@ def python(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, python: Callable[[str], str]) -> Iterator[Callable[..., tuple[ServerProcess, Any]]]:
+def start(
+    tmp_path: Path, python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[ServerProcess, Any]]]:
     """Start a server that ends by itself; what it saw."""
     started: list[ServerProcess] = []
 
     def start(index: int = 0, torch: str = "2.13.0+cu130", **settings: Any) -> tuple[ServerProcess, Any]:
-        config = SamplerConfig(name="vllm", python=python(f"True {torch}"), **settings)
+        monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python(f"True {torch}"))
+        config = SamplerConfig(name="vllm", **settings)
         folder = tmp_path / "run" / "servers"
         process = ServerProcess(config, index, mode="raw_logprobs", dtype="float32", window=64, folder=folder)
         started.append(process)
@@ -64,7 +67,7 @@ def start(tmp_path: Path, python: Callable[[str], str]) -> Iterator[Callable[...
 
 def test_each_server_sees_the_gpus_that_are_its_own(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
-    settings: dict[str, Any] = {"servers": 3, "tensor_parallel": 2, "devices": (4, 5, 0, 1, 7, 6)}
+    settings: dict[str, Any] = {"servers": 3, "tensor_parallel_size": 2, "devices": (4, 5, 0, 1, 7, 6)}
     assert [start(n, **settings)[1]["env"]["CUDA_VISIBLE_DEVICES"] for n in range(3)] == ["4,5", "0,1", "7,6"]
     assert start()[1]["env"]["CUDA_VISIBLE_DEVICES"] == "9"
 
@@ -82,7 +85,7 @@ def test_its_key_is_in_its_environment_alone_and_its_socket_in_a_folder_of_this_
 
 
 def test_a_server_has_as_long_for_its_start_and_its_first_request_as_the_run_s_time_limit_says(start: Any) -> None:
-    _, seen = start(start_timeout_s=3000.5)
+    _, seen = start(timeout_s=3000.5)
     assert seen["env"]["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == "3001"  # whole seconds; vLLM's default is 300
     assert seen["env"]["VLLM_ENGINE_READY_TIMEOUT_S"] == "3001"
 
@@ -123,29 +126,36 @@ def test_the_environment_names_the_python_of_servers(
 ) -> None:
     monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python("True 2.13.0"))
     check_python(SamplerConfig(name="vllm"))
-    with pytest.raises(ConfigError, match="no vLLM there"):
-        check_python(SamplerConfig(name="vllm", python=python("False 2.13.0")))
+    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python("False 2.13.0"))
+    with pytest.raises(ConfigError, match="has no vLLM"):
+        check_python(SamplerConfig(name="vllm"))
 
 
 @pytest.mark.parametrize("told", ["False 2.13.0", "", "nonsense"])
-def test_a_python_without_vllm_is_refused_by_its_key(python: Callable[[str], str], told: str) -> None:
-    path = python(told)
-    with pytest.raises(ConfigError, match=r"sampler\.python=.*: no vLLM there; name the Python of an environment"):
-        check_python(SamplerConfig(name="vllm", python=path))
+def test_a_python_without_vllm_is_refused(
+    python: Callable[[str], str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", path := python(told))
+    with pytest.raises(ConfigError, match=rf"{path} has no vLLM: .*PALIMPSEST_VLLM_PYTHON"):
+        check_python(SamplerConfig(name="vllm"))
 
 
-def test_a_python_that_is_none_is_refused_by_its_key(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"sampler\.python=.*No such file"):
-        check_python(SamplerConfig(name="vllm", python=str(tmp_path / "none")))
+def test_a_python_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"none: .*No such file"):
+        check_python(SamplerConfig(name="vllm"))
 
 
-def test_gpus_are_not_named_in_vain_for_a_build_that_computes_on_a_cpu(python: Callable[[str], str]) -> None:
-    path = python("True 2.13.0+cpu")
+def test_gpus_are_not_named_in_vain_for_a_build_that_computes_on_a_cpu(
+    python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", path := python("True 2.13.0+cpu"))
     with pytest.raises(
         ConfigError, match=rf"sampler\.devices=\[1\]: the vLLM of {path} computes on a CPU; .*leave it out"
     ):
-        check_python(SamplerConfig(name="vllm", devices=(1,), python=path))
-    check_python(SamplerConfig(name="vllm", devices=(1,), python=python("True 2.13.0+cu130")))
+        check_python(SamplerConfig(name="vllm", devices=(1,)))
+    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python("True 2.13.0+cu130"))
+    check_python(SamplerConfig(name="vllm", devices=(1,)))
 
 
 def test_a_server_that_names_no_error_is_told_with_the_last_that_it_said(start: Any, tmp_path: Path) -> None:

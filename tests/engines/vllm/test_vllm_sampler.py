@@ -191,20 +191,18 @@ async def test_scores_that_can_not_be_right_are_an_error_of_the_sampler(
 
 
 async def test_a_server_that_never_answers_is_waited_for_no_longer_than_was_said() -> None:
-    async with pool(request_timeout_s=30) as (sampler, [server]):
+    async with pool(timeout_s=30) as (sampler, [server]):
         server.faults[GENERATE] = always(None)(server)
         waiting = asyncio.create_task(sampler.generate(PROMPT, PARAMS))
         await overdue(waiting)
-        with pytest.raises(SamplerError, match=r"no answer within 30 s; raise sampler\.request_timeout_s"):
+        with pytest.raises(SamplerError, match=r"no answer within 30 s; raise sampler\.timeout_s"):
             await waiting
 
 
-@pytest.mark.parametrize("seeded", [True, False])
-async def test_a_request_carries_its_seed_unless_they_are_switched_off(seeded: bool) -> None:
-    async with pool(seeded=seeded) as (sampler, [server]):
+async def test_a_request_carries_its_seed() -> None:
+    async with pool() as (sampler, [server]):
         await sampler.generate(PROMPT, PARAMS)
-        assert server.wanted[-1].get("seed") == (PARAMS.seed if seeded else None)
-        assert ("seed" in server.wanted[-1]) is seeded
+        assert server.wanted[-1]["seed"] == PARAMS.seed
 
 
 @pytest.mark.parametrize(
@@ -224,8 +222,8 @@ async def test_a_request_carries_its_seed_unless_they_are_switched_off(seeded: b
 async def test_the_key_of_a_server_that_quotes_it_is_in_no_message(
     path: str, fault: Callable[[Wire], Fault], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setenv("KEY_OF_A_SERVER", "s3cret")
-    async with pool(api_key_env="KEY_OF_A_SERVER") as (sampler, [server]):
+    monkeypatch.setenv("VLLM_API_KEY", "s3cret")
+    async with pool() as (sampler, [server]):
         assert server.authorizations == {"Bearer s3cret"}
         server.faults |= {GENERATE: always(reply(500, b""))(server), path: fault(server)}
         with pytest.raises(SamplerError) as first:
@@ -371,8 +369,11 @@ async def test_a_group_stays_with_the_server_that_holds_its_prefix() -> None:
         assert [{ids[0] for ids in server.prompts} for server in servers] == [{0, 2, 4}, {1, 3, 5}]
 
 
-async def test_a_group_spills_where_its_server_is_busy_and_waits_where_all_are() -> None:
-    async with pool(2, max_in_flight=3) as (sampler, servers):
+async def test_a_group_spills_where_its_server_is_busy_and_waits_where_all_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("palimpsest.engines.vllm.pool.MAX_IN_FLIGHT", 3)
+    async with pool(2) as (sampler, servers):
         for server in servers:
             server.gate = asyncio.Event()
         calls = [asyncio.create_task(sampler.generate((9,), PARAMS, session=f"g/{n}")) for n in range(8)]
@@ -409,8 +410,9 @@ async def test_a_server_is_busy_while_it_has_requests_and_counts_their_time_once
         assert sampler.stats().busy_s == 10.0
 
 
-async def test_what_a_cancelled_request_held_is_free_again() -> None:
-    async with pool(max_in_flight=1) as (sampler, [server]):
+async def test_what_a_cancelled_request_held_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("palimpsest.engines.vllm.pool.MAX_IN_FLIGHT", 1)
+    async with pool() as (sampler, [server]):
         server.gate = asyncio.Event()
         call = asyncio.create_task(sampler.generate(PROMPT, PARAMS))
         while not server.in_flight:
@@ -527,7 +529,7 @@ async def test_a_learner_finds_out_that_a_server_keeps_the_weights_it_began_with
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     async with wire() as server:
-        servers = ["sampler.name=vllm", f"sampler.urls=[{server.url}]", f"sampler.max_context={server.window}"]
+        servers = ["sampler.name=vllm", f"sampler.urls=[{server.url}]", f"sampler.max_model_len={server.window}"]
         moving = ["optim.learning_rate=0.05", "sampling.temperature=0.7", "sampling.top_p=1"]
         server.raw = False
         config = load_recipe("memagent-quickstart", [f"model.path={tiny_model_folder}", *servers, *moving])

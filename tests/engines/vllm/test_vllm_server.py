@@ -51,7 +51,7 @@ LONG = tuple(range(10, 310))  # several blocks of a prefix cache
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sampler(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmSampler]:
     """Two servers, whose log-probabilities are those at the temperature."""
-    settings = SamplerConfig(name="vllm", python=PYTHON, servers=2, max_in_flight=2, memory=0.4)
+    settings = SamplerConfig(name="vllm", servers=2, gpu_memory_utilization=0.4)
     logs = tmp_path_factory.mktemp("servers")
     opened = VllmSampler(settings, Limits(VOCAB, WINDOW), mode="processed_logprobs", dtype="float32", logs=logs)
     yield opened
@@ -137,7 +137,7 @@ async def test_an_export_of_a_run_on_ranks_samples_what_its_checkpoint_samples(t
     prompt, params = tuple(range(10, 110)), SamplingParams(max_tokens=32, temperature=0.0, stop_ids=())
     embedded = EmbeddedSampler(load_model(ModelConfig(path=str(checkpoint))))
     limits = Limits(opened.config.vocab_size, WINDOW)
-    settings = SamplerConfig(name="vllm", python=PYTHON)
+    settings = SamplerConfig(name="vllm")
     served = VllmSampler(settings, limits, mode="raw_logprobs", dtype="float32", logs=tmp_path / "servers")
     try:
         wanted = await embedded.generate(prompt, params)
@@ -164,8 +164,18 @@ async def test_a_stop_token_is_sampled_and_ends_the_completion(sampler: VllmSamp
 
 
 def train(recipe: str, out: Path, steps: int, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "palimpsest", "train", recipe, "--out", str(out), f"train.steps={steps}", *more]
-    settings = ["train.save_every=100", "sampler.name=vllm", f"sampler.python={PYTHON}", "sampler.max_context=2048"]
+    command = [
+        sys.executable,
+        "-m",
+        "palimpsest",
+        "train",
+        recipe,
+        "--out",
+        str(out),
+        f"train.max_steps={steps}",
+        *more,
+    ]
+    settings = ["train.save_steps=100", "sampler.name=vllm", "sampler.max_model_len=2048"]
     return subprocess.Popen([*command, *settings], stderr=subprocess.PIPE, text=True)
 
 

@@ -34,7 +34,7 @@ from palimpsest.training.supervised.lessons import Lessons
 from palimpsest.training.supervised.supervised_loop import SupervisedTrainer
 from support.fakes import first_lessons
 
-DATA = SyntheticConfig(facts_per_chunk=2, hops=2, near_misses=0, rivals=0.5)
+DATA = SyntheticConfig(facts_per_chunk=2, hops=2, distractor_facts=0, competing_facts=0.5)
 ONE_HOP = SyntheticConfig(facts_per_chunk=2, hops=1)
 SIZES: dict[str, Any] = {"chunk_size": 60, "question_tokens": 80, "memory_tokens": 48, "prompts": "short"}
 COUNT = 300
@@ -193,16 +193,16 @@ def test_a_policy_without_a_form_is_refused(tiny_codec: Any) -> None:
     with pytest.raises(ConfigError, match="cold_start can't teach FullContextPolicy: its teachable\\(\\) says no form"):
         Lessons(FullContextPolicy(), tiny_codec, DATA, 0)
     with pytest.raises(ConfigError, match="cold_start draws its lessons from the synthetic world"):
-        parse_config("data: {source: a.json}\ncold_start: {}")
+        parse_config("data: {train_files: a.json}\ncold_start: {}")
 
 
 def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = [
         f"model.path={tiny_model_folder}",
-        "train={steps: 1, prompts_per_step: 1, group_size: 2, optimizer_steps: 1, save_every: 1}",
-        "cold_start={steps: 2, lessons_per_step: 2}",
+        "train={max_steps: 1, batch_size: 1, group_size: 2, num_minibatches: 1, save_steps: 1}",
+        "cold_start={max_steps: 2, batch_size: 2}",
         "policy.options.question_tokens=60",
-        "logging.sinks=[jsonl]",
+        "logging.report_to=[jsonl]",
     ]
     config = load_recipe("rememr1-quickstart", settings)
     started: list[str] = []
@@ -228,9 +228,9 @@ def killed() -> None:
 def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
     tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lessons = "cold_start={steps: 5, lessons_per_step: 2, distinct: 3}"
+    lessons = "cold_start={max_steps: 5, batch_size: 2}"
     settings = [f"model.path={tiny_model_folder}", lessons, "policy.options.question_tokens=60"]
-    config = load_recipe("rememr1-quickstart", [*settings, "logging.sinks=[jsonl]"])
+    config = load_recipe("rememr1-quickstart", [*settings, "logging.report_to=[jsonl]"])
     prepared = prepare(config, tmp_path)
     step = SupervisedTrainer.step
     happens: Callable[[], None] | None = None
@@ -286,7 +286,7 @@ def test_the_axis_of_a_method_gives_the_held_out_problems_of_each_point() -> Non
 def test_rival_and_rule_have_the_agents_budgets() -> None:
     config = load_recipe("rememr1-quickstart")
     mine = config.policy.options
-    for other in (*config.evaluation.rivals.values(), *config.evaluation.baselines.values()):
+    for other in (*config.evaluation.trained_baselines.values(), *config.evaluation.baselines.values()):
         shared = set(other.options) & set(mine) - {"query"}
         assert {"memory_tokens", "chunk_size", "question_tokens", "answer_tokens"} <= shared
         assert all(other.options[name] == mine[name] for name in shared)

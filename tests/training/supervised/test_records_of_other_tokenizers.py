@@ -17,7 +17,7 @@ RECORDED = {**BUDGETS, "evaluation.record": "all"}
 
 
 def imitated(palimpsest: Run, records: Path, model: Path | str, out: Path) -> tuple[int, str]:
-    settings = ("train.steps=1", "train.prompts_per_step=1", "train.optimizer_steps=1", f"model.path={model}")
+    settings = ("train.max_steps=1", "train.batch_size=1", "train.num_minibatches=1", f"model.path={model}")
     done = palimpsest("sft", "memagent-quickstart", "--from", str(records), *settings, "--out", str(out))
     return done.returncode, done.stderr
 

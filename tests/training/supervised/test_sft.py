@@ -37,7 +37,7 @@ class Watching(HashLearner):
 
 def run(path: Path, config: RunConfig | None = None, *, resume: bool = False, stop_after: int | None = None) -> Any:
     learner = Watching()
-    with open_run(path, config or small_config(steps=5), resume=resume) as folder:
+    with open_run(path, config or small_config(max_steps=5), resume=resume) as folder:
         trainer = SupervisedTrainer(folder.config, folder, learner, EPISODES, LoggerSet([JsonlLogger(folder)]))
         if stop_after is not None:
             learner.save = _dies_at(learner.save, stop_after)  # type: ignore[method-assign]
@@ -56,7 +56,7 @@ def _dies_at(save: Any, step: int) -> Any:
 
 
 def test_every_episode_comes_once_an_epoch_and_the_order_changes(tmp_path: Path) -> None:
-    with open_run(tmp_path / "run", small_config(steps=5)) as folder:
+    with open_run(tmp_path / "run", small_config(max_steps=5)) as folder:
         trainer = SupervisedTrainer(folder.config, folder, HashLearner(), EPISODES, LoggerSet([]))
         order = [index for step in range(1, 6) for index in trainer.chosen(step)]
     assert Counter(order) == Counter(list(range(5)) * 2)  # 5 steps of 2 are two epochs of 5
@@ -86,7 +86,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_resume_with_other_trajectories_is_refused_naming_the_options(tmp_path: Path) -> None:
     def train(episodes: list[Trajectory]) -> None:
-        with open_run(tmp_path / "run", small_config(steps=4), resume=True) as folder:
+        with open_run(tmp_path / "run", small_config(max_steps=4), resume=True) as folder:
             mark = fingerprint(episodes)
             trainer = SupervisedTrainer(folder.config, folder, HashLearner(), episodes, LoggerSet([]), fingerprint=mark)
             asyncio.run(trainer.run())

@@ -363,7 +363,7 @@ def test_the_command_learns_conversations_and_then_its_own_best_episodes(
         "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}" + end + "{% endif %}{% endfor %}"
     )
     tokenizer.save_pretrained(model)
-    sizes = ["train.steps=2", "train.prompts_per_step=4", "logging.sinks=[jsonl]", f"model.path={model}"]
+    sizes = ["train.max_steps=2", "train.batch_size=4", "logging.report_to=[jsonl]", f"model.path={model}"]
     rows = save(tmp_path / "a.parquet", AFTER_A_PRUNE, [*HEAD, say("assistant", "x " * 2000)])
     done = palimpsest(
         "sft", "memagent-quickstart", "--data", str(rows), "--drop-too-long", *sizes, "--out", str(tmp_path / "run")

@@ -184,7 +184,7 @@ class EpisodeOrigin:
         if not self.training:
             yield from source.problems(step=0, count=_SEARCHED, size=size)
             return
-        (step, round_number), most = map(int, self.key[2:4]), self.config.train.prompts_per_step
+        (step, round_number), most = map(int, self.key[2:4]), self.config.train.batch_size
         for count in (most, *range(1, most if round_number else 1)):  # a refill asks for those that are missing
             yield from source.problems(step=step - 1, count=count, round=round_number, size=size)
 

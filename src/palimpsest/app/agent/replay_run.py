@@ -291,8 +291,8 @@ def _with_document(
     if not trajectory.turns[0].spans.keys() & {"section", "document"} and _needs_none(problem, origin, codec):
         return problem, None, "it reads no document"
     raise DataError(
-        f"problem {problem.id}: its document isn't in the record whole, and the data it was played on (data.source="
-        f"{origin.config.data.source}) doesn't give it; put the data where it was"
+        f"problem {problem.id}: its document isn't in the record whole, and the data it was played on "
+        f"(data.train_files={origin.config.data.train_files}) doesn't give it; put the data where it was"
     )
 
 

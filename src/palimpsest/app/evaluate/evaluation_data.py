@@ -73,7 +73,7 @@ def read_problems(
     """Problems to play by part, a cell without a player; those of files are built when they are asked for. `skipped`
     gains what is said of each row that is left out. `documents`: several numbers per context, instead of the
     configuration's."""
-    source, limit = config.data.eval_source or config.data.source, config.data.limit
+    source, limit = config.data.val_files or config.data.train_files, config.data.limit
     if source == "synthetic":
         lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
         if lengths[0] < 1:
@@ -116,7 +116,7 @@ def _of_files(
     for path, stem in zip(paths, stems, strict=True):
         name = stem if stems.count(stem) == 1 else path
         first, *others = documents or (config.data.documents,)
-        changes = {"source": path, "eval_source": None, "documents": first}
+        changes = {"train_files": path, "val_files": None, "documents": first}
         source = build_source(config.data.model_copy(update=changes), split="eval")
         assert isinstance(source, FileSource)
         skipped += [line for line in rows_left_out(source) if line not in skipped]
@@ -135,7 +135,7 @@ def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
 
 def editions_of(data: DataConfig) -> dict[str, str]:
     """File to SHA-256, of every file that an evaluation of `data` reads its problems from."""
-    sources = expanded(listed(data.eval_source or data.source))
+    sources = expanded(listed(data.val_files or data.train_files))
     return {source: files.sha256(Path(source)) for source in sources if Path(source).is_file()}
 
 

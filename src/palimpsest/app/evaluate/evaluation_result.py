@@ -121,7 +121,7 @@ class Evaluation:
     @property
     def title(self) -> str:
         """Who was evaluated on what."""
-        data = ", ".join(map(plain, listed(self.config.data.eval_source or self.config.data.source)))
+        data = ", ".join(map(plain, listed(self.config.data.val_files or self.config.data.train_files)))
         names = ", ".join(map(plain, self.policies)) or plain(self.config.policy.name)
         return f"{names} on {data if self.folder is None else self.config.recipe}, model {self.config.model.path}"
 
@@ -132,7 +132,7 @@ class Evaluation:
             "policy": config.policy.model_dump(mode="json"),
             "model": config.model.path,
             **({} if self.endpoint is None else {"model_endpoint": asdict(self.endpoint)}),
-            "data": config.data.eval_source or config.data.source,
+            "data": config.data.val_files or config.data.train_files,
             "editions": editions_of(config.data),
             "rows_left_out": self.rows_left_out,
             "documents": self.documents or config.data.documents,
@@ -190,7 +190,7 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
         facts=[
             ("model", config.model.path),
             ("policy", ", ".join(evaluation.policies)),
-            ("data", ", ".join(listed(config.data.eval_source or config.data.source))),
+            ("data", ", ".join(listed(config.data.val_files or config.data.train_files))),
             ("reward", config.reward.name),
             ("seed", str(config.seed)),
             *facts(provenance()),

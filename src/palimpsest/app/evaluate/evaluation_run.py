@@ -249,7 +249,7 @@ def _identity(plan: EvalPlan, engine: Engine) -> dict[str, Any]:
     if plan.documents:
         kept["documents"] = None
     if plan.folder is not None:
-        kept |= {"source": f"{config.recipe} in {plan.folder}", "corpus": None}
+        kept |= {"train_files": f"{config.recipe} in {plan.folder}", "corpus": None}
     if kept:
         config = config.model_copy(update={"data": config.data.model_copy(update=kept)})
     policies = {policy.name: policy for policy in plan.policies}

@@ -144,12 +144,7 @@ def _asks_several(sample: Sample) -> bool:
 
 
 def _default_name(config: RewardConfig) -> str:
-    parts = [config.name, "strict" if config.strict else ""]
-    if config.name == "final_answer":
-        parts.append(config.final_answer.match)
-    if config.name == "sub_em" and config.sub_em != "gold_in_answer":
-        parts.append(config.sub_em)
-    return "-".join(part for part in parts if part)
+    return f"{config.name}-{config.final_answer.match}" if config.name == "final_answer" else config.name
 
 
 async def _regraded(samples: Sequence[Sample], config: RewardConfig, folder: Path) -> list[Sample]:

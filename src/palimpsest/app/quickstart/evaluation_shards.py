@@ -42,7 +42,7 @@ class Shard:
     """The run configuration as YAML."""
     model: str
     policies: Sequence[str]
-    """Names of `evaluation.baselines` or `evaluation.rivals`; any other is the configured policy."""
+    """Names of `evaluation.baselines` or `evaluation.trained_baselines`; any other is the configured policy."""
     folder: str
     index: int
     count: int
@@ -133,5 +133,5 @@ def _entries(shard: Shard, config: RunConfig) -> list[Entry]:
 
 
 def _policy(name: str, config: RunConfig) -> PolicyConfig:
-    others = {**config.evaluation.rivals, **config.evaluation.baselines}
+    others = {**config.evaluation.trained_baselines, **config.evaluation.baselines}
     return evaluated(others.get(name, config.policy))

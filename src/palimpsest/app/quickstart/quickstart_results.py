@@ -25,7 +25,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, write_json
 from palimpsest.evaluation.summary import T_975, EvalSummary, student, summarise
-from palimpsest.memory.registry import build_evaluated, build_policy
+from palimpsest.memory.registry import build_policy
 from palimpsest.provenance import MADE_WITH, facts
 from palimpsest.report.page import view_command
 from palimpsest.report.quickstart_report import Results, TableCell, write_report, write_seeds_report
@@ -161,15 +161,14 @@ def quickstart_config(method: str, overrides: Overrides, seed: int, resumed: Pat
 
 def _checked(config: RunConfig, method: Method) -> RunConfig:
     axis = method.axis
-    if config.data.source != axis.source:
+    if config.data.train_files != axis.source:
         raise ConfigError(
-            f"data.source={config.data.source}: quickstart {axis.growth}, so it needs {axis.source}; "
+            f"data.train_files={config.data.train_files}: quickstart {axis.growth}, so it needs {axis.source}; "
             "palimpsest train takes any file"
         )
     axis.points(config)
     _check_names(config, method)
     policy_of(config)
-    build_evaluated(config.policy)
     for policy in other_policies(config):
         build_policy(policy)
     return config
@@ -178,12 +177,17 @@ def _checked(config: RunConfig, method: Method) -> RunConfig:
 def _check_names(config: RunConfig, method: Method) -> None:
     """Refuse names under which two policies would be played, or that are no folder of the run's."""
     taken = {method.agent: "the agent", method.before: "the agent before training"}
-    for key, named in (("rivals", config.evaluation.rivals), ("baselines", config.evaluation.baselines)):
+    for key, named in (
+        ("trained_baselines", config.evaluation.trained_baselines),
+        ("baselines", config.evaluation.baselines),
+    ):
         for name in named:
             if name in taken:
                 raise ConfigError(f"evaluation.{key}.{name}: {taken[name]} has this name in the report; give another")
-            if key == "rivals" and (name in _FOLDERS or name != Path(name).name):
-                raise ConfigError(f"evaluation.rivals.{name}: can't be the name of its folder; give a plain one")
+            if key == "trained_baselines" and (name in _FOLDERS or name != Path(name).name):
+                raise ConfigError(
+                    f"evaluation.trained_baselines.{name}: can't be the name of its folder; give a plain one"
+                )
             taken[name] = f"evaluation.{key}.{name}"
 
 
@@ -193,7 +197,7 @@ _FOLDERS = ("", "..", "before", "after")
 
 def other_policies(config: RunConfig) -> list[PolicyConfig]:
     """Who is compared with the agent: rivals and baselines."""
-    return [*config.evaluation.rivals.values(), *config.evaluation.baselines.values()]
+    return [*config.evaluation.trained_baselines.values(), *config.evaluation.baselines.values()]
 
 
 # ---- A quickstart under several seeds, one after the other, and one report of all of them --------------------

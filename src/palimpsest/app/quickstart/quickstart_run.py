@@ -244,7 +244,7 @@ class RivalTraining:
     @property
     def model(self) -> str:
         """Folder of the trained weights, once it has run."""
-        return str(Path(self.folder) / CHECKPOINTS / step_name(parse_config(self.config).train.steps))
+        return str(Path(self.folder) / CHECKPOINTS / step_name(parse_config(self.config).train.max_steps))
 
 
 async def run_quickstart(
@@ -300,10 +300,10 @@ def _evaluation_before(method: Method, config: RunConfig, out: Path, workers: Wo
 
 def _rivals(config: RunConfig, out: Path) -> dict[str, RivalTraining]:
     """The trainings of the recipe's rivals: the agent's own but for the policy, whose options a variant changes."""
-    quiet = config.logging.model_copy(update={"sinks": ("jsonl",)})
+    quiet = config.logging.model_copy(update={"report_to": ("jsonl",)})
     train = config.train.model_copy(update={"variant": None})
     rivals = {}
-    for name, policy in config.evaluation.rivals.items():
+    for name, policy in config.evaluation.trained_baselines.items():
         changed = {"recipe": f"{config.recipe}-{name}", "policy": policy, "logging": quiet, "train": train}
         own = config.model_copy(update=changed)
         rivals[name] = RivalTraining(dump_config(own), str(out / "rivals" / name))
@@ -386,8 +386,8 @@ _UNITS = {"evaluation": "turns"}
 
 def _plan(method: Method, config: RunConfig) -> list[Stage]:
     """The stages of a quickstart, in order."""
-    lessons = [Stage("lessons", config.cold_start.steps, method.pace.lesson)] if config.cold_start else []
-    agents = (method.agent, *config.evaluation.baselines, *config.evaluation.rivals, method.before)
+    lessons = [Stage("lessons", config.cold_start.max_steps, method.pace.lesson)] if config.cold_start else []
+    agents = (method.agent, *config.evaluation.baselines, *config.evaluation.trained_baselines, method.before)
     turns = Shard(method.name, "", "", agents, "", 0, 1).turns(config)
-    training = Stage("training", config.train.steps, method.pace.step)
+    training = Stage("training", config.train.max_steps, method.pace.step)
     return [*lessons, training, Stage("evaluation", turns, method.pace.turn)]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 MAIN = (
-    "step", "curriculum/chunks", "curriculum/objectives", "reward/mean", "reward/ungraded", "eval/accuracy",
+    "step", "curriculum/chunks", "reward/mean", "reward/ungraded", "eval/accuracy",
     "episode/turns", "memory/copy_fidelity", "policy/loss", "policy/entropy", "optim/grad_norm", "optim/learning_rate",
 )  # fmt: skip
 """Columns that are shown of the many."""
@@ -83,14 +83,14 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Steps done, of `config.train.steps`."""
+        """Steps done, of `config.train.max_steps`."""
         newest = newest_checkpoint(self.folder)
         return 0 if newest is None else checkpoint_step(newest)
 
     @property
     def finished(self) -> bool:
         """Whether it was trained to its last step."""
-        return self.steps >= self.config.train.steps
+        return self.steps >= self.config.train.max_steps
 
     @property
     def checkpoint(self) -> Path:
@@ -143,7 +143,7 @@ class Run:
         reward = [row["reward/mean"] for row in with_number(read_rows(self.folder / METRICS), "reward/mean")]
         learnt = f", reward {reward[0]:.3f} at first, {reward[-1]:.3f} at last" if reward else ""
         state = "finished" if self.finished else "unfinished"
-        return f"Run({str(self.folder)!r}: {self.steps} of {self.config.train.steps} steps, {state}{learnt})"
+        return f"Run({str(self.folder)!r}: {self.steps} of {self.config.train.max_steps} steps, {state}{learnt})"
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         return {"recipe": self.config, "seed": self.config.seed, **options}

@@ -59,7 +59,7 @@ async def imitate_async(
     progress: Progress,
     stop: GracefulStop | None = None,
 ) -> Finished:
-    """Imitate; `train.steps` counts optimiser steps, `train.prompts_per_step` trajectories."""
+    """Imitate; `train.max_steps` counts optimiser steps, `train.batch_size` trajectories."""
     check_sinks(config)
     check_models(config)
     chosen = _recorded(imitated, progress)  # before the model: what is wrong with the records is told at once
@@ -164,7 +164,7 @@ _SUFFIX = f"-{COLD_START}"
 
 class Drawn:
     """The lessons of a cold start, each drawn when it is first needed, so that the first step and a resumed run begin
-    at once. Those that come again (`distinct`) are kept."""
+    at once."""
 
     def __init__(
         self,
@@ -172,21 +172,15 @@ class Drawn:
         wanted: ColdStartConfig,
         check: Callable[[Sequence[Trajectory]], None],
     ) -> None:
-        drawn = wanted.steps * wanted.lessons_per_step
         self._lessons, self._check = lessons, check
-        self._count = min(wanted.distinct or drawn, drawn)
-        self._kept: dict[int, Trajectory] | None = {} if self._count < drawn else None
+        self._count = wanted.max_steps * wanted.batch_size
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> Trajectory:
-        if self._kept is not None and index in self._kept:
-            return self._kept[index]
         lesson = self._lessons.draw(index)
         self._check([lesson])
-        if self._kept is not None:
-            self._kept[index] = lesson
         return lesson
 
 
@@ -238,7 +232,7 @@ async def learn_lessons_async(
     if config.cold_start is None:
         raise ConfigError(
             f"recipe {config.recipe}: it has no cold_start, whose lessons are learnt without data: give --from RUN "
-            "(recorded episodes), --data FILE (conversations), or e.g. 'cold_start={steps: 400}'"
+            "(recorded episodes), --data FILE (conversations), or e.g. 'cold_start={max_steps: 400}'"
         )
     codec = Codec.load(config.model)
     with resumable(out, progress):
@@ -263,33 +257,32 @@ def build_lessons(
 ) -> Lessons | ToolLessons:
     """What teaches the policy its form, to a model of `window` tokens. Raises ConfigError for a policy that nothing
     here can teach."""
-    if config.data.source == "synthetic":
+    if config.data.train_files == "synthetic":
         return Lessons(policy, codec, config.data.synthetic, config.seed, wanted.insight)
     if not isinstance(policy, ToolAgentPolicy):
         raise ConfigError(
             f"cold_start of search problems teaches agents with tools; {type(policy).__name__} is none: "
             "set cold_start=null, or begin with palimpsest sft on records of your own"
         )
-    search = config.data.search or SearchDataConfig()
-    if wanted.objectives is not None:
-        search = SearchDataConfig.model_validate({**search.model_dump(), "objectives": wanted.objectives})
-    return ToolLessons(policy, codec, search, config.seed, window)
+    return ToolLessons(policy, codec, config.data.search or SearchDataConfig(), config.seed, window)
 
 
 def _settings(config: RunConfig, wanted: ColdStartConfig) -> RunConfig:
     """The run's configuration as that of supervised training; it keeps the cold start, to go on from it alone."""
     train = TrainConfig(
-        steps=wanted.steps,
-        prompts_per_step=wanted.lessons_per_step,
-        save_every=min(wanted.steps, SAVE_EVERY),
-        keep_checkpoints=1,
+        max_steps=wanted.max_steps,
+        batch_size=wanted.batch_size,
+        save_steps=min(wanted.max_steps, SAVE_EVERY),
+        save_total_limit=1,
     )
-    optim = OptimConfig(learning_rate=wanted.learning_rate, warmup_steps=wanted.warmup_steps, schedule="linear")
+    optim = OptimConfig(
+        learning_rate=wanted.learning_rate, warmup_steps=wanted.warmup_steps, lr_scheduler_type="linear"
+    )
     return config.model_copy(
         update={
             "recipe": f"{config.recipe.removesuffix(_SUFFIX)}{_SUFFIX}",
             "reward": RewardConfig(),
-            "credit": CreditConfig(aggregate="token"),
+            "credit": CreditConfig(agg_mode="token"),
             "train": train,
             "optim": optim,
         }

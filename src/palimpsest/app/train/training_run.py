@@ -32,7 +32,7 @@ from palimpsest.engines.open import check_models, check_state, using
 from palimpsest.errors import PalimpsestError, ProcessesLost
 from palimpsest.evaluation.runner import Entry, summaries_of
 from palimpsest.evaluation.sample_log import Cell
-from palimpsest.memory.registry import admit_all, build_evaluated
+from palimpsest.memory.registry import admit_all, build_policy, evaluated
 from palimpsest.plugins import check_all
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.reward.compose import build_reward, layers_told
@@ -146,8 +146,8 @@ async def train_async(
     `train` is an ordinary call and works in a notebook; `train_async` is to be awaited.
 
     - `recipe`: a shipped recipe's name, a YAML file, or a configuration
-    - `overrides`: keys to change, as a mapping (`{"train.steps": 10}`, `{"train": {"steps": 10}}`) or as texts
-      (`["train.steps=10"]`, values as YAML)
+    - `overrides`: keys to change, as a mapping (`{"train.max_steps": 10}`, `{"train": {"steps": 10}}`) or as texts
+      (`["train.max_steps=10"]`, values as YAML)
     - `reward`: a function `(problem, trajectory)` that returns a number or a `Grade`, or an object with `grade` of
       these; it replaces the recipe's reward with its layers (docs/extending.md)
     - `data`: a list of `Problem`s or of dicts with question, answers and context, a `datasets.Dataset`, or a file
@@ -231,13 +231,12 @@ def prepare(config: RunConfig, out: Path) -> Prepared:
     """
     check_all(config)  # cheap refusals come before the model is loaded
     policy_of(config)
-    build_evaluated(config.policy)
     check_sinks(config)
     check_models(config)
     source = build_source(config.data, split="train")
-    first = source.problems(step=0, count=config.train.prompts_per_step)
+    first = source.problems(step=0, count=config.train.batch_size)
     held_out, skipped = None, dict.fromkeys(rows_left_out(source))
-    if config.train.eval_every:
+    if config.train.eval_steps:
         evaluated = build_source(config.data, split="eval")
         held_out = evaluated.problems(step=0, count=config.train.eval_problems)
         skipped |= dict.fromkeys(rows_left_out(evaluated))
@@ -319,10 +318,10 @@ class Training:
 
 
 def _held_out(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
-    """The hook that measures held-out problems every `train.eval_every` steps."""
+    """The hook that measures held-out problems every `train.eval_steps` steps."""
     evaluator = Evaluator(config, parts.engine, grader, cast=parts.cast)
     cell = Cell("eval", None, None, config.policy.name)
-    entries = [Entry(cell, build_evaluated(config.policy), problems)]
+    entries = [Entry(cell, build_policy(evaluated(config.policy)), problems)]
 
     async def measure(step: int) -> dict[str, float]:
         (summary,) = summaries_of(entries, await evaluator.play(entries))

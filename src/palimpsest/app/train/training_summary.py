@@ -1,6 +1,6 @@
 """What a training has gained, from its own log, and what can be done with it next.
 
-    held out    where `train.eval_every` measured, the first and the last of these
+    held out    where `train.eval_steps` measured, the first and the last of these
     else        the mean reward of the first and of the last steps, with the spread between steps as noise: Welch's
                 t interval of the difference (Welch 1947), 95%, over at least 5 steps at each end
 
@@ -59,9 +59,8 @@ def training_results(folder: Path) -> TrainingResults:
     config = load_config(folder)
     rows = read_rows(folder / METRICS)
     rewarded = with_number(rows, "reward/mean")
-    unit = config.data.curriculum.unit if config.data.curriculum else "chunks"
     return TrainingResults(
-        title=f"{config.recipe}: {len(rows)} of {config.train.steps} steps",
+        title=f"{config.recipe}: {len(rows)} of {config.train.max_steps} steps",
         gain=f"{gained(rows, config)} {ungraded(rows, config)}".strip(),
         facts=[
             ("seed", str(config.seed)),
@@ -70,8 +69,7 @@ def training_results(folder: Path) -> TrainingResults:
             *facts(made_with(folder)),
         ],
         rows=rewarded,
-        sizes=[whole(row, f"curriculum/{unit}", 1) for row in rewarded],
-        searched=unit == "objectives",
+        sizes=[whole(row, "curriculum/chunks", 1) for row in rewarded],
         episodes=_episodes(folder, config),
         next_steps=next_steps(folder, config, len(rows)),
         config=dump_config(config),
@@ -167,17 +165,16 @@ def _of_last_size(rows: list[Row]) -> tuple[list[Row], str]:
 
     A reward falls whenever problems grow, which says nothing about what was learnt.
     """
-    for key, word in (("curriculum/chunks", "chunks"), ("curriculum/objectives", "questions")):
-        sizes = [whole(row, key, 0) for row in rows]
-        if len(set(sizes)) > 1:
-            same = [row for row, size in zip(rows, sizes, strict=True) if size == sizes[-1]]
-            return same, f" at {sizes[-1]} {word}, after {sizes[0]},"
-    return rows, ""
+    sizes = [whole(row, "curriculum/chunks", 0) for row in rows]
+    if len(set(sizes)) < 2:
+        return rows, ""
+    same = [row for row, size in zip(rows, sizes, strict=True) if size == sizes[-1]]
+    return same, f" at {sizes[-1]} chunks, after {sizes[0]},"
 
 
 def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
     """Commands that continue from here; of a run with Python objects calls, which alone can give them."""
-    more = {"steps": 2 * config.train.steps} if done >= config.train.steps else {}
+    more = {"max_steps": 2 * config.train.max_steps} if done >= config.train.max_steps else {}
     measure = _measuring_call(folder, config) if objects_in(config) else _measuring_command(folder, config)
     return [measure, f"{resume_command(folder, **more)}     # train on"]
 
@@ -187,9 +184,9 @@ _BEYOND = "measure it, beyond what it was trained on"
 
 
 def _measuring_command(folder: Path, config: RunConfig) -> str:
-    name, numbers = _SIZES.get(str(config.data.source), ("", ()))
+    name, numbers = _SIZES.get(str(config.data.train_files), ("", ()))
     sizes = f" --{name} {','.join(map(str, numbers))}" if name else ""
-    known = sizes or config.data.eval_source is not None
+    known = sizes or config.data.val_files is not None
     what = _BEYOND if known else "add --data: these are what it was trained on"
     run = quote(str(folder))
     return f"palimpsest eval {run}{sizes} --out {run}/eval     # {what}"
@@ -197,8 +194,8 @@ def _measuring_command(folder: Path, config: RunConfig) -> str:
 
 def _measuring_call(folder: Path, config: RunConfig) -> str:
     """What `palimpsest.evaluate` needs besides the folder: problems where none are held out, and the objects."""
-    name, numbers = _SIZES.get(str(config.data.source), ("", ()))
-    known = name or config.data.eval_source is not None
+    name, numbers = _SIZES.get(str(config.data.train_files), ("", ()))
+    known = name or config.data.val_files is not None
     objects = [f"{argument}=..." for argument in objects_in(config) if argument in ("reward", "policy")]
     given = [
         repr(str(folder)),

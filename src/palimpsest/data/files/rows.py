@@ -420,7 +420,7 @@ def _questions_of(path: Path, values: dict[str, Any]) -> Iterator[tuple[Any, str
 
 
 def _given(path: Path) -> Iterator[tuple[Any, str]]:
-    for index, values in enumerate(object_named(str(path), "data.source")):
+    for index, values in enumerate(object_named(str(path), "data.train_files")):
         yield values, f"item {index}"
 
 

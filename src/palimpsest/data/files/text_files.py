@@ -14,7 +14,7 @@ text. A folder may also be a corpus, or hold documents with questions about them
     book/                    as data.corpus, or the corpus of a search index: every text file is a passage
       frankenstein.txt
       rome.md
-      questions.jsonl        as data.source: {"question": ..., "answers": [...], "document": "frankenstein.txt"}
+      questions.jsonl        as data.train_files: {"question": ..., "answers": [...], "document": "frankenstein.txt"}
 
 Guaranteed: the same files give the same document, files of a folder in the order of their names; an unreadable file is
 named in the error, never left out silently; no address is followed, no code of a file is run, no link to a folder is

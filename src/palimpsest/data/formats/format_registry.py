@@ -230,5 +230,5 @@ def _lacks(row: Row, format: Format, lead: str) -> DataError:
     return DataError(
         f"{row.where}: {lead} {format.name!r}, which needs column {', '.join(hints)}; the row has "
         f"{shown_names(row.values) or 'none'}; columns of other names are told by --map {','.join(mends)} "
-        f"(data.map={{{', '.join(mend.replace('=', ': ') for mend in mends)}}})"
+        f"(data.columns={{{', '.join(mend.replace('=', ': ') for mend in mends)}}})"
     )

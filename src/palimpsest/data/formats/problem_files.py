@@ -1,9 +1,9 @@
-"""Problem files: reading in any known format, renamed columns (`data.map`), writing in our own format.
+"""Problem files: reading in any known format, renamed columns (`data.columns`), writing in our own format.
 
     for problem in read_problems("hotpotqa_dev.json"): ...
     write_problems("mine.jsonl", problems)
 
-`data.map` has our names on the left, the file's on the right:
+`data.columns` has our names on the left, the file's on the right:
 
     {question: q, answers: reward.gold, context: docs.0.text}
 
@@ -72,7 +72,7 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
 def _check(row: Row, columns: Mapping[str, str], found: Mapping[str, Any]) -> None:
     """Raise DataError for a name of ours that no layout reads, and for one of the file's that the row lacks."""
     for ours, theirs in columns.items():
-        lead = f"{row.where}: data.map {ours}={theirs}:"
+        lead = f"{row.where}: data.columns {ours}={theirs}:"
         if ours not in COLUMNS:
             raise DataError(
                 f"{lead} no format reads a column {ours}{nearest(ours, COLUMNS)} (ours stands on the left, the file's "
@@ -122,7 +122,7 @@ class ReadOptions:
     """Ours to the file's (this file)."""
     skip_missing_gold: bool = False
     """Leave out rows whose gold paragraph isn't there, instead of raising."""
-    each_question: bool = False
+    split_questions: bool = False
     """Make of a record that asks several questions as many that ask one."""
 
 
@@ -150,7 +150,7 @@ def read_records(
     taken = Counter[str]() if seen is None else seen
     for each in paths_of(path):
         records = _records(each, reading, skipped)
-        asked = chain.from_iterable(map(one_by_one, records)) if reading.each_question else records
+        asked = chain.from_iterable(map(one_by_one, records)) if reading.split_questions else records
         for record in islice(asked, limit):
             yield replace(record, id=unused_id(record.id, taken))
 

@@ -53,7 +53,7 @@ def window(total: int, *, step: int, count: int, round: int, path: str) -> tuple
     """
     if count > total:
         raise DataError(
-            f"{path} holds {total} problems, a step asks for {count}: lower train.prompts_per_step "
+            f"{path} holds {total} problems, a step asks for {count}: lower train.batch_size "
             "or data.limit, or read a larger file"
         )
     if round == 0:

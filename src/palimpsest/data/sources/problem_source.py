@@ -30,15 +30,15 @@ class ProblemSource(Protocol):
     def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
         """`count` problems of a step; `round` > 0 asks for others in place of dropped groups.
 
-        `size` is the curriculum's, in the source's own measure: chunks of synthetic documents, objectives of search
+        `size` is in the source's own measure: chunks of synthetic documents, objectives of search
         problems. Sources whose problems have a size of their own don't heed it.
         """
         ...
 
 
 def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
-    """The source a recipe names. `eval` reads `eval_source`, or `source` where there is none. Raises DataError."""
-    name = config.source if split == "train" else config.eval_source or config.source
+    """The source a recipe names. `eval` reads `val_files`, or `source` where there is none. Raises DataError."""
+    name = config.train_files if split == "train" else config.val_files or config.train_files
     if isinstance(name, tuple):
         return _of_files(config, name, split)
     if name == "synthetic":
@@ -73,7 +73,7 @@ def _of_files(config: DataConfig, paths: Paths, split: Split) -> ProblemSource:
 def reading_of(config: DataConfig) -> ReadOptions:
     """How the section's files are read. Raises ConfigError for a format of the user's that can't be used."""
     format = named_format(config.format, config.format_options)
-    return ReadOptions(format, config.corpus, config.map, config.on_missing_gold == "skip", config.each_question)
+    return ReadOptions(format, config.corpus, config.columns, config.on_missing_gold == "skip", config.split_questions)
 
 
 def rows_left_out(source: ProblemSource) -> tuple[str, ...]:

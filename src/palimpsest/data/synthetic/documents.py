@@ -11,7 +11,6 @@ minimum distance in paragraphs.
 Episodes may also begin in the middle, with a memory (`data.synthetic.starts`). Otherwise training shows only empty
 memories at the start, and never one that holds a hallucinated fact or has kept its evidence for hundreds of sections:
 
-    invention   memory: the evidence with another value      document: as it was, the evidence in it
     evidence    memory: the evidence                         document: the evidence replaced by another fact
     other       memory: another fact, of the same person     document: as it was
                 or of somebody else
@@ -53,11 +52,9 @@ TWO_FACTS = 0.3
 def started(problem: Problem, shares: StartsConfig, rng: random.Random) -> Problem:
     """The problem, with a memory to begin with if `rng` says so."""
     drawn = rng.random()
-    if drawn < shares.invention:
-        return _with_memory(problem, _invention(_piece(problem, rng)[1], rng), rng)
-    if drawn < shares.invention + shares.evidence:
+    if drawn < shares.evidence:
         return _remembered(problem, rng)
-    if drawn < shares.invention + shares.evidence + shares.other:
+    if drawn < shares.evidence + shares.other:
         return _with_memory(problem, _other(problem, rng), rng)
     return problem
 
@@ -218,7 +215,7 @@ def make_problem(
     chunks: int,
     facts_per_chunk: int = 5,
     hops: int = 1,
-    near_misses: int = NEAR_MISSES,
+    distractor_facts: int = NEAR_MISSES,
     rivals: float = 0.0,
     order: Order = "any",
     min_distance: int = 0,
@@ -237,11 +234,11 @@ def make_problem(
     total = chunks * facts_per_chunk
     distance = min(min_distance, (chunks - 1) // max(1, len(statements) - 1))
     if order == "any" and distance == 0:
-        places = rng.sample(range(total), min(total, len(statements) + near_misses))
+        places = rng.sample(range(total), min(total, len(statements) + distractor_facts))
     else:
         places = _ordered_places(rng, len(statements), chunks, facts_per_chunk, order, distance)
         free = [place for place in range(total) if place not in places]
-        places += rng.sample(free, min(len(free), near_misses))
+        places += rng.sample(free, min(len(free), distractor_facts))
     chosen = statements + [near_miss(world, evidence, rng) for _ in places[len(statements) :]]
     at = dict(zip(places, chosen, strict=True))
     sentences = [
@@ -304,8 +301,8 @@ class SyntheticSource:
             chunks=chunks,
             facts_per_chunk=config.facts_per_chunk,
             hops=config.hops,
-            near_misses=rng.choice(config.near_misses) if training else config.near_misses[-1],
-            rivals=rng.choice(config.rivals) if training else config.rivals[-1],
+            distractor_facts=rng.choice(config.distractor_facts) if training else config.distractor_facts[-1],
+            rivals=rng.choice(config.competing_facts) if training else config.competing_facts[-1],
             order=config.order,
             min_distance=config.min_distance,
         )

@@ -5,14 +5,13 @@ different relations; a question asks for one of them:
 
     passage   Alice       Alice owns cats. Alice trusts Bob. Alice studied law.
     passage   Bob         Bob drinks tea. Bob visited Rome. Bob speaks Greek.
-    1 hop     Which animals does Alice own?               search Alice
-    2 hops    What does the one Alice trusts drink?       search Alice, then Bob
+    question  Which animals does Alice own?               search Alice
 
 `metadata` holds `passages` (the corpus), `steps` (the searches, in order) and `evidence` (the sentence that each
 finds). `plan` returns the steps for a scripted agent.
 
 Guaranteed: a pure function of (seed, split, index, sizes); training and evaluation use different keys; objectives of a
-problem are about different people, bridges included; every named person has a passage under a unique title; each
+problem are about different people; every named person has a passage under a unique title; each
 question has one answer in its corpus.
 Not covered: facts shared between problems, which may contradict each other and so can't be memorised; the same question
 in both splits, of different worlds.
@@ -28,7 +27,7 @@ from typing import Any
 from palimpsest.config.data import SearchDataConfig
 from palimpsest.data.record import Objective, search_problem
 from palimpsest.data.synthetic.documents import World
-from palimpsest.data.synthetic.world import ATTRIBUTES, PEOPLE, RELATIONS, TIES, Relation
+from palimpsest.data.synthetic.world import PEOPLE, RELATIONS, TIES, Relation
 from palimpsest.errors import DataError
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Problem
@@ -43,7 +42,7 @@ class SearchStep:
     objective: str
     """Q1, Q2...; Q1 where the problem asks one question."""
     query: str
-    """A name; at the second hop one that the first search brought up."""
+    """A name."""
     passage: str
     """Id of the passage that is wanted."""
     fact: str
@@ -55,7 +54,7 @@ class SearchPlan:
     """What answers a problem."""
 
     steps: tuple[SearchStep, ...]
-    """In the order of the objectives, and of reasoning within one."""
+    """In the order of the objectives."""
     answer: str
     """The text after the answer's marker: the answer, or a JSON object of several."""
 
@@ -70,7 +69,7 @@ def plan(problem: Problem) -> SearchPlan:
     steps = problem.metadata.get("steps")
     if steps is None:
         raise DataError(
-            f"problem {problem.id}: no steps in its metadata; only problems of data.source={SOURCE} have a plan"
+            f"problem {problem.id}: no steps in its metadata; only problems of data.train_files={SOURCE} have a plan"
         )
     return SearchPlan(tuple(SearchStep(**step) for step in steps), problem.answers[0])
 
@@ -83,37 +82,33 @@ def make_search_problem(
     objectives: int = 1,
     people: int = 24,
     facts_per_passage: int = 3,
-    hops: int = 1,
 ) -> Problem:
-    """Problem `index` of a split. `people` must be at least `objectives * hops` and 2; DataError otherwise.
+    """Problem `index` of a split. `people` must be at least `objectives` and 2; DataError otherwise.
 
     >>> problem = make_search_problem(0, "train", 0, people=8)
     >>> len(problem.metadata["passages"]), problem.context
     (8, None)
     """
-    if people < (needed := max(2, objectives * hops)):
-        raise DataError(f"people={people}: {objectives} objectives of {hops} hops need {needed} at least")
-    rng = keyed_random(seed, SOURCE, split, index, objectives, people, facts_per_passage, hops)
+    if people < (needed := max(2, objectives)):
+        raise DataError(f"people={people}: {objectives} objectives need {needed} at least")
+    rng = keyed_random(seed, SOURCE, split, index, objectives, people, facts_per_passage, 1)
     names = rng.sample(PEOPLE, people)
     world = World(random.Random(rng.random()))
     _tie_together(world, names, rng)
-    # a person of one objective stands in no other: chains are cut from names that come once
-    chains = [_chain(world, names[at : at + hops], hops, rng) for at in range(0, objectives * hops, hops)]
-    wanted = dict(fact for chain in chains for fact in chain)
+    wanted = {name: rng.choice(RELATIONS) for name in names[:objectives]}
     passages, sentences = _corpus(world, rng.sample(names, people), wanted, facts_per_passage, rng)
-    steps = [
-        _step(f"Q{number}", subject, passages, sentences)
-        for number, chain in enumerate(chains, 1)
-        for subject, _ in chain
+    steps = [_step(f"Q{number}", subject, passages, sentences) for number, subject in enumerate(wanted, 1)]
+    asked = [
+        Objective(relation.question.format(s=subject), (world.value(subject, relation),))
+        for subject, relation in wanted.items()
     ]
-    asked = [Objective(_question(chain), (world.value(*chain[-1]),)) for chain in chains]
     metadata = {
-        "hops": hops,
+        "hops": 1,
         "passages": passages,
         "steps": tuple(steps),
         "evidence": tuple(step["fact"] for step in steps),
     }
-    return search_problem(f"search-{split}-{seed}-{objectives}x{hops}hop-{index}", asked, metadata)
+    return search_problem(f"search-{split}-{seed}-{objectives}x1hop-{index}", asked, metadata)
 
 
 def _tie_together(world: World, names: Sequence[str], rng: random.Random) -> None:
@@ -124,23 +119,6 @@ def _tie_together(world: World, names: Sequence[str], rng: random.Random) -> Non
             while other == name:
                 other = rng.choice(names)
             world.facts[name, tie.name] = other
-
-
-def _chain(world: World, names: Sequence[str], hops: int, rng: random.Random) -> list[tuple[str, Relation]]:
-    """(subject, relation) of each hop; the first of two is made to lead to the second's subject."""
-    if hops == 1:
-        return [(names[0], rng.choice(RELATIONS))]
-    tie = rng.choice(TIES)
-    world.facts[names[0], tie.name] = names[1]
-    return [(names[0], tie), (names[1], rng.choice(ATTRIBUTES))]
-
-
-def _question(chain: Sequence[tuple[str, Relation]]) -> str:
-    phrase = chain[0][0]
-    for _, tie in chain[:-1]:
-        assert tie.of is not None
-        phrase = tie.of.format(s=phrase)
-    return chain[-1][1].question.format(s=phrase)
 
 
 def _corpus(

@@ -39,7 +39,7 @@ class CheckpointFacts:
     grad_skipped: int
     """Steps left out for a gradient that was not finite."""
     reference: str | None
-    """Tells the model of `loss.kl_coef` from others."""
+    """Tells the model of `loss.kl_loss_coef` from others."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"

@@ -110,9 +110,9 @@ class EmbeddedEngine:
         """
         settings = config.engine
         assert isinstance(settings, EmbeddedEngineConfig)
-        set_threads(settings.threads)
+        set_threads(settings.num_threads)
         self._settings = settings
-        self._thread = self._sampling_thread = ComputeThread(settings.threads)
+        self._thread = self._sampling_thread = ComputeThread(settings.num_threads)
         self.codec = Codec.load(config.model)
         self.model = trainable(config.model) if objective else load_model(config.model)
         check_vocabulary(self.codec, self.limits.vocab, config.model.path)
@@ -122,10 +122,10 @@ class EmbeddedEngine:
             self.model.requires_grad_(False)
             return
         if separate:
-            self._sampling_thread = ComputeThread(settings.threads)
+            self._sampling_thread = ComputeThread(settings.num_threads)
             sampled = copy.deepcopy(self.model).requires_grad_(False)
             self._weights = SharedWeights(self.model, sampled, self._thread, self._sampling_thread)
-        steps_each = config.train.optimizer_steps if objective == "policy" else 1
+        steps_each = config.train.num_minibatches if objective == "policy" else 1
         self.trainer = ForestLearner(
             self.model,
             optim=config.optim,
@@ -133,7 +133,7 @@ class EmbeddedEngine:
             objective=objective,
             temperature=config.sampling.temperature,
             micro_batch_tokens=settings.micro_batch_tokens,
-            total_steps=config.train.steps * steps_each,
+            total_steps=config.train.max_steps * steps_each,
             tokenizer=self.codec.tokenizer,
         )
         self.learner = EmbeddedLearner(self.trainer, self._thread, self._weights)
@@ -145,8 +145,7 @@ class EmbeddedEngine:
             self._weights.sampled,
             thread=self._sampling_thread,
             version=self._weights.version,
-            batch_slots=self._settings.batch_slots,
-            prefill_tokens=self._settings.prefill_tokens,
+            max_num_seqs=self._settings.max_num_seqs,
             cache_tokens=self._settings.cache_tokens,
         )
         self._weights.sampler = sampler
@@ -157,7 +156,7 @@ class EmbeddedEngine:
         vocab = int(self.model.get_output_embeddings().weight.shape[0])
         context = context_of(self.model)
         note = f"the window is {context.tokens} tokens {context.reason}" if context.reason else ""
-        return Limits(vocab, context.tokens, self._settings.batch_slots, note)
+        return Limits(vocab, context.tokens, self._settings.max_num_seqs, note)
 
     async def close(self) -> None:
         """Cancel what is being sampled, end the threads, and let go of the memory that they kept."""

@@ -86,7 +86,7 @@ class ForestLearner:
         self._optimizer = Optimizer(model.named_parameters(), optim, total_steps)
         self._adapted = hasattr(model, "peft_config")
         self._reference: Any = None
-        if objective == "policy" and self._loss_config.kl_coef > 0:
+        if objective == "policy" and self._loss_config.kl_loss_coef > 0:
             self._reference = model if self._adapted else copy.deepcopy(model).requires_grad_(False)
         self._gradients = ForestGradients(
             model, self._optimizer, objective, self._loss_config, self._reference is not None
@@ -165,7 +165,7 @@ class ForestLearner:
             raise CheckpointError(f"checkpoint {folder}: {reason}; use an older one or start anew") from None
         if self._reference is not None and facts.reference != self._origin(in_shares):
             raise CheckpointError(
-                f"checkpoint {folder}: loss.kl_coef compares with another model than the run started from; "
+                f"checkpoint {folder}: loss.kl_loss_coef compares with another model than the run started from; "
                 f"restore the original model.path"
             )
         self._copy_weights(saved, folder)
@@ -204,7 +204,7 @@ class ForestLearner:
                 forest.targets,
                 temperature or self._temperature,
                 vocab=self.vocab,
-                entropy_gradient=self._objective == "policy" and self._loss_config.entropy_coef != 0,
+                entropy_gradient=self._objective == "policy" and self._loss_config.entropy_coeff != 0,
             )
 
     @torch.no_grad()

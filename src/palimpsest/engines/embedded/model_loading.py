@@ -47,7 +47,7 @@ def adapted(model: Any, config: AdapterConfig, path: str) -> Any:
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        target_modules=list(config.targets) if config.targets else "all-linear",
+        target_modules=list(config.target_modules) if config.target_modules else "all-linear",
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
@@ -56,10 +56,12 @@ def adapted(model: Any, config: AdapterConfig, path: str) -> Any:
         try:
             model = peft.get_peft_model(model, settings)
         except ValueError as error:
-            raise ModelError(f"model.lora.targets={list(config.targets or ())}: {str(error).splitlines()[0]}") from None
+            raise ModelError(
+                f"model.lora.target_modules={list(config.target_modules or ())}: {str(error).splitlines()[0]}"
+            ) from None
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         if any("lora_" in name for name, _ in layer.named_parameters()):
-            raise ModelError("model.lora.targets: adapters on embeddings or output projection are not supported")
+            raise ModelError("model.lora.target_modules: adapters on embeddings or output projection are not supported")
     model.disable_input_require_grads()  # only checkpointing with reentrant autograd needs what peft sets there
     settings.base_model_name_or_path = path
     return model.eval()

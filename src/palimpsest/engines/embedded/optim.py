@@ -50,15 +50,16 @@ def clip_grad_norm(parameters: list[nn.Parameter], bound: float) -> Tensor:
 def learning_rate(config: OptimConfig, step: int, total_steps: int | None) -> float:
     """Rate of the 0-based `step`: linear warm-up, then constant, or down to 0 at `total_steps`.
 
-    >>> [learning_rate(OptimConfig(learning_rate=1.0, warmup_steps=2, schedule="linear"), s, 6) for s in (0, 1, 2, 4)]
+    >>> linear = OptimConfig(learning_rate=1.0, warmup_steps=2, lr_scheduler_type="linear")
+    >>> [learning_rate(linear, step, 6) for step in (0, 1, 2, 4)]
     [0.5, 1.0, 1.0, 0.5]
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    if config.schedule == "constant" or total_steps is None:
+    if config.lr_scheduler_type == "constant" or total_steps is None:
         return config.learning_rate
     progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
-    if config.schedule == "linear":
+    if config.lr_scheduler_type == "linear":
         return config.learning_rate * (1 - progress)
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 

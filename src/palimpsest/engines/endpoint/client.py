@@ -173,7 +173,7 @@ class EndpointClient:
             kind = _Broken if reply.status in (500, 501) else Down
             return kind(said, retry_after(reply.headers))
         if reply.status in (400, 413, 422) and _TOO_LONG.search(said):
-            return PromptTooLong(f"{told}; lower the budgets, or say its window by engine.max_context")
+            return PromptTooLong(f"{told}; lower the budgets, or say its window by engine.max_model_len")
         return EndpointRejected(told, reply.status)
 
 

@@ -168,15 +168,15 @@ def _window(settings: EndpointEngineConfig, found: Found, folder: Path | None, m
     known = found.window
     if known is None and folder is not None:
         known = _size(read_object(model, folder / "config.json"), "max_position_embeddings")
-    if settings.max_context is not None and found.window is not None and settings.max_context > found.window:
+    if settings.max_model_len is not None and found.window is not None and settings.max_model_len > found.window:
         raise ConfigError(
-            f"engine.max_context={settings.max_context}: the endpoint's window is {found.window} tokens; lower it"
+            f"engine.max_model_len={settings.max_model_len}: the endpoint's window is {found.window} tokens; lower it"
         )
-    window = settings.max_context or known
+    window = settings.max_model_len or known
     if window is None:
         raise ConfigError(
-            f"engine.max_context: {settings.url} doesn't say how long a prompt of {model} may be; give its tokens, "
-            "e.g. engine.max_context=131072"
+            f"engine.max_model_len: {settings.url} doesn't say how long a prompt of {model} may be; give its tokens, "
+            "e.g. engine.max_model_len=131072"
         )
     return window
 

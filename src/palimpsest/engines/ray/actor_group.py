@@ -49,7 +49,7 @@ from palimpsest.engines.ray.ray_runtime import (
 from palimpsest.errors import GOES_ON, EngineError, PalimpsestError, ProcessesLost
 
 _OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
-_STARTS = 3  # of Ray, within cluster.start_timeout_s
+_STARTS = 3  # of Ray, within cluster.timeout_s
 _HEAD_S = 30.0  # for a connection to the head of a cluster
 _TRY_S = 36.0  # that Ray takes to find out once that what answers there is no head
 _FIREWALL = "keep a firewall in front of this machine, or install ray==2.60.0, which listens on loopback"
@@ -118,10 +118,10 @@ class ActorGroup:
         self._create()
         meeting = f"file://{self.folder}/meeting"
         if self.ranks and cluster.address is not None:
-            (meeting,) = self.call(self.ranks[:1], "meeting", limit=self.limit("start_timeout_s"))
+            (meeting,) = self.call(self.ranks[:1], "meeting", limit=self.limit("timeout_s"))
         starting = [rank.start.remote(meeting, self.folder) for rank in self.ranks]
         starting += [sampler.start.remote(self.folder) for sampler in self.samplers]
-        self.collect(starting, self.limit("start_timeout_s"), "starting")
+        self.collect(starting, self.limit("timeout_s"), "starting")
         if cluster.address is None and (found := open_sockets(process_guard.marked(mark))):
             warnings.warn(f"other machines reach {found[0]}, where a call can end this run: {_FIREWALL}", stacklevel=2)
 
@@ -132,8 +132,8 @@ class ActorGroup:
         if cluster.address is not None:
             try:
                 if cluster.address != "auto":
-                    _check_head(cluster.address, cluster.start_timeout_s)
-                with environment(TRIES, _tries(cluster.start_timeout_s)):
+                    _check_head(cluster.address, cluster.timeout_s)
+                with environment(TRIES, _tries(cluster.timeout_s)):
                     ray.init(address=cluster.address, **options)
             except (OSError, RuntimeError, ValueError, RayError) as error:
                 raise EngineError(f"cluster.address={cluster.address}: can't be joined: {line_of(error)}") from None
@@ -151,7 +151,7 @@ class ActorGroup:
             "object_store_memory": _OBJECT_STORE,
             "_system_config": {"worker_niceness": 0},  # Ray's 15 would have ranks wait for whatever else runs here
         }
-        until = time.monotonic() + cluster.start_timeout_s
+        until = time.monotonic() + cluster.timeout_s
         for left in range(_STARTS - 1, -1, -1):
             try:
                 with _hidden(self._config.sampler.devices), on_loopback(), patient(until - time.monotonic()):
@@ -161,7 +161,7 @@ class ActorGroup:
                 process_guard.end(mark)  # what the attempt has started
                 late = time.monotonic() >= until
                 if not _may_pass(error) or not left or late:
-                    fix = f"; raise cluster.start_timeout_s={cluster.start_timeout_s:g}" if late else ""
+                    fix = f"; raise cluster.timeout_s={cluster.timeout_s:g}" if late else ""
                     raise EngineError(f"Ray can't be started here: {line_of(error)}{fix}") from None
                 warnings.warn(f"Ray didn't start, trying again: {line_of(error)}", stacklevel=2)
 
@@ -171,7 +171,7 @@ class ActorGroup:
         gpus = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
         rank_gpus, sampler_gpus = cluster.rank_gpus(gpus, config.model.device), cluster.gpus_per_sampler
         placed = self._place([rank_gpus] * learners, [sampler_gpus] * self._copies)
-        environment = {"OMP_NUM_THREADS": str(config.engine.threads)}  # type: ignore[union-attr]
+        environment = {"OMP_NUM_THREADS": str(config.engine.num_threads)}  # type: ignore[union-attr]
         if cluster.address is None:
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         common = {"num_cpus": 0, "max_restarts": 0, "runtime_env": {"env_vars": environment}}
@@ -199,10 +199,10 @@ class ActorGroup:
         _check_room(bundles, ray.cluster_resources())  # type: ignore[no-untyped-call]
         group = placement_group(bundles, strategy="PACK")
         self._placed.append(group)
-        if not group.wait(self._cluster.start_timeout_s):
+        if not group.wait(self._cluster.timeout_s):
             there = ray.available_resources()  # type: ignore[no-untyped-call]
             raise EngineError(
-                f"the cluster had no room for {sum(whole):g} GPUs within cluster.start_timeout_s; free are {there}: "
+                f"the cluster had no room for {sum(whole):g} GPUs within cluster.timeout_s; free are {there}: "
                 "lower cluster.learners or cluster.samplers"
             )
         strategies = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index) for index in indices]

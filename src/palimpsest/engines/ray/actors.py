@@ -59,7 +59,7 @@ class Rank:
             init_method=meeting,
             rank=self._rank,
             world_size=cluster.learners,
-            timeout=timedelta(seconds=cluster.collective_timeout_s),
+            timeout=timedelta(seconds=cluster.timeout_s),
         )
         self._learner = RankLearner(self._config, self._objective)
 
@@ -114,12 +114,11 @@ class SamplerCopy:
 
     def __init__(self, config: RunConfig, version: int) -> None:
         settings = config.engine
-        set_threads(settings.threads)  # type: ignore[union-attr]
+        set_threads(settings.num_threads)  # type: ignore[union-attr]
         self._model = load_model(config.model).requires_grad_(False)
         self._batch = ContinuousBatch(
             self._model,
-            batch_slots=settings.batch_slots,  # type: ignore[union-attr]
-            prefill_tokens=settings.prefill_tokens,  # type: ignore[union-attr]
+            max_num_seqs=settings.max_num_seqs,  # type: ignore[union-attr]
             cache_tokens=settings.cache_tokens,  # type: ignore[union-attr]
         )
         self._batch.version = version

@@ -4,8 +4,8 @@ The driver decides the steps of every copy's batch as if the batch were local, s
 
 Guaranteed: the event loop never blocks; the same numbers of ranks and samplers give the same bytes; processes start
 when the first of them is needed, and all have ended after `close`. All requests of an episode go to one copy, chosen by
-the episode's name. Samplers have separate weights: while the learner learns (`train.ahead`) they sample from the last
-published version.
+the episode's name. Samplers have separate weights: while the learner learns (`train.max_off_policy_steps`) they sample
+from the last published version.
 Not covered: roles with another model on separate GPUs; each role takes as many copies as `cluster.samplers` says.
 Speed: every step is a call to another process, about a millisecond; vLLM's servers are for that.
 """
@@ -62,7 +62,7 @@ class RemoteBatch:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         self._group.start()
-        limit = self._group.limit("publish_timeout_s")
+        limit = self._group.limit("timeout_s")
         (answer,) = self._group.call(self._group.samplers[self._index :][:1], method, *arguments, limit=limit)
         return answer
 
@@ -172,7 +172,7 @@ class RayLearner:
         dealt = await asyncio.to_thread(self._plan, steps)
         answers = await asyncio.to_thread(self._update, dealt)
         self.version = answers[0][1]
-        each = [stats for stats, _ in answers[:: self._cluster.tensor_parallel]]  # the others computed the same
+        each = [stats for stats, _ in answers[:: self._cluster.tensor_parallel_size]]  # the others computed the same
         idle = {"learner/idle_share": dealt.idle_share, "learner/padding_share": dealt.padding_share}
         return [merged(of_step, idle) for of_step in zip(*each, strict=True)]
 
@@ -182,7 +182,7 @@ class RayLearner:
         self._updates += 1
         return plan(
             steps,
-            self._cluster.learners // self._cluster.tensor_parallel,
+            self._cluster.learners // self._cluster.tensor_parallel_size,
             number=self._updates,
             micro_batch_tokens=settings.micro_batch_tokens,
             max_context=self.limits.max_context,
@@ -191,10 +191,10 @@ class RayLearner:
 
     def _update(self, dealt: RankPlan) -> list[tuple[list[UpdateStats], int]]:
         self._group.start()
-        size = self._cluster.tensor_parallel
+        size = self._cluster.tensor_parallel_size
         calls = [rank.update.remote(dealt.parts[number // size]) for number, rank in enumerate(self._group.ranks)]
         passes = max(1, int(dealt.parts[0].passes.sum()))  # a limit for each time that ranks wait for each other
-        return self._group.collect(calls, self._group.limit("collective_timeout_s", passes), "update")
+        return self._group.collect(calls, self._group.limit("timeout_s", passes), "update")
 
     async def save(self, folder: Path) -> Mapping[str, str]:
         """See `Learner.save`; each rank writes its share of the state, the first one the model's files."""
@@ -230,13 +230,13 @@ class RayLearner:
         Raises EngineError where there is no room for it.
         """
         folder.mkdir()
-        await self._all("publish", folder.resolve(), key="publish_timeout_s")
+        await self._all("publish", folder.resolve(), key="timeout_s")
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
-        return tuple((await self._all("score", ids, key="publish_timeout_s"))[0])
+        return tuple((await self._all("score", ids, key="timeout_s"))[0])
 
-    async def _all(self, method: str, argument: Any, key: str = "start_timeout_s") -> list[Any]:
+    async def _all(self, method: str, argument: Any, key: str = "timeout_s") -> list[Any]:
         def call() -> list[Any]:
             self._group.start()
             return self._group.call(self._group.ranks, method, argument, limit=self._group.limit(key))
@@ -260,7 +260,7 @@ class RayEngine:
         model = skeleton(source_of(config.model))
         context, vocab = context_of(model), int(model.get_output_embeddings().weight.shape[0])
         check_vocabulary(self.codec, vocab, config.model.path)
-        slots = settings.batch_slots * cluster.samplers
+        slots = settings.max_num_seqs * cluster.samplers
         notes = [f"the window is {context.tokens} tokens {context.reason}"] if context.reason else []
         if cluster.address is not None:
             notes.append(risk_of(cluster.address))

@@ -93,20 +93,20 @@ class RankLearner:
 
     def __init__(self, config: RunConfig, objective: Objective) -> None:
         """In a process group. Raises ModelError for a model that can't be trained so."""
-        set_threads(config.engine.threads)  # type: ignore[union-attr]
+        set_threads(config.engine.num_threads)  # type: ignore[union-attr]
         self._config, self._objective = config, objective
         self._device = pick_device(config.model.device)
         cluster: ClusterConfig = config.cluster
-        shape = (cluster.learners // cluster.tensor_parallel, cluster.tensor_parallel)
+        shape = (cluster.learners // cluster.tensor_parallel_size, cluster.tensor_parallel_size)
         self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("dp", "tp"))
         self._codec = Codec.load(config.model)
         check_savable(checked_copy(source_of(config.model)), self._codec.tokenizer)
         self._root: Any = self._shard()  # FSDP adds methods to its class
-        steps_each = config.train.optimizer_steps if objective == "policy" else 1
+        steps_each = config.train.num_minibatches if objective == "policy" else 1
         self._optimizer = Optimizer(
-            self._model.named_parameters(), config.optim, config.train.steps * steps_each, clip=clip_by_mesh
+            self._model.named_parameters(), config.optim, config.train.max_steps * steps_each, clip=clip_by_mesh
         )
-        adapted, compares = config.model.lora is not None, objective == "policy" and config.loss.kl_coef > 0
+        adapted, compares = config.model.lora is not None, objective == "policy" and config.loss.kl_loss_coef > 0
         self._reference = None
         if compares:
             self._reference = self._root if adapted else self._shard().requires_grad_(False)
@@ -116,7 +116,7 @@ class RankLearner:
         self._origin = fingerprint(source_of(config.model).folder) if compares and dist.get_rank() == 0 else None
 
     def _shard(self) -> ForestModel:
-        entropy = self._objective == "policy" and self._config.loss.entropy_coef != 0
+        entropy = self._objective == "policy" and self._config.loss.entropy_coeff != 0
         temperature = self._config.sampling.temperature or 1.0
         return shard(
             self._config.model, self._config.cluster, self._mesh, self._device, temperature, entropy_gradient=entropy

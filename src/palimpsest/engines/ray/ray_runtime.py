@@ -49,8 +49,8 @@ class Limit:
 
     def passed(self, what: str) -> str:
         """
-        >>> Limit("collective_timeout_s", 600.0, 3).passed("update")
-        'update: not done within 1800 s; raise cluster.collective_timeout_s=600'
+        >>> Limit("timeout_s", 600.0, 3).passed("update")
+        'update: not done within 1800 s; raise cluster.timeout_s=600'
         """
         return f"{what}: not done within {self.seconds * self.times:g} s; raise cluster.{self.key}={self.seconds:g}"
 
@@ -119,7 +119,7 @@ def _told(error: BaseException, what: str) -> PalimpsestError:
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, PalimpsestError):
         return again(cause)
-    key = "; raise cluster.collective_timeout_s if ranks only were slow" if "timed out" in str(cause).lower() else ""
+    key = "; raise cluster.timeout_s if ranks only were slow" if "timed out" in str(cause).lower() else ""
     lost = ProcessesLost(f"{what}: a process of engine.name=ray was lost ({line_of(cause)}){key}; {GOES_ON}")
     lost.__cause__ = error if isinstance(error, RayError) else None
     return lost

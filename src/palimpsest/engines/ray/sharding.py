@@ -151,7 +151,7 @@ class ForestModel(nn.Module):
 
 
 def computed_in(model: ModelConfig, cluster: ClusterConfig) -> torch.dtype:
-    return DTYPES[cluster.mixed_precision or model.dtype]
+    return DTYPES[model.dtype]
 
 
 def shard(
@@ -209,11 +209,14 @@ def divide(model: Any, mesh: DeviceMesh) -> None:
         return
     name, described = type(_base(model)).__name__, text_config(_base(model))
     if name not in ROOT:
-        raise ModelError(f"cluster.tensor_parallel={mesh.size()}: {name} can't be divided, only {', '.join(ROOT)} can")
+        raise ModelError(
+            f"cluster.tensor_parallel_size={mesh.size()}: {name} can't be divided, only {', '.join(ROOT)} can"
+        )
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if getattr(described, key) % mesh.size():
             raise ModelError(
-                f"cluster.tensor_parallel={mesh.size()} does not divide the model's {key}={getattr(described, key)}"
+                f"cluster.tensor_parallel_size={mesh.size()} does not divide the model's "
+                f"{key}={getattr(described, key)}"
             )
     for layer in model.get_decoder().layers:
         for part in (layer.self_attn, layer.mlp):
@@ -354,8 +357,8 @@ def load_state(folder: Path, optimizer: Optimizer, origin: str | None) -> None:
         facts = facts_of_shares(folder)
         if origin is not None and facts.reference != origin:
             raise CheckpointError(
-                f"checkpoint {folder}: loss.kl_coef compares with another model than the run started from; restore "
-                "the original model.path"
+                f"checkpoint {folder}: loss.kl_loss_coef compares with another model than the run started from; "
+                "restore the original model.path"
             )
         optimizer.allocate(facts.version)
         load(optimizer.live(), storage_reader=HuggingFaceStorageReader(str(inner)))

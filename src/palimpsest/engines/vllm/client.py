@@ -241,9 +241,7 @@ class VllmClient:
         with self._reading():
             return int(models["data"][0]["max_model_len"]), str(models["data"][0].get("root") or "")
 
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, version: str, seeded: bool = True
-    ) -> Sampled:
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, *, version: str) -> Sampled:
         """Complete one prompt with the weights of `version`. Raises SamplerError."""
         wanted = {
             "max_tokens": params.max_tokens,
@@ -251,7 +249,7 @@ class VllmClient:
             "top_p": params.top_p,
             "stop_token_ids": list(params.stop_ids),
             "logprobs": 0,
-            **({"seed": params.seed} if seeded else {}),
+            "seed": params.seed,
         }
         answer = await self._complete(prompt_ids, wanted, version)
         with self._reading():

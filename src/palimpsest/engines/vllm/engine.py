@@ -4,7 +4,7 @@
 
 Guaranteed: a version is written once, however often it is published; no folder of weights remains once the engine is
 closed or its process is killed (engines/process_guard.py). Only the weights published last are sampled from; every
-request ends within `sampler.request_timeout_s` of being sent.
+request ends within `sampler.timeout_s` of being sent.
 Not covered: the same tokens from another number of servers, or with requests that are batched differently, since sums
 round differently in another batch (docs/vllm.md).
 """
@@ -12,6 +12,7 @@ round differently in another batch (docs/vllm.md).
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shutil
 import tempfile
@@ -35,10 +36,9 @@ from palimpsest.engines.protocol import (
     check_prompt,
 )
 from palimpsest.engines.vllm.client import Probe, VllmClient, probe_ids
-from palimpsest.engines.vllm.pool import Member, Pool, time_limit
+from palimpsest.engines.vllm.pool import MAX_IN_FLIGHT, Member, Pool, time_limit
 from palimpsest.engines.vllm.server_process import ServerProcess, check_python
 from palimpsest.errors import ConfigError, SamplerError
-from palimpsest.http_services import token_from
 from palimpsest.types import Completion, SamplingParams
 
 # ---- vLLM servers as one sampler -----------------------------------------------------------------------------
@@ -53,8 +53,8 @@ class VllmSampler:
         Raises ConfigError.
         """
         self._settings, self._vocab, self._dtype = settings, limits.vocab, dtype
-        self.max_context = min(limits.max_context, settings.max_context or limits.max_context)
-        key = token_from(settings.api_key_env, "sampler.api_key_env")
+        self.max_context = min(limits.max_context, settings.max_model_len or limits.max_context)
+        key = os.environ.get("VLLM_API_KEY")
         members = [Member(VllmClient(url, url, key=key), None) for url in settings.urls]
         for index in range(0 if settings.urls else settings.servers):
             process = ServerProcess(settings, index, mode=mode, dtype=dtype, window=self.max_context, folder=logs)
@@ -84,7 +84,7 @@ class VllmSampler:
     @property
     def concurrency(self) -> int:
         """Requests that the servers take at once."""
-        return self._settings.max_in_flight * len(self._pool)
+        return MAX_IN_FLIGHT * len(self._pool)
 
     async def load_weights(self, folder: Path, version: int, probe: Probe | None = None) -> None:
         """Sample from the Hugging Face `folder` from now on: safetensors, its output projection written out, under a
@@ -105,8 +105,8 @@ class VllmSampler:
         with self._counts.counted():
             async with self._pool.admitted(group) as (client, tag):
                 version = self.version
-                async with time_limit(self._settings.request_timeout_s, client.name, "request_timeout_s"):
-                    answer = await client.generate(prompt_ids, params, version=tag, seeded=self._settings.seeded)
+                async with time_limit(self._settings.timeout_s, client.name, "timeout_s"):
+                    answer = await client.generate(prompt_ids, params, version=tag)
             if max(answer.token_ids) >= self._vocab:
                 raise SamplerError(f"{client.name}: sampled an id outside the vocabulary of {self._vocab}")
         self._counts.prompt_tokens += len(prompt_ids)
@@ -128,8 +128,8 @@ class VllmSampler:
             return ()
         self._check(prompt_ids, len(ids) + 1)  # a server samples one more
         self._check(ids, 1)
-        limit = self._settings.request_timeout_s
-        async with self._pool.admitted(None) as (client, tag), time_limit(limit, client.name, "request_timeout_s"):
+        limit = self._settings.timeout_s
+        async with self._pool.admitted(None) as (client, tag), time_limit(limit, client.name, "timeout_s"):
             return await client.score(prompt_ids, ids, version=tag)
 
     def stats(self) -> SamplerStats:

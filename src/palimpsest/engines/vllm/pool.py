@@ -31,6 +31,11 @@ from palimpsest.errors import SamplerError
 # ---- One server of the pool: its weights and time limits -----------------------------------------------------
 
 
+MAX_IN_FLIGHT = 256
+"""Requests at one server at once, each with a connection of its own; further ones of its groups go to another server,
+or wait. What a server doesn't batch it queues."""
+
+
 @dataclass(eq=False)
 class Member:
     """One server."""
@@ -189,10 +194,10 @@ class Pool:
         if group and home not in usable:
             groups = Counter(self._homes.values())
             home = self._homes[group] = min(usable, key=lambda member: groups[member])
-        if home is not None and home.in_flight < self._settings.max_in_flight:
+        if home is not None and home.in_flight < MAX_IN_FLIGHT:
             return home
         idlest = min(usable, key=lambda member: member.in_flight)
-        return idlest if idlest.in_flight < self._settings.max_in_flight else None
+        return idlest if idlest.in_flight < MAX_IN_FLIGHT else None
 
     async def _look_at(self, member: Member, client: VllmClient, tag: str, error: ServerFailed) -> None:
         """Ask a server that failed for its health and its version; without both in order it leaves the pool."""
@@ -271,7 +276,7 @@ class Pool:
         known, member.sound = member.up, False
         assert member.client is not None
         try:
-            async with time_limit(self._settings.publish_timeout_s, member.client.name, "publish_timeout_s"):
+            async with time_limit(self._settings.timeout_s, member.client.name, "timeout_s"):
                 await member.client.load(published.folder, published.tag)
                 if not known:
                     await self._admit(member.client)
@@ -288,7 +293,7 @@ class Pool:
             if member.client is not None:
                 await member.client.close()
             member.client = client = process.start(published.folder)
-            async with time_limit(self._settings.start_timeout_s, client.name, "start_timeout_s"):
+            async with time_limit(self._settings.timeout_s, client.name, "timeout_s"):
                 await self._answered(client, process)
                 await client.set_version(published.tag)
                 await self._admit(client)
@@ -328,7 +333,7 @@ class Pool:
         if window < self._window:
             raise ServerFailed(
                 f"{client.name}: its window is {window} tokens, the run's {self._window}: set "
-                f"sampler.max_context={window}, or start it with --max-model-len {self._window}"
+                f"sampler.max_model_len={window}, or start it with --max-model-len {self._window}"
             )
         await client.check_mode(self._mode)
 

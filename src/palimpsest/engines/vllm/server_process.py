@@ -55,7 +55,7 @@ class ServerProcess:
 
     def start(self, model: Path) -> VllmClient:
         """Start it on the weights in `model`; who asks it. It answers some time later. Raises ConfigError."""
-        self._cpu = on_cpu(self._settings)
+        self._cpu = on_cpu()
         self._folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))  # for its owner alone
         socket = self._folder / "http"
         self._mark = secrets.token_hex(8)
@@ -99,13 +99,13 @@ class ServerProcess:
         """vLLM's server. A model folder's own defaults of sampling are left out (`--generation-config vllm`)."""
         settings = self._settings
         return [
-            *(_python(settings) or sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *(os.environ.get(PYTHON, sys.executable), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model), "--served-model-name", "policy", "--uds", str(socket)),
             *("--enable-scale-out", "--skip-tokenizer-init", "--generation-config", "vllm"),
             *("--load-format", "safetensors", "--dtype", self._dtype, "--max-model-len", str(self._window)),
             *("--logprobs-mode", self._mode, "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
-            *("--tensor-parallel-size", str(settings.tensor_parallel)),
-            *("--gpu-memory-utilization", str(settings.memory)),
+            *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
+            *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             *(*(_CPU_ARGS if self._cpu else ()), *settings.args),
         ]
 
@@ -121,17 +121,17 @@ class ServerProcess:
             "TMPDIR": folder,
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _inductor_cache(),
             "VLLM_NO_USAGE_STATS": "1",
-            **{name: str(math.ceil(settings.start_timeout_s)) for name in _STARTING},
+            **{name: str(math.ceil(settings.timeout_s)) for name in _STARTING},
             "HF_HUB_OFFLINE": "1",
         }
         if self._cpu:
             environment.setdefault("VLLM_CPU_KVCACHE_SPACE", _CPU_CACHE_GIB)
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # bound, servers would share the first cores
         if settings.devices:
-            first = self._index * settings.tensor_parallel
-            visible = settings.devices[first : first + settings.tensor_parallel]
+            first = self._index * settings.tensor_parallel_size
+            visible = settings.devices[first : first + settings.tensor_parallel_size]
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, visible))
-        if _python(settings):
+        if os.environ.get(PYTHON):
             environment.pop("PYTHONPATH", None)  # of another environment
         return environment
 
@@ -141,38 +141,33 @@ def _inductor_cache() -> str:
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
 
 
-def _python(settings: SamplerConfig) -> str | None:
-    """The Python that was named for servers; None: the one that runs palimpsest."""
-    return settings.python or os.environ.get(PYTHON)
-
-
-def on_cpu(settings: SamplerConfig) -> bool:
+def on_cpu() -> bool:
     """Whether servers compute on a CPU. Raises ConfigError where their Python has no vLLM."""
-    return _torch_of(settings).endswith("+cpu")
+    return _torch_of().endswith("+cpu")
 
 
 def check_python(settings: SamplerConfig) -> None:
-    """Raise ConfigError unless `sampler.python` is a Python with vLLM, on GPUs where `sampler.devices` names some."""
-    if on_cpu(settings) and settings.devices:
-        python = _python(settings) or sys.executable
+    """Raise ConfigError unless servers have a Python with vLLM, on GPUs where `sampler.devices` names some."""
+    if on_cpu() and settings.devices:
+        python = os.environ.get(PYTHON, sys.executable)
         raise ConfigError(
-            f"sampler.devices={list(settings.devices)}: the vLLM of {python} computes on a CPU; name another by "
-            "sampler.python, or leave it out"
+            f"sampler.devices={list(settings.devices)}: the vLLM of {python} computes on a CPU; name another "
+            f"by ${PYTHON}, or leave it out"
         )
 
 
-def _torch_of(settings: SamplerConfig) -> str:
+def _torch_of() -> str:
     """Version of torch that the servers' Python has, beside vLLM. Raises ConfigError."""
-    named = _python(settings)
+    named = os.environ.get(PYTHON)
     python = named or sys.executable
-    other = f"name the Python of an environment that has vLLM by sampler.python or ${PYTHON}"
+    other = f"name the Python of an environment that has vLLM by ${PYTHON}"
     fix = other if named else f"{install_line('vllm')}, or {other}"
     code = "from importlib import metadata, util; print(util.find_spec('vllm') is not None, metadata.version('torch'))"
     try:
         told = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60, text=True).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"sampler.python={python}: {error}; {fix}") from None
+        raise ConfigError(f"sampler.name=vllm: {python}: {error}; {fix}") from None
     there, _, version = told.strip().partition(" ")
     if there != "True":
-        raise ConfigError(f"sampler.python={python}: no vLLM there; {fix}")
+        raise ConfigError(f"sampler.name=vllm: {python} has no vLLM: {fix}")
     return version

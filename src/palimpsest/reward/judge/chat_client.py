@@ -46,6 +46,10 @@ class _Refused(JudgeError):
     """The endpoint took offence at the request itself."""
 
 
+ATTEMPTS = 4
+"""Requests for one verdict where the endpoint is down, busy or slow, with a pause between that doubles."""
+
+
 class ChatClient:
     """`POST {url}/chat/completions`; `close` it."""
 
@@ -65,7 +69,7 @@ class ChatClient:
         )
         self._weakest = 0  # index of the strongest format that the endpoint takes, as far as is known
         self._places = asyncio.Semaphore(config.concurrency)
-        self._breaker = Breaker(config.attempts * config.concurrency, probe_s=config.timeout_s)
+        self._breaker = Breaker(ATTEMPTS * config.concurrency, probe_s=config.timeout_s)
         from palimpsest.http_connections import Connections  # aiohttp takes a while, and few runs ask a judge
 
         self._connections = Connections(token=self._key, proxies=host not in _LOOPBACK)  # none for one on this machine
@@ -103,7 +107,7 @@ class ChatClient:
 
         key = (str(body["messages"]),)
         try:
-            return await attempted(once, attempts=self._config.attempts, pause=self._pause, key=key)
+            return await attempted(once, attempts=ATTEMPTS, pause=self._pause, key=key)
         except GaveUp as gave_up:
             raise JudgeError(f"{self.url}: {gave_up}") from None
         except ServiceDown as down:

@@ -209,9 +209,8 @@ class Judge:
 
     @classmethod
     def open(cls, config: JudgeConfig, folder: Path | None = None) -> Judge:
-        """The judge at `config.url`; its verdicts are kept in `config.cache`, else in `folder`, else nowhere."""
-        path = Path(config.cache) if config.cache else folder and folder / FILE
-        return cls(config, ChatClient(config, _SCHEMA), VerdictCache(path) if path else None)
+        """The judge at `config.url`; its verdicts are kept in `folder`, where there is one."""
+        return cls(config, ChatClient(config, _SCHEMA), VerdictCache(folder / FILE) if folder else None)
 
     async def close(self) -> None:
         await self._chat.close()

@@ -166,7 +166,7 @@ class Lessons:
     def _other(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
         """A fact that is not evidence, as documents have them."""
         while True:
-            draw = rival if rng.random() < fmean(self.data.rivals) else rng.choice((near_miss, distractor))
+            draw = rival if rng.random() < fmean(self.data.competing_facts) else rng.choice((near_miss, distractor))
             if (sentence := draw(world, evidence, rng)) not in FILLER:
                 return sentence
 

@@ -1,9 +1,9 @@
 """Supervised cold start: imitate recorded or scripted episodes, in the segments and masks of training with rewards.
 
     records or conversations -> trajectories (of records all, or the best graded) -> epochs in a keyed order
-    -> batches of `train.prompts_per_step` trajectories -> segments, weighed by `credit.aggregate` -> nll -> update
+    -> batches of `train.batch_size` trajectories -> segments, weighed by `credit.agg_mode` -> nll -> update
 
-Same run folder, checkpoints and resume as training with rewards (runs/driver.py). `train.steps` is the number of
+Same run folder, checkpoints and resume as training with rewards (runs/driver.py). `train.max_steps` is the number of
 optimiser steps. The engine must have been opened with objective="nll".
 
 Guaranteed: every sampled token of a chosen episode is imitated once an epoch, in the context it was sampled in.
@@ -71,10 +71,10 @@ class SupervisedTrainer:
     _skips: SkipWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self._skips = SkipWatch(self.config.optim.max_skipped, self.folder.warn)
+        self._skips = SkipWatch(self.folder.warn)
 
     async def run(self) -> Finished:
-        """Train to `train.steps`, or until `stop` is wished for."""
+        """Train to `train.max_steps`, or until `stop` is wished for."""
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         return await driver.run()
 
@@ -87,7 +87,7 @@ class SupervisedTrainer:
         metrics, timings = learner_metrics(updates)
         await self.learner.publish()
         seconds = time.perf_counter() - start
-        metrics["data/epoch"] = step * self.config.train.prompts_per_step / len(self.trajectories)
+        metrics["data/epoch"] = step * self.config.train.batch_size / len(self.trajectories)
         tokens = sum(len(row.segment.token_ids) for row in batch.segments)
         timings |= {
             "learn_s": seconds,
@@ -117,7 +117,7 @@ class SupervisedTrainer:
 
     def chosen(self, step: int) -> list[int]:
         """Indices of the trajectories of a step; each comes once an epoch, and epochs run on into each other."""
-        size = self.config.train.prompts_per_step
+        size = self.config.train.batch_size
         places = range((step - 1) * size, step * size)
         return [self._epoch(place // len(self.trajectories))[place % len(self.trajectories)] for place in places]
 
@@ -135,7 +135,7 @@ class SupervisedTrainer:
             for place, index in enumerate(self.chosen(step))
             for segment in segments_of(self.trajectories[index])
         ]
-        return weigh(rows, self.config.credit.aggregate)
+        return weigh(rows, self.config.credit.agg_mode)
 
 
 def audible(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -211,13 +211,17 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
     if credit.dynamic_sampling and not has_signal(group):
         nothing = tuple(None if grade.value is None else 0.0 for grade in group.grades)
         return Advantages(
-            f"by credit.rule={credit.rule}: all rewards are equal, so the group was left out", nothing, {}
+            f"by credit.adv_estimator={credit.adv_estimator}: all rewards are equal, so the group was left out",
+            nothing,
+            {},
         )
-    plain = credit.model_copy(update={"segments": None, "final_segment": "new_only"})  # every token once
+    plain = credit.model_copy(update={"segments_per_group": None, "final_segment": "new_only"})  # every token once
     try:
         given = credit_group(group, plain)
     except (PalimpsestError, ValueError) as error:
-        return _difference(group, f"{_DIFFERENCE}: credit.rule={credit.rule} can't be taken ({error})")
+        return _difference(
+            group, f"{_DIFFERENCE}: credit.adv_estimator={credit.adv_estimator} can't be taken ({error})"
+        )
     of_tokens: dict[tuple[int, int], list[float]] = {}
     places = [place for place, segments in enumerate(given.segments) for _ in range(segments)]
     for place, row in zip(places, given.rows, strict=True):
@@ -225,16 +229,16 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
             if turn >= 0:
                 of_tokens.setdefault((place, turn), []).append(advantage)
     tokens = {key: tuple(values) for key, values in of_tokens.items()}
-    return Advantages(f"by credit.rule={credit.rule}", given.advantages, tokens)
+    return Advantages(f"by credit.adv_estimator={credit.adv_estimator}", given.advantages, tokens)
 
 
 def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segment, tuple[float, ...]]] | None:
     """The segments that training is given of a group, each with the advantage of each token [T].
 
     None where that isn't known: without the run's credit section, under a rule of the user's own, and under
-    `credit.segments`, which draws some by the step they are of.
+    `credit.segments_per_group`, which draws some by the step they are of.
     """
-    if credit is None or credit.segments is not None or _why_not(group, credit) is not None:
+    if credit is None or credit.segments_per_group is not None or _why_not(group, credit) is not None:
         return None
     if credit.dynamic_sampling and not has_signal(group):
         return []
@@ -249,8 +253,8 @@ def _why_not(group: Group, credit: CreditConfig) -> str | None:
     """Why credit isn't given again for a look; None where it is."""
     if sum(map(tokens_of, group.trajectories)) > _MOST:
         return "the group is too long to give credit to again for a look"
-    if not {credit.rule, str(credit.options.get("outcome", "mean"))} <= {*KINDS["rule"].shipped}:
-        return f"credit.rule={credit.rule} is your own, and is not run for a look"
+    if not {credit.adv_estimator, str(credit.options.get("outcome", "mean"))} <= {*KINDS["rule"].shipped}:
+        return f"credit.adv_estimator={credit.adv_estimator} is your own, and is not run for a look"
     return None
 
 

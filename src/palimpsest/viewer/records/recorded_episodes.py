@@ -205,7 +205,7 @@ def record_path(source: Source, step: str) -> Path:
         if not source.path.exists():
             raise gone(source)
         raise NotThere(
-            f"{source.name}: no episodes are recorded of step {step[:60]} (train.record_every says of which)"
+            f"{source.name}: no episodes are recorded of step {step[:60]} (train.record_steps says of which)"
         )
     return path if source.kind is SourceKind.RECORD else kept_inside(source, path)
 

@@ -170,7 +170,7 @@ def _linked_out(source: Source) -> str | None:
 def steps_of(config: Mapping[str, Any]) -> int | None:
     """How many steps a run is to have; None where its configuration doesn't say."""
     train = config.get("train")
-    steps = train.get("steps") if isinstance(train, dict) else None
+    steps = train.get("max_steps") if isinstance(train, dict) else None
     return steps if type(steps) is int else None
 
 

@@ -325,7 +325,7 @@ def _logprob_gap(run: Watched) -> Iterator[Alarm]:
             if gap > LOGPROB_GAP:
                 text = (
                     f"Sampler and learner differ by {gap:.3f} nats a token: what is learnt isn't what was sampled. "
-                    "Look at their versions and number formats; loss.tis_cap corrects a part."
+                    "Look at their versions and number formats; loss.importance_sampling_cap corrects a part."
                 )
                 yield Alarm("red", "logprob_gap", text, run.step, key)
             return
@@ -338,7 +338,7 @@ def _entropy(run: Watched) -> Iterator[Alarm]:
     now, was = run.late(key), run.before(key)
     if now is not None and was and now < ENTROPY_LEFT * was:
         fell = f"{name} fell from {was:.3g} to {now:.3g} in {BEFORE} steps."
-        text = f"{fell} A lower optim.learning_rate or loss.entropy_coef above 0 helps."
+        text = f"{fell} A lower optim.learning_rate or loss.entropy_coeff above 0 helps."
         yield Alarm("red", "entropy", text, run.step, key)
 
 
@@ -369,7 +369,7 @@ def _grad_skipped(run: Watched) -> Iterator[Alarm]:
         severity: Severity = "red" if share > SKIPPED else "amber"
         text = (
             f"{_percent(share)} of the last optimiser steps were skipped: their gradients weren't finite. After "
-            "optim.max_skipped in a row the run ends; a lower optim.learning_rate helps."
+            "10 in a row the run ends; a lower optim.learning_rate helps."
         )
         yield Alarm(severity, "grad_skipped", text, run.step, "optim/grad_skipped")
 
@@ -389,7 +389,10 @@ def _rollout_bound(run: Watched) -> Iterator[Alarm]:
     total = sum(map(_seconds, rows))
     share = sum(float(row["rollout_s"]) for row in rows) / total if total else 0.0
     if len(rows) >= FEWEST and share > ROLLOUT_SHARE:
-        text = f"Rollouts take {_percent(share)} of the time. More engine.batch_slots, or train.ahead, may help."
+        text = (
+            f"Rollouts take {_percent(share)} of the time. More engine.max_num_seqs, or train.max_off_policy_steps, "
+            "may help."
+        )
         yield Alarm("advice", "rollout_bound", text, run.step, "rollout_s")
 
 

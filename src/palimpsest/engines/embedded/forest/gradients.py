@@ -34,7 +34,7 @@ Forward = Callable[[Forest, bool], tuple[Tensor, Tensor]]
 
 def skips_silent(objective: Objective, loss: LossConfig) -> bool:
     """Whether a segment without an advantage has no gradient."""
-    return objective == "policy" and loss.kl_coef == 0 and loss.entropy_coef == 0
+    return objective == "policy" and loss.kl_loss_coef == 0 and loss.entropy_coeff == 0
 
 
 @torch.no_grad()

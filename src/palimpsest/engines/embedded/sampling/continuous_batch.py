@@ -102,7 +102,7 @@ class ContinuousBatch:
         self,
         model: Any,
         *,
-        batch_slots: int = 128,
+        max_num_seqs: int = 128,
         prefill_tokens: int = 8192,
         cache_tokens: int = CACHE_TOKENS,
         fused: bool = True,
@@ -112,10 +112,10 @@ class ContinuousBatch:
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.version = 0
         self.counters = Counters()
-        self._prefill_tokens, self._slots = prefill_tokens, batch_slots
+        self._prefill_tokens, self._slots = prefill_tokens, max_num_seqs
         self._pool = KVPool(KVShape.of(model))
         self._cache = PrefixCache(self._pool, cache_tokens)
-        self._rows = PoolRows(batch_slots, self.vocab)
+        self._rows = PoolRows(max_num_seqs, self.vocab)
         self._forward: Forward = pick_forward(model, self._pool) if fused else HFForward(model, self._pool)
         self._waiting: list[Request] = []
         self._requests: dict[int, Request] = {}

@@ -18,7 +18,7 @@ keep it 16 times. Measured with 8 to 16 decoded rows and six documents at once, 
 Guaranteed: at most `capacity` tokens are stored; the least recently used leaf is evicted first. Using a sequence also
 uses its prefixes, so a prefix is never evicted before what continues it.
 Not covered: paging. Memory is all rows times the longest request so far, rounded up: on a large model choose
-`engine.batch_slots` accordingly. Entries of other weights: the owner calls `clear` when the weights change.
+`engine.max_num_seqs` accordingly. Entries of other weights: the owner calls `clear` when the weights change.
 
 Axes: L layers, R rows, S slots, N tokens (in `PoolRows`: decoded rows), H key-value heads, C capacity in tokens,
 D head size.

@@ -242,14 +242,14 @@ class EmbeddedSampler(BatchSampler):
         *,
         thread: ComputeThread | None = None,
         version: int = 0,
-        batch_slots: int = 128,
+        max_num_seqs: int = 128,
         prefill_tokens: int = 8192,
         cache_tokens: int = CACHE_TOKENS,
         fused: bool = True,
     ) -> None:
         """`thread`: the one that also trains `model`, where one does; `version`: its weights'. The others: `Batch`."""
         batch = ContinuousBatch(
-            model, batch_slots=batch_slots, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, fused=fused
+            model, max_num_seqs=max_num_seqs, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, fused=fused
         )
         batch.version = version
         super().__init__(batch, context_of(model), thread or ComputeThread())

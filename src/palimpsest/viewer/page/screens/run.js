@@ -11,7 +11,7 @@ const GROUPS = [
   ["Reward", ["reward/mean", "reward/std", "groups/with_signal", "reward/ungraded", "eval/accuracy"]],
   ["Memory", ["memory/evidence_retention", "memory/copy_fidelity", "memory/tokens", "memory/truncated", "memory/overwrite_rate", "memory/recall_rate", "memory/recall_hit_rate", "memory/malformed_rate"]],
   ["Policy", ["policy/entropy", "policy/clip_fraction", "policy/logprob_gap", "sampler/logprob_gap_mean", "policy/approx_kl", "policy/kl", "optim/grad_norm", "optim/learning_rate", "optim/grad_skipped"]],
-  ["Episodes and tools", ["episode/turns", "episode/sampled_tokens", "episode/prompt_tokens", "tool/prunes", "tool/context_tokens", "curriculum/chunks", "curriculum/objectives"]],
+  ["Episodes and tools", ["episode/turns", "episode/sampled_tokens", "episode/prompt_tokens", "tool/prunes", "tool/context_tokens", "curriculum/chunks"]],
   ["Lessons", ["loss", "sft/loss", "accuracy", "sft/accuracy"]],
 ];
 const CLOCKS = ["rollout_s", "learn_s", "rollout_tokens_per_s", "rss_mb"];
