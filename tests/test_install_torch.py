@@ -84,6 +84,7 @@ def test_the_cpu_index_is_used_where_it_answers(tmp_path: Path, ordinary: str) -
 
 
 @linux
+@pytest.mark.slow
 def test_cuda_is_asked_for_by_name(tmp_path: Path, ordinary: str) -> None:
     with index(tmp_path / "cpu", "2.13.0+cpu") as cpu:
         _, builds = install(tmp_path / "site", ordinary, cpu, "--build", "cuda")
@@ -91,7 +92,13 @@ def test_cuda_is_asked_for_by_name(tmp_path: Path, ordinary: str) -> None:
 
 
 @linux
-@pytest.mark.parametrize("how", ["silent", "refusing", "without that version", "unknown host"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "refusing",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("silent", "without that version", "unknown host")),
+    ],
+)
 def test_the_ordinary_index_is_used_where_the_other_cannot_be(tmp_path: Path, ordinary: str, how: str) -> None:
     with silent() as quiet, index(tmp_path / "old", "2.0.0+cpu") as old:
         cpu = {

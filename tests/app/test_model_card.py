@@ -93,6 +93,7 @@ def test_an_evaluation_elsewhere_is_named_and_one_of_other_weights_is_rejected(
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_quickstarts_card_has_the_agents_accuracy_at_each_length(tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = {**small_run(tiny_model_folder), "cold_start": None, "evaluation.problems": 2, "evaluation.processes": 1}
     settings["evaluation.sizes"] = [1, 2]

@@ -334,6 +334,7 @@ print(run.play("Who?", "Bob.").answer)
 """
 
 
+@pytest.mark.slow
 def test_everything_can_be_defined_in_a_script_and_a_command_says_what_it_lacks(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ palimpsest.train(resume="run", quiet=True)
 """
 
 
+@pytest.mark.slow
 def test_everything_can_be_typed_into_an_interactive_session(tiny_model_folder: Path, tmp_path: Path) -> None:
     """Functions and classes of `__main__`, of which there is no file."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
@@ -156,6 +157,7 @@ def test_calls_in_several_threads_see_their_own_objects(tiny_model_folder: Path,
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+@pytest.mark.slow
 def test_objects_stay_in_the_calling_process_of_a_run_on_ranks(tiny_model_folder: Path, tmp_path: Path) -> None:
     seen: list[int] = []
 

@@ -62,6 +62,7 @@ print("stopped", 2 <= run.steps < 500, run.finished, run.checkpoint.is_dir())
 """
 
 
+@pytest.mark.slow
 def test_interrupting_a_cell_finishes_the_step_and_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
 ) -> None:
@@ -88,6 +89,7 @@ print("awaited", run.finished, ticks > 0)
 """
 
 
+@pytest.mark.slow
 def test_the_twins_are_awaited_in_the_notebooks_own_loop_which_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
 ) -> None:

@@ -106,8 +106,9 @@ def truth(sections: int) -> float:
 
 @pytest.mark.parametrize(
     ("documents", "sections"),
-    [(16, 64), pytest.param(64, 64, marks=pytest.mark.slow), pytest.param(64, 256, marks=pytest.mark.slow)],
+    [(16, 64), (64, 64), (64, 256)],
 )
+@pytest.mark.slow
 def test_an_interval_holds_the_true_accuracy(documents: int, sections: int) -> None:
     """Counted at 16 sections; 150 draws of an interval that covers 95 % give at least 90 % but for 1 time in 200."""
     rng = random.Random(sections + documents)

@@ -113,7 +113,9 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error_at_once() -> None:
             await client.search(["q"], 1)
 
 
-@pytest.mark.parametrize("packed", ["gzip", "deflate", "identity"])
+@pytest.mark.parametrize(
+    "packed", ["gzip", *(pytest.param(how, marks=pytest.mark.slow) for how in ("deflate", "identity"))]
+)
 async def test_a_reply_is_held_up_to_a_limit_however_it_is_packed(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 MB of gzip makes 1 GB; the process must not grow by more than a little."""
     monkeypatch.setattr("palimpsest.retrieval.search_client._REPLY_BYTES", 2_000_000)

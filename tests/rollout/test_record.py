@@ -133,7 +133,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), ANYTHING))
 def test_no_note_of_any_kind_keeps_an_episode_from_being_written(notes: dict[str, object]) -> None:
     turn = Turn((1,), Completion((2,), (-0.5,), StopReason.STOP), 0, "act", notes)

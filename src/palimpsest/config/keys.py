@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 from palimpsest.config.engine import OWN, engines_with
 from palimpsest.config.reward import LayerConfig
 from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
+from palimpsest.config.section import leaves
 from palimpsest.errors import nearest
 from palimpsest.plugin_options import choices, expected
 
@@ -435,21 +436,6 @@ _SECTIONS = {"sampling": "eval_sampling"}
 """Parts of an identity whose section of the configuration is called otherwise."""
 _SHOWN_DIFFERENCES, _WIDTH = 3, 60
 """Differences that a message names, and characters of a value in it."""
-
-
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and plain values; lists and empty dictionaries are values.
-
-    >>> dict(leaves({"data": {"seed": 0, "columns": {}}, "weights": "w"}))
-    {'data.seed': 0, 'data.columns': {}, 'weights': 'w'}
-    >>> dict(leaves({})), dict(leaves({7: {8: 0}}))
-    ({}, {'7.8': 0})
-    """
-    if isinstance(value, dict) and (value or not key):
-        for name, inner in value.items():
-            yield from leaves(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
 
 
 @lru_cache(maxsize=1)

@@ -1,8 +1,9 @@
-"""What every section of a configuration is."""
+"""What every section of a configuration is, and its keys and values as pairs."""
 
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -44,3 +45,18 @@ def _kinds(annotation: Any) -> set[Any]:
     """
     parts = typing.get_args(annotation) if typing.get_origin(annotation) is not typing.Literal else ()
     return {annotation}.union(*map(_kinds, parts))
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and plain values; lists and empty dictionaries are values.
+
+    >>> dict(leaves({"data": {"seed": 0, "columns": {}}, "weights": "w"}))
+    {'data.seed': 0, 'data.columns': {}, 'weights': 'w'}
+    >>> dict(leaves({})), dict(leaves({7: {8: 0}}))
+    ({}, {'7.8': 0})
+    """
+    if isinstance(value, dict) and (value or not key):
+        for name, inner in value.items():
+            yield from leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value

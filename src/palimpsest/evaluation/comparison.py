@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from palimpsest.config.keys import default_settings, leaves
+from palimpsest.config.keys import default_settings
 from palimpsest.config.reward import LAYERS
+from palimpsest.config.section import leaves
 from palimpsest.evaluation.pairing import Pairing, pair
 from palimpsest.evaluation.sample_log import Cell, Sample, not_asked_told
 from palimpsest.evaluation.summary import EvalSummary, summarise

@@ -31,9 +31,9 @@ from typing import Any, Literal
 
 import orjson
 
-from palimpsest.config.keys import leaves
 from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import leaves
 from palimpsest.provenance import MADE_WITH
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.jsonl_rows import read_rows

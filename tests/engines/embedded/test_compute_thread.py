@@ -337,6 +337,7 @@ print(len(asyncio.run(engine.sampler.generate([5, 6, 7], SamplingParams(max_toke
 """
 
 
+@pytest.mark.slow
 def test_leaving_without_closing_ends_the_process(tiny_model_folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVES, str(tiny_model_folder)],

@@ -103,6 +103,7 @@ def rounding_of_chunks(task: Task, size: int) -> float:
     return 2.0**-8 * float(torch.stack(sizes).norm() / (gap.T @ hidden).norm())
 
 
+@pytest.mark.slow
 def test_the_heads_gradient_at_a_large_vocabulary_does_not_lose_bits_with_the_number_of_chunks() -> None:
     """In bfloat16, 64 chunks are about as exact as one; added up in bfloat16 they have 1.9 times the error."""
     task = Task(128, 8)

@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "vllm_environment.py"
         (True, "error: {folder}: no environment can be made there: "),
     ],
 )
+@pytest.mark.slow
 def test_a_step_that_fails_is_told_in_a_line_with_exit_status_1(there: bool, told: str, tmp_path: Path) -> None:
     folder = tmp_path / "venv"
     if there:

@@ -80,6 +80,7 @@ async def test_the_log_is_left_out_where_it_is_not_wanted(lines: list[str]) -> N
     assert not lines
 
 
+@pytest.mark.slow
 def test_the_command_logs_requests_and_serves_under_another_name(tmp_path: Path) -> None:
     words = ["serve", "embedded", "--port", "0", "--no-store", "--served-model-name", "org/agent"]
     with serving_process(words, "/v1", stderr=subprocess.PIPE) as (url, child):

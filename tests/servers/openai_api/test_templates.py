@@ -167,6 +167,7 @@ def test_a_long_text_is_read_whole_whatever_it_holds() -> None:
         assert found.questions == (QUESTION,)
 
 
+@pytest.mark.slow
 def test_hostile_prompts_take_time_that_grows_with_their_length() -> None:
     """At once; with a quadratic rule this test would not end for an hour."""
     for piece in (

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 import yaml
 
-from palimpsest.config.keys import leaves
+from palimpsest.config.section import leaves
 from palimpsest.config.yaml_text import first_line, read
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, SUMMARY
