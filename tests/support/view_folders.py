@@ -27,7 +27,7 @@ def run_folder(
 ) -> Path:
     """A run of the recipe `small`, as its process left it."""
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(f"recipe: small\nseed: 0\ntrain:\n  steps: {steps}\n{config}")
+    (path / "config.yaml").write_text(f"recipe: small\nseed: 0\ntrain:\n  max_steps: {steps}\n{config}")
     (path / "metrics.jsonl").write_bytes(b"".join(map(encode_row, metrics)))
     (path / "timings.jsonl").write_bytes(b"".join(map(encode_row, timings)))
     rows = [{"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **row} for row in events]

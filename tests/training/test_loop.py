@@ -374,7 +374,7 @@ def test_evaluation_runs_when_due_and_its_metrics_stand_in_the_row(tmp_path: Pat
     assert [row.get("eval/accuracy") for row in rows] == [None, 0.2, None, 0.4, 0.5]
 
 
-def test_record_every_thins_the_trajectories_out(tmp_path: Path) -> None:
+def test_record_steps_thins_the_trajectories_out(tmp_path: Path) -> None:
     train(tmp_path / "run", small_config(record_steps=3))
     assert len(list((tmp_path / "run" / "trajectories").glob("*.zst"))) == 2
 

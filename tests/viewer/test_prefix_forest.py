@@ -85,7 +85,7 @@ def test_nothing_is_computed_of_a_group_without_a_signal() -> None:
     assert equal.computed == Computed(0, 0, 0)
     assert other.computed == Computed(2, 6, 4)
     assert Opened(equal.group, LETTERS).computed is None
-    drawn = credit.model_copy(update={"segments": {}})
+    drawn = credit.model_copy(update={"segments_per_group": {}})
     assert Opened(equal.group, LETTERS, drawn).computed is None
 
 

@@ -41,7 +41,7 @@ def test_steps_are_those_with_a_record_and_unknown_ones_are_told(tmp_path: Path)
     assert told.get("/api/runs/first/steps") == [2, 10]
     assert [row["id"] for row in told.get("/api/runs/first/steps/10/episodes")["rows"]] == ["b", "b"]
     for step in ("3", "all", "..", "x", "²", "-1", "9" * 20):
-        with pytest.raises(NotThere, match="record_every"):
+        with pytest.raises(NotThere, match="record_steps"):
             told.get(f"/api/runs/first/steps/{step}/episodes")
 
 

@@ -373,12 +373,12 @@ def test_a_window_that_nobody_says_must_be_given() -> None:
     with endpoint_server(Server(takes="chat", window=None)) as server:
         with refusing(ConfigError, "engine.max_model_len", "131072"):
             opened(server, None)
-        assert opened(server, None, max_context=1000).limits.max_context == 1000
+        assert opened(server, None, max_model_len=1000).limits.max_context == 1000
 
 
 def test_a_window_larger_than_the_endpoints_is_refused(tiny_model_folder: Path) -> None:
     with endpoint_server() as server, refusing(ConfigError, "engine.max_model_len=5000", "4096"):
-        opened(server, tiny_model_folder, max_context=5000)
+        opened(server, tiny_model_folder, max_model_len=5000)
 
 
 def test_training_on_an_endpoint_is_refused() -> None:

@@ -98,15 +98,11 @@ async def test_a_run_on_a_cluster_of_the_user_s_says_so_when_it_begins(
     [
         ([], torch.float32),
         (["model.dtype=bfloat16"], torch.bfloat16),
-        (["cluster.mixed_precision=bfloat16"], torch.bfloat16),
-        (["model.dtype=bfloat16", "cluster.mixed_precision=float32"], torch.float32),
     ],
 )
-def test_what_learners_compute_in_is_the_model_s_type_unless_it_is_named(
-    overrides: list[str], computed: torch.dtype
-) -> None:
+def test_what_learners_compute_in_is_the_model_s_type(overrides: list[str], computed: torch.dtype) -> None:
     config = load_recipe("memagent-quickstart", ["engine.name=ray", *overrides])
-    assert computed_in(config.model, config.cluster) is computed
+    assert computed_in(config.model) is computed
 
 
 # ---- places ---------------------------------------------------------------------------------------------------------
@@ -242,7 +238,7 @@ async def test_ray_has_none_of_the_gpus_of_servers(
     seen: list[str | None] = []
     environment.setattr(ray, "init", lambda **_: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     environment.setattr(torch.cuda, "device_count", lambda: 4)
-    served = ("sampler.name=vllm", f"sampler.devices=[{device}]", "sampler.python=/bin/true")
+    served = ("sampler.name=vllm", f"sampler.devices=[{device}]")
     group_of(*served)._connect(tmp_path, "mark")
     assert seen == [left]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible

@@ -74,7 +74,7 @@ def common(tied: Path, untied: Path) -> dict[str, Case]:
         "plain": case(tied),
         "fewer-forests-than-ranks": one,
         "lora-kl": case(tied, model=adapters, loss={"kl_loss_coef": 0.1}),
-        "tensor-parallel": case(untied, cluster={"tensor_parallel": 2}),
+        "tensor-parallel": case(untied, cluster={"tensor_parallel_size": 2}),
     }
 
 
@@ -93,7 +93,7 @@ def rarer(tied: Path, untied: Path) -> dict[str, Case]:
 
 def divided(tied: Path, untied: Path) -> dict[str, Case]:
     """More of tensor parallel."""
-    cluster = {"tensor_parallel": 2}
+    cluster = {"tensor_parallel_size": 2}
     decay = {**OPTIM, "weight_decay": 0.1, "max_grad_norm": 0.05}
     return {
         "divided-tied": case(tied, cluster=cluster),

@@ -150,7 +150,7 @@ class ForestModel(nn.Module):
         )
 
 
-def computed_in(model: ModelConfig, cluster: ClusterConfig) -> torch.dtype:
+def computed_in(model: ModelConfig) -> torch.dtype:
     return DTYPES[model.dtype]
 
 
@@ -176,8 +176,8 @@ def shard(
     if config.lora is not None:
         model, adapters = _with_adapters(model, config, source)
     divide(model, mesh["tp"])
-    root = ForestModel(model, temperature, computed_in(config, cluster), entropy_gradient)
-    _fully_shard(root, cluster, mesh["dp"], computed_in(config, cluster), device)
+    root = ForestModel(model, temperature, computed_in(config), entropy_gradient)
+    _fully_shard(root, cluster, mesh["dp"], computed_in(config), device)
     root.to_empty(device="cpu" if cluster.cpu_offload else device)
     _base(model).tie_weights()
     _fill_buffers(model, small, device)
