@@ -28,6 +28,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
         "http_connections",
         "_version",
         "provenance",
+        "notes",
         "config",
         "progress",
         "models",

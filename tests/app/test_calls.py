@@ -116,7 +116,7 @@ def test_a_run_brings_its_own_configuration_wherever_it_is_named(
     other = command(*asked, "--policy", "overwrite", "prompts=short")
     assert f"{run.folder} was trained with recall, not overwrite" in other.stderr
     agent = Agent(run.folder, overrides=["policy.name=retrieval"])
-    assert agent.told(evaluation_config(agent))[0] == f"{run.folder} was trained with recall, not retrieval"
+    assert agent.notes(evaluation_config(agent))[0] == f"{run.folder} was trained with recall, not retrieval"
 
 
 def test_problems_of_ones_own_are_evaluated_as_they_are(run: palimpsest.Run, tmp_path: Path) -> None:

@@ -82,16 +82,16 @@ def test_problems_that_were_trained_on_are_told(tmp_path: Path, tiny_model_folde
         shutil.copytree(tiny_model_folder, weights)
     agent = Agent(weights)
     warning = "these are the problems it was trained on; give --data or data.val_files"
-    assert agent.told(evaluation_config(agent)) == [warning]
-    assert agent.told(evaluation_config(agent, data=problems(tmp_path / "dev.json"))) == []
-    assert agent.told(evaluation_config(agent, data="synthetic")) == []
+    assert agent.notes(evaluation_config(agent)) == [warning]
+    assert agent.notes(evaluation_config(agent, data=problems(tmp_path / "dev.json"))) == []
+    assert agent.notes(evaluation_config(agent, data="synthetic")) == []
 
 
 def test_another_model_than_the_recipes_is_told(tmp_path: Path) -> None:
     agent = Agent(recipe="memagent-7b")
-    (told,) = agent.told()
+    (told,) = agent.notes()
     assert told.startswith("the recipe's model is Qwen/Qwen2.5-7B-Instruct; this plays embedded: --model ")
-    assert Agent(recipe="memagent-quickstart").told() == []
+    assert Agent(recipe="memagent-quickstart").notes() == []
 
 
 def test_a_budget_beyond_the_window_names_the_model(palimpsest: Run, tmp_path: Path) -> None:

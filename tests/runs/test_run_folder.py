@@ -14,6 +14,7 @@ import pytest
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import RunError
+from palimpsest.notes import Note
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import changes, identity
@@ -293,4 +294,5 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again_and_keeps_what_it
     assert (folder.path / "trajectories.old-1" / "step-000001.jsonl.zst").read_bytes() == encode_groups(
         sample_groups(1)
     )
-    assert "begins again; what its steps left is kept as metrics.jsonl.old-1, trajectories.old-1" in warnings[0]
+    moved = "metrics.jsonl.old-1, trajectories.old-1"
+    assert warnings[0] == Note("no_checkpoint", run=str(tmp_path / "run"), moved=moved)

@@ -22,6 +22,7 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import check_models
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.registry import evaluated, policy_class
+from palimpsest.notes import Note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, newest_intact
 from palimpsest.runs.resume_rules import how_to_resume
 from palimpsest.runs.run_folder import CONFIG, load_config
@@ -193,26 +194,27 @@ class Agent:
         texts = run.policy.options.get(PROMPTS) if run and run.policy.name == policy else None
         return {PROMPTS: texts} if isinstance(texts, dict) else {}
 
-    def told(self, config: RunConfig | None = None) -> list[str]:
-        """In words, what differs from the recipe or from the run that the model comes from, and which of its
+    def notes(self, config: RunConfig | None = None) -> list[str]:
+        """What differs from the recipe or from the run that the model comes from, and which of its
         checkpoints are damaged; where the data that `config` plays were trained on, that too."""
-        run, lines = _run_in(Path(self.model)), list[str]()
-        self.model_name(lines.append)
+        run, notes = _run_in(Path(self.model)), list[str]()
+        self.model_name(notes.append)
         if self.recipe is not None and os.fspath(self.model) == EMBEDDED:
             recipes = (self.known() or RunConfig()).model.path
             if recipes != EMBEDDED:
-                lines.append(f"the recipe's model is {recipes}; this plays {EMBEDDED}: --model {recipes} plays that")
+                notes.append(Note("model_of_recipe", recipe=recipes, model=EMBEDDED))
         if run is None:
-            return lines
+            return notes
         if config is not None and _trained_on(run, config):
-            lines.append("these are the problems it was trained on; give --data or data.val_files")
+            notes.append(Note("trained_on_these_problems"))
         if config is None:
             played = self.policy or (self.known() or run).policy.name
         else:
             played = config.policy.name
         trained = run.policy.name
-        differs = [] if played == trained else [f"{os.fspath(self.model)} was trained with {trained}, not {played}"]
-        return lines + differs
+        model = os.fspath(self.model)
+        other = [] if played == trained else [Note("other_policy", model=model, trained=trained, policy=played)]
+        return notes + other
 
     def known(self) -> RunConfig | None:
         """What the recipe says, or the run that the model comes from: who was trained to recall is not played as one

@@ -84,7 +84,7 @@ def serve(
         )
     remote = Remote.named(None if engine == "embedded" else engine, engine_key_env, tokenizer)
     agent = Agent(model, policy, None, overrides or [], 0, remote)
-    for line in agent.told():
+    for line in agent.notes():
         typer.echo(f"note: {line}", err=True)
     folder = None if no_store else store or default_store()
     kept = "nothing is kept on disk" if folder is None else f"episodes are kept in {folder}"

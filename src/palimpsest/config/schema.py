@@ -313,7 +313,8 @@ class RunConfig(Strict):
         if self.train.num_minibatches > self.train.batch_size:
             raise ValueError(
                 f"train.num_minibatches={self.train.num_minibatches} exceeds train.batch_size="
-                f"{self.train.batch_size}: every optimiser step needs at least one whole group"
+                f"{self.train.batch_size}: each has at least one whole group, so set train.num_minibatches="
+                f"{self.train.batch_size} at the most"
             )
         unweighted = self.loss.old_logprobs == "recompute" and self.loss.importance_sampling_cap is None
         if self.train.max_off_policy_steps and unweighted:

@@ -49,8 +49,8 @@ def build_rule(config: CreditConfig) -> Rule:
     return rule
 
 
-def unread(groups: Iterable[Group], config: CreditConfig) -> str | None:
-    """In words, which rewards of these groups' turns no shipped rule looks at; None where there are none."""
+def unread_rewards(groups: Iterable[Group], config: CreditConfig) -> dict[str, str] | None:
+    """`parts` of the rewards of these groups' turns that `rule` does not look at; None where there are none."""
     if config.adv_estimator not in (*OUTCOMES, STATE_MIX):
         return None
     if config.adv_estimator == STATE_MIX and plugins.owner(build_rule(config)).alpha < 1:
@@ -64,10 +64,7 @@ def unread(groups: Iterable[Group], config: CreditConfig) -> str | None:
         if config.adv_estimator == STATE_MIX
         else f"credit.adv_estimator={config.adv_estimator}"
     )
-    return (
-        f"the reward gives {' and '.join(parts)}, which {rule} does not look at, so the outcome alone is learnt from; "
-        "credit.adv_estimator=state_mix with an alpha below 1 mixes them in"
-    )
+    return {"parts": " and ".join(parts), "rule": rule}
 
 
 # ---- Batches of the optimiser steps --------------------------------------------------------------------------

@@ -21,8 +21,9 @@ from palimpsest.config.keys import default_settings
 from palimpsest.config.reward import LAYERS
 from palimpsest.config.section import leaves
 from palimpsest.evaluation.pairing import Pairing, pair
-from palimpsest.evaluation.sample_log import Cell, Sample, not_asked_told
+from palimpsest.evaluation.sample_log import Cell, Sample
 from palimpsest.evaluation.summary import EvalSummary, summarise
+from palimpsest.notes import Note
 
 REGRADED = "regraded"
 """Key of an identity, and folder in an evaluation, of grades that were given later."""
@@ -169,30 +170,30 @@ class SideBySide:
                 yield Band(cell, tuple(known), fmean(values), min(values), max(values), stdev(values))
 
     @cached_property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """What a reader has to know beside the figures."""
         return (*self.side_notes(), *self.pairing_notes())
 
-    def side_notes(self) -> Iterator[str]:
+    def side_notes(self) -> Iterator[Note]:
         """What of each side isn't in its accuracy."""
         for side in self.sides:
             told = side.counts()
             counts = {name: told[name] for name in ("ungraded", "without_gold", "unreadable_lines") if told[name]}
             if counts:
                 words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-                yield f"{side.name}: {words} of {told['episodes']}; not in its accuracy"
+                yield Note("side_counts", side=side.name, counts=words, episodes=told["episodes"])
             if side.not_asked:
-                yield f"{side.name}: {not_asked_told(side.not_asked)}"
+                yield Note("side_episodes_not_requested", side=side.name, count=side.not_asked)
 
-    def pairing_notes(self) -> Iterator[str]:
+    def pairing_notes(self) -> Iterator[Note]:
         """What the differences are over, where that isn't everything."""
         first = self.sides[0].name
         for name, pairing in self.pairings.items():
             if not pairing.problems:
                 warning = f" ({pairing.warning})" if pairing.warning else ""
-                yield f"{name} and {first} have no graded problem in common: no difference can be told{warning}"
+                yield Note("nothing_in_common", side=name, first=first, warning=warning)
             elif pairing.warning:
-                yield f"{name} against {first}: over {pairing.counted} that both graded; {pairing.warning}"
+                yield Note("pairing", side=name, first=first, problems=pairing.counted, warning=pairing.warning)
 
 
 AGENT = "agent"

@@ -24,6 +24,7 @@ import zstandard
 
 from palimpsest import files
 from palimpsest.errors import DataError
+from palimpsest.notes import Note
 from palimpsest.rollout.trajectory_file import (
     Recording,
     encode_groups,
@@ -75,10 +76,7 @@ class EpisodeFile:
         frame = encode_groups([group], self._tokenizer)
         size = self.path.stat().st_size if self.path.exists() else 0
         if self._kept == "wrong" and size + len(frame) > MOST_BYTES:
-            self._end(
-                f"{MOST_BYTES / 1e6:g} MB are full, further episodes are left out (evaluation.record=all keeps every "
-                "one)"
-            )
+            self._end(Note("episode_record_full", path=str(self.path), megabytes=MOST_BYTES / 1e6))
             return
         if self._written(frame, size):
             self._held.add(own)
@@ -93,15 +91,15 @@ class EpisodeFile:
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self.path, size)
-            self._end(f"can't be written ({error.strerror}); further episodes are left out")
+            self._end(Note("episode_record_unwritable", path=str(self.path), reason=error.strerror))
             return False
         return True
 
-    def _end(self, why: str) -> None:
+    def _end(self, note: Note) -> None:
         """Take no more episodes, and tell why."""
         self._full = True
         if self._tell is not None:
-            self._tell(f"{self.path}: {why}")
+            self._tell(note)
 
 
 def read_episodes(path: Path) -> Recording:

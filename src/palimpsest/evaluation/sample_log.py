@@ -30,6 +30,7 @@ from palimpsest import files
 from palimpsest.config.data import GENERATED
 from palimpsest.config.keys import difference
 from palimpsest.errors import RunError
+from palimpsest.notes import Note
 from palimpsest.provenance import MADE_WITH, differences, provenance
 from palimpsest.types import Outcome
 
@@ -405,11 +406,11 @@ class Logged:
     missing: int = 0
     """Episodes that were asked for last and have not ended."""
 
-    def notes(self, folder: Path) -> list[str]:
+    def notes(self, folder: Path) -> list[Note]:
         """What a reader of its figures has to know."""
-        told = [f"{folder / SAMPLES}: {self.unreadable} unreadable lines"] if self.unreadable else []
-        told += [f"{folder}: {not_asked_told(self.not_asked)}"] if self.not_asked else []
-        return told + ([f"{folder}: {self.missing:,} episodes have not ended yet"] if self.missing else [])
+        counts = {"lines_unreadable": self.unreadable, "episodes_not_requested": self.not_asked}
+        counts["episodes_missing"] = self.missing
+        return [Note(code, folder=str(folder), count=count) for code, count in counts.items() if count]
 
 
 def write_asked(folder: Path, asked: Iterable[tuple[Cell, int, Iterable[str]]]) -> None:
@@ -440,10 +441,3 @@ def _read_asked(path: Path) -> dict[tuple[Cell, str], int] | None:
         return None
     except (files.NoRegularFile, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise RunError(f"{path}: can't be read, so what was asked for isn't known; run palimpsest eval again") from None
-
-
-def not_asked_told(count: int) -> str:
-    """In a sentence."""
-    return (
-        f"{count:,} episodes of earlier calls stay in the log and are in no figure: the last call didn't ask for them"
-    )

@@ -24,6 +24,7 @@ from palimpsest.evaluation.sample_log import Cell, Sample
 from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wilson, wilson
 from palimpsest.events import DocumentTruncated
 from palimpsest.metrics.memory_metrics import EVIDENCE_FIRST, EVIDENCE_LAST
+from palimpsest.notes import Note
 
 # ---- Clusters of samples -------------------------------------------------------------------------------------
 
@@ -258,15 +259,13 @@ def by_player(summaries: Sequence[EvalSummary], players: Iterable[str] = ()) -> 
     return tuple(sorted(summaries, key=lambda each: (order[each.cell.player], each.by_length)))
 
 
-def interval_notes(rows: Mapping[str, EvalSummary]) -> list[str]:
+def interval_notes(rows: Mapping[str, EvalSummary]) -> list[Note]:
     """A line that names the rows with a bootstrap's interval, where other rows of the table have Wilson's."""
     kinds = {name: summary.interval for name, summary in rows.items() if summary.graded}
     if len(set(kinds.values())) < 2:
         return []
     names = ", ".join(name for name, kind in kinds.items() if kind == "bootstrap")
-    return [
-        f"intervals of {names} are a bootstrap's, as values are outside 0 to 1; those of the other rows are Wilson's"
-    ]
+    return [Note("bootstrap_intervals", names=names)]
 
 
 def accuracy_of(samples: Sequence[Sample]) -> Score:

@@ -21,6 +21,7 @@ from pathlib import Path
 from palimpsest import plugins
 from palimpsest.config.reward import LAYERS, REWARDS, RewardConfig
 from palimpsest.errors import ConfigError
+from palimpsest.notes import Note
 from palimpsest.reward.answer_match import AnswerJudge, ConstraintLayer, FinalAnswerGrader, MatchGrader
 from palimpsest.reward.custom_reward import Caller, CustomLayer, CustomReward
 from palimpsest.reward.grading import Grades, Layer, close, graded
@@ -88,12 +89,12 @@ def training_layers(config: RewardConfig) -> list[str]:
     return standing
 
 
-def layers_told(config: RewardConfig) -> str | None:
-    """In words, which layers training puts on top of the user's own reward; None for a shipped one, or no layer."""
+def layers_note(config: RewardConfig) -> Note | None:
+    """Which layers training puts on top of the user's own reward; None for a shipped one, or no layer."""
     names = training_layers(config)
     if config.name in REWARDS or not names:
         return None
-    return f"training puts on top of reward.name={config.name}: {', '.join(names)}; evaluation doesn't"
+    return Note("training_layers", reward=config.name, layers=", ".join(names))
 
 
 def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:

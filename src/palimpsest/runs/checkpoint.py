@@ -27,6 +27,7 @@ from typing import Any
 from palimpsest import files
 from palimpsest.errors import CheckpointError, NotWritten
 from palimpsest.models.checkpoint_manifest import FORMAT, MANIFEST, read_manifest, sealed, verify_files
+from palimpsest.notes import Note
 from palimpsest.provenance import MADE_WITH, environment
 
 Write = Callable[[Path], Awaitable[Mapping[str, str]]]
@@ -155,7 +156,7 @@ def newest_intact(folder: Path, warn: Callable[[str], None]) -> Checkpoint | Non
         try:
             return verify(path)
         except CheckpointError as error:
-            warn(f"{error}; falling back to the checkpoint before it")
+            warn(Note("checkpoint_damaged", error=str(error)))
     if paths:
         raise CheckpointError(f"{folder}: none of {len(paths)} checkpoints verifies; start again with --force")
     return None

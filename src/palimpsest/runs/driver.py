@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 from palimpsest import files
 from palimpsest.config.schema import TrainConfig
 from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.notes import Note
 from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import LoggerSet
@@ -141,7 +142,7 @@ class Driver:
         if step < self.config.max_steps:  # nothing will be sampled otherwise: no server need start
             await self.learner.publish()
         self.folder.event("resumed", step=step)
-        self.loggers.message(f"resumed after step {step} from {found.path}")
+        self.loggers.message(Note("resumed", step=step, checkpoint=str(found.path)))
         return step, found.path
 
     async def _one(self, step: int, saved: Path | None) -> None:
@@ -190,7 +191,7 @@ class Driver:
         self.folder.flush()
         await self.folder.checkpoints.save(step, self._write, self.job.state(), name=BEST)
         self.folder.event("best", step=step, metric=name, value=measured[key])
-        self.loggers.message(f"step {step}: best {name} so far, {measured[key]:.4g}, kept as checkpoints/{BEST}")
+        self.loggers.message(Note("best_checkpoint", step=step, metric=name, value=measured[key]))
 
     async def _rescue(self, step: int, error: PalimpsestError) -> None:
         """Save what was learnt before `error`. Where that fails too, the error says so and stays what it is."""
@@ -219,4 +220,4 @@ class Driver:
         return every is not None and (step % every == 0 or step == self.config.max_steps)
 
     def _on_signal(self, name: str) -> None:
-        self.loggers.message(f"{name}: finishing the step and saving; once more ends the process at once")
+        self.loggers.message(Note("stopping", signal=name))

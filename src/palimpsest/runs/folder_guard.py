@@ -25,6 +25,7 @@ import orjson
 
 from palimpsest import files
 from palimpsest.errors import ConfigError, RunError
+from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress
 from palimpsest.runs.resume_rules import EVENTS
 
@@ -160,7 +161,7 @@ def new_folder(out: Path, *, force: bool, progress: Progress) -> Iterator[Path]:
     try:
         yield hidden
         if out.is_dir() and any(out.iterdir()):
-            progress.message(f"{out}: what it held is now {files.set_aside(out)}")
+            progress.message(Note("moved_aside", path=str(out), moved=str(files.set_aside(out))))
         files.publish_folder(hidden, out.absolute())
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -183,7 +184,7 @@ def free_file(out: Path, *, force: bool, progress: Progress, option: str = "--ou
     if os.path.lexists(out):
         if not force:
             raise RunError(f"{out} is there: give another {option}, or --force to move it aside")
-        progress.message(f"{out}: what it held is now {files.set_aside(out)}")
+        progress.message(Note("moved_aside", path=str(out), moved=str(files.set_aside(out))))
 
 
 def refuse_inside(out: Path, read: Iterable[Path], option: str) -> None:

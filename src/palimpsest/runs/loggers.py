@@ -19,6 +19,7 @@ from palimpsest import plugins
 from palimpsest.config.install_hints import install_line
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
+from palimpsest.notes import Note
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import plain
 from palimpsest.progress.reporter import Progress, Silent
@@ -159,7 +160,7 @@ class Supervised(Logger):
     def close(self) -> None:
         self._call("close")
         if self.failures > 1:
-            self._warn(f"{self._called} failed {self.failures} times in this run")
+            self._warn(Note("sink_failed_often", sink=self._called, count=self.failures))
 
     @property
     def _called(self) -> str:
@@ -176,7 +177,7 @@ class Supervised(Logger):
         except Exception as error:  # noqa: BLE001  the border around other people's services; counted
             self.failures += 1
             if self.failures == 1:
-                self._warn(f"{self._called} failed ({type(error).__name__}: {error}); the run continues without it")
+                self._warn(Note("sink_failed", sink=self._called, error=f"{type(error).__name__}: {error}"))
 
 
 class LoggerSet(Logger):

@@ -31,6 +31,7 @@ from palimpsest import files
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
+from palimpsest.notes import Note
 from palimpsest.provenance import MADE_WITH, differences, provenance
 from palimpsest.rollout.trajectory_file import encode_groups, index_lines, index_of
 from palimpsest.runs.checkpoint import CHECKPOINTS, Checkpoints, checkpoint_paths, checkpoint_step, step_name
@@ -91,8 +92,9 @@ class RunFolder:
         append_row(self.path / EVENTS, row, checksum=False)
 
     def warn(self, message: str) -> None:
-        """Record a warning and show it."""
-        self.event("warning", message=message)
+        """Record a warning and show it; of a note also its code and values."""
+        note = {"code": message.code, "values": dict(message.values)} if isinstance(message, Note) else {}
+        self.event("warning", message=message, **note)
         self.on_warning(message)
 
     @contextmanager
@@ -146,7 +148,7 @@ class RunFolder:
         if recorded and (
             missing := [each for each in self._recorded_steps(step) if not _record_of(folder, each).exists()]
         ):
-            self.warn(f"{folder}: the records of steps {spans(missing)} are missing")
+            self.warn(Note("records_missing", folder=str(folder), steps=spans(missing)))
         files.remove_leftovers(folder)
         for file in sorted(folder.glob("step-*")):
             if _step_of(file) > step:
@@ -165,7 +167,7 @@ class RunFolder:
         left = [self.path / name for name in (METRICS, TIMINGS, TRAJECTORIES) if _holds(self.path / name)]
         if left:
             kept = ", ".join(files.set_aside(path).name for path in left)
-            self.warn(f"{self.path} has no checkpoint: it begins again; what its steps left is kept as {kept}")
+            self.warn(Note("no_checkpoint", run=str(self.path), moved=kept))
 
 
 def _record_of(folder: Path, step: int) -> Path:
@@ -229,9 +231,9 @@ def _opened(
         files.write_file(path / CONFIG, dump_config(config).encode())
     for change in changed:
         if change.verdict == "warned":
-            folder.warn(f"resumed with another {change}: later steps differ from an uninterrupted run's")
+            folder.warn(Note("config_changed_later", change=str(change)))
         else:
-            on_warning(f"resumed with another {change}")
+            on_warning(Note("config_changed", change=str(change)))
     _compare_made_with(folder)
     return folder
 
@@ -241,7 +243,7 @@ def _compare_made_with(folder: RunFolder) -> None:
     was, now = made_with(folder.path), provenance()
     folder.event(CONTINUED, **{MADE_WITH: now})
     if told := differences(was, now):
-        folder.warn(f"resumed under other versions or on another machine ({told}): later steps may round differently")
+        folder.warn(Note("environment_changed", differences=told))
 
 
 def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | None:

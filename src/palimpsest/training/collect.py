@@ -21,6 +21,7 @@ from palimpsest.credit.dapo import has_signal
 from palimpsest.errors import RunError, take_tracebacks
 from palimpsest.events import PolicyFailed
 from palimpsest.memory.registry import admit_all
+from palimpsest.notes import Note
 from palimpsest.plugin_kinds import KINDS, OBJECT
 from palimpsest.rollout.episode import failure
 from palimpsest.rollout.group import Player
@@ -29,7 +30,6 @@ from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import RunFolder
-from palimpsest.text.display_text import counted
 from palimpsest.training.step_metrics import Metrics, group_metrics, rates, sampled_tokens
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
@@ -166,11 +166,9 @@ class Collector:
         self._told_of_refills = True
         dynamic = self.config.credit.dynamic_sampling
         assert dynamic is not None
-        told = "; training on those" if kept else f": {_why_silent(played)}"
-        self.loggers.message(
-            f"step {step}: {kept} of {wanted} groups have a signal after {counted(dynamic.max_refills, 'refill')}"
-            f"{told} (said once, events.jsonl names every such step)"
-        )
+        counts = {"step": step, "wanted": wanted, "refills": dynamic.max_refills}
+        few = Note("few_groups_with_signal", groups=kept, **counts)
+        self.loggers.message(few if kept else Note("no_group_with_signal", reason=_why_silent(played), **counts))
 
 
 def _any_graded(groups: Sequence[Group]) -> bool:

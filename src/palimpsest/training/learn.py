@@ -21,6 +21,7 @@ from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.credit.assign import assign
 from palimpsest.engines.protocol import Learner, StepBatch, UpdateStats
 from palimpsest.errors import RunError
+from palimpsest.notes import Note
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.training.collect import Batch
 from palimpsest.training.step_metrics import Metrics, credit_metrics, learner_metrics
@@ -71,11 +72,8 @@ class SkipWatch:
         skipped = [update for update in updates if update.skipped]
         if skipped and not self._told:
             self._told = True
-            self.warn(
-                f"step {step}: the gradient of {len(skipped)} of {len(updates)} optimiser steps is not finite "
-                f"({reason(skipped[0])}); they are left out, the weights stay as they were (said once; "
-                f"optim/grad_skipped counts them, {MAX_SKIPPED} in a row end the run)"
-            )
+            counts = {"count": len(skipped), "updates": len(updates), "most": MAX_SKIPPED}
+            self.warn(Note("gradient_not_finite", step=step, reason=reason(skipped[0]), **counts))
 
 
 def reason(update: UpdateStats) -> str:

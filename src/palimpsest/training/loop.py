@@ -32,12 +32,13 @@ import psutil
 
 from palimpsest.config.data import CurriculumConfig
 from palimpsest.config.schema import RunConfig
-from palimpsest.credit.assign import unread
+from palimpsest.credit.assign import unread_rewards
 from palimpsest.credit.dapo import has_signal
 from palimpsest.data.fingerprints import changed
 from palimpsest.engines.protocol import Learner, Sampler
 from palimpsest.errors import RunError
 from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.notes import Note
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.episode import Roles
 from palimpsest.rollout.group import Player, build_variant
@@ -168,10 +169,7 @@ class Trainer:
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         finished = await driver.run()
         if finished.step and self._silent == finished.step and self.learner.version == 0:
-            self.folder.warn(
-                "no group had a signal in any step; the weights are unchanged. Give problems that the model solves "
-                "now and then (easier or harder data), a larger train.group_size, or a reward with more values"
-            )
+            self.folder.warn(Note("no_signal_at_all"))
         return finished
 
     async def step(self, step: int) -> StepReport:
@@ -230,10 +228,7 @@ class Trainer:
                 f"started with ({differs['train']}): restore the file, or start a new run with another --out"
             )
         if differs.get("held_out"):
-            self.folder.warn(
-                f"the held-out problems are not those of earlier evaluations ({differs['held_out']}): eval/ metrics of "
-                "steps before and after can't be compared"
-            )
+            self.folder.warn(Note("held_out_changed", differences=differs["held_out"]))
 
     async def _collect(self, step: int) -> Batch:
         return await self._collector.collect(step, self.curriculum.stage if self.curriculum else None)
@@ -260,26 +255,20 @@ class Trainer:
         size = sizes.size_at(batch.stage)
         reward = batch.metrics.get("grade/outcome", batch.metrics.get("reward/mean"))
         if batch.stage == sizes.stage and sizes.update(reward):
-            self.loggers.message(f"step {batch.step}: problems grow from {size} to {sizes.size} chunks")
+            self.loggers.message(Note("curriculum_grows", step=batch.step, before=size, after=sizes.size))
         return {"curriculum/chunks": float(size), "curriculum/stage": float(batch.stage)}
 
     def _watch_signal(self, batch: Batch) -> None:
         self._silent = 0 if any(map(has_signal, batch.groups)) else self._silent + 1
         if self._silent and self._silent % SILENT_STEPS == 0:
-            self.folder.warn(
-                f"step {batch.step}: for {self._silent} steps no group had different rewards, so nothing is learnt; "
-                f"the problems are too hard or too easy, or the reward is constant"
-            )
+            self.folder.warn(Note("no_signal", step=batch.step, steps=self._silent))
 
     def _watch_cuts(self, batch: Batch) -> None:
         """Tell once, and again after a resume, of documents that are not read to their end."""
         cut = int(batch.metrics.get("episode/documents_cut", 0))
         if cut and not self._told_cuts:
             self._told_cuts = True
-            self.folder.warn(
-                f"step {batch.step}: {cut} episodes left out a part of their document, which is longer than "
-                "policy.options.max_chunks or the window take (said once; episode/documents_cut counts them)"
-            )
+            self.folder.warn(Note("documents_cut", step=batch.step, episodes=cut))
 
     def _watch_grades(self, batch: Batch) -> None:
         """Tell once, and again after a resume, of episodes without a grade."""
@@ -287,13 +276,11 @@ class Trainer:
         if count and not self._told_ungraded:
             self._told_ungraded = True
             episodes = sum(len(group.grades) for group in batch.groups)
-            self.folder.warn(
-                f"step {batch.step}: {count} of {episodes} episodes have no grade, so nothing is learnt from them; "
-                f"{why_ungraded(batch.groups)} (said once; reward/ungraded counts them)"
-            )
+            counts = {"count": count, "episodes": episodes, "reason": why_ungraded(batch.groups)}
+            self.folder.warn(Note("episodes_ungraded", step=batch.step, **counts))
 
     def _watch_unread(self, batch: Batch) -> None:
         """Tell once, and again after a resume, of rewards of turns that the credit rule passes over."""
-        if not self._told_unread and (reason := unread(batch.groups, self.config.credit)):
+        if not self._told_unread and (unread := unread_rewards(batch.groups, self.config.credit)):
             self._told_unread = True
-            self.folder.warn(f"step {batch.step}: {reason}")
+            self.folder.warn(Note("rewards_unread", step=batch.step, **unread))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.app.evaluate.baselines import READING, with_baselines
+from palimpsest.app.evaluate.baselines import with_baselines
 from palimpsest.app.evaluate.evaluation_data import part
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.evaluation.sample_log import Cell, read_samples
@@ -54,7 +54,7 @@ def test_all_are_played_beside_the_agent_and_kept_apart(tiny_model_folder: Path,
         "retrieval, problems",
     ]
     assert (agent.fits_window, agent.measures_reading) == (1, False)
-    assert not [note for note in evaluation.notes if READING in note]
+    assert "measures_reading" not in [note.code for note in evaluation.notes]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [(each["set"], each["player"], each["baseline"]) for each in summary["evaluations"]] == [
         ("problems", "overwrite", False)
@@ -72,7 +72,8 @@ def test_all_are_played_beside_the_agent_and_kept_apart(tiny_model_folder: Path,
 def test_a_set_whose_documents_all_fit_is_marked(tiny_model_folder: Path, tmp_path: Path) -> None:
     evaluation = evaluated(tiny_model_folder, SHORT, out=tmp_path)
     assert evaluation["problems"].measures_reading
-    assert [note for note in evaluation.notes if READING in note] == [f"{READING}: problems"]
+    (reading,) = [note for note in evaluation.notes if note.code == "measures_reading"]
+    assert reading.values == {"names": "problems"}
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [each.get("measures_reading") for each in summary["evaluations"]] == [True]
     assert [each.get("measures_reading") for each in summary["baselines"]] == [None, None]

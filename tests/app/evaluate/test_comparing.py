@@ -17,6 +17,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import SAMPLES
 from palimpsest.evaluation.statistics import paired
+from palimpsest.notes import Note
 from support.command import Run
 from support.evaluations import sample, write_evaluation
 
@@ -50,7 +51,8 @@ def test_problems_of_one_name_that_ask_something_else_are_never_paired(tmp_path:
     comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
     pairing = comparison.pairings["b"]
     assert (pairing.problems, pairing.other_question, pairing.only_first, pairing.only_second) == (1, 2, 1, 1)
-    assert "2 episodes of problems that ask something else there" in comparison.notes[0]
+    assert comparison.notes[0].code == "pairing"
+    assert "2 episodes of problems that ask something else there" in comparison.notes[0].values["warning"]
 
 
 def test_what_is_lacking_is_counted_in_episodes_where_problems_are_drawn_several_times(tmp_path: Path) -> None:
@@ -58,14 +60,14 @@ def test_what_is_lacking_is_counted_in_episodes_where_problems_are_drawn_several
     b = [sample(f"p{n}", 1.0, draw=0) for n in range(2)]
     comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
     assert comparison.pairings["b"].problems == 2
-    assert "4 episodes only on the first side" in comparison.notes[0]
+    assert comparison.notes[0].values["warning"] == "4 episodes only on the first side"
 
 
 def test_sides_without_a_common_problem_get_no_difference_and_are_told_so(tmp_path: Path) -> None:
     other = folder(tmp_path / "b", AFTER, size=4, length=4)
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), other)
     assert comparison.pairings["b"].difference is None
-    assert "no graded problem in common" in comparison.notes[0]
+    assert comparison.notes[0].code == "nothing_in_common"
     assert all("difference" not in row for row in comparison.table)
 
 
@@ -74,7 +76,8 @@ def test_what_is_not_graded_is_counted_on_its_side_and_never_paired(tmp_path: Pa
     b = [sample("p0", 1.0), sample("p1", 1.0), sample("p2", None)]
     comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
     assert (comparison.pairings["b"].problems, comparison.pairings["b"].ungraded) == (1, 2)
-    assert "a: 1 ungraded of 3; not in its accuracy" in comparison.notes
+    counts = [note.values for note in comparison.notes if note.code == "side_counts"]
+    assert {"side": "a", "counts": "1 ungraded", "episodes": 3} in counts
     told = {side["name"]: side for side in comparison.to_json()["sides"]}
     assert (told["a"]["graded"], told["a"]["ungraded"], told["a"]["without_gold"]) == (2, 1, 0)
 
@@ -159,7 +162,7 @@ def test_what_was_asked_for_last_is_counted_by_all_and_the_rest_is_named(
     evaluated([1, 2], 3, 2)
     capsys.readouterr()
     narrower = evaluated([1], 2, 1)
-    told = "10 episodes of earlier calls stay in the log and are in no figure: the last call didn't ask for them"
+    told = str(Note("episodes_not_requested", count=10))
     assert told in capsys.readouterr().err
     regraded = palimpsest.evaluate(regrade=out)
     assert told in capsys.readouterr().err
@@ -175,7 +178,7 @@ def test_what_was_asked_for_last_is_counted_by_all_and_the_rest_is_named(
         assert figures["accuracy"] == row["accuracy"]
     assert row["accuracy"]["mean"] == narrower.accuracy.mean
     assert [(side["episodes"], side["not_asked"]) for side in compared["sides"]] == [(2, 10), (2, 0)]
-    assert any(told in note for note in compared["notes"])
+    assert {"side": out.name, "count": 10} in [note["values"] for note in compared["notes"]]
     evaluated([1, 2], 3, 2)
     capsys.readouterr()
     palimpsest.evaluate(regrade=out)

@@ -13,6 +13,7 @@ from palimpsest.cli.main import app
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Sample, SampleKey, read_samples, write_asked
 from palimpsest.files import sha256
+from palimpsest.notes import Note
 from palimpsest.reward.answer_match import measure
 from support.evaluations import CHUNKS, sample, write_evaluation
 from support.judge_server import judge_server
@@ -188,7 +189,7 @@ def test_a_damaged_line_is_no_dead_end_where_its_episode_was_played_again(
     capsys.readouterr()
     done = palimpsest.evaluate(regrade=folder)
     assert len(done.samples) == 5
-    assert f"{log}: 1 unreadable lines" in capsys.readouterr().err
+    assert Note("lines_unreadable", folder=str(folder), count=1) in capsys.readouterr().err
 
 
 def test_an_evaluation_that_has_not_ended_is_graded_as_far_as_it_is_and_told(

@@ -37,7 +37,6 @@ _POLICIES = {CLOSED_BOOK: "closed_book", WHOLE_DOCUMENT: "full_context", RETRIEV
 _LEAST_PASSAGES = 4  # that a small context holds, so that there is something to choose from
 _QUESTION = "question_tokens"
 _ANSWERS = ("answer_tokens", "turn_tokens")  # options that bound an agent's answer
-READING = "fits the window: measures reading, not memory"
 
 Parts = Mapping[Cell, Sequence[Problem]]
 """Problems by part: cells whose player is not chosen yet."""

@@ -21,6 +21,7 @@ from palimpsest.config.schema import FileSet, PolicyConfig, RunConfig
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import policy_class
+from palimpsest.notes import Note
 from palimpsest.plugin_options import options_of
 from palimpsest.types import Problem
 
@@ -132,7 +133,7 @@ class EvalRequest:
         _check_alike(configs)
         for agent in agents:
             played = agent.policy or configs[0].policy.name
-            notes += agent.told(configs[0].model_copy(update={"policy": PolicyConfig(name=played)}))
+            notes += agent.notes(configs[0].model_copy(update={"policy": PolicyConfig(name=played)}))
         return EvalPlan(
             configs[0],
             tuple(config.policy for config in configs),
@@ -183,11 +184,13 @@ def files_of(
                 commands.setdefault(make, []).append(names[0])
             elif each.corpus and (folder / each.corpus).is_file():
                 corpora.append(folder / each.corpus)
-    notes = [f"{folder} lacks {', '.join(names)}, left out; {make}" for make, names in commands.items()]
+    notes: list[str] = [
+        Note("files_missing", folder=str(folder), names=", ".join(names), make=make) for make, names in commands.items()
+    ]
     if not files:
         raise ConfigError(f"{called}: none of its files is there: {notes[0]}")
     further = [name for names in list(commands.values())[_NAMED:] for name in names]
-    notes = notes[:_NAMED] + ([f"missing and left out, too: {', '.join(further)}"] if further else [])
+    notes = notes[:_NAMED] + ([Note("more_files_missing", names=", ".join(further))] if further else [])
     return tuple(files) if len(files) > 1 else files[0], corpora[0] if corpora else None, notes
 
 

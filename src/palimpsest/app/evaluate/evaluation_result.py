@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.evaluate.baselines import READING
 from palimpsest.app.evaluate.evaluation_data import editions_of
 from palimpsest.app.python_calls import Table
 from palimpsest.config.data import listed
@@ -19,6 +18,7 @@ from palimpsest.engines.protocol import Endpoint
 from palimpsest.evaluation.episode_files import EPISODES, first_episodes
 from palimpsest.evaluation.sample_log import Cell, Sample, group_id
 from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of, interval_notes
+from palimpsest.notes import Note
 from palimpsest.plugins import plain
 from palimpsest.provenance import MADE_WITH, facts, provenance
 from palimpsest.report.page import ToldStory, told_beside, view_command
@@ -74,10 +74,10 @@ class Evaluation:
         return accuracy_of(self.samples)
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Footnotes of the table."""
         reading = [name for name, summary in self.rows.items() if summary.measures_reading]
-        told = [f"{READING}: {', '.join(reading)}"] if reading else []
+        told = [Note("measures_reading", names=", ".join(reading))] if reading else []
         return told + interval_notes(self.rows)
 
     @property

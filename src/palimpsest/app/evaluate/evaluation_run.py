@@ -33,12 +33,12 @@ from palimpsest.evaluation.sample_log import (
     SAMPLES,
     SUMMARY,
     Sample,
-    not_asked_told,
     read_samples,
     write_json,
 )
 from palimpsest.evaluation.summary import by_player
 from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.reward.compose import build_reward, check_reward
 from palimpsest.reward.grading import closing
@@ -261,7 +261,7 @@ def _finish(evaluation: Evaluation, engine: Engine, progress: Progress) -> None:
     if cut := sum(summary.documents_cut for summary in evaluation.summaries):
         names = ", ".join(evaluation.policies)
         total = sum(summary.problems for summary in evaluation.summaries)
-        progress.message(f"{cut} of {total} documents are longer than {names} reads: cut")
+        progress.message(Note("documents_cut_by", count=cut, total=total, policies=names))
     if evaluation.out is not None:
         report_evaluation(evaluation, engine.codec)
         write_json(evaluation.out / SUMMARY, evaluation.to_json())
@@ -322,9 +322,9 @@ def _counting(entries: Sequence[Entry], log: Samples, progress: Progress) -> Ite
     asked = [sample for sample in log.values() if sample.draw < drawn.get((sample.cell, sample.id), 0)]
     before = [sample for sample in asked if sample.is_final]
     if before:
-        progress.message(f"{len(before):,} of {sum(drawn.values()):,} episodes are there already")
+        progress.message(Note("episodes_played_before", count=len(before), total=sum(drawn.values())))
     if further := len(log) - len(asked):
-        progress.message(not_asked_told(further))
+        progress.message(Note("episodes_not_requested", count=further))
     began = time.monotonic()
     with progress.count("episodes", sum(drawn.values()), done=len(before)) as tick:
         counted = Counted(tick, before)

@@ -43,6 +43,7 @@ from palimpsest.evaluation.sample_log import (
     write_json,
 )
 from palimpsest.evaluation.summary import EvalSummary, by_player, summarise
+from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress
 from palimpsest.reward.compose import shipped_answer, training_layers
 from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded
@@ -74,7 +75,7 @@ async def regrade(
         progress.message(line)
     _check(config.reward, logged.samples)
     if layers := training_layers(config.reward):
-        progress.message(f"left out, as they count in training alone: {', '.join(layers)}")
+        progress.message(Note("layers_left_out", layers=", ".join(layers)))
     out = out or folder / REGRADED / _default_name(config.reward)
     if out.is_dir() and any(out.iterdir()) and REGRADED not in (read_object(out / IDENTITY) or {}):
         raise RunError(f"{out}: holds something else than a regrading: give another --out")

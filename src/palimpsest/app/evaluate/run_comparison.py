@@ -26,6 +26,7 @@ from palimpsest.evaluation.comparison import SideBySide, as_one_agent, settings_
 from palimpsest.evaluation.pairing import Flip
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, Cell, logs_below, read_identity, read_log, read_object
 from palimpsest.evaluation.summary import interval_notes
+from palimpsest.notes import Note
 from palimpsest.runs.run_folder import CONFIG, load_config
 
 # ---- A folder of an evaluation or of a run, as a side of a comparison ----------------------------------------
@@ -130,7 +131,7 @@ class Comparison(SideBySide):
         return {name: pairing.flips for name, pairing in self.pairings.items()}
 
     @cached_property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """What a reader has to know beside the figures."""
         kinds = interval_notes(
             {f"{self.label(cell)}, {name}": own for cell, sides in self.figures.items() for name, own in sides.items()}
@@ -194,7 +195,7 @@ class Comparison(SideBySide):
                 }
                 for band in self.bands
             ],
-            "notes": list(self.notes),
+            "notes": [note.to_json() for note in self.notes],
         }
 
     def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:

@@ -33,9 +33,10 @@ from palimpsest.errors import PalimpsestError, ProcessesLost
 from palimpsest.evaluation.runner import Entry, summaries_of
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.registry import admit_all, build_policy, evaluated
+from palimpsest.notes import Note
 from palimpsest.plugins import check_all
 from palimpsest.progress.reporter import Progress, Silent
-from palimpsest.reward.compose import build_reward, layers_told
+from palimpsest.reward.compose import build_reward, layers_note
 from palimpsest.reward.grading import Grades, closing
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.driver import Evaluate, Finished
@@ -74,8 +75,7 @@ async def restarting(folder: RunFolder, most: int, attempt: Callable[[bool], Awa
             first = first or error
             fruitless = 0 if any(stand.left() for stand in stands) else fruitless + 1
             wait_s = wait_before(fruitless)
-            told = f"in {wait_s:g} s" if wait_s else "now"
-            folder.warn(f"{error}; that is {told}, restart {number + 1} of {most} (cluster.max_restarts)")
+            folder.warn(Note("restart", error=str(error), number=number + 1, most=most, wait_s=wait_s))
             await asyncio.sleep(wait_s)
         except PalimpsestError as error:
             if first is not None:
@@ -267,8 +267,8 @@ class Training:
     ) -> Finished:
         """Train `config`, after its cold start if it has one; `on_start` is told the model that training with rewards
         starts from."""
-        if told := layers_told(config.reward):
-            self.progress.message(told)
+        if note := layers_note(config.reward):
+            self.progress.message(note)
         if config.cold_start is not None:
             parts = prepared.parts
             begun = await run_cold_start(

@@ -22,6 +22,7 @@ from palimpsest.data.synthetic.documents import SyntheticSource
 from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.synthetic.search_problems import SyntheticSearchSource
 from palimpsest.errors import DataError, nearest
+from palimpsest.notes import Note
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.types import Problem
 
@@ -81,9 +82,9 @@ def rows_left_out(source: ProblemSource) -> tuple[str, ...]:
     return source.skipped if isinstance(source, FileSource | SearchFileSource) else ()
 
 
-def left_out(rows: Sequence[str]) -> str:
-    """One line on rows that were left out."""
-    return f"{len(rows)} row{'s' if len(rows) > 1 else ''} left out by data.on_missing_gold=skip, the first: {rows[0]}"
+def left_out(rows: Sequence[str]) -> Note:
+    """On rows that were left out."""
+    return Note("rows_without_gold", count=len(rows), first=rows[0])
 
 
 def named_format(name: str | None, options: Mapping[str, Any] | None = None) -> str | DataFormat | None:

@@ -40,6 +40,7 @@ from typing import Any, NoReturn
 from palimpsest.data.files.rows import Row, read_rows
 from palimpsest.data.formats import fields
 from palimpsest.errors import DataError, ModelError
+from palimpsest.notes import Note
 from palimpsest.text.chat_template import Refusal
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
@@ -198,7 +199,8 @@ def load_conversations(
                 "leave out such rows with --drop-too-long"
             )
     if dropped:
-        warn(f"{path}: left out {dropped} of {dropped + len(found)} rows, longer than {max_tokens} tokens")
+        counts = {"count": dropped, "total": dropped + len(found), "tokens": max_tokens}
+        warn(Note("rows_too_long", path=str(path), **counts))
     if not found:
         raise DataError(f"{path}: no row of at most {max_tokens} tokens, the model's context")
     return found
