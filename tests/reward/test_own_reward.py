@@ -14,7 +14,7 @@ import pytest
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError
-from palimpsest.reward.compose import Reward, build_reward, check_reward, layers_told
+from palimpsest.reward.compose import Reward, build_reward, check_reward, layers_message
 from palimpsest.reward.grading import closing
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
 from support.clock import overdue
@@ -231,11 +231,11 @@ async def test_a_timeout_of_the_rewards_own_is_told_as_its_own() -> None:
 
 def test_layers_on_top_of_an_own_reward_are_told() -> None:
     config = {"name": "own_rewards:length", "unsupported_penalty": 2.0, "layers": ["own_rewards:half"]}
-    told = layers_told(RewardConfig.model_validate(config))
+    told = layers_message(RewardConfig.model_validate(config))
     assert told is not None
     assert "reward.unsupported_penalty=2, reward.layers=own_rewards:half" in told
-    assert layers_told(RewardConfig.model_validate({**config, "name": "em"})) is None
-    assert layers_told(RewardConfig(name="own_rewards:length")) is None
+    assert layers_message(RewardConfig.model_validate({**config, "name": "em"})) is None
+    assert layers_message(RewardConfig(name="own_rewards:length")) is None
 
 
 @pytest.mark.parametrize(

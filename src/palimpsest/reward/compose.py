@@ -88,7 +88,7 @@ def training_layers(config: RewardConfig) -> list[str]:
     return standing
 
 
-def layers_told(config: RewardConfig) -> str | None:
+def layers_message(config: RewardConfig) -> str | None:
     """In words, which layers training puts on top of the user's own reward; None for a shipped one, or no layer."""
     names = training_layers(config)
     if config.name in REWARDS or not names:

@@ -35,7 +35,7 @@ from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.registry import admit_all, build_policy, evaluated
 from palimpsest.plugins import check_all
 from palimpsest.progress.reporter import Progress, Silent
-from palimpsest.reward.compose import build_reward, layers_told
+from palimpsest.reward.compose import build_reward, layers_message
 from palimpsest.reward.grading import Grades, closing
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.driver import Evaluate, Finished
@@ -267,7 +267,7 @@ class Training:
     ) -> Finished:
         """Train `config`, after its cold start if it has one; `on_start` is told the model that training with rewards
         starts from."""
-        if told := layers_told(config.reward):
+        if told := layers_message(config.reward):
             self.progress.message(told)
         if config.cold_start is not None:
             parts = prepared.parts
