@@ -54,7 +54,7 @@ class SkipWatch:
     warn: Callable[[str], None]
     in_a_row: int = 0
     """Kept in checkpoints."""
-    _told: bool = field(default=False, init=False)
+    _warned: bool = field(default=False, init=False)
 
     def see(self, step: int, updates: Sequence[UpdateStats]) -> None:
         """Take in the optimiser steps of one rollout batch. Raises RunError, as it was before, after too many."""
@@ -69,8 +69,8 @@ class SkipWatch:
                 )
         self.in_a_row = in_a_row
         skipped = [update for update in updates if update.skipped]
-        if skipped and not self._told:
-            self._told = True
+        if skipped and not self._warned:
+            self._warned = True
             self.warn(
                 f"step {step}: the gradient of {len(skipped)} of {len(updates)} optimiser steps is not finite "
                 f"({reason(skipped[0])}); they are left out, the weights stay as they were (said once; "
