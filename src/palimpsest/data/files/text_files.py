@@ -7,7 +7,7 @@
     a folder                its files of these endings and .txt, .md, by name, those of folders in it too
     -                       standard input, as plain text
 
-Each of several files begins with a line of its name, and `TextDocument.place` maps a piece to its file and position.
+Each of several files begins with a line of its name, and `TextDocument.locate` maps a piece to its file and position.
 Positions count characters of the file (without a byte-order mark); of HTML, JSON lines and PDF those of the extracted
 text. A folder may also be a corpus, or hold documents with questions about them:
 
