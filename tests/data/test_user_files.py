@@ -22,8 +22,8 @@ def test_one_file_is_its_own_text_and_several_are_told_apart(tmp_path: Path) -> 
     assert document.text == f"{tmp_path}/b.py\ntwo = 2\n\n{tmp_path}/a.txt\nÄ one.\n"
     for part, text in zip(document.parts, ["two = 2", "Ä one.\n"], strict=True):
         assert document.text[part.start : part.end] == text
-        assert document.place(part.start, part.end) == (part.file, 0, len(text))
-        assert document.place(part.start - 2, part.start) is None, "the line of its name is in no file"
+        assert document.locate(part.start, part.end) == (part.file, 0, len(text))
+        assert document.locate(part.start - 2, part.start) is None, "the line of its name is in no file"
 
 
 def test_a_folder_is_read_by_name_and_its_hidden_files_are_not(tmp_path: Path) -> None:

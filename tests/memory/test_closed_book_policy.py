@@ -41,8 +41,8 @@ def test_a_document_fits_where_its_prompt_is_the_window_and_not_a_token_more(tin
     tokens = len(tiny_codec.encode(DOCUMENT))
     template = policy.texts.template(tiny_codec, "answer")
     window = template.literal_length + len(tiny_codec.encode("Who?")) + tokens + 8
-    assert policy.whole(problem, tiny_codec, window) == tokens
-    assert policy.whole(problem, tiny_codec, window - 1) is None
+    assert policy.fitting_tokens(problem, tiny_codec, window) == tokens
+    assert policy.fitting_tokens(problem, tiny_codec, window - 1) is None
     long = Problem("p", "Who?", ("Bob",), DOCUMENT * 5000)
-    assert policy.whole(long, tiny_codec, window) is None  # found out from its beginning
-    assert policy.whole(Problem("p", "Who?", ("Bob",)), tiny_codec, window) is None
+    assert policy.fitting_tokens(long, tiny_codec, window) is None  # found out from its beginning
+    assert policy.fitting_tokens(Problem("p", "Who?", ("Bob",)), tiny_codec, window) is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from palimpsest.memory.parts.history import Exchange, History, Result, said_text
+from palimpsest.memory.parts.history import Exchange, History, Result, sampled_text
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.text.tool_calls import CallStyle, ToolCall, call_text, find_calls
@@ -22,7 +22,7 @@ STYLES: dict[CallStyle, str] = {"hermes": "qwen", "llama3": "llama3", "mistral":
 
 def left(codec: Codec, one: Exchange | None) -> str:
     assert one is not None
-    return said_text(one.shown[0], codec)
+    return sampled_text(one.shown[0], codec)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_deletions_remove_what_they_name_and_nothing_else(case: Case) -> None:
         if not here:
             continue
         reply, results = here[0].shown
-        calls = find_calls(said_text(reply, codec), case.style)
+        calls = find_calls(sampled_text(reply, codec), case.style)
         assert [one.arguments["query"] for one in calls if isinstance(one, ToolCall)] == survivors  # and readable still
         assert len(calls) == len(results) == len(survivors)
         assert is_subsequence(list(reply), list(whole.exchanges[number].reply))

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from palimpsest.memory.parts.history import Exchange, History, Result, said_text
+from palimpsest.memory.parts.history import Exchange, History, Result, sampled_text
 from palimpsest.memory.parts.tool_agent import ToolEpisode
 from palimpsest.memory.policy_check import ScriptedModel
 from palimpsest.memory.prune import PrunePolicy
@@ -69,10 +69,10 @@ def handle(number: int) -> int:
     text = mutated(draw, original(draw)).encode("utf-8", "replace").decode()
     ids = (*codec.encode(text)[:4096], codec.stop_ids[-1])
     episode = before()
-    were, found = episode.history, find_calls(said_text(ids, codec), "hermes")
+    were, found = episode.history, find_calls(sampled_text(ids, codec), "hermes")
 
     def answer() -> None:
-        assert find_calls(said_text(ids, codec), "hermes") == found
+        assert find_calls(sampled_text(ids, codec), "hermes") == found
         if found:
             asyncio.run(AGENT.answer_calls(episode, Completion(ids, (0.0,) * len(ids), StopReason.STOP), found))
         episode.history.ids()
@@ -80,7 +80,7 @@ def handle(number: int) -> int:
     assert calls_of(answer) < LIMIT
     left = episode.history.result_ids()
     gone = set(IDS) - set(left)
-    assert gone <= ids_named(said_text(ids, codec))
+    assert gone <= ids_named(sampled_text(ids, codec))
     assert left[: 6 - len(gone)] == [one for one in IDS if one not in gone]
     assert len(left) == 6 - len(gone) + len(found)
     check_survivors(were, episode.history, gone)
@@ -97,7 +97,7 @@ def check_survivors(were: History, now: History, gone: set[str]) -> None:
             continue
         reply, results = next(after).shown
         assert results == tuple(one.results[at] for at in left)
-        assert said_text(reply, base_codec()) == "\n".join(search("ab"[at]) for at in left)
+        assert sampled_text(reply, base_codec()) == "\n".join(search("ab"[at]) for at in left)
         assert reply == one.reply if len(left) == 2 else is_subsequence(list(reply), list(one.reply))
     assert list(now.ids()) == concatenated(now)
 
@@ -119,7 +119,7 @@ def test_cutting_calls_out_of_a_wide_reply_leaves_the_others_with_little_work() 
         cut = wide.without(names, codec)
         assert cut is not None
         kept = [search(query) for at, query in enumerate(queries) if at not in gone]
-        assert said_text(cut.shown[0], codec) == "\n".join(kept)
+        assert sampled_text(cut.shown[0], codec) == "\n".join(kept)
 
 
 @pytest.mark.slow

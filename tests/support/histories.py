@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from palimpsest.memory.parts.history import Exchange, History, Result, said_text
+from palimpsest.memory.parts.history import Exchange, History, Result, sampled_text
 from palimpsest.text.codec import Codec
 from palimpsest.text.tool_calls import CallStyle, find_calls
 
@@ -10,7 +10,7 @@ from palimpsest.text.tool_calls import CallStyle, find_calls
 def exchange(codec: Codec, reply: str, style: CallStyle, prefix: str = "r", *, stop: bool = True) -> Exchange:
     """A reply and a result for each of its calls, under prefix0, prefix1, ..."""
     ids = (*codec.encode_trusted(reply), *([codec.stop_ids[-1]] if stop else []))
-    found = find_calls(said_text(ids, codec), style)
+    found = find_calls(sampled_text(ids, codec), style)
     return Exchange(
         ids,
         tuple(

@@ -39,7 +39,7 @@ from palimpsest import plugins
 from palimpsest.config.reward import LayerConfig, RewardConfig
 from palimpsest.config.schema import CreditConfig, ModelConfig, PolicyConfig
 from palimpsest.credit.assign import build_rule
-from palimpsest.credit.outcome import Rule, TurnAdvantage, asked, turn_mean
+from palimpsest.credit.outcome import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.policy_check import Finding, check_policy
 from palimpsest.memory.registry import build_policy
@@ -123,7 +123,7 @@ def _check_rule(config: CreditConfig) -> list[Finding]:
         "a single trajectory": _group((1.0,), (2,)),
     }
     try:
-        given = {title: asked(rule, group, name) for title, group in groups.items()}
+        given = {title: rule_advantages(rule, group, name) for title, group in groups.items()}
     except RunError as error:
         return [Finding("advantages", False, str(error))]
     total = sum(map(len, given.values()))
@@ -154,7 +154,7 @@ def _group(rewards: Sequence[float], turns: Sequence[int]) -> Group:
 
 def _determinism(name: str, config: CreditConfig, given: Mapping[str, Any], groups: Mapping[str, Group]) -> Finding:
     again = build_rule(config)
-    changed = [title for title in list(groups)[::-1] if asked(again, groups[title], name) != given[title]]
+    changed = [title for title in list(groups)[::-1] if rule_advantages(again, groups[title], name) != given[title]]
     if changed:
         return Finding("determinism", False, f"other advantages when made and asked again: {', '.join(changed)}")
     return Finding("determinism", True, "the same advantages when made and asked again, in another order of groups")
@@ -162,7 +162,7 @@ def _determinism(name: str, config: CreditConfig, given: Mapping[str, Any], grou
 
 def _order(rule: Rule, name: str, group: Group, given: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
     turned = Group(group.problem, group.trajectories[::-1], group.grades[::-1])
-    other = asked(rule, turned, name)[::-1]
+    other = rule_advantages(rule, turned, name)[::-1]
     same = all(
         isclose(turn_mean(left), turn_mean(right), abs_tol=_TOLERANCE)
         for mine, theirs in zip(given, other, strict=True)
@@ -174,7 +174,7 @@ def _order(rule: Rule, name: str, group: Group, given: Sequence[tuple[TurnAdvant
 
 
 def _equal(rule: Rule, name: str) -> Finding:
-    given = asked(rule, _group((0.5,) * 3, (1, 2, 3)), name)
+    given = rule_advantages(rule, _group((0.5,) * 3, (1, 2, 3)), name)
     largest = max(abs(turn_mean(value)) for turns in given for value in turns)
     if largest <= _TOLERANCE:
         return Finding("equal rewards", True, "advantages of 0")

@@ -34,7 +34,7 @@ from palimpsest.credit import dapo, state
 from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.credit.dapo import comparable, graded_rewards, has_signal, partition
 from palimpsest.credit.dcpo import effective_weights, sample_segments
-from palimpsest.credit.outcome import Rule, TurnAdvantage, asked, turn_mean
+from palimpsest.credit.outcome import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.rollout.segments import segments_of
 from palimpsest.seeding import Key
@@ -56,15 +56,15 @@ def unread_rewards(groups: Iterable[Group], config: CreditConfig) -> dict[str, s
     if config.adv_estimator == STATE_MIX and plugins.owner(build_rule(config)).alpha < 1:
         return None
     grades = [grade for group in groups for grade in group.grades if grade.graded]
-    parts = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades)]
-    if not parts:
+    fields = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades)]
+    if not fields:
         return None
     rule = (
         "credit.options.alpha=1"
         if config.adv_estimator == STATE_MIX
         else f"credit.adv_estimator={config.adv_estimator}"
     )
-    return {"parts": " and ".join(parts), "rule": rule}
+    return {"parts": " and ".join(fields), "rule": rule}
 
 
 # ---- Batches of the optimiser steps --------------------------------------------------------------------------
@@ -105,12 +105,12 @@ def assign(
     """
     if num_minibatches < 1:
         raise ValueError(f"num_minibatches={num_minibatches}: at least 1")
-    kept, dropped = partition(groups) if config.dynamic_sampling else (list(groups), [])
+    selected, dropped = partition(groups) if config.dynamic_sampling else (list(groups), [])
     rule = build_rule(config)
-    credited = [credit_group(group, config, key, number, rule) for number, group in enumerate(kept)]
+    credited = [credit_group(group, config, key, number, rule) for number, group in enumerate(selected)]
     trainable = [one for one in credited if one.rows]
     untrainable = [one.group for one in credited if not one.rows]
-    batches = [_batch(part, config) for part in _whole_groups(trainable, num_minibatches)]
+    batches = [_batch(part, config) for part in _split_groups(trainable, num_minibatches)]
     batches[0] = replace(batches[0], counts=_add_left_out(batches[0].counts, dropped, untrainable))
     return tuple(batches)
 
@@ -119,19 +119,19 @@ def credit_group(
     group: Group, config: CreditConfig, key: tuple[Key, ...] = (), number: int = 0, rule: Rule | None = None
 ) -> Credited:
     """The rows of a group with their advantages; `number` is its own among the groups of the step."""
-    given = _turn_advantages(group, config, rule or build_rule(config))
+    raw = _turn_advantages(group, config, rule or build_rule(config))
     turns = [
         None if per_turn is None else _weighted(per_turn, grade)
-        for per_turn, grade in zip(given, group.grades, strict=True)
+        for per_turn, grade in zip(raw, group.grades, strict=True)
     ]
     segments = [
         () if per_turn is None else segments_of(trajectory, config.final_segment)
         for trajectory, per_turn in zip(group.trajectories, turns, strict=True)
     ]
-    picks = _picks(group, [len(own) for own in segments], config, key)
-    tokens = [state.spread(own, per_turn or ()) for own, per_turn in zip(segments, turns, strict=True)]
-    rows = tuple(CreditedSegment(segments[place][i], tokens[place][i], (number, place), number) for place, i in picks)
-    advantages = tuple(_mean(per_turn) for per_turn in given)
+    picks = _picks(group, [len(segs) for segs in segments], config, key)
+    tokens = [state.spread(segs, per_turn or ()) for segs, per_turn in zip(segments, turns, strict=True)]
+    rows = tuple(CreditedSegment(segments[index][i], tokens[index][i], (number, index), number) for index, i in picks)
+    advantages = tuple(_mean(per_turn) for per_turn in raw)
     return Credited(group, advantages, rows, tuple(map(len, segments)), len(set(picks)))
 
 
@@ -140,11 +140,11 @@ def _picks(
 ) -> Sequence[tuple[int, int]]:
     """(trajectory's place, segment) of each row."""
     if config.segments_per_group is None or not group.trajectories:
-        return [(place, i) for place, count in enumerate(counts) for i in range(count)]
-    places = {trajectory.rollout: place for place, trajectory in enumerate(group.trajectories)}
+        return [(index, i) for index, count in enumerate(counts) for i in range(count)]
+    places = {trajectory.rollout: index for index, trajectory in enumerate(group.trajectories)}
     if len(places) < len(counts):
         raise ValueError(f"group {group.problem.id}: two trajectories of one rollout number")
-    by_rollout = {rollout: counts[place] for rollout, place in places.items()}
+    by_rollout = {rollout: counts[index] for rollout, index in places.items()}
     name = (group.problem.id, group.trajectories[0].group_id)  # a problem played twice in a step has two groups
     return [(places[rollout], i) for rollout, i in sample_segments(by_rollout, config.segments_per_group, *key, *name)]
 
@@ -152,25 +152,25 @@ def _picks(
 def _turn_advantages(group: Group, config: CreditConfig, rule: Rule) -> list[tuple[TurnAdvantage, ...] | None]:
     """[G][turns] what the rule says of the graded trajectories, None where ungraded; 0 with nothing to compare."""
     rewards = _rewards(group, config)
-    graded = [place for place, reward in enumerate(rewards) if reward is not None]
+    graded = [index for index, reward in enumerate(rewards) if reward is not None]
     shown = Group(
         group.problem,
-        tuple(group.trajectories[place] for place in graded),
-        tuple(replace(group.grades[place], value=rewards[place]) for place in graded),
+        tuple(group.trajectories[index] for index in graded),
+        tuple(replace(group.grades[index], value=rewards[index]) for index in graded),
     )
     if comparable(group):
-        given = iter(asked(rule, shown, config.adv_estimator))
+        advantages = iter(rule_advantages(rule, shown, config.adv_estimator))
     else:
-        given = iter([(0.0,) * len(trajectory.turns) for trajectory in shown.trajectories])
-    return [None if reward is None else next(given) for reward in rewards]
+        advantages = iter([(0.0,) * len(trajectory.turns) for trajectory in shown.trajectories])
+    return [None if reward is None else next(advantages) for reward in rewards]
 
 
 def _weighted(per_turn: Sequence[TurnAdvantage], grade: Grade) -> tuple[TurnAdvantage, ...]:
     """[turns] advantages times the turns' weights, where they have any."""
     factors = grade.turn_weights or (1.0,) * len(per_turn)
     return tuple(
-        given * factor if isinstance(given, float) else tuple(each * factor for each in given)
-        for given, factor in zip(per_turn, factors, strict=True)
+        advantage * factor if isinstance(advantage, float) else tuple(value * factor for value in advantage)
+        for advantage, factor in zip(per_turn, factors, strict=True)
     )
 
 
@@ -181,7 +181,7 @@ def _mean(per_turn: Sequence[TurnAdvantage] | None) -> float | None:
     """
     if not per_turn:
         return None
-    means = [turn_mean(given) for given in per_turn]
+    means = [turn_mean(advantage) for advantage in per_turn]
     return means[0] if min(means) == max(means) else fmean(means)
 
 
@@ -196,10 +196,10 @@ def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
     ]
 
 
-def _whole_groups(credited: list[Credited], parts: int) -> list[list[Credited]]:
+def _split_groups(credited: list[Credited], number: int) -> list[list[Credited]]:
     """Contiguous parts, the longer ones first and empty ones last."""
-    size, longer = divmod(len(credited), parts)
-    starts = [part * size + min(part, longer) for part in range(parts + 1)]
+    size, longer = divmod(len(credited), number)
+    starts = [part * size + min(part, longer) for part in range(number + 1)]
     return [credited[start:stop] for start, stop in pairwise(starts)]
 
 

@@ -40,7 +40,7 @@ def sample_segments(counts: Mapping[int, int], n: int, *key: Key) -> tuple[tuple
     """
     if n < 1:
         raise ValueError(f"n={n}: sample at least 1 segment of a group, or take all")
-    rollouts = [rollout for rollout, own in counts.items() if own]
+    rollouts = [rollout for rollout, size in counts.items() if size]
     picks: list[tuple[int, int]] = []
     for turn in count() if rollouts else ():
         rollouts.sort(key=lambda rollout, turn=turn: derive_seed(*key, "order", turn, rollout))  # type: ignore[misc]
@@ -50,11 +50,11 @@ def sample_segments(counts: Mapping[int, int], n: int, *key: Key) -> tuple[tuple
     return tuple(sorted(picks))
 
 
-def _draw(own: int, turn: int, *key: Key) -> int:
+def _draw(size: int, turn: int, *key: Key) -> int:
     """The segment a rollout gives in its turn: a new one while there are any, then any."""
-    if turn < own:
-        return keyed_random(*key, "new").sample(range(own), own)[turn]
-    return keyed_random(*key, "again", turn).randrange(own)
+    if turn < size:
+        return keyed_random(*key, "new").sample(range(size), size)[turn]
+    return keyed_random(*key, "again", turn).randrange(size)
 
 
 def effective_weights(rows: Sequence[CreditedSegment], weighed: Sequence[TrainSegment]) -> dict[Hashable, float]:

@@ -47,7 +47,7 @@ mean_std = OutcomeRule(advantages.mean_std_advantages)
 leave_one_out = OutcomeRule(advantages.leave_one_out_advantages)
 
 
-def asked(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvantage, ...]]:
+def rule_advantages(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvantage, ...]]:
     """[trajectories][turns] what the rule says of a group whose trajectories are all graded. RunError if it can't be
     used."""
     where = f"credit.adv_estimator={name}: group {group.problem.id}"
@@ -60,8 +60,8 @@ def asked(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvantage, ...]
     if len(result) != len(group.trajectories):
         raise RunError(f"{where}: {len(group.trajectories)} trajectories, advantages of {len(result)}")
     return [
-        _of_turns(given, trajectory, f"{where}, rollout {trajectory.rollout}")
-        for given, trajectory in zip(result, group.trajectories, strict=True)
+        _of_turns(advantages, trajectory, f"{where}, rollout {trajectory.rollout}")
+        for advantages, trajectory in zip(result, group.trajectories, strict=True)
     ]
 
 
@@ -75,10 +75,10 @@ def turn_mean(advantage: TurnAdvantage) -> float:
     return math.fsum(advantage) / len(advantage) if advantage else 0.0
 
 
-def _of_turns(given: Any, trajectory: Trajectory, where: str) -> tuple[TurnAdvantage, ...]:
-    values = [given] * len(trajectory.turns) if isinstance(given, Real) else _listed(given)
+def _of_turns(returned: Any, trajectory: Trajectory, where: str) -> tuple[TurnAdvantage, ...]:
+    values = [returned] * len(trajectory.turns) if isinstance(returned, Real) else _listed(returned)
     if values is None:
-        shown = repr(given)[:60] if isinstance(given, str | None) else f"a {type(given).__name__}"
+        shown = repr(returned)[:60] if isinstance(returned, str | None) else f"a {type(returned).__name__}"
         raise RunError(f"{where}: {shown} is neither a number nor a list of numbers, one a turn")
     if len(values) != len(trajectory.turns):
         raise RunError(f"{where}: {len(trajectory.turns)} turns, {len(values)} advantages")
@@ -88,10 +88,10 @@ def _of_turns(given: Any, trajectory: Trajectory, where: str) -> tuple[TurnAdvan
     )
 
 
-def _of_tokens(given: Any, sampled: int, where: str) -> TurnAdvantage:
-    tokens = None if isinstance(given, Real) else _listed(given)
+def _of_tokens(returned: Any, sampled: int, where: str) -> TurnAdvantage:
+    tokens = None if isinstance(returned, Real) else _listed(returned)
     if tokens is None:
-        return _number(given, where)
+        return _number(returned, where)
     if len(tokens) != sampled:
         raise RunError(f"{where}: {sampled} sampled tokens, {len(tokens)} advantages")
     return tuple(_number(value, f"{where}, token {number}") for number, value in enumerate(tokens))
@@ -104,8 +104,8 @@ def _number(value: Any, where: str) -> float:
     return float(value)
 
 
-def _listed(given: Any) -> list[Any] | None:
+def _listed(returned: Any) -> list[Any] | None:
     try:
-        return None if isinstance(given, str) else list(given)
+        return None if isinstance(returned, str) else list(returned)
     except TypeError:
         return None

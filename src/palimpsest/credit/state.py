@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 from palimpsest import plugins
 from palimpsest.config.schema import OUTCOMES, STATE_MIX
-from palimpsest.credit.outcome import Rule, TurnAdvantage, asked, turn_mean
+from palimpsest.credit.outcome import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.types import Grade, Group, Segment, Trajectory
 
@@ -52,8 +52,8 @@ def span_rewards(trajectory: Trajectory, grade: Grade) -> list[list[float]]:
     """
     rewards = [[0.0] * len(turn.completion.token_ids) for turn in trajectory.turns]
     for span in grade.spans:
-        for place in range(span.start, span.end):
-            rewards[span.turn][place] += span.value
+        for position in range(span.start, span.end):
+            rewards[span.turn][position] += span.value
     return rewards
 
 
@@ -79,17 +79,17 @@ def on_top(
     rows, means = span_rewards(trajectory, grade), span_means(trajectory, grade)
     return tuple(
         tuple(
-            own + share * (reward - means[turn])
-            for own, reward in zip(_each(given, rows[turn]), rows[turn], strict=True)
+            value + share * (reward - means[turn])
+            for value, reward in zip(_per_token(advantage, rows[turn]), rows[turn], strict=True)
         )
         if turn in with_spans
-        else given
-        for turn, given in enumerate(turns)
+        else advantage
+        for turn, advantage in enumerate(turns)
     )
 
 
-def _each(given: TurnAdvantage, row: Sequence[float]) -> Sequence[float]:
-    return [given] * len(row) if isinstance(given, float) else given
+def _per_token(advantage: TurnAdvantage, row: Sequence[float]) -> Sequence[float]:
+    return [advantage] * len(row) if isinstance(advantage, float) else advantage
 
 
 def spread(segments: Sequence[Segment], turns: Sequence[TurnAdvantage]) -> list[tuple[float, ...]]:
@@ -106,8 +106,8 @@ def spread(segments: Sequence[Segment], turns: Sequence[TurnAdvantage]) -> list[
             if turn < 0:
                 row.append(0.0)
                 continue
-            given = turns[turn]
-            row.append(turn_mean(given) if isinstance(given, float) or turn in trained else given[places[turn]])
+            value = turns[turn]
+            row.append(turn_mean(value) if isinstance(value, float) or turn in trained else value[places[turn]])
             places[turn] += 1
         trained |= places.keys()
         rows.append(tuple(row))
@@ -150,30 +150,30 @@ class StateMix:
 
     def turn_advantages(self, group: Group) -> list[tuple[TurnAdvantage, ...]]:
         """[trajectories][turns] both mixed; one number a token for turns with spans."""
-        outcome = asked(self._outcome, group, self.outcome)
+        outcome = rule_advantages(self._outcome, group, self.outcome)
         if self.alpha == 1.0:
             return outcome
         graded = list(zip(group.trajectories, group.grades, strict=True))
         rewards = [self._rewards(trajectory, grade, group) for trajectory, grade in graded]
         state = state_advantages(rewards, raw_if_alone=self.lone_step == "raw")
         share = (1 - self.alpha) * self.state_scale
-        turns = [mixed(each, own, self.alpha, share) for each, own in zip(outcome, state, strict=True)]
-        return [on_top(*played, each, share) for played, each in zip(graded, turns, strict=True)]
+        turns = [mixed(outcomes, states, self.alpha, share) for outcomes, states in zip(outcome, state, strict=True)]
+        return [on_top(*played, advantages, share) for played, advantages in zip(graded, turns, strict=True)]
 
     def _rewards(self, trajectory: Trajectory, grade: Grade, group: Group) -> Sequence[float]:
         """[turns] rewards of a trajectory's turns, those of spans included."""
         turns = len(trajectory.turns)
         per_turn = (0.0,) * turns if grade.per_turn is None and (grade.spans or not turns) else grade.per_turn
         if per_turn is None or len(per_turn) != turns:
-            given = "none" if per_turn is None else str(len(per_turn))
+            shown = "none" if per_turn is None else str(len(per_turn))
             raise RunError(
                 f"credit.adv_estimator=state_mix: group {group.problem.id}, rollout {trajectory.rollout}: {turns} "
-                f"turns, {given} turn rewards; credit.options.alpha={self.alpha} needs a reward of every turn "
+                f"turns, {shown} turn rewards; credit.options.alpha={self.alpha} needs a reward of every turn "
                 "(Grade.per_turn or Grade.spans)"
             )
         if not grade.spans:
             return per_turn
-        return [own + mean for own, mean in zip(per_turn, span_means(trajectory, grade), strict=True)]
+        return [reward + mean for reward, mean in zip(per_turn, span_means(trajectory, grade), strict=True)]
 
 
 def state_advantages(per_turn: Sequence[Sequence[float]], *, raw_if_alone: bool = False) -> list[list[float]]:
@@ -210,8 +210,8 @@ def mixed(
     (0.625, (0.125, 0.5))
     """
     return tuple(
-        alpha * of_outcome + share * own
+        alpha * of_outcome + share * of_state
         if isinstance(of_outcome, float)
-        else tuple(alpha * of_token + share * own for of_token in of_outcome)
-        for of_outcome, own in zip(outcome, state, strict=True)
+        else tuple(alpha * of_token + share * of_state for of_token in of_outcome)
+        for of_outcome, of_state in zip(outcome, state, strict=True)
     )

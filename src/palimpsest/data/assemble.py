@@ -39,7 +39,7 @@ def spaced(rng: random.Random, count: int, slots: int, distance: int) -> list[in
     """
     gap = distance - 1
     drawn = sorted(rng.sample(range(slots - (count - 1) * gap), count))
-    return [slot + place * gap for place, slot in enumerate(drawn)]
+    return [slot + index * gap for index, slot in enumerate(drawn)]
 
 
 def room(count: int, distance: int) -> int:
@@ -148,7 +148,7 @@ def assemble(
         rng = keyed_random(seed, "documents", record.id)
         paragraphs = _choose(record, corpus or Corpus(()), documents, rng)
         if placing != ANYWHERE:
-            paragraphs = _place(record, paragraphs, placing, rng)
+            paragraphs = _arrange(record, paragraphs, placing, rng)
     metadata = {
         **record.metadata,
         "num_docs": len(paragraphs),
@@ -166,9 +166,9 @@ def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) 
         raise DataError(
             f"problem {record.id}: {len(chosen)} gold paragraphs don't fit data.documents={documents}; raise it"
         )
-    others = [paragraph for paragraph in record.paragraphs if paragraph not in chosen]
+    rest = [paragraph for paragraph in record.paragraphs if paragraph not in chosen]
     room = documents - len(chosen)
-    chosen += others if len(others) <= room else rng.sample(others, room)
+    chosen += rest if len(rest) <= room else rng.sample(rest, room)
     missing = documents - len(chosen)
     drawn = corpus.draw(missing, frozenset(record.paragraphs), rng) if missing else []
     if len(drawn) < missing:
@@ -182,7 +182,7 @@ def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) 
     return tuple(chosen)
 
 
-def _place(record: Record, paragraphs: tuple[str, ...], placing: Placing, rng: random.Random) -> tuple[str, ...]:
+def _arrange(record: Record, paragraphs: tuple[str, ...], placing: Placing, rng: random.Random) -> tuple[str, ...]:
     """The same paragraphs with the gold ones where `placing` wants them, the others in their shuffled order."""
     gold = record.gold
     if not gold:
@@ -202,8 +202,8 @@ def _place(record: Record, paragraphs: tuple[str, ...], placing: Placing, rng: r
     else:
         slots = ordered(rng, spaced(rng, len(gold), len(paragraphs), distance), placing.order)
     at = dict(zip(slots, gold, strict=True))
-    others = iter([paragraph for paragraph in paragraphs if paragraph not in gold])
-    return tuple(at[slot] if slot in at else next(others) for slot in range(len(paragraphs)))
+    rest = iter([paragraph for paragraph in paragraphs if paragraph not in gold])
+    return tuple(at[slot] if slot in at else next(rest) for slot in range(len(paragraphs)))
 
 
 def check_fixed(record: Record, documents: int | None) -> None:

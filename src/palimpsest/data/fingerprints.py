@@ -54,10 +54,10 @@ class Contents:
 
     def _add(self, problem: Problem) -> None:
         self._problems += 1
-        asked = problem.by_question
+        questions = problem.by_question
         held = {
-            "questions": [problem.id, [each.question for each in asked], problem.memory],
-            "golds": [list(each.answers) for each in asked],
+            "questions": [problem.id, [item.question for item in questions], problem.memory],
+            "golds": [list(item.answers) for item in questions],
             "documents": None if problem.context is None else document_digest(problem.context),
             "metadata": dict(problem.metadata),
         }
@@ -72,10 +72,10 @@ def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     >>> changed(one, two), changed(one, one)
     ('golds changed', None)
     """
-    parts = [part for part in PARTS if was.get(part) != now.get(part)]
+    names = [part for part in PARTS if was.get(part) != now.get(part)]
     if was.get("problems") != now.get("problems"):
         return f"{was.get('problems')} problems then, {now.get('problems')} now"
-    return f"{' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)} changed" if parts else None
+    return f"{' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)} changed" if names else None
 
 
 # ---- Manifest of a generated data set ------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def sets_of(folder: Path) -> list[Path]:
     path = folder / MANIFEST
     try:
         described = json.loads(path.read_text("utf-8"))["files"]
-        names = [name for name, known in described.items() if "problems" in known]
+        names = [name for name, entry in described.items() if "problems" in entry]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{path}: is no manifest of a data set: name the files of {folder} themselves") from None
     if any(Path(name).name != name for name in names):

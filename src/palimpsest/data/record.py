@@ -65,10 +65,10 @@ def listed_questions(text: str, names: Sequence[str]) -> tuple[str, ...] | None:
     >>> listed_questions("Answer:\\n\\nQ1: Who?\\n\\nQ2: Where?\\n\\nFINAL_ANSWER: {...}", ("Q1", "Q2"))
     ('Who?', 'Where?')
     """
-    found = [(match[1], match[2].strip()) for match in _ASKED.finditer(text)]
-    if tuple(name for name, _ in found) != tuple(names) or not all(question for _, question in found):
+    matches = [(match[1], match[2].strip()) for match in _ASKED.finditer(text)]
+    if tuple(name for name, _ in matches) != tuple(names) or not all(question for _, question in matches):
         return None
-    return tuple(question for _, question in found)
+    return tuple(question for _, question in matches)
 
 
 def objective_count(problem: Problem) -> int:
@@ -112,13 +112,13 @@ class DocumentStore:
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._end = 0
-        self._known: dict[bytes, Stored] = {}
+        self._stored: dict[bytes, Stored] = {}
 
     def put(self, text: str) -> Stored:
         """Write `text`, if no equal one is there. Raises DataError where the disk takes no more."""
         data = text.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(data, digest_size=16).digest()
-        if digest not in self._known:
+        if digest not in self._stored:
             try:
                 self._write(data)
             except OSError as error:
@@ -126,9 +126,9 @@ class DocumentStore:
                     f"{tempfile.tempdir or 'temporary files'}: {error.strerror}; long documents wait there until they "
                     "are played: set TMPDIR to a folder with room for all of them"
                 ) from None
-            self._known[digest] = Stored(self._end, len(data))
+            self._stored[digest] = Stored(self._end, len(data))
             self._end += len(data)
-        return self._known[digest]
+        return self._stored[digest]
 
     def text(self, stored: Stored) -> str:
         """The text that was put there."""

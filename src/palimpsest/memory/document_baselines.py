@@ -134,11 +134,11 @@ class FullContextPolicy(MemoryPolicy):
     def room(self, problem: Problem, codec: Codec, max_context: int) -> int:
         """Document tokens that the prompt of any of the problem's questions has room for."""
         taken = self.texts.template(codec, "answer").literal_length + self.answer_tokens
-        longest = max(len(codec.encode(asked.question)) for asked in problem.by_question)
+        longest = max(len(codec.encode(item.question)) for item in problem.by_question)
         room = max_context - taken - longest
         return max(0, room if self.window_tokens is None else min(room, self.window_tokens))
 
-    def whole(self, problem: Problem, codec: Codec, max_context: int) -> int | None:
+    def fitting_tokens(self, problem: Problem, codec: Codec, max_context: int) -> int | None:
         """Tokens of the document if it enters the prompt whole, else None. A document far beyond the window is not
         encoded to its end."""
         if not problem.context or not problem.context.strip():
@@ -157,12 +157,12 @@ class FullContextPolicy(MemoryPolicy):
             return Answered(None, Outcome.EMPTY_CONTEXT)
         template = self.texts.template(codec, "answer")
         room = self.room(problem, codec, model.max_context)
-        kept = [self.shown(document, asked.question, room, codec) for asked in problem.by_question]
-        if (fewest := min(map(len, kept))) < len(document):
+        documents = [self.shown(document, item.question, room, codec) for item in problem.by_question]
+        if (fewest := min(map(len, documents))) < len(document):
             model.event(DocumentTruncated(len(document), fewest, type(self).__name__))
         answers = []
-        for number, (asked, read) in enumerate(zip(problem.by_question, kept, strict=True)):
-            prompt = template.fill({"question": codec.encode(asked.question), "document": read})
+        for number, (item, read) in enumerate(zip(problem.by_question, documents, strict=True)):
+            prompt = template.fill({"question": codec.encode(item.question), "document": read})
             notes: dict[str, Any] = {"question": number} if problem.questions else {}
             completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
             answers.append(answered(completion, codec, template.pieces[-1]))
@@ -241,16 +241,16 @@ class PassagesPolicy(FullContextPolicy):
             return [i for piece in document.pieces for i in piece]
         ranked, gap, newlines = document.index.ranked(question), codec.encode("\n"), newline_ids(codec)
         taken, left = set[int](), room
-        for place in ranked:
-            piece = document.pieces[place]
+        for index in ranked:
+            piece = document.pieces[index]
             if (needed := len(piece) + (0 if piece[-1] in newlines else len(gap))) <= left:
-                taken.add(place)
+                taken.add(index)
                 left -= needed
         ids = [] if taken else list(document.pieces[ranked[0]][:room])
-        for place in sorted(taken):
-            if ids and place - 1 not in taken and ids[-1] not in newlines:
+        for index in sorted(taken):
+            if ids and index - 1 not in taken and ids[-1] not in newlines:
                 ids += gap
-            ids += document.pieces[place]
+            ids += document.pieces[index]
         return ids
 
 
@@ -329,8 +329,8 @@ class ClosedBookPolicy(MemoryPolicy):
         """Ask; of several questions each by itself."""
         template = self.texts.template(model.codec, "answer")
         answers = []
-        for number, asked in enumerate(problem.by_question):
-            prompt = template.fill({"question": model.codec.encode(asked.question)})
+        for number, item in enumerate(problem.by_question):
+            prompt = template.fill({"question": model.codec.encode(item.question)})
             notes: dict[str, Any] = {"question": number} if problem.questions else {}
             completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
             answers.append(answered(completion, model.codec, template.pieces[-1]))

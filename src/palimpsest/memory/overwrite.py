@@ -228,8 +228,8 @@ class OverwritePolicy(MemoryPolicy):
 
     def document_chunks(self, document: Document, model: Model) -> Sequence[Sequence[int]]:
         """The chunks of a document, and an event if it was cut."""
-        if (kept := sum(map(len, document.chunks))) < document.tokens:
-            model.event(DocumentTruncated(document.tokens, kept, self.overlong))
+        if (remaining := sum(map(len, document.chunks))) < document.tokens:
+            model.event(DocumentTruncated(document.tokens, remaining, self.overlong))
         return document.chunks
 
     @property
@@ -269,8 +269,8 @@ class OverwritePolicy(MemoryPolicy):
         codec = model.codec
         _, template = self.templates(codec)
         answers = []
-        for number, asked in enumerate(problem.by_question):
-            prompt = template.fill({"question": codec.encode(asked.question), **values})
+        for number, item in enumerate(problem.by_question):
+            prompt = template.fill({"question": codec.encode(item.question), **values})
             notes: dict[str, Any] = {"question": number} if problem.questions else {}
             completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
             answers.append(answered(completion, codec, template.pieces[-1]))
@@ -312,20 +312,20 @@ class OverwritePolicy(MemoryPolicy):
         if self.grounded == "off":
             return written
         left = sift(written, sources, model.codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
-        kept = left.ids or memory
+        result = left.ids or memory
         if left.dropped or not left.ids:
             units, reasons = zip(*left.dropped, strict=True) if left.dropped else ((), ())
-            model.event(MemoryUngrounded(units, reasons, tuple(kept), changed=bool(left.ids)))
-        return kept
+            model.event(MemoryUngrounded(units, reasons, tuple(result), changed=bool(left.ids)))
+        return result
 
 
 def admit_question(problem: Problem, codec: Codec, budget: int) -> None:
     """Raise DataError for a question of more than `budget` tokens, or several that have more together."""
     length = question_length(problem, codec)
     if length > budget:
-        asked = f"{len(problem.questions)} questions have" if problem.questions else "question has"
+        subject = f"{len(problem.questions)} questions have" if problem.questions else "question has"
         raise DataError(
-            f"problem {problem.id}: its {asked} {length} tokens, policy.options.question_tokens={budget}; "
+            f"problem {problem.id}: its {subject} {length} tokens, policy.options.question_tokens={budget}; "
             f"raise that budget or drop the problem"
         )
 

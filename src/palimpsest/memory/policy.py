@@ -97,15 +97,15 @@ class Answered:
     """[questions] one a question, of a problem that asks several; empty where it asks one, or nothing was answered."""
 
     @classmethod
-    def all(cls, each: Sequence[Answered]) -> Answered:
+    def all(cls, answers: Sequence[Answered]) -> Answered:
         """The end of an episode that answered several questions, from the answer to each.
 
         >>> Answered.all([Answered("Anna"), Answered("Ro", Outcome.ANSWER_TRUNCATED)])
         Answered(text='1. Anna\\n2. Ro', outcome=<Outcome.ANSWER_TRUNCATED: 'answer_truncated'>, answers=('Anna', 'Ro'))
         """
-        outcomes = [one.outcome for one in each]
+        outcomes = [one.outcome for one in answers]
         outcome = next((other for other in outcomes if other is not Outcome.ANSWERED), Outcome.ANSWERED)
-        return cls(numbered(one.text or "" for one in each), outcome, tuple(one.text for one in each))
+        return cls(numbered(one.text or "" for one in answers), outcome, tuple(one.text for one in answers))
 
 
 class MemoryPolicy(ABC):

@@ -234,10 +234,10 @@ async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max
         return model.prompts
 
     alone, again = await play(problem.question), await play(problem.question)
-    beside, _ = await asyncio.gather(play(problem.question), play("What is the first word?"))
+    concurrent, _ = await asyncio.gather(play(problem.question), play("What is the first word?"))
     if alone != again:
         return Finding("determinism", False, "two runs with the same replies built different prompts")
-    if alone != beside:
+    if alone != concurrent:
         return Finding("determinism", False, "prompts change when another episode runs beside: keep no state on self")
     return Finding("determinism", True, "same prompts alone, again, and beside another episode")
 
@@ -283,13 +283,13 @@ async def _first_shown(policy: MemoryPolicy, model: ScriptedModel, words: Sequen
     bare = ScriptedModel(model.codec, model.reply, model.max_context)
     with suppress(Exception):  # reported by `ends`
         await bare.play(policy, Problem("check-bare", "Which word comes last?", ("none",), "0"))
-    said = {i for prompt in bare.prompts for i in prompt} | set(model.reply((), 1))
+    ignored = {i for prompt in bare.prompts for i in prompt} | set(model.reply((), 1))
     shown: dict[int, int] = {}
     for call, prompt in enumerate(model.prompts):
         for i in prompt:
             shown.setdefault(i, call)
     ids = {word: model.codec.encode(word)[0] for word in words}
-    return {word: shown.get(i) for word, i in ids.items() if i not in said}
+    return {word: shown.get(i) for word, i in ids.items() if i not in ignored}
 
 
 async def _adversarial(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:

@@ -143,11 +143,11 @@ class PrunePolicy(ToolAgentPolicy):
         """Names of the texts that these options show."""
         return ("user_prune", "pruned", "result") if self.prune else ("user", "result")
 
-    def told_at_once(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
+    def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
         """A prune is done at once, on the history before this reply."""
         mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
         if not mine or number >= self.parallel_calls:
-            return ToolAgentPolicy.told_at_once(self, episode, call, number)
+            return ToolAgentPolicy.immediate_result(self, episode, call, number)
         assert isinstance(call, ToolCall)
         fault = prune_fault(call.arguments, episode.history.result_ids()) or self._ungrounded(episode, call)
         if fault is not None:
@@ -161,23 +161,23 @@ class PrunePolicy(ToolAgentPolicy):
         if self.grounded == "off":
             return None
         codec = episode.model.codec
-        results = [each for each in episode.history.results() if each.id not in episode.errors]
-        seen = [episode.notes.get(each.id) or codec.decode(each.ids, control=False) for each in results]
-        found = units(call.arguments["memory"], self.unit)
-        faults = unsupported(found, seen, GroundedRule(self.grounded, self.unit))
-        bad = [(unit, why) for unit, why in zip(found, faults, strict=True) if why is not None]
+        results = [result for result in episode.history.results() if result.id not in episode.errors]
+        texts = [episode.notes.get(result.id) or codec.decode(result.ids, control=False) for result in results]
+        claims = units(call.arguments["memory"], self.unit)
+        faults = unsupported(claims, texts, GroundedRule(self.grounded, self.unit))
+        bad = [(unit, why) for unit, why in zip(claims, faults, strict=True) if why is not None]
         if not bad:
             return None
         dropped, reasons = zip(*bad, strict=True)
         episode.model.event(MemoryUngrounded(dropped, reasons, (), changed=False))
         return f'memory: "{bad[0][0][:80]}": {bad[0][1]}; write down what the results say, in their words'
 
-    def record(self, episode: ToolEpisode, call: Found, said: Said, about: Mapping[str, Any]) -> None:
+    def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
         """The event of a call."""
         mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
-        if mine and said.error == _REFUSED:
-            episode.model.event(PruneRefused(about["id"], said.text[:400]))
-        elif mine and said.error is None:
+        if mine and answer.error == _REFUSED:
+            episode.model.event(PruneRefused(about["id"], answer.text[:400]))
+        elif mine and answer.error is None:
             assert isinstance(call, ToolCall)
             episode.prunes += 1
             left = len(episode.history.ids())  # of all prunes of this reply, before its results
@@ -185,7 +185,7 @@ class PrunePolicy(ToolAgentPolicy):
             episode.notes[about["id"]] = memory
             episode.model.event(Pruned(about["id"], deleted, memory, left))
         else:
-            ToolAgentPolicy.record(self, episode, call, said, about)
+            ToolAgentPolicy.record(self, episode, call, answer, about)
 
 
 def prune_fault(arguments: Mapping[str, Any], in_sight: list[str]) -> str | None:
@@ -206,12 +206,12 @@ def prune_fault(arguments: Mapping[str, Any], in_sight: list[str]) -> str | None
         return "memory is empty: write down what must be remembered"
     if not ids:
         return "delete_ids is empty: name at least one id"
-    known, seen = set(in_sight), set[str]()
+    allowed, visited = set(in_sight), set[str]()
     for one in ids:
-        if one not in known:
+        if one not in allowed:
             there = f"there is {', '.join(in_sight[:20])}" if in_sight else "there is none yet"
             return f'delete_ids: "{one[:40]}" is no id in sight; {there}'
-        if one in seen:
+        if one in visited:
             return f'delete_ids: "{one}" stands there twice'
-        seen.add(one)
+        visited.add(one)
     return None

@@ -193,11 +193,11 @@ class RecallPolicy(OverwritePolicy):
         OverwritePolicy.admit(self, problem, codec)
         tags = len(self.reply(codec, ()))
         if self.written_tokens <= tags:
-            said = "reply_tokens=null, which is memory_tokens" if self.reply_tokens is None else "reply_tokens"
+            option = "reply_tokens=null, which is memory_tokens" if self.reply_tokens is None else "reply_tokens"
             raise ConfigError(
                 f"the tags of a reply take {tags} tokens of this model's; set policy.options.reply_tokens to "
                 f"{2 * tags + self.memory_tokens} or more",
-                key=f"policy.options.{said}",
+                key=f"policy.options.{option}",
                 value=self.written_tokens,
             )
 
@@ -225,9 +225,9 @@ class RecallPolicy(OverwritePolicy):
             completion = await self.read(prompt, index, model)
             reply = self._read_reply(completion, model, read.pieces[-1])
             sources = (chunk, recalled.ids) if recalled else (chunk,)
-            given = completion.stop_reason is StopReason.GIVEN
+            forced = completion.stop_reason is StopReason.GIVEN
             recalled = self._look_back(reply, problem.question, history, model)
-            memory = self._next(memory, reply, index, history, model, None if given else sources)
+            memory = self._next(memory, reply, index, history, model, None if forced else sources)
         return await self.answer(problem, {"recalled": recalled.ids if recalled else nothing, "memory": memory}, model)
 
     def _read_reply(self, completion: Completion, model: Model, before: Sequence[int]) -> RecallReply | None:
@@ -272,17 +272,17 @@ class RecallPolicy(OverwritePolicy):
         if written is not None and cut:
             model.event(MemoryCut(len(written), self.memory_tokens))
             written = written[: self.memory_tokens]
-        kept = memory if written is None else written
+        result = memory if written is None else written
         if written is not None and sources is not None:
-            kept = self.sifted(memory, written, (*sources, memory), model, cut)
-        changed = written is not None and (self.grounded == "off" or kept is not memory)
-        text = model.codec.decode(kept)
+            result = self.sifted(memory, written, (*sources, memory), model, cut)
+        changed = written is not None and (self.grounded == "off" or result is not memory)
+        text = model.codec.decode(result)
         accepted = reply if self.malformed == "accept" else None
         update = model.codec.decode(accepted.update) if accepted else None
-        model.event(MemoryWritten(tuple(kept), text, changed, update))
+        model.event(MemoryWritten(tuple(result), text, changed, update))
         if written is not None:
-            history.add(step, kept, text)
-        return kept
+            history.add(step, result, text)
+        return result
 
 
 # ---- MemAgent with retrieval over its own memories -----------------------------------------------------------

@@ -35,8 +35,8 @@ def evaluated(config: PolicyConfig) -> PolicyConfig:
     {'chunk_size': 5000}
     """
     limits = policy_class(config.name).training_limits
-    kept = {name: value for name, value in config.options.items() if name not in limits}
-    return PolicyConfig(name=config.name, options=kept)
+    options = {name: value for name, value in config.options.items() if name not in limits}
+    return PolicyConfig(name=config.name, options=options)
 
 
 def option_of(error: ConfigError) -> str | None:
@@ -81,17 +81,17 @@ def _shipped(suits: Callable[[type[MemoryPolicy]], bool]) -> str:
 
 
 def _brings_memory(problem: Problem, name: str) -> ConfigError:
-    others = _shipped(lambda cls: cls.takes_memory)
+    choices = _shipped(lambda cls: cls.takes_memory)
     return ConfigError(
-        f"policy.name: {name} begins without a memory and problem {problem.id} brings one; choose one of {others}, "
+        f"policy.name: {name} begins without a memory and problem {problem.id} brings one; choose one of {choices}, "
         "or drop `memory` from the data (a policy of your own that begins with Problem.memory says takes_memory = True)"
     )
 
 
 def _asks_several(problem: Problem, name: str) -> ConfigError:
-    others = _shipped(lambda cls: cls.answers_questions)
+    choices = _shipped(lambda cls: cls.answers_questions)
     return ConfigError(
         f"policy.name: {name} answers one question and problem {problem.id} asks {len(problem.questions)}; choose one "
-        f"of {others}, or give each question a row of its own (a policy of your own that answers them all says "
+        f"of {choices}, or give each question a row of its own (a policy of your own that answers them all says "
         "answers_questions = True)"
     )

@@ -116,33 +116,33 @@ class SummaryPolicy(ToolAgentPolicy):
         if len(before.ids()) + self.turn_tokens <= self.context_tokens or episode.turns + 1 >= self.max_turns:
             return
         request = codec.encode(self.texts.summarise)
-        seen = before
-        while seen.exchanges and self._too_long(seen.ids_with_user(request)):
-            seen = replace(seen, exchanges=seen.exchanges[:-1])
-        if not seen.exchanges:
+        included = before
+        while included.exchanges and self._too_long(included.ids_with_user(request)):
+            included = replace(included, exchanges=included.exchanges[:-1])
+        if not included.exchanges:
             return  # the first results alone fill the context: the turn ends as out_of_context
-        completion = await self.generate(episode, seen.ids_with_user(request), "summarise", self.summary_tokens)
+        completion = await self.generate(episode, included.ids_with_user(request), "summarise", self.summary_tokens)
         assert completion is not None
-        summary = self._sifted(completion, seen, episode)
+        summary = self._sifted(completion, included, episode)
         episode.history = self.resumed(episode.problem, summary, codec)
-        left_out = len(before.exchanges) - len(seen.exchanges)
+        left_out = len(before.exchanges) - len(included.exchanges)
         episode.model.event(SummedUp(len(summary), codec.decode(summary), left_out))
 
-    def _sifted(self, completion: Completion, seen: History, episode: ToolEpisode) -> list[int]:
+    def _sifted(self, completion: Completion, history: History, episode: ToolEpisode) -> list[int]:
         """[T] the summary from here on."""
         codec = episode.model.codec
-        said = without_thinking(completion.token_ids, codec, chat_pieces(codec).generation)
+        summary = without_thinking(completion.token_ids, codec, chat_pieces(codec).generation)
         if self.grounded != "off":
-            results = [each.ids for each in seen.results() if each.id not in episode.errors]
+            results = [result.ids for result in history.results() if result.id not in episode.errors]
             sources = [*results, episode.summary]
             cut_off = completion.stop_reason is StopReason.LENGTH
-            left = sift(said, sources, codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
-            said = left.ids or episode.summary
+            left = sift(summary, sources, codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
+            summary = left.ids or episode.summary
             if left.dropped:
                 units, why = zip(*left.dropped, strict=True)
-                episode.model.event(MemoryUngrounded(units, why, tuple(said), changed=bool(left.ids)))
-        episode.summary = said
-        return said
+                episode.model.event(MemoryUngrounded(units, why, tuple(summary), changed=bool(left.ids)))
+        episode.summary = summary
+        return summary
 
     def _too_long(self, prompt: Sequence[int]) -> bool:
         return len(prompt) + self.summary_tokens > self.context_tokens

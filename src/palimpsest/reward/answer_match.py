@@ -98,10 +98,10 @@ def answer_in_gold(answer: str, gold: str) -> float:
     return float(_stands_in(tokens(a), tokens(g)))
 
 
-def _stands_in(part: list[str], whole: list[str]) -> bool:
+def _stands_in(part: list[str], words: list[str]) -> bool:
     if not part:
         return False
-    return f"\0{chr(0).join(part)}\0" in f"\0{chr(0).join(whole)}\0"
+    return f"\0{chr(0).join(part)}\0" in f"\0{chr(0).join(words)}\0"
 
 
 def published_boxed(text: str, gold: str) -> float:
@@ -130,8 +130,8 @@ def string_match_all(reply: str, golds: Sequence[str]) -> float:
     >>> string_match_all("Values: 12 and 7.", ["12", "99"]), string_match_all("Norway", ["NO"])
     (0.5, 1.0)
     """
-    said = _CONTROL.sub("\n", reply.strip()).strip().lower()
-    return sum(gold.lower() in said for gold in golds) / len(golds)
+    text = _CONTROL.sub("\n", reply.strip()).strip().lower()
+    return sum(gold.lower() in text for gold in golds) / len(golds)
 
 
 def string_match_part(reply: str, golds: Sequence[str]) -> float:
@@ -178,12 +178,12 @@ def measure(text: str, golds: Sequence[str]) -> dict[str, float]:
     >>> m["boxed"], m["sub_em"], m["fraction"], round(m["f1"], 2)
     (0.0, 1.0, 0.5, 0.67)
     """
-    found = extract(text)
-    answer = found.text if found else ""
-    boxed = found.text if found and found.rule == "boxed" else ""
+    extracted = extract(text)
+    answer = extracted.text if extracted else ""
+    boxed = extracted.text if extracted and extracted.rule == "boxed" else ""
 
-    def best(rule: Callable[[str, str], float], said: str) -> float:
-        return max(rule(said, gold) for gold in golds)
+    def best(rule: Callable[[str, str], float], candidate: str) -> float:
+        return max(rule(candidate, gold) for gold in golds)
 
     return {
         "boxed": best(exact, boxed),
@@ -263,9 +263,9 @@ def compared(answer: str, golds: Sequence[str], wanted: Literal["any", "each"] =
     >>> compared("Oslo, Norway", ["Oslo", "Bergen"], "each").values["sub_em"]
     0.5
     """
-    said = any(comparable(answer, gold)[0] for gold in golds)
+    answered = any(comparable(answer, gold)[0] for gold in golds)
     together = max if wanted == "any" else fmean
-    return Marked(said, {name: together([rule(answer, gold) for gold in golds]) for name, rule in _RULES.items()})
+    return Marked(answered, {name: together([rule(answer, gold) for gold in golds]) for name, rule in _RULES.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,16 +279,16 @@ class FinalAnswerGrader:
         """`Grade.value` is 0.0 to 1.0, or None where machinery, data or judge failed."""
         if not trajectory.outcome.gradable:
             return Grade(None, reason=f"episode ended as {trajectory.outcome}")
-        asked = objectives(problem)
-        counted = [one for one in asked if self.config.invalid_golds == "gold" or not one.invalid]
+        questions = objectives(problem)
+        counted = [one for one in questions if self.config.invalid_golds == "gold" or not one.invalid]
         if not counted:
             return Grade(None, reason="the data has no gold, only the note that the question is invalid")
-        given = _answers(asked, trajectory.answer or "", self.config.where)
+        named = _answers(questions, trajectory.answer or "", self.config.where)
         try:
-            marked = await self._marked(counted, given)
+            marked = await self._marked(counted, named)
         except JudgeError as error:
             return Grade(None, reason=f"judge: {error}")
-        breakdown = _breakdown(marked, given, self.config.match)
+        breakdown = _breakdown(marked, named, self.config.match)
         return Grade(breakdown[self.config.objectives], breakdown=breakdown)
 
     async def close(self) -> None:
@@ -296,19 +296,19 @@ class FinalAnswerGrader:
         if self.judge is not None:
             await self.judge.close()
 
-    async def _marked(self, asked: Sequence[GradedObjective], given: NamedAnswers) -> list[Marked]:
-        marked = [compared(given.answers.get(one.name, ""), one.golds, self.config.golds) for one in asked]
+    async def _marked(self, questions: Sequence[GradedObjective], named: NamedAnswers) -> list[Marked]:
+        marked = [compared(named.answers.get(one.name, ""), one.golds, self.config.golds) for one in questions]
         if self.judge is None:
             return marked
-        pairs = zip(asked, marked, strict=True)
-        return await _all_of(self._judged(one, given.answers.get(one.name, ""), mark) for one, mark in pairs)
+        pairs = zip(questions, marked, strict=True)
+        return await _all_of(self._judged(one, named.answers.get(one.name, ""), mark) for one, mark in pairs)
 
     async def _judged(self, one: GradedObjective, answer: str, mark: Marked) -> Marked:
         assert self.judge is not None
         if not answer.strip():
             return replace(mark, answered=False, values={**mark.values, "judge": 0.0})
-        asked = [one.golds] if self.config.golds == "any" else [(gold,) for gold in one.golds]
-        verdicts = await _all_of(self.judge.value(one.question, golds, answer) for golds in asked)
+        gold_sets = [one.golds] if self.config.golds == "any" else [(gold,) for gold in one.golds]
+        verdicts = await _all_of(self.judge.value(one.question, golds, answer) for golds in gold_sets)
         value, partial = fmean(value for value, _ in verdicts), any(partial for _, partial in verdicts)
         return Marked(True, {**mark.values, "judge": value}, partial)
 
@@ -322,16 +322,16 @@ async def _all_of(work: Iterable[Awaitable[T]]) -> list[T]:
     return cast(list[T], ended)
 
 
-def _answers(asked: Sequence[GradedObjective], text: str, where: str) -> NamedAnswers:
-    said = final_answer(text)
-    if said is None and where == "found" and (found := extract(text)) is not None and not asked[0].name:
-        said = found.text
-    if len(asked) == 1 and not asked[0].name:
-        return NamedAnswers({"": said} if said else {}, missing=() if said else ("",))
-    return named_answers(said, [one.name for one in asked])
+def _answers(questions: Sequence[GradedObjective], text: str, where: str) -> NamedAnswers:
+    reply = final_answer(text)
+    if reply is None and where == "found" and (extracted := extract(text)) is not None and not questions[0].name:
+        reply = extracted.text
+    if len(questions) == 1 and not questions[0].name:
+        return NamedAnswers({"": reply} if reply else {}, missing=() if reply else ("",))
+    return named_answers(reply, [one.name for one in questions])
 
 
-def _breakdown(marked: Sequence[Marked], given: NamedAnswers, rule: str) -> dict[str, float]:
+def _breakdown(marked: Sequence[Marked], named: NamedAnswers, rule: str) -> dict[str, float]:
     values = [mark.values[rule] for mark in marked]
     means = {name: fmean(mark.values[name] for mark in marked) for name in marked[0].values}
     partial = {"partial": fmean(mark.partial for mark in marked)} if "judge" in means else {}
@@ -343,9 +343,9 @@ def _breakdown(marked: Sequence[Marked], given: NamedAnswers, rule: str) -> dict
         **means,
         **partial,
         "answered": fmean(mark.answered for mark in marked),
-        "malformed": float(given.fault is not None),
-        "keys_missing": float(len(given.missing)),
-        "keys_extra": float(len(given.extra)),
+        "malformed": float(named.fault is not None),
+        "keys_missing": float(len(named.missing)),
+        "keys_extra": float(len(named.extra)),
     }
 
 

@@ -55,12 +55,12 @@ class Caller:
             return await self._in_time(self._call(*arguments))
         if self._thread is None:
             self._thread = _Thread()
-        asked = self._thread.ask(lambda: self._call(*arguments))
-        await asked.begun
+        request = self._thread.ask(lambda: self._call(*arguments))
+        await request.started
         try:
-            result = await self._in_time(asked.ended)
+            result = await self._in_time(request.ended)
         except OutOfTime:
-            self._thread.leave(asked)
+            self._thread.leave(request)
             raise
         if isinstance(result, _Raised):
             raise result.error
@@ -96,19 +96,19 @@ class _Raised:
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _Request:
     """A call that was asked for."""
 
     work: Callable[[], Any]
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    begun: asyncio.Future[None] = field(init=False)
+    started: asyncio.Future[None] = field(init=False)
     ended: asyncio.Future[Any] = field(init=False)
     is_done: bool = False
 
     def __post_init__(self) -> None:
-        self.begun, self.ended = self.loop.create_future(), self.loop.create_future()
+        self.started, self.ended = self.loop.create_future(), self.loop.create_future()
 
-    def tell(self, future: asyncio.Future[Any], result: Any) -> None:
+    def resolve(self, future: asyncio.Future[Any], result: Any) -> None:
         """Set a future's result from the thread, if anybody still waits for it."""
 
         def settle() -> None:
@@ -125,27 +125,27 @@ class _Thread:
     """One daemon thread at a time that makes the calls; one that is stuck in a call is left to itself."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Request | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._current = self._start()
 
-    def ask(self, work: Callable[[], Any]) -> _Asked:
+    def ask(self, work: Callable[[], Any]) -> _Request:
         """Have `work` done after what was asked for before."""
-        asked = _Asked(work)
-        self._queue.put(asked)
-        return asked
+        request = _Request(work)
+        self._queue.put(request)
+        return request
 
-    def leave(self, asked: _Asked) -> None:
-        """Go on with the next call on a new thread, if the present one is still in `asked`."""
+    def leave(self, request: _Request) -> None:
+        """Go on with the next call on a new thread, if the present one is still in `request`."""
         with self._lock:
-            if not asked.is_done:
+            if not request.is_done:
                 self._current = self._start()
 
     def close(self) -> None:
         """End the thread after the call it is in; what waits is dropped."""
         while not self._queue.empty():
             if (waiting := self._queue.get()) is not None:
-                waiting.begun.cancel()
+                waiting.started.cancel()
         self._queue.put(None)
 
     def _start(self) -> threading.Thread:
@@ -154,17 +154,17 @@ class _Thread:
         return thread
 
     def _work(self) -> None:
-        while (asked := self._queue.get()) is not None:
-            if asked.begun.cancelled():
+        while (request := self._queue.get()) is not None:
+            if request.started.cancelled():
                 continue  # whoever asked gave up before
-            asked.tell(asked.begun, None)
+            request.resolve(request.started, None)
             try:
-                result = asked.work()
+                result = request.work()
             except BaseException as error:  # noqa: BLE001  it is raised where it is awaited
                 result = _Raised(error)
             with self._lock:
-                asked.is_done = True
-                asked.tell(asked.ended, result)
+                request.is_done = True
+                request.resolve(request.ended, result)
                 if self._current is not threading.current_thread():
                     return  # it was left to itself meanwhile
 
@@ -188,7 +188,7 @@ class CustomReward:
         """What the function makes of the episode, or why nothing came of it."""
         if not trajectory.outcome.gradable:
             return Grade(None, reason=f"episode ended as {trajectory.outcome}")
-        grade = await _asked(self.name, self.caller, Grade(0.0), problem, trajectory)
+        grade = await _call_reward(self.name, self.caller, Grade(0.0), problem, trajectory)
         if grade.value is None:
             return grade
         return replace(grade, breakdown={**measure(trajectory.answer or "", problem.answers), **grade.breakdown})
@@ -206,13 +206,13 @@ class CustomLayer:
 
     async def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
         """What the function makes of the grade, or why nothing came of it."""
-        return await _asked(self.name, self.caller, grade, problem, trajectory, grade)
+        return await _call_reward(self.name, self.caller, grade, problem, trajectory, grade)
 
     async def close(self) -> None:
         await self.caller.close()
 
 
-async def _asked(name: str, caller: Caller, below: Grade, *arguments: Any) -> Grade:
+async def _call_reward(name: str, caller: Caller, below: Grade, *arguments: Any) -> Grade:
     """The grade that comes back; a bare number is `below` with that value."""
     trajectory = arguments[1]
     try:
@@ -257,7 +257,7 @@ def fault_of(grade: Grade, trajectory: Trajectory) -> str | None:
             return f"{len(values)} numbers as {name} for {turns} turns"
         numbers |= {f"{name}[{at}]": value for at, value in enumerate(values)}
     for at, span in enumerate(grade.spans):
-        if not all(isinstance(place, int) for place in (span.turn, span.start, span.end)):
+        if not all(isinstance(index, int) for index in (span.turn, span.start, span.end)):
             return f"{span} as spans[{at}]: turn, start and end must be whole numbers"
         sampled = len(trajectory.turns[span.turn].completion.token_ids) if 0 <= span.turn < turns else -1
         if not 0 <= span.start <= span.end <= sampled:

@@ -55,10 +55,10 @@ def mean_grade(grades: Sequence[Grade]) -> Grade:
         return _ungraded(grades)
     names = dict.fromkeys(name for grade in grades for name in grade.breakdown)
     means = {name: fmean(g.breakdown[name] for g in grades if name in g.breakdown) for name in names}
-    each = {f"question_{number}": value for number, value in enumerate(values, 1)}
+    per_question = {f"question_{number}": value for number, value in enumerate(values, 1)}
     return Grade(
         fmean(values),
-        breakdown={**means, **each, "questions": float(len(values))},
+        breakdown={**means, **per_question, "questions": float(len(values))},
         per_turn=_over_turns(grades, lambda grade: grade.per_turn, absent=0.0),
         turn_weights=_over_turns(grades, lambda grade: grade.turn_weights, absent=1.0),
         spans=tuple(replace(span, value=span.value / len(grades)) for grade in grades for span in grade.spans),
@@ -76,11 +76,11 @@ def _over_turns(
     grades: Sequence[Grade], part: Callable[[Grade], tuple[float, ...] | None], absent: float
 ) -> tuple[float, ...] | None:
     """[turns] the mean over the questions, None where none of them has such values."""
-    given = [part(grade) for grade in grades]
-    turns = next((len(values) for values in given if values is not None), None)
+    rows = [part(grade) for grade in grades]
+    turns = next((len(values) for values in rows if values is not None), None)
     if turns is None:
         return None
-    return tuple(map(fmean, zip(*((absent,) * turns if values is None else values for values in given), strict=True)))
+    return tuple(map(fmean, zip(*((absent,) * turns if values is None else values for values in rows), strict=True)))
 
 
 # ---- Graders and layers --------------------------------------------------------------------------------------
@@ -118,15 +118,15 @@ async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Gr
         return await _graded_by_question(grader, problem, trajectory)
     if not problem.answers:
         return Grade(None, reason=NO_GOLD)
-    given = grader.grade(problem, trajectory)
-    grade = await given if isawaitable(given) else given
+    result = grader.grade(problem, trajectory)
+    grade = await result if isawaitable(result) else result
     fault = fault_of(grade, trajectory) if grade.graded else None
     return Grade(None, reason=f"{type(grader).__name__} gave {fault}") if fault else grade
 
 
 async def _graded_by_question(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:
     grades = await asyncio.gather(
-        *(graded(grader, asked, answered) for asked, answered in by_question(problem, trajectory)),
+        *(graded(grader, question, answered) for question, answered in by_question(problem, trajectory)),
         return_exceptions=True,  # all have ended before an error comes out
     )
     for failure in grades:

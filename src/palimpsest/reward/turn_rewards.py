@@ -74,8 +74,8 @@ def word_recall(text: str, golds: Sequence[str], config: StateRewardConfig) -> f
     return max(_share([word in held for word in gold_words(gold)]) for gold in golds)
 
 
-def _share(found: Sequence[bool]) -> float:
-    return sum(found) / len(found) if found else 0.0
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,14 @@ def _read_reward(reading: ReadingTurn, golds: Sequence[str], codec: Codec, confi
     sight = f"{reading.memory_before}\n{reading.section or ''}"
     if config.variant == "code":
         sight = codec.decode(reading.turn.prompt_ids)
-    known = recall(sight)
+    in_sight = recall(sight)
     had = recall(reading.memory_before.text) if config.variant == "paper" else 0.0
     wrote = recall(reading.update.text) if reading.changed else had
     return TurnReward(
         update=wrote - had,
-        callback=max(0.0, recall(f"{reading.found} {sight}") - known) if reading.found else 0.0,
+        callback=max(0.0, recall(f"{reading.found} {sight}") - in_sight) if reading.found else 0.0,
         format=float(reading.malformed is None),
-        in_sight=known,
+        in_sight=in_sight,
     )
 
 
@@ -143,13 +143,13 @@ class StateLayer:
         if not trajectory.turns:
             return grade
         rewards = turn_rewards(problem, trajectory, self.codec, self.config)
-        parts = {f"state_{name}": fmean(getattr(r, name) for r in rewards) for name in ("update", "callback", "format")}
+        means = {f"state_{name}": fmean(getattr(r, name) for r in rewards) for name in ("update", "callback", "format")}
         weights = tuple(0.5 + reward.in_sight for reward in rewards) if self.config.action_reweight else None
         return replace(
             grade,
             per_turn=tuple(reward.total(self.config) for reward in rewards),
             turn_weights=weights,
-            breakdown={**grade.breakdown, **parts},
+            breakdown={**grade.breakdown, **means},
         )
 
 

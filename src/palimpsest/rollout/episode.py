@@ -38,13 +38,13 @@ def failure(trajectory: Trajectory) -> str | None:
     for event in trajectory.events:
         what = event.what
         if isinstance(what, PolicyFailed):
-            return _told(what.type, what.message) + (f" ({what.where})" if what.where else "")
+            return _error_text(what.type, what.message) + (f" ({what.where})" if what.where else "")
         if isinstance(what, SamplerFailed | PromptOverflowed | ToolFailed):
-            return _told(what.kind, what.message)
+            return _error_text(what.kind, what.message)
     return None
 
 
-def _told(kind: str, message: str) -> str:
+def _error_text(kind: str, message: str) -> str:
     return f"{kind}: {message.splitlines()[0] if message else 'no message'}"
 
 
@@ -55,18 +55,18 @@ Roles = Mapping[str, Sampler | None]
 """Name to the sampler of a model of its own; None: the run's own."""
 
 
-def sampler_of(role: str | None, roles: Roles, own: Sampler) -> Sampler:
+def sampler_of(role: str | None, roles: Roles, default: Sampler) -> Sampler:
     """Who takes a turn of `role`; None is the agent. Raises ConfigError for a role that isn't there."""
     if role is None:
-        return own
+        return default
     if role not in roles:
-        known = f"known: {', '.join(roles)}" if roles else "there are none"
+        available = f"known: {', '.join(roles)}" if roles else "there are none"
         raise ConfigError(
-            f"role {role!r} of a turn is unknown{nearest(role, roles)}; {known}: name it in the recipe, e.g. "
+            f"role {role!r} of a turn is unknown{nearest(role, roles)}; {available}: name it in the recipe, e.g. "
             f"roles: {{{role}: {{}}}}"
         )
     theirs = roles[role]
-    return own if theirs is None else theirs
+    return default if theirs is None else theirs
 
 
 # ---- One episode ---------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Recorder:
         self._on_turn = on_turn
         self._on_token = on_token
         self._recorded = {turn.step: turn for turn in recorded}
-        self._told = (0, 0)  # turns and events
+        self._reported = (0, 0)  # turns and events
         self._calls = 0
 
     async def generate(
@@ -125,7 +125,7 @@ class Recorder:
         Raises PromptTooLong, SamplerError once the retries are used up, or ConfigError for a role nobody named.
         """
         sampler = sampler_of(role, self._roles, self._sampler)
-        self.tell()
+        self.notify()
         step, self._calls = self._calls, self._calls + 1
         params = SamplingParams(
             max_tokens=max_tokens,
@@ -136,11 +136,11 @@ class Recorder:
         )
         prompt = tuple(prompt_ids)
         on_token = self._on_token if name == ANSWER else None
-        known = self._recorded.get(step)
-        if known is not None and (known.name, known.role, known.prompt_ids) == (name, role, prompt):
-            completion = _checked(known.completion, params)
+        recorded = self._recorded.get(step)
+        if recorded is not None and (recorded.name, recorded.role, recorded.prompt_ids) == (name, role, prompt):
+            completion = _checked(recorded.completion, params)
             if on_token is not None:
-                _tell_each(completion.token_ids, on_token)
+                _emit_tokens(completion.token_ids, on_token)
         else:
             completion = await self._sample(prompt, params, sampler, on_token)
         spans = spans_of(prompt_ids)
@@ -151,10 +151,10 @@ class Recorder:
         """Record something that happened before the next turn."""
         self.events.append(Event(told(what, detail), self._calls))
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Have `on_turn` told of the turns it doesn't know of yet; events are told with the last of them."""
-        turns, events = self._told
-        self._told = len(self.turns), len(self.events)
+        turns, events = self._reported
+        self._reported = len(self.turns), len(self.events)
         if self._on_turn is not None:
             for number in range(turns, len(self.turns)):
                 last = number == len(self.turns) - 1
@@ -163,14 +163,14 @@ class Recorder:
     async def _sample(
         self, prompt: tuple[int, ...], params: SamplingParams, sampler: Sampler, on_token: OnToken | None
     ) -> Completion:
-        told = list[int]()  # a second attempt samples the same ones
+        streamed = list[int]()  # a second attempt samples the same ones
         for attempt in range(self._retries + 1):
             try:
                 if on_token is None:
                     completion = await sampler.generate(prompt, params, session=self._session)
                 else:
                     deltas = sampler.stream(prompt, params, session=self._session)
-                    completion = await _streamed(deltas, told, on_token)
+                    completion = await _streamed(deltas, streamed, on_token)
                 return _checked(completion, params)
             except SamplerError as error:
                 self.event(SamplerFailed(attempt, str(error)))
@@ -180,20 +180,20 @@ class Recorder:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _streamed(deltas: AsyncIterator[CompletionDelta], told: list[int], on_token: OnToken) -> Completion:
-    """What a stream comes to; `on_token` is told of tokens beyond those in `told`, which grows."""
-    seen = 0
+async def _streamed(deltas: AsyncIterator[CompletionDelta], streamed: list[int], on_token: OnToken) -> Completion:
+    """What a stream comes to; `on_token` is told of tokens beyond those in `streamed`, which grows."""
+    received = 0
     async for delta in deltas:
         if delta.completion is not None:
             return delta.completion
-        seen += len(delta.token_ids)
-        new = delta.token_ids[-(seen - len(told)) :] if seen > len(told) else ()
-        told += new
-        _tell_each(new, on_token)
+        received += len(delta.token_ids)
+        new = delta.token_ids[-(received - len(streamed)) :] if received > len(streamed) else ()
+        streamed += new
+        _emit_tokens(new, on_token)
     raise SamplerError("a stream ended without its completion")
 
 
-def _tell_each(token_ids: Sequence[int], on_token: OnToken) -> None:
+def _emit_tokens(token_ids: Sequence[int], on_token: OnToken) -> None:
     for token in token_ids:
         on_token(token)
 
@@ -273,7 +273,7 @@ async def _ending(
         async with limit:
             recorder.prepared = prepare()
             ended = _ended(await policy.run(problem, recorder), problem)
-            recorder.tell()
+            recorder.notify()
             return ended
     except PromptTooLong as error:
         recorder.event(PromptOverflowed(str(error)))

@@ -128,16 +128,16 @@ class Player:
         """
         prepared = await asyncio.to_thread(self._prepare, problems)
         running = {}
-        for place, (problem, occurrence) in enumerate(_occurrences(problems)):
+        for index, (problem, occurrence) in enumerate(_occurrences(problems)):
             group_id = group_prefix + problem.id + (f"#{occurrence}" if occurrence else "")
             draws = (*key, "occurrence", occurrence) if occurrence else key
-            running[asyncio.create_task(self._group(problem, prepared[place], group_id, draws, on_episode))] = place
+            running[asyncio.create_task(self._group(problem, prepared[index], group_id, draws, on_episode))] = index
         try:
             while running:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in sorted(done, key=running.__getitem__):
-                    place = running.pop(task)
-                    yield place, task.result()
+                    index = running.pop(task)
+                    yield index, task.result()
         finally:
             for task in running:
                 task.cancel()
@@ -154,8 +154,8 @@ class Player:
         """The same groups, all at once, in the order of `problems`."""
         arriving = self.groups(problems, key=key, group_prefix=group_prefix, on_episode=on_episode)
         async with aclosing(arriving):
-            groups = {place: group async for place, group in arriving}
-        return [groups[place] for place in range(len(problems))]
+            groups = {index: group async for index, group in arriving}
+        return [groups[index] for index in range(len(problems))]
 
     def _prepare(self, problems: Sequence[Problem]) -> list[Preparations]:
         """For each problem, what the policy prepares and what the variant's does."""
@@ -217,9 +217,9 @@ def _attempt(policy: MemoryPolicy, problem: Problem, codec: Codec) -> Callable[[
 
 def _occurrences(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
     """Each problem with the number of times its id stood earlier in the list."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     result = []
     for problem in problems:
-        result.append((problem, seen[problem.id]))
-        seen[problem.id] += 1
+        result.append((problem, counts[problem.id]))
+        counts[problem.id] += 1
     return result

@@ -49,17 +49,17 @@ def surviving(turns: Sequence[Turn], prompt: Tokens) -> list[Kept]:
     >>> surviving(turns, (1, 8, 9, 4, 0, 3, 8, 9, 5, 7, 0, 2, 8, 9))
     [(3, 0, 0), (4, 0, 1), (8, 2, 0), (9, 2, 2), (10, 2, 3)]
     """
-    said = [(index, turn.trained_ids) for index, turn in enumerate(turns) if turn.trained_ids]
+    trained = [(index, turn.trained_ids) for index, turn in enumerate(turns) if turn.trained_ids]
     header = _common_end([turn.prompt_ids for turn in turns])
-    kept: list[Kept] = []
+    survivors: list[Kept] = []
     for start, end in _spoken(prompt, header):
-        found = _turn_of(prompt[start:end], said)
-        if found is None:
+        match = _turn_of(prompt[start:end], trained)
+        if match is None:
             continue
-        number, pairs = found
-        kept += [(start + here, said[number][0], there) for here, there in pairs]
-        said = said[number + 1 :]
-    return kept
+        number, pairs = match
+        survivors += [(start + here, trained[number][0], there) for here, there in pairs]
+        trained = trained[number + 1 :]
+    return survivors
 
 
 def _common_end(prompts: Sequence[Tokens]) -> Tokens:
@@ -74,19 +74,19 @@ def _spoken(prompt: Tokens, header: Tokens) -> Iterator[tuple[int, int]]:
     if not size:
         return
     starts = [
-        place + size
-        for place in range(len(prompt) - size + 1)
-        if prompt[place] == header[0] and prompt[place : place + size] == header
+        position + size
+        for position in range(len(prompt) - size + 1)
+        if prompt[position] == header[0] and prompt[position : position + size] == header
     ]
     yield from ((start, after - size) for start, after in pairwise([*starts, len(prompt) + size]) if start < after)
 
 
-def _turn_of(text: Tokens, said: Sequence[tuple[int, Tokens]]) -> tuple[int, list[tuple[int, int]]] | None:
-    """Which of `said` begins `text`, and pairs of a place in `text` and one in the completion; whole turns first."""
-    for number, (_, sampled) in enumerate(said):
+def _turn_of(text: Tokens, trained: Sequence[tuple[int, Tokens]]) -> tuple[int, list[tuple[int, int]]] | None:
+    """Which of `trained` begins `text`, and pairs of a place in `text` and one in the completion; whole turns first."""
+    for number, (_, sampled) in enumerate(trained):
         if text[: len(sampled)] == sampled:
-            return number, [(place, place) for place in range(len(sampled))]
-    for number, (_, sampled) in enumerate(said):
+            return number, [(position, position) for position in range(len(sampled))]
+    for number, (_, sampled) in enumerate(trained):
         if sampled[-1] in text and (pairs := _shortened(text[: text.index(sampled[-1]) + 1], sampled)):
             return number, pairs
     return None
@@ -99,7 +99,7 @@ def _shortened(text: Tokens, sampled: Tokens) -> list[tuple[int, int]]:
     blocks = SequenceMatcher(None, text, sampled, autojunk=False).get_matching_blocks()
     if sum(block.size for block in blocks) < len(text):
         return []
-    return [(block.a + place, block.b + place) for block in blocks for place in range(block.size)]
+    return [(block.a + offset, block.b + offset) for block in blocks for offset in range(block.size)]
 
 
 # ---- Segments of a trajectory --------------------------------------------------------------------------------
@@ -133,19 +133,19 @@ def segments_of(trajectory: Trajectory, final: FinalSegment = "new_only") -> tup
     (0, 1)
     """
     prefixes = _PrefixTree()
-    found = [_segment(run, number, prefixes) for number, run in enumerate(_runs(trajectory.turns))]
-    if final == "all" and len(found) > 1:
-        found[-1] = _trained_again(found[-1], trajectory.turns)
-    return tuple(found)
+    segments = [_segment(run, number, prefixes) for number, run in enumerate(_runs(trajectory.turns))]
+    if final == "all" and len(segments) > 1:
+        segments[-1] = _trained_again(segments[-1], trajectory.turns)
+    return tuple(segments)
 
 
 def _trained_again(segment: Segment, turns: Sequence[Turn]) -> Segment:
     """`segment` with the tokens of turns before its own first one trained where they stand."""
     mask, logprobs, turn_index = list(segment.loss_mask), list(segment.logprobs), list(segment.turn_index)
     begin = mask.index(True)
-    for place, index, there in surviving(turns[: turn_index[begin]], segment.token_ids[:begin]):
-        mask[place], turn_index[place] = True, index
-        logprobs[place] = turns[index].completion.logprobs[there]
+    for position, index, there in surviving(turns[: turn_index[begin]], segment.token_ids[:begin]):
+        mask[position], turn_index[position] = True, index
+        logprobs[position] = turns[index].completion.logprobs[there]
     return replace(segment, loss_mask=tuple(mask), logprobs=tuple(logprobs), turn_index=tuple(turn_index))
 
 
@@ -164,9 +164,9 @@ def _runs(turns: Sequence[Turn]) -> list[list[tuple[int, Turn]]]:
 
 def _extends(prompt_ids: Tokens, previous: Turn) -> bool:
     """Whether `prompt_ids` [P] begins with the previous prompt and its completion."""
-    seen, sampled = len(previous.prompt_ids), len(previous.completion.token_ids)
+    size, sampled = len(previous.prompt_ids), len(previous.completion.token_ids)
     return (
-        prompt_ids[:seen] == previous.prompt_ids and prompt_ids[seen : seen + sampled] == previous.completion.token_ids
+        prompt_ids[:size] == previous.prompt_ids and prompt_ids[size : size + sampled] == previous.completion.token_ids
     )
 
 
@@ -180,8 +180,8 @@ def _segment(run: list[tuple[int, Turn]], number: int, prefixes: _PrefixTree) ->
             raise ValueError(
                 f"turn {index}: {len(sampled.token_ids)} tokens, {len(sampled.logprobs)} log-probabilities"
             )
-        for place, logprob in enumerate(sampled.logprobs, start=len(turn.prompt_ids)):
-            mask[place], logprobs[place], turn_index[place] = True, logprob, index
+        for position, logprob in enumerate(sampled.logprobs, start=len(turn.prompt_ids)):
+            mask[position], logprobs[position], turn_index[position] = True, logprob, index
     parent, shared_length = prefixes.insert(token_ids, number)
     return Segment(token_ids, tuple(mask), tuple(logprobs), tuple(turn_index), parent, shared_length)
 

@@ -164,7 +164,7 @@ def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
         turns=tuple(turn_from_json(turn) for turn in data["turns"]),
         outcome=Outcome(data["outcome"]),
         answer=data["answer"],
-        events=tuple(Event(event_of(each["kind"], each["detail"]), each["before_turn"]) for each in data["events"]),
+        events=tuple(Event(event_of(event["kind"], event["detail"]), event["before_turn"]) for event in data["events"]),
         answers=tuple(data.get("answers", ())),
     )
 
@@ -261,8 +261,8 @@ def _question_to_json(question: Question) -> dict[str, Any]:
 
 def _problem_from_json(data: Mapping[str, Any]) -> Problem:
     questions = tuple(Question(one["question"], tuple(one["answers"])) for one in data.get("questions", ()))
-    asked = (data["id"], data["question"], tuple(data["answers"]))
-    return Problem(*asked, None, data["metadata"], questions, data.get("memory", ""))
+    leading = (data["id"], data["question"], tuple(data["answers"]))
+    return Problem(*leading, None, data["metadata"], questions, data.get("memory", ""))
 
 
 def group_lines(group: Group, tokenizer: str | None = None) -> bytes:
@@ -275,8 +275,8 @@ def _lines(group: Group, tokenizer: str | None = None) -> Iterator[dict[str, Any
     origin: dict[str, Any] = {"key": list(group.key)} if group.key else {}
     origin |= {} if tokenizer is None else {"tokenizer": tokenizer}
     for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
-        told = {"format": FORMAT, "problem": problem, "grade": grade_to_json(grade), **origin}
-        yield {**told, **trajectory_to_json(trajectory)}
+        shared = {"format": FORMAT, "problem": problem, "grade": grade_to_json(grade), **origin}
+        yield {**shared, **trajectory_to_json(trajectory)}
 
 
 def _dump(line: Mapping[str, Any]) -> bytes:
@@ -326,24 +326,24 @@ def read_groups(path: str | Path) -> Recording:
 
 def _frames(data: bytes) -> Iterator[bytes | None]:
     """Content of each frame; None, and nothing more, for one that is cut or whose checksum is wrong."""
-    whole = 0
+    complete = 0
     for start, end in frame_spans(data):
         try:
             yield zstandard.ZstdDecompressor().decompressobj().decompress(data[start:end])
         except zstandard.ZstdError:
             break
-        whole = end
-    if whole < len(data):
+        complete = end
+    if complete < len(data):
         yield None
 
 
 def _plain_lines(data: bytes) -> Iterator[bytes | None]:
     """All whole lines at once, then None if the last one was cut before its newline and is no JSON."""
-    whole, _, rest = data.rpartition(b"\n")
+    complete, _, rest = data.rpartition(b"\n")
     try:
         orjson.loads(rest or b"null")
     except orjson.JSONDecodeError:
-        yield whole
+        yield complete
         yield None
         return
     yield data
@@ -355,7 +355,7 @@ def groups_in(path: Path, frame: bytes) -> list[Group]:
 
 
 def _rows(path: Path, frame: bytes) -> list[dict[str, Any]]:
-    return [parse_line(path, found[0]) for found in LINE.finditer(frame)]
+    return [parse_line(path, match[0]) for match in LINE.finditer(frame)]
 
 
 def _grouped(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[Group]:
@@ -450,7 +450,7 @@ def episode_row(line: Mapping[str, Any]) -> dict[str, Any]:
             "outcome": str(line["outcome"]),
             "reward": value if isinstance(value := grade.get("value"), int | float) else None,
             "reason": _reason(value, grade.get("reason")),
-            "parts": dict(parts) if isinstance(parts := grade.get("breakdown"), Mapping) else {},
+            "parts": dict(breakdown) if isinstance(breakdown := grade.get("breakdown"), Mapping) else {},
             "events": dict(Counter(str(event["kind"]) for event in _list(line["events"]))),
             "turns": len(turns),
             "prompt_tokens": _count(turns, "prompt_ids"),

@@ -87,7 +87,7 @@ class Collector:
     source: ProblemSource
     folder: RunFolder
     loggers: LoggerSet
-    _told_of_refills: bool = field(default=False, init=False)
+    _warned_of_refills: bool = field(default=False, init=False)
 
     async def collect(self, step: int, stage: int | None) -> Batch:
         """The batch of `step`, its problems of the curriculum's `stage`. Raises RunError if nothing was graded."""
@@ -123,8 +123,8 @@ class Collector:
             if missing == 0:
                 return played
             played += await self._play(step, missing, round_number, size)
-        if (kept := sum(map(has_signal, played))) < wanted:
-            self._tell_of_refills(step, kept, wanted, played)
+        if (usable := sum(map(has_signal, played))) < wanted:
+            self._report_refills(step, usable, wanted, played)
         return played
 
     async def _play(self, step: int, count: int, round_number: int, size: int | None) -> list[Group]:
@@ -159,16 +159,16 @@ class Collector:
         for policy in (self.player.policy, *([variant.policy] if variant else ())):
             admit_all(policy, problems, self.player.codec, self.player.sampler.max_context)
 
-    def _tell_of_refills(self, step: int, kept: int, wanted: int, played: Sequence[Group]) -> None:
-        self.folder.event("refills_used_up", step=step, kept=kept, wanted=wanted, played=len(played))
-        if self._told_of_refills or not _any_graded(played):  # without a grade the step is refused
+    def _report_refills(self, step: int, usable: int, wanted: int, played: Sequence[Group]) -> None:
+        self.folder.event("refills_used_up", step=step, kept=usable, wanted=wanted, played=len(played))
+        if self._warned_of_refills or not _any_graded(played):  # without a grade the step is refused
             return
-        self._told_of_refills = True
+        self._warned_of_refills = True
         dynamic = self.config.credit.dynamic_sampling
         assert dynamic is not None
         counts = {"step": step, "wanted": wanted, "refills": dynamic.max_refills}
-        few = Note("few_groups_with_signal", groups=kept, **counts)
-        self.loggers.message(few if kept else Note("no_group_with_signal", reason=_why_silent(played), **counts))
+        few = Note("few_groups_with_signal", groups=usable, **counts)
+        self.loggers.message(few if usable else Note("no_group_with_signal", reason=_why_silent(played), **counts))
 
 
 def _any_graded(groups: Sequence[Group]) -> bool:
@@ -188,8 +188,8 @@ def _refuse_ungraded(step: int, groups: Sequence[Group], advice: str) -> None:
     """Raise RunError, with the commonest reason and `advice`, if nothing was graded."""
     if _any_graded(groups):
         return
-    told = why_ungraded(groups) or "0 of 0: the source gave no problems"
-    raise RunError(f"step {step}: no episode could be graded; {told}{_why(groups)}{advice}")
+    reason = why_ungraded(groups) or "0 of 0: the source gave no problems"
+    raise RunError(f"step {step}: no episode could be graded; {reason}{_why(groups)}{advice}")
 
 
 def why_ungraded(groups: Sequence[Group]) -> str:
@@ -201,6 +201,6 @@ def why_ungraded(groups: Sequence[Group]) -> str:
 
 def _why(groups: Sequence[Group]) -> str:
     """The first error that episodes recorded, as part of a message."""
-    told = (failure(trajectory) for group in groups for trajectory in group.trajectories)
-    first = next((text for text in told if text is not None), None)
+    failures = (failure(trajectory) for group in groups for trajectory in group.trajectories)
+    first = next((text for text in failures if text is not None), None)
     return "" if first is None else f" ({first})"

@@ -55,7 +55,7 @@ class SkipWatch:
     warn: Callable[[str], None]
     in_a_row: int = 0
     """Kept in checkpoints."""
-    _told: bool = field(default=False, init=False)
+    _warned: bool = field(default=False, init=False)
 
     def see(self, step: int, updates: Sequence[UpdateStats]) -> None:
         """Take in the optimiser steps of one rollout batch. Raises RunError, as it was before, after too many."""
@@ -70,8 +70,8 @@ class SkipWatch:
                 )
         self.in_a_row = in_a_row
         skipped = [update for update in updates if update.skipped]
-        if skipped and not self._told:
-            self._told = True
+        if skipped and not self._warned:
+            self._warned = True
             counts = {"count": len(skipped), "updates": len(updates), "most": MAX_SKIPPED}
             self.warn(Note("gradient_not_finite", step=step, reason=reason(skipped[0]), **counts))
 

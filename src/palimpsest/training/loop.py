@@ -142,9 +142,9 @@ class Trainer:
     """Batches collected ahead, the next step's first."""
     _silent: int = field(default=0, init=False)
     _skips: SkipWatch = field(init=False)
-    _told_unread: bool = field(default=False, init=False)
-    _told_cuts: bool = field(default=False, init=False)
-    _told_ungraded: bool = field(default=False, init=False)
+    _warned_unread: bool = field(default=False, init=False)
+    _warned_cuts: bool = field(default=False, init=False)
+    _warned_ungraded: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         sizes = self.config.data.curriculum
@@ -180,7 +180,7 @@ class Trainer:
             self._ready.append(await self._collect(step + len(self._ready)))
         batch = self._ready[0] if self._ready else await self._collect(step)
         if ahead and step + ahead <= steps:
-            learnt, collected = await self._learn_beside(batch, step + ahead)
+            learnt, collected = await self._learn_while_collecting(batch, step + ahead)
         else:
             learnt, collected = await self._learn(batch), None
         self._skips.see(batch.step, learnt.updates)
@@ -236,7 +236,7 @@ class Trainer:
     async def _learn(self, batch: Batch) -> Learnt:
         return await learn(batch, self.learner, self.config, self.loggers)
 
-    async def _learn_beside(self, batch: Batch, step: int) -> tuple[Learnt, Batch]:
+    async def _learn_while_collecting(self, batch: Batch, step: int) -> tuple[Learnt, Batch]:
         """Learn from `batch` while the batch of `step` is collected. An error of either is raised once both ended."""
         collecting = asyncio.create_task(self._collect(step))
         try:
@@ -266,21 +266,21 @@ class Trainer:
     def _watch_cuts(self, batch: Batch) -> None:
         """Tell once, and again after a resume, of documents that are not read to their end."""
         cut = int(batch.metrics.get("episode/documents_cut", 0))
-        if cut and not self._told_cuts:
-            self._told_cuts = True
+        if cut and not self._warned_cuts:
+            self._warned_cuts = True
             self.folder.warn(Note("documents_cut", step=batch.step, episodes=cut))
 
     def _watch_grades(self, batch: Batch) -> None:
         """Tell once, and again after a resume, of episodes without a grade."""
         count = int(batch.metrics["reward/ungraded"])
-        if count and not self._told_ungraded:
-            self._told_ungraded = True
+        if count and not self._warned_ungraded:
+            self._warned_ungraded = True
             episodes = sum(len(group.grades) for group in batch.groups)
             counts = {"count": count, "episodes": episodes, "reason": why_ungraded(batch.groups)}
             self.folder.warn(Note("episodes_ungraded", step=batch.step, **counts))
 
     def _watch_unread(self, batch: Batch) -> None:
         """Tell once, and again after a resume, of rewards of turns that the credit rule passes over."""
-        if not self._told_unread and (unread := unread_rewards(batch.groups, self.config.credit)):
-            self._told_unread = True
+        if not self._warned_unread and (unread := unread_rewards(batch.groups, self.config.credit)):
+            self._warned_unread = True
             self.folder.warn(Note("rewards_unread", step=batch.step, **unread))

@@ -94,11 +94,11 @@ def tool_metrics(episodes: Iterable[Trajectory]) -> dict[str, float]:
 
     Episodes of a training variant are left out: without a tool they would say nothing of how it's used.
     """
-    found = [measures for one in episodes if not is_variant(one) and (measures := tool_measures(one))]
-    if not found:
+    measured = [measures for one in episodes if not is_variant(one) and (measures := tool_measures(one))]
+    if not measured:
         return {}
-    metrics = {f"tool/{name}": fmean(measures[name] for measures in found) for name in found[0]}
-    return metrics | {"tool/context_tokens_max": max(measures["context_tokens_max"] for measures in found)}
+    metrics = {f"tool/{name}": fmean(measures[name] for measures in measured) for name in measured[0]}
+    return metrics | {"tool/context_tokens_max": max(measures["context_tokens_max"] for measures in measured)}
 
 
 # ---- Metrics of a step ---------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
     """All of the table above but its last row."""
     rewards = [grade.value for group in groups for grade in group.grades if grade.value is not None]
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
-    found: dict[str, float | None] = {
+    metrics: dict[str, float | None] = {
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
         "reward/ungraded": float(len(episodes) - len(rewards)),
@@ -124,8 +124,8 @@ def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
     }
     memories = [memory_metrics(group, GroupTexts(codec)) for group in groups]
     for name in dict.fromkeys(name for memory in memories for name in memory):
-        found[f"memory/{name}"] = _mean(memory[name] for memory in memories)
-    return {name: value for name, value in found.items() if value is not None}
+        metrics[f"memory/{name}"] = _mean(memory[name] for memory in memories)
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _variants(groups: Sequence[Group]) -> dict[str, float | None]:
@@ -238,7 +238,7 @@ def _folded(columns: Iterable[Mapping[str, float]], fold: Callable[[list[float]]
     for column in columns:
         for name, value in column.items():
             values.setdefault(name, []).append(value)
-    return {name: fold(each) for name, each in values.items()}
+    return {name: fold(series) for name, series in values.items()}
 
 
 def rates(before: SamplerStats, after: SamplerStats, seconds: float) -> Metrics:
@@ -257,5 +257,5 @@ def rates(before: SamplerStats, after: SamplerStats, seconds: float) -> Metrics:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None

@@ -15,7 +15,7 @@ from palimpsest.config.load import load_recipe, parse_config
 from palimpsest.config.reward import FinalAnswerConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
-from palimpsest.memory.parts.history import said_text
+from palimpsest.memory.parts.history import sampled_text
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.memory.tool_baselines import ToolWindowPolicy
@@ -53,7 +53,7 @@ def prompt(turn: Turn) -> str:
 
 
 def reply(turn: Turn) -> str:
-    return said_text(turn.completion.token_ids, base_codec())
+    return sampled_text(turn.completion.token_ids, base_codec())
 
 
 def memories(trajectory: Trajectory) -> list[tuple[Turn, str]]:

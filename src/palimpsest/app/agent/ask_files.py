@@ -229,7 +229,7 @@ def asked_of(
     held = dict.fromkeys(memory.sentences) if memory is not None and memory.ids != first else ()
     sentences = [sentence for sentence in held if any(letter.isalnum() for letter in sentence)]
     spans = origins(sentences, document.text, read)
-    places = [None if span is None else document.place(*span) for span in spans]
+    places = [None if span is None else document.locate(*span) for span in spans]
     quotes = tuple(
         Quote(document.text[span[0] : span[1]], *place, kept)
         for kept, span, place in zip(sentences, spans, places, strict=True)

@@ -105,7 +105,7 @@ def _length(problem: Problem, policy: Any, engine: Engine) -> int | None:
     """Tokens of the document, if it fits whole."""
     if not isinstance(policy, FullContextPolicy):
         return None
-    return policy.whole(problem, engine.codec, engine.sampler.max_context)
+    return policy.fitting_tokens(problem, engine.codec, engine.sampler.max_context)
 
 
 def _policy(

@@ -43,11 +43,11 @@ def pages(path: str, data: bytes) -> str:
         done = subprocess.run(command, input=data, capture_output=True, check=False, timeout=4 * limit)
     except subprocess.TimeoutExpired:
         raise DataError(f"{path}: its pages weren't read within {4 * limit} s; {_FIX}") from None
-    told = done.stdout[1:].decode("utf-8", "replace")
+    text = done.stdout[1:].decode("utf-8", "replace")
     if done.returncode == 0 and done.stdout[:1] == _TEXT:
-        return told
+        return text
     if done.returncode == 0 and done.stdout[:1] == _REASON:
-        raise DataError(f"{path}: {told}")
+        raise DataError(f"{path}: {text}")
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         raise DataError(f"{path}: its pages take more than {limit} s to read; {_FIX}")
     raise DataError(f"{path}: can't be read as PDF (its reader ended with status {done.returncode}); {_FIX}")
@@ -77,8 +77,8 @@ def _main() -> None:
     seconds = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    kind, told = _taken()
-    sys.stdout.buffer.write(kind + told.encode("utf-8", "replace"))
+    kind, text = _taken()
+    sys.stdout.buffer.write(kind + text.encode("utf-8", "replace"))
 
 
 if __name__ == "__main__":

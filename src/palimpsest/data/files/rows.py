@@ -62,9 +62,9 @@ def article_rows(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], st
     """
     for a, article in enumerate(values["data"]):
         for p, paragraph in enumerate(article["paragraphs"]):
-            for q, asked in enumerate(paragraph["qas"]):
-                own = {"title": article.get("title"), "context": paragraph["context"]}
-                yield {**asked, **own}, f"data[{a}].paragraphs[{p}].qas[{q}]"
+            for q, question in enumerate(paragraph["qas"]):
+                shared = {"title": article.get("title"), "context": paragraph["context"]}
+                yield {**question, **shared}, f"data[{a}].paragraphs[{p}].qas[{q}]"
 
 
 # ---- Data sets of the Hugging Face hub, and folders of the same layout ---------------------------------------
@@ -104,7 +104,7 @@ def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
         loaded = datasets.load_dataset(name, configuration, split=split, streaming=True)
         if split is None:
             if len(loaded) != 1:
-                raise DataError(f"{path}: choose a split: {', '.join(f'{path}@{each}' for each in loaded)}")
+                raise DataError(f"{path}: choose a split: {', '.join(f'{path}@{choice}' for choice in loaded)}")
             (loaded,) = loaded.values()
         for number, values in enumerate(loaded, 1):
             yield dict(values), f"row {number}"
@@ -130,19 +130,19 @@ def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[A
     csv.field_size_limit(_FIELD)  # of the process: the default of 128 kB is less than a document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=_separator(path), strict=True)
-        begun, header = 1, list[str]()
+        first_line, header = 1, list[str]()
         try:
             for cells in reader:
-                place, begun = f"line {begun}", reader.line_num + 1
+                location, first_line = f"line {first_line}", reader.line_num + 1
                 if not cells:
                     continue  # a blank line
                 if not header:
                     header = _header(path, cells)
                     continue
-                yield _values(path, header, cells, place, json_columns), place
+                yield _values(path, header, cells, location, json_columns), location
         except csv.Error as error:
             raise DataError(
-                f"{path} line {begun}: CSV that can't be read ({error}); a cell that holds a quote, separator or "
+                f"{path} line {first_line}: CSV that can't be read ({error}); a cell that holds a quote, separator or "
                 'newline stands in quotes, and a quote in it is doubled: "say ""hi"""'
             ) from None
 
@@ -166,17 +166,17 @@ def _header(path: Path, cells: list[str]) -> list[str]:
 
 
 def _values(
-    path: Path, header: list[str], cells: list[str], place: str, json_columns: Container[str]
+    path: Path, header: list[str], cells: list[str], location: str, json_columns: Container[str]
 ) -> dict[str, Any]:
     if len(cells) != len(header):
         raise DataError(
-            f"{path} {place}: {len(cells)} cells, the header has {len(header)}; put a cell that holds the separator "
+            f"{path} {location}: {len(cells)} cells, the header has {len(header)}; put a cell that holds the separator "
             "into quotes, or fill in what is missing"
         )
     values: dict[str, Any] = {}
     for name, cell in zip(header, cells, strict=True):
         if "\0" in cell:
-            raise DataError(f"{path} {place}: {name} holds a NUL byte; remove it")
+            raise DataError(f"{path} {location}: {name} holds a NUL byte; remove it")
         values[name] = None if cell == "" else _nested(cell) if name in json_columns else cell
     return values
 
@@ -193,7 +193,7 @@ def _nested(cell: str) -> Any:
         value = json.loads(cell)
     except (ValueError, RecursionError):
         return cell
-    is_nested = isinstance(value, dict) or any(isinstance(each, str | dict) for each in value)
+    is_nested = isinstance(value, dict) or any(isinstance(item, str | dict) for item in value)
     return value if is_nested else cell
 
 
@@ -249,10 +249,10 @@ def read_rows(path: Path, json_columns: Container[str] = NESTED) -> Iterator[Row
     rows = table(path, json_columns) if kind == "table" else _READERS[kind](path)
     index = -1
     try:
-        for index, (values, place) in enumerate(rows):
+        for index, (values, location) in enumerate(rows):
             if not isinstance(values, dict):
-                raise DataError(f"{path} {place}: expected an object, found {type(values).__name__}: {values!r:.40}")
-            yield Row(values, f"{path} {place}", index, path)
+                raise DataError(f"{path} {location}: expected an object, found {type(values).__name__}: {values!r:.40}")
+            yield Row(values, f"{path} {location}", index, path)
     except UnicodeDecodeError:
         not_utf8(path)
     except (RecursionError, ValueError) as error:  # nested a thousand deep; a number of thousands of digits
@@ -333,13 +333,13 @@ class _ArrayReader:
             self._more()
 
     def expect(self, characters: str) -> str:
-        found = self.peek()
-        if not found:
+        character = self.peek()
+        if not character:
             self.cut_short()
-        if found not in characters:
-            self.fail(f"expected {' or '.join(characters)}, found {found!r}")
+        if character not in characters:
+            self.fail(f"expected {' or '.join(characters)}, found {character!r}")
         self.at += 1
-        return found
+        return character
 
     def value(self) -> Any:
         if not self.peek():
@@ -419,7 +419,7 @@ def _questions_of(path: Path, values: dict[str, Any]) -> Iterator[tuple[Any, str
         raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas ({error!r})") from None
 
 
-def _given(path: Path) -> Iterator[tuple[Any, str]]:
+def _object_rows(path: Path) -> Iterator[tuple[Any, str]]:
     for index, values in enumerate(object_named(str(path), "data.train_files")):
         yield values, f"item {index}"
 
@@ -430,5 +430,5 @@ _READERS = {
     "parquet": parquet,
     "folder": text_rows,
     "hub": hub_rows,
-    "given": _given,
+    "given": _object_rows,
 }

@@ -7,7 +7,7 @@
     a folder                its files of these endings and .txt, .md, by name, those of folders in it too
     -                       standard input, as plain text
 
-Each of several files begins with a line of its name, and `TextDocument.place` maps a piece to its file and position.
+Each of several files begins with a line of its name, and `TextDocument.locate` maps a piece to its file and position.
 Positions count characters of the file (without a byte-order mark); of HTML, JSON lines and PDF those of the extracted
 text. A folder may also be a corpus, or hold documents with questions about them:
 
@@ -102,11 +102,11 @@ class TextDocument:
     text: str
     parts: tuple[DocumentPart, ...]
 
-    def place(self, start: int, end: int) -> tuple[str, int, int] | None:
+    def locate(self, start: int, end: int) -> tuple[str, int, int] | None:
         """(file, [start, end) in the text of that file) of a piece of the document; None where no one file has it.
 
         >>> document = TextDocument("a\\nOne.\\n\\nb\\nTwo.", (DocumentPart("a", 2, 6), DocumentPart("b", 10, 14)))
-        >>> document.place(10, 13), document.place(4, 12)
+        >>> document.locate(10, 13), document.locate(4, 12)
         (('b', 0, 3), None)
         """
         part = self.parts[bisect_right([part.start for part in self.parts], start) - 1]
@@ -143,14 +143,14 @@ def _joined(texts: Sequence[tuple[str, str]]) -> TextDocument:
     if len(texts) == 1:
         name, text = texts[0]
         return TextDocument(text, (DocumentPart(name, 0, len(text)),))
-    pieces, parts, length = list[str](), list[DocumentPart](), 0
+    pieces, document_parts, length = list[str](), list[DocumentPart](), 0
     for name, text in texts:
         head = f"{_BETWEEN if pieces else ''}{name}\n"
         pieces += head, text
         length += len(head)
-        parts.append(DocumentPart(name, length, length + len(text)))
+        document_parts.append(DocumentPart(name, length, length + len(text)))
         length += len(text)
-    return TextDocument("".join(pieces), tuple(parts))
+    return TextDocument("".join(pieces), tuple(document_parts))
 
 
 def _texts(path: str) -> Iterator[tuple[str, str]]:
@@ -164,13 +164,13 @@ def _texts(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _folder(path: str) -> Iterator[tuple[str, str]]:
-    known, names = (*_READERS, *_PLAIN), list[str]()
-    for place, folders, files in os.walk(path):
+    suffixes, names = (*_READERS, *_PLAIN), list[str]()
+    for folder, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]  # the walk doesn't enter the others
-        shown = (os.path.join(place, name) for name in files if not name.startswith("."))
-        names += [name for name in shown if name.lower().endswith(known) and os.path.isfile(name)]
+        shown = (os.path.join(folder, name) for name in files if not name.startswith("."))
+        names += [name for name in shown if name.lower().endswith(suffixes) and os.path.isfile(name)]
     if not names:
-        raise DataError(f"{path}: holds no file of these kinds: {', '.join(known)}; name the files themselves")
+        raise DataError(f"{path}: holds no file of these kinds: {', '.join(suffixes)}; name the files themselves")
     for name in sorted(names):
         yield name, _text(Path(name))
 
@@ -234,27 +234,27 @@ def html_text(page: str) -> str:
     >>> html_text("<title>T</title><script>x()</script><p>One <b>two</b>&amp;</p><ul><li>three")
     'T\\nOne two&\\nthree'
     """
-    pieces, unseen, place = list[str](), list[str](), 0
-    while (start := page.find("<", place)) >= 0:
+    pieces, unseen, position = list[str](), list[str](), 0
+    while (start := page.find("<", position)) >= 0:
         if not unseen:
-            pieces.append(unescape(page[place:start]))
+            pieces.append(unescape(page[position:start]))
         tag = _TAG.match(page, start)
         if tag is None and page[start + 1 : start + 2] not in ("!", "?", "/"):
             pieces.append("" if unseen else "<")
-            place = start + 1
+            position = start + 1
             continue
-        place = _end_of_tag(page, start)
+        position = _end_of_tag(page, start)
         if tag is None:
             continue
         name = tag[1].lower()
         if page[start + 1] != "/":
-            place = _content(page, start, place, name, unseen)
+            position = _content(page, start, position, name, unseen)
         elif name in unseen[-1:]:
             unseen.pop()
         if name not in _INLINE:
             pieces.append("\n")
     if not unseen:
-        pieces.append(unescape(page[place:]))
+        pieces.append(unescape(page[position:]))
     lines = (" ".join(line.split()) for line in "".join(pieces).split("\n"))
     return "\n".join(line for line in lines if line)
 
@@ -264,24 +264,24 @@ def _end_of_tag(page: str, start: int) -> int:
     if page.startswith("<!--", start):
         end = page.find("-->", start + 4)
         return len(page) if end < 0 else end + 3
-    place = start + 1
-    while found := _IN_TAG.search(page, place):
-        place = found.end()
-        if found[0] == ">":
-            return place
-        closing = page.find(found[0], place)
-        place = len(page) if closing < 0 else closing + 1
+    position = start + 1
+    while match := _IN_TAG.search(page, position):
+        position = match.end()
+        if match[0] == ">":
+            return position
+        closing = page.find(match[0], position)
+        position = len(page) if closing < 0 else closing + 1
     return len(page)
 
 
-def _content(page: str, start: int, place: int, name: str, unseen: list[str]) -> int:
+def _content(page: str, start: int, position: int, name: str, unseen: list[str]) -> int:
     """Where to read on after the start tag of `name`: what no reader sees is opened, or passed over."""
     if name in _RAW:
-        end = _RAW[name].search(page, place)
+        end = _RAW[name].search(page, position)
         return len(page) if end is None else end.start()
-    if name in _UNSEEN and page[place - 2 : place] != "/>":
+    if name in _UNSEEN and page[position - 2 : position] != "/>":
         unseen.append(name)
-    return place
+    return position
 
 
 # --- JSON lines, PDF --------------------------------------------------------------------------------------------------
@@ -332,11 +332,11 @@ QUESTIONS = tuple(f"questions{ending}" for ending in (".jsonl", ".json", ".csv",
 
 def questions_file(folder: Path) -> Path:
     """The file in `folder` that holds the questions. Raises DataError if there is none, or more than one."""
-    found = [folder / name for name in QUESTIONS if (folder / name).is_file()]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise DataError(f"{folder}: holds {' and '.join(path.name for path in found)}; leave one of them")
+    matches = [folder / name for name in QUESTIONS if (folder / name).is_file()]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise DataError(f"{folder}: holds {' and '.join(path.name for path in matches)}; leave one of them")
     raise DataError(
         f"{folder}: a folder without questions; put questions.jsonl into it (question, answers and document, the name "
         "of a text file there), name a data file in it, or name the folder as data.corpus"
@@ -346,8 +346,8 @@ def questions_file(folder: Path) -> Path:
 def text_rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """(id, title and text of a file, its name) of every text file of a folder and the folders in it."""
     names = [
-        os.path.relpath(os.path.join(place, name), folder)
-        for place, _, files in os.walk(folder)
+        os.path.relpath(os.path.join(parent, name), folder)
+        for parent, _, files in os.walk(folder)
         for name in files
         if name.endswith(TEXTS)
     ]

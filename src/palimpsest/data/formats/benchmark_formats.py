@@ -28,7 +28,7 @@ from palimpsest.data import record
 from palimpsest.data.assemble import Corpus
 from palimpsest.data.files.rows import Row
 from palimpsest.data.formats import fields
-from palimpsest.data.formats.question_formats import own_sessions
+from palimpsest.data.formats.question_formats import sessions_context
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError
 from palimpsest.types import Problem, Question
@@ -41,7 +41,7 @@ _TURN = re.compile(r"D(\d+):\d+")
 
 def longbench_v2(row: Row, fallback: str) -> Record:
     """The gold is the letter of the choice."""
-    asked = fields.text(row, fields.get(row, row.values, "question"), "question")
+    question = fields.text(row, fields.get(row, row.values, "question"), "question")
     choices = [fields.text(row, fields.get(row, row.values, f"choice_{x}"), f"choice_{x}") for x in LETTERS]
     answer = fields.text(row, fields.get(row, row.values, "answer"), "answer").strip()
     if answer not in tuple(LETTERS):
@@ -49,7 +49,7 @@ def longbench_v2(row: Row, fallback: str) -> Record:
     listed = "\n".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=True))
     return Record(
         id=fields.identity(row, fallback),
-        question=f"{asked}\n{listed}\nAnswer with the letter of the right choice alone: A, B, C or D.",
+        question=f"{question}\n{listed}\nAnswer with the letter of the right choice alone: A, B, C or D.",
         answers=(answer,),
         context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
         metadata={k: row.values[k] for k in ("domain", "sub_domain", "difficulty", "length") if row.values.get(k)},
@@ -62,16 +62,16 @@ def memoryagentbench(row: Row, fallback: str) -> Record:
     if not (isinstance(questions, list) and isinstance(answers, list) and len(questions) == len(answers) > 0):
         raise DataError(f"{row.where}: questions and answers must be lists of one length, with one at least")
     metadata = row.values.get("metadata")
-    known = metadata.get("source") if isinstance(metadata, Mapping) else None
+    source = metadata.get("source") if isinstance(metadata, Mapping) else None
     return _several(
         row,
         fields.identity(row, fallback),
         [
-            Question(fields.text(row, asked, f"questions[{at}]"), fields.golds(row, golds, f"answers[{at}]"))
-            for at, (asked, golds) in enumerate(zip(questions, answers, strict=True))
+            Question(fields.text(row, question, f"questions[{at}]"), fields.golds(row, golds, f"answers[{at}]"))
+            for at, (question, golds) in enumerate(zip(questions, answers, strict=True))
         ],
         fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
-        {"source": known} if known else {},
+        {"source": source} if source else {},
     )
 
 
@@ -83,65 +83,65 @@ def is_memoryagentbench(values: Mapping[str, Any]) -> bool:
 
 def locomo(row: Row, fallback: str) -> Record:
     """A conversation and all of its questions that have an answer."""
-    told = fields.get(row, row.values, "conversation")
+    conversation = fields.get(row, row.values, "conversation")
     listed = fields.get(row, row.values, "qa")
-    if not isinstance(told, Mapping) or not isinstance(listed, list):
+    if not isinstance(conversation, Mapping) or not isinstance(listed, list):
         raise DataError(f"{row.where}: conversation must be an object and qa a list")
-    numbers = sorted(int(match[1]) for key in told if (match := _SESSION.fullmatch(str(key))))
-    sessions = [_session(row, told, number) for number in numbers]
-    answered = [(at, each) for at, each in enumerate(listed) if not _without_answer(row, each, f"qa[{at}]")]
-    needed = {int(match[1]) for _, each in answered for match in _TURN.finditer(str(each.get("evidence") or ""))}
-    context, metadata = own_sessions(row, sessions, [str(number) for number in sorted(needed & set(numbers))])
+    numbers = sorted(int(match[1]) for key in conversation if (match := _SESSION.fullmatch(str(key))))
+    sessions = [_session(row, conversation, number) for number in numbers]
+    answered = [(at, entry) for at, entry in enumerate(listed) if not _without_answer(row, entry, f"qa[{at}]")]
+    needed = {int(match[1]) for _, entry in answered for match in _TURN.finditer(str(entry.get("evidence") or ""))}
+    context, metadata = sessions_context(row, sessions, [str(number) for number in sorted(needed & set(numbers))])
     questions = [
         Question(
-            fields.text(row, fields.get(row, each, "question", f"qa[{at}]"), f"qa[{at}].question"),
-            (str(fields.get(row, each, "answer", f"qa[{at}]")),),
+            fields.text(row, fields.get(row, entry, "question", f"qa[{at}]"), f"qa[{at}].question"),
+            (str(fields.get(row, entry, "answer", f"qa[{at}]")),),
         )
-        for at, each in answered
+        for at, entry in answered
     ]
     left_out = len(listed) - len(answered)
-    metadata = {**metadata, "categories": [each.get("category") for _, each in answered]}
+    metadata = {**metadata, "categories": [entry.get("category") for _, entry in answered]}
     name = str(row.values.get("sample_id") or fields.identity(row, fallback))
     return _several(row, name, questions, context, metadata | ({"left_out": left_out} if left_out else {}))
 
 
-def _session(row: Row, told: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _session(row: Row, conversation: Mapping[str, Any], number: int) -> dict[str, Any]:
     """As the column `sessions` of our own layout has one."""
-    turns = told[f"session_{number}"]
+    turns = conversation[f"session_{number}"]
     if not isinstance(turns, list):
         raise DataError(f"{row.where}: conversation.session_{number} must be a list of turns, is {turns!r:.60}")
     read = [_turn(row, turn, f"conversation.session_{number}[{at}]") for at, turn in enumerate(turns)]
-    return {"id": str(number), "date": str(told.get(f"session_{number}_date_time") or ""), "turns": read}
+    return {"id": str(number), "date": str(conversation.get(f"session_{number}_date_time") or ""), "turns": read}
 
 
-def _turn(row: Row, turn: Any, place: str) -> dict[str, str]:
-    text, speaker = (fields.get(row, turn, key, place) for key in ("text", "speaker"))
+def _turn(row: Row, turn: Any, location: str) -> dict[str, str]:
+    text, speaker = (fields.get(row, turn, key, location) for key in ("text", "speaker"))
     caption = turn.get("blip_caption")
     return {"role": speaker, "content": f"{text} [picture: {caption}]" if caption else text}
 
 
-def _without_answer(row: Row, each: Any, place: str) -> bool:
-    if not isinstance(each, Mapping):
-        raise DataError(f"{row.where}: {place} must be an object with question and answer, is {each!r:.60}")
-    return bool(each.get("category") == _UNANSWERABLE)
+def _without_answer(row: Row, entry: Any, location: str) -> bool:
+    if not isinstance(entry, Mapping):
+        raise DataError(f"{row.where}: {location} must be an object with question and answer, is {entry!r:.60}")
+    return bool(entry.get("category") == _UNANSWERABLE)
 
 
 def beam(row: Row, fallback: str) -> Record:
     """A chat and all questions on it; the golds of each are the points of its rubric, all of which are wanted."""
     sessions = [
-        _batch(row, batch, f"{place}[{at}]", number) for number, (place, at, batch) in enumerate(_batches(row), 1)
+        _batch(row, batch, f"{location}[{at}]", number) for number, (location, at, batch) in enumerate(_batches(row), 1)
     ]
-    asked = _by_ability(row)
+    listed = _by_ability(row)
     questions = [
         Question(
-            fields.text(row, fields.get(row, each, "question", place), f"{place}.question"),
-            _rubric(row, fields.get(row, each, "rubric", place), f"{place}.rubric"),
+            fields.text(row, fields.get(row, question, "question", location), f"{location}.question"),
+            _rubric(row, fields.get(row, question, "rubric", location), f"{location}.rubric"),
         )
-        for place, _, each in asked
+        for location, _, question in listed
     ]
-    context, metadata = own_sessions(row, sessions, None)
+    context, metadata = sessions_context(row, sessions, None)
     name = str(row.values.get("conversation_id") or fields.identity(row, fallback))
-    return _several(row, name, questions, context, {**metadata, "categories": [ability for _, ability, _ in asked]})
+    return _several(row, name, questions, context, {**metadata, "categories": [ability for _, ability, _ in listed]})
 
 
 def _batches(row: Row) -> Iterator[tuple[str, int, Any]]:
@@ -151,24 +151,24 @@ def _batches(row: Row) -> Iterator[tuple[str, int, Any]]:
         raise DataError(f"{row.where}: plans must be a list of objects with chat, is {plans!r:.60}")
     chats = {f"plans[{at}]": fields.get(row, plan, "chat", f"plans[{at}]") for at, plan in enumerate(plans or ())}
     for name, chat in (chats or {"": fields.get(row, row.values, "chat")}).items():
-        place = f"{name}.chat".lstrip(".")
+        location = f"{name}.chat".lstrip(".")
         if not isinstance(chat, list):
-            raise DataError(f"{row.where}: {place} must be a list of batches of messages, is {chat!r:.60}")
-        yield from ((place, at, batch) for at, batch in enumerate(chat))
+            raise DataError(f"{row.where}: {location} must be a list of batches of messages, is {chat!r:.60}")
+        yield from ((location, at, batch) for at, batch in enumerate(chat))
 
 
-def _batch(row: Row, batch: Any, place: str, number: int) -> dict[str, Any]:
+def _batch(row: Row, batch: Any, location: str, number: int) -> dict[str, Any]:
     """As the column `sessions` of our own layout has one. A batch is a list of messages, or an object with `turns`,
     lists of them."""
     listed = batch
     if isinstance(batch, Mapping):
-        turns = fields.get(row, batch, "turns", place)
-        place = f"{place}.turns"
-        listed = [each for turn in turns for each in turn] if _is_nested(turns) else None
-    if not isinstance(listed, list) or not all(isinstance(each, Mapping) for each in listed):
-        raise DataError(f"{row.where}: {place} must hold messages with role and content, is {batch!r:.60}")
-    messages = [{key: fields.get(row, each, key, place) for key in ("role", "content")} for each in listed]
-    date = next((each["time_anchor"] for each in listed if each.get("time_anchor")), "")
+        turns = fields.get(row, batch, "turns", location)
+        location = f"{location}.turns"
+        listed = [message for turn in turns for message in turn] if _is_nested(turns) else None
+    if not isinstance(listed, list) or not all(isinstance(message, Mapping) for message in listed):
+        raise DataError(f"{row.where}: {location} must hold messages with role and content, is {batch!r:.60}")
+    messages = [{key: fields.get(row, message, key, location) for key in ("role", "content")} for message in listed]
+    date = next((message["time_anchor"] for message in listed if message.get("time_anchor")), "")
     return {"id": str(number), "date": str(date), "turns": messages}
 
 
@@ -178,16 +178,16 @@ def _is_nested(turns: Any) -> bool:
 
 def _by_ability(row: Row) -> list[tuple[str, str, Any]]:
     """(place, ability, question) of each; the hub's table has them as the text of a Python object."""
-    given = fields.get(row, row.values, "probing_questions")
-    abilities = _parsed(given) if isinstance(given, str) else given
-    if not isinstance(abilities, Mapping) or not all(isinstance(each, list) for each in abilities.values()):
+    value = fields.get(row, row.values, "probing_questions")
+    abilities = _parsed(value) if isinstance(value, str) else value
+    if not isinstance(abilities, Mapping) or not all(isinstance(entries, list) for entries in abilities.values()):
         raise DataError(
-            f"{row.where}: probing_questions must be an object with a list for each ability, is {given!r:.60}"
+            f"{row.where}: probing_questions must be an object with a list for each ability, is {value!r:.60}"
         )
     return [
-        (f"probing_questions.{ability}[{at}]", ability, each)
+        (f"probing_questions.{ability}[{at}]", ability, question)
         for ability, listed in abilities.items()
-        for at, each in enumerate(listed)
+        for at, question in enumerate(listed)
     ]
 
 
@@ -199,9 +199,9 @@ def _parsed(text: str) -> Any:
     return None
 
 
-def _rubric(row: Row, given: Any, name: str) -> tuple[str, ...]:
+def _rubric(row: Row, value: Any, name: str) -> tuple[str, ...]:
     """Every point once."""
-    points = fields.golds(row, given, name)
+    points = fields.golds(row, value, name)
     if not points:
         raise DataError(f"{row.where}: {name} is empty; a question is graded by the points of its rubric")
     return tuple(dict.fromkeys(points))
@@ -210,8 +210,8 @@ def _rubric(row: Row, given: Any, name: str) -> tuple[str, ...]:
 def _several(row: Row, name: str, questions: list[Question], context: str, metadata: Mapping[str, Any]) -> Record:
     if not questions:
         raise DataError(f"{row.where}: no question that has an answer")
-    asked = Problem.asking(name, questions)
-    return Record(name, asked.question, asked.answers, context, metadata=metadata, questions=asked.questions)
+    problem = Problem.asking(name, questions)
+    return Record(name, problem.question, problem.answers, context, metadata=metadata, questions=problem.questions)
 
 
 # ---- Published files of memory agents, RULER and vime --------------------------------------------------------
@@ -227,13 +227,13 @@ def memagent(row: Row, fallback: str) -> Record:
         raise DataError(f"{row.where}: extra_info must be an object, is {extra!r:.60}")
     reward_model = fields.get(row, row.values, "reward_model")
     question = extra.get("question") or fields.user_message(row, fields.get(row, row.values, "prompt"), "prompt")
-    kept = {key: extra[key] for key in ("num_docs", "index") if extra.get(key) is not None}
+    selected = {key: extra[key] for key in ("num_docs", "index") if extra.get(key) is not None}
     return Record(
         id=fields.identity(row, fallback),
         question=fields.text(row, question, "extra_info.question"),
         answers=fields.golds_at(row, reward_model, "ground_truth", "reward_model"),
         context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
-        metadata=kept | {key: row.values[key] for key in ("data_source",) if row.values.get(key)},
+        metadata=selected | {key: row.values[key] for key in ("data_source",) if row.values.get(key)},
     )
 
 
@@ -245,15 +245,15 @@ def memact(row: Row, fallback: str) -> Record:
     question = fields.get(row, fields.get(row, row.values, "extra_info"), "question", "extra_info")
     question = fields.text(row, question, "extra_info.question")
     golds = _named_golds(row, truth)
-    asked = record.listed_questions(question, tuple(golds)) if golds else (question.strip(),)
-    if asked is None:
+    questions = record.listed_questions(question, tuple(golds)) if golds else (question.strip(),)
+    if questions is None:
         raise DataError(
             f"{row.where}: extra_info.question must ask {', '.join(golds)} on a line of its own each, as "
             f"ground_truth has them; is {question!r:.60}"
         )
     answers = golds or {"Q1": truth}
     invalid = tuple(name for name, gold in answers.items() if gold.strip().lower() == INVALID_QUESTION)
-    pairs = zip(asked, answers.values(), strict=True)
+    pairs = zip(questions, answers.values(), strict=True)
     problem = record.search_problem(
         fields.identity(row, fallback),
         [record.Objective(question, (gold,)) for question, gold in pairs],

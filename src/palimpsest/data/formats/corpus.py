@@ -35,10 +35,10 @@ _QUESTIONS: dict[str, Callable[[Row], list[str]]] = {
 
 def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
     """The passages of `path` in order. Raises DataError, at the row that is wrong and not before."""
-    seen: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str]] = set()
     count = 0
     for row in read_rows(path):
-        for passage in _passages(row, seen):
+        for passage in _passages(row, visited):
             yield _identified(row, passage, count)
             count += 1
 
@@ -71,9 +71,9 @@ def document_passages(document: str, most_chars: int) -> list[dict[str, Any]]:
     >>> [passage["text"] for passage in document_passages("Ann drinks tea.\\nBob sells maps.", 10)]
     ['Ann drinks', 'tea.', 'Bob sells', 'maps.']
     """
-    whole = document.strip()
-    parts = re.split(r"\n\s*\n", whole) if re.search(r"\n\s*\n", whole) else whole.splitlines()
-    texts = [piece for part in parts if part.strip() for piece in _pieces(part.strip(), most_chars)]
+    stripped = document.strip()
+    paragraphs = re.split(r"\n\s*\n", stripped) if re.search(r"\n\s*\n", stripped) else stripped.splitlines()
+    texts = [piece for part in paragraphs if part.strip() for piece in _pieces(part.strip(), most_chars)]
     return [{"id": str(number), "text": text} for number, text in enumerate(texts)]
 
 
@@ -88,7 +88,7 @@ def _pieces(text: str, most_chars: int) -> Iterator[str]:
         yield text
 
 
-def _passages(row: Row, seen: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+def _passages(row: Row, visited: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     body = next((key for key in BODIES if row.values.get(key) is not None), None)
     if body is not None:
         yield _passage(row, body)
@@ -97,8 +97,8 @@ def _passages(row: Row, seen: set[tuple[str, str]]) -> Iterator[dict[str, Any]]:
         if format_registry.fits(format_registry.named(name), row.values):
             for paragraph in paragraphs_of(row):
                 title, _, text = paragraph.partition("\n")
-                if (title, text) not in seen:
-                    seen.add((title, text))
+                if (title, text) not in visited:
+                    visited.add((title, text))
                     yield {"title": title, "text": text}
             return
     hints = "".join({nearest(key, row.values): None for key in BODIES})
@@ -118,10 +118,10 @@ def _passage(row: Row, body: str) -> dict[str, Any]:
 
 def _identified(row: Row, passage: dict[str, Any], count: int) -> dict[str, Any]:
     """`passage` with an id, as JSON would give it back."""
-    own = passage.get("id", passage.get("_id"))
-    identified = {"id": str(count) if own is None else own} | passage
+    passage_id = passage.get("id", passage.get("_id"))
+    identified = {"id": str(count) if passage_id is None else passage_id} | passage
     try:
-        found: dict[str, Any] = orjson.loads(orjson.dumps(identified))
+        result: dict[str, Any] = orjson.loads(orjson.dumps(identified))
     except (TypeError, orjson.JSONDecodeError) as error:
         raise DataError(f"{row.where}: a field is not JSON ({error}); leave it out of the corpus") from None
-    return found
+    return result

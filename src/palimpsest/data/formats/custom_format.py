@@ -41,11 +41,11 @@ from palimpsest.types import Problem, Question
 def checked(row: Row, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """`metadata` as JSON can hold it, without nulls under the known keys. Raises DataError."""
     plain = storable(metadata, [])
-    kept = {key: value for key, value in plain.items() if value is not None or key not in _KNOWN}
+    cleaned = {key: value for key, value in plain.items() if value is not None or key not in _KNOWN}
     for key, (suits, wanted) in _KNOWN.items():
-        if key in kept and not suits(kept[key]):
-            raise DataError(f"{row.where}: metadata {key} must be {wanted}, is {kept[key]!r:.60}; mend or rename it")
-    return kept
+        if key in cleaned and not suits(cleaned[key]):
+            raise DataError(f"{row.where}: metadata {key} must be {wanted}, is {cleaned[key]!r:.60}; mend or rename it")
+    return cleaned
 
 
 def _count(value: Any) -> bool:
@@ -174,22 +174,22 @@ def _checked(item: Any, row: Row, fallback: str) -> Record:
     for text in record.gold:
         if text not in (paragraphs or ()):
             raise DataError(f"{row.where}: gold {text!r:.60} is not among its paragraphs")
-    asked = _asked(record, row)
+    problem = _checked_questions(record, row)
     return replace(
         record,
         id=fields.text(row, record.id or fallback, "id"),
-        question=asked.question,
-        answers=asked.answers,
+        question=problem.question,
+        answers=problem.answers,
         context=None if record.context is None else fields.text(row, record.context, "context", blank=True),
         paragraphs=paragraphs and tuple(dict.fromkeys(paragraphs)),
         gold=tuple(record.gold),
         metadata=checked(row, record.metadata),
-        questions=asked.questions,
+        questions=problem.questions,
         memory=fields.text(row, record.memory, "memory", blank=True),
     )
 
 
-def _asked(record: Record, row: Row) -> Problem:
+def _checked_questions(record: Record, row: Row) -> Problem:
     """What is asked, checked."""
     listed = []
     for one in record.questions or (Question(record.question, record.answers),):

@@ -49,25 +49,25 @@ def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
     if not isinstance(values, Mapping):
         raise DataError(f"{row.where}: {inside} must be an object with {key!r}, is {values!r:.60}")
     if values.get(key) is None:
-        place = f"{inside}.{key}" if inside else key
+        key_path = f"{inside}.{key}" if inside else key
         hint = nearest(key, (str(name) for name in values if name != key))
-        raise DataError(f"{row.where}: {place} is missing{hint} (there: {shown_names(values) or 'nothing'})")
+        raise DataError(f"{row.where}: {key_path} is missing{hint} (there: {shown_names(values) or 'nothing'})")
     return values[key]
 
 
 def identity(row: Row, fallback: str) -> str:
     """The row's own id, or `fallback` where it has none."""
-    own = (row.values.get(key) for key in IDS)
-    return next((valid(str(value)) for value in own if value is not None and value != ""), fallback)
+    ids = (row.values.get(key) for key in IDS)
+    return next((valid(str(value)) for value in ids if value is not None and value != ""), fallback)
 
 
 def user_message(row: Row, value: Any, name: str) -> str:
     """The question of a prompt: a plain string, or the last user message of a chat."""
     if isinstance(value, list):
-        said = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role") == "user"]
-        if not said:
+        messages = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role") == "user"]
+        if not messages:
             raise DataError(f"{row.where}: {name} holds no message with role 'user'")
-        value = said[-1]
+        value = messages[-1]
     return text(row, value, name)
 
 
@@ -90,7 +90,7 @@ def questions(row: Row, metadata: Mapping[str, Any]) -> list[Question]:
         raise DataError(
             f"{row.where}: questions must be a list of objects with question and answers, is {listed!r:.60}"
         )
-    return [_question(row, each, f"questions[{number}]") for number, each in enumerate(listed)]
+    return [_question(row, entry, f"questions[{number}]") for number, entry in enumerate(listed)]
 
 
 def _question(row: Row, values: Any, inside: str = "") -> Question:

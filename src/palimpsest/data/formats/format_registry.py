@@ -223,7 +223,7 @@ def _lacks(row: Row, format: Format, lead: str) -> DataError:
     lacking, used = missing(format, row.values), set[str]()
     mends, hints = list[str](), list[str]()
     for name in lacking:
-        other = _other_name(name, (each for each in row.values if each not in format.needs and each not in used))
+        other = _other_name(name, (key for key in row.values if key not in format.needs and key not in used))
         used |= {other} if other else set()
         hints.append(f"{name!r}" + (f"; did you mean {other}?" if other else ""))
         mends.append(f"{name}={other or 'COLUMN'}")

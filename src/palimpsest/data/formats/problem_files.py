@@ -61,15 +61,15 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
     >>> renamed(Row({"q": "Who?", "gold": {"text": ["Ann"]}}, "a"), {"question": "q", "answers": "gold.text"}).values
     {'gold': {'text': ['Ann']}, 'question': 'Who?', 'answers': ['Ann']}
     """
-    found = {ours: _at(row.values, theirs) for ours, theirs in columns.items()}
+    values = {ours: _at(row.values, theirs) for ours, theirs in columns.items()}
     if row.index == 0:
-        _check(row, columns, found)
+        _check(row, columns, values)
     left = set(columns.values())
-    kept = {name: value for name, value in row.values.items() if name not in left}
-    return replace(row, values=kept | {ours: value for ours, value in found.items() if value is not _ABSENT})
+    rest = {name: value for name, value in row.values.items() if name not in left}
+    return replace(row, values=rest | {ours: value for ours, value in values.items() if value is not _ABSENT})
 
 
-def _check(row: Row, columns: Mapping[str, str], found: Mapping[str, Any]) -> None:
+def _check(row: Row, columns: Mapping[str, str], values: Mapping[str, Any]) -> None:
     """Raise DataError for a name of ours that no layout reads, and for one of the file's that the row lacks."""
     for ours, theirs in columns.items():
         lead = f"{row.where}: data.columns {ours}={theirs}:"
@@ -78,7 +78,7 @@ def _check(row: Row, columns: Mapping[str, str], found: Mapping[str, Any]) -> No
                 f"{lead} no format reads a column {ours}{nearest(ours, COLUMNS)} (ours stands on the left, the file's "
                 "on the right)"
             )
-        if found[ours] is _ABSENT:
+        if values[ours] is _ABSENT:
             raise DataError(
                 f"{lead} the row has no {theirs}{nearest(theirs, row.values)} (there: "
                 f"{shown_names(row.values) or 'nothing'}); where another file has it, name that: FILE:{ours}={theirs}"
@@ -141,17 +141,17 @@ def read_records(
     reading: ReadOptions = AS_IT_IS,
     limit: int | None = None,
     skipped: list[str] | None = None,
-    seen: Counter[str] | None = None,
+    ids: Counter[str] | None = None,
 ) -> Iterator[Record]:
     """The first `limit` records of each file. Raises DataError.
 
-    `skipped` gains what is said of each row that is left out, `seen` the ids, which stay unique over all that share it.
+    `skipped` gains what is said of each row that is left out, `ids` the ids, which stay unique over all that share it.
     """
-    taken = Counter[str]() if seen is None else seen
-    for each in paths_of(path):
-        records = _records(each, reading, skipped)
-        asked = chain.from_iterable(map(one_by_one, records)) if reading.split_questions else records
-        for record in islice(asked, limit):
+    taken = Counter[str]() if ids is None else ids
+    for file in paths_of(path):
+        records = _records(file, reading, skipped)
+        expanded = chain.from_iterable(map(one_by_one, records)) if reading.split_questions else records
+        for record in islice(expanded, limit):
             yield replace(record, id=unused_id(record.id, taken))
 
 
@@ -166,14 +166,16 @@ def one_by_one(record: Record) -> Iterator[Record]:
     """
     if not record.questions:
         yield record
-    known = {key: value for key, value in record.metadata.items() if key not in _OF_ALL_QUESTIONS}
+    shared = {key: value for key, value in record.metadata.items() if key not in _OF_ALL_QUESTIONS}
     categories = record.metadata.get("categories")
-    for number, asked in enumerate(record.questions, 1):
-        own = {**known, "question_number": number}
+    for number, question in enumerate(record.questions, 1):
+        metadata = {**shared, "question_number": number}
         if isinstance(categories, list) and len(categories) == len(record.questions):
-            own["category"] = categories[number - 1]
+            metadata["category"] = categories[number - 1]
         name = f"{record.id}-q{number}"
-        yield replace(record, id=name, question=asked.text, answers=asked.answers, questions=(), metadata=own)
+        yield replace(
+            record, id=name, question=question.text, answers=question.answers, questions=(), metadata=metadata
+        )
 
 
 _OF_ALL_QUESTIONS = ("evidence", "evidence_positions", "categories")
@@ -182,14 +184,14 @@ _OF_ALL_QUESTIONS = ("evidence", "evidence_positions", "categories")
 
 def paths_of(path: Paths) -> list[Path]:
     """Every file, one at least."""
-    return [Path(path)] if isinstance(path, str | Path) else [Path(each) for each in path]
+    return [Path(path)] if isinstance(path, str | Path) else [Path(file) for file in path]
 
 
 def _records(path: Path, reading: ReadOptions, skipped: list[str] | None) -> Iterator[Record]:
-    found = format_of(path, reading)
-    if isinstance(found, RowFormat):
-        return found.read(path, skipped)
-    return found.read(path)
+    reader = format_of(path, reading)
+    if isinstance(reader, RowFormat):
+        return reader.read(path, skipped)
+    return reader.read(path)
 
 
 def format_of(path: Path, reading: ReadOptions = AS_IT_IS) -> DataFormat:
@@ -257,13 +259,13 @@ def refuse_ungraded(records: Iterable[Record | Problem]) -> None:
             )
 
 
-def unused_id(name: str, seen: Counter[str]) -> str:
-    """`name`, or the first of `name#2`, `name#3`... that no record has yet; `seen` counts it."""
+def unused_id(name: str, ids: Counter[str]) -> str:
+    """`name`, or the first of `name#2`, `name#3`... that no record has yet; `ids` counts it."""
     chosen = name
-    while seen[chosen]:
-        seen[name] += 1
-        chosen = f"{name}#{seen[name]}"
-    seen[chosen] += 1
+    while ids[chosen]:
+        ids[name] += 1
+        chosen = f"{name}#{ids[name]}"
+    ids[chosen] += 1
     return chosen
 
 
@@ -271,10 +273,10 @@ def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None
     """`format`, able to look up document indices if the file has them and their corpus is there."""
     if format.name != "memagent_eval" or not isinstance(row.values.get("context"), list):
         return format
-    place = Path(corpus) if corpus else path.parent / INDEXED_CORPUS
-    if not corpus and not place.is_file():
+    corpus_path = Path(corpus) if corpus else path.parent / INDEXED_CORPUS
+    if not corpus and not corpus_path.is_file():
         return format  # whose parser names the file that is lacking
-    return replace(format, parse=memagent_eval_by_index(read_corpus(place)))
+    return replace(format, parse=memagent_eval_by_index(read_corpus(corpus_path)))
 
 
 def read_corpus(path: str | Path) -> Corpus:
@@ -307,10 +309,10 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
 
 def problem_row(problem: Problem) -> dict[str, object]:
     """A row of our own layout."""
-    asked = [{"question": each.question, "answers": list(each.answers)} for each in problem.by_question]
+    questions = [{"question": item.question, "answers": list(item.answers)} for item in problem.by_question]
     return {
         "id": problem.id,
-        **({"questions": asked} if problem.questions else asked[0]),
+        **({"questions": questions} if problem.questions else questions[0]),
         "context": problem.context,
         "metadata": dict(problem.metadata),
         **({"memory": problem.memory} if problem.memory else {}),

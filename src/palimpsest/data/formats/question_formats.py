@@ -69,7 +69,7 @@ def longmemeval(row: Row, fallback: str) -> Record:
         raise DataError(f"{row.where}: haystack_sessions must be a list of sessions, is {listed!r:.60}")
     dates = values.get("haystack_dates") or [""] * len(listed)
     names = values.get("haystack_session_ids") or [str(number) for number in range(1, len(listed) + 1)]
-    if not all(isinstance(each, list) and len(each) == len(listed) for each in (listed, dates, names)):
+    if not all(isinstance(column, list) and len(column) == len(listed) for column in (listed, dates, names)):
         raise DataError(
             f"{row.where}: haystack_sessions, haystack_dates and haystack_session_ids must be lists of one length"
         )
@@ -78,61 +78,61 @@ def longmemeval(row: Row, fallback: str) -> Record:
         for at, (name, date, turns) in enumerate(zip(names, dates, listed, strict=True))
     ]
     context, metadata = together(row, sessions, values.get("answer_session_ids") or [], "answer_session_ids")
-    asked = fields.text(row, fields.get(row, values, "question"), "question")
+    query = fields.text(row, fields.get(row, values, "question"), "question")
     date = values.get("question_date")
     answer = values["answer"]
     return Record(
         id=fields.identity(row, fallback),
-        question=f"[{date}] {asked}" if date else asked,
+        question=f"[{date}] {query}" if date else query,
         answers=fields.golds(row, str(answer) if type(answer) is int else answer, "answer"),
         context=context,
         metadata={key: values[key] for key in ("question_type", "question_date") if values.get(key)} | metadata,
     )
 
 
-def own_sessions(row: Row, listed: Any, needed: Any) -> tuple[str, dict[str, Any]]:
+def sessions_context(row: Row, listed: Any, needed: Any) -> tuple[str, dict[str, Any]]:
     """Context and metadata of the column `sessions`; `needed` are the ids of those that an answer needs."""
     if not isinstance(listed, list) or not listed:
         raise DataError(f"{row.where}: sessions must be a list of objects with date and turns, is {listed!r:.60}")
     sessions = []
     for at, session in enumerate(listed):
-        place = f"sessions[{at}]"
-        date, turns = (fields.get(row, session, key, place) for key in ("date", "turns"))
-        sessions.append(_session(row, str(session.get("id") or at + 1), date, turns, f"{place}.turns"))
+        location = f"sessions[{at}]"
+        date, turns = (fields.get(row, session, key, location) for key in ("date", "turns"))
+        sessions.append(_session(row, str(session.get("id") or at + 1), date, turns, f"{location}.turns"))
     return together(row, sessions, needed or [], "metadata.evidence_sessions")
 
 
 def together(row: Row, sessions: list[Session], needed: Any, name: str) -> tuple[str, dict[str, Any]]:
     """The sessions as one context, and what is known of them."""
     positions = {session.id: number for number, session in enumerate(sessions, 1)}
-    wanted = [str(each) for each in needed] if isinstance(needed, list) else [str(needed)]
-    for each in wanted:
-        if each not in positions:
+    wanted = [str(session_id) for session_id in needed] if isinstance(needed, list) else [str(needed)]
+    for session_id in wanted:
+        if session_id not in positions:
             raise fields.MissingGold(
-                f"{row.where}: {name}: no session has the id {each!r}; leave such rows out with "
+                f"{row.where}: {name}: no session has the id {session_id!r}; leave such rows out with "
                 "data.on_missing_gold=skip"
             )
     return document_block([session.text for session in sessions]), {
         "sessions": [{"id": session.id, "date": session.date} for session in sessions],
         "num_docs": len(sessions),
-        "evidence": [sessions[positions[each] - 1].text for each in wanted],
-        "evidence_positions": [positions[each] for each in wanted],
+        "evidence": [sessions[positions[session_id] - 1].text for session_id in wanted],
+        "evidence_positions": [positions[session_id] for session_id in wanted],
     }
 
 
-def _session(row: Row, name: str, date: Any, turns: Any, place: str) -> Session:
+def _session(row: Row, name: str, date: Any, turns: Any, location: str) -> Session:
     if not isinstance(turns, list):
-        raise DataError(f"{row.where}: {place} must be a list of turns with role and content, is {turns!r:.60}")
-    told = str(date)
-    lines = [line for at, turn in enumerate(turns) for line in _lines(row, told, turn, f"{place}[{at}]")]
-    return Session(valid(name), valid(told), "\n".join(lines))
+        raise DataError(f"{row.where}: {location} must be a list of turns with role and content, is {turns!r:.60}")
+    date_text = str(date)
+    lines = [line for at, turn in enumerate(turns) for line in _lines(row, date_text, turn, f"{location}[{at}]")]
+    return Session(valid(name), valid(date_text), "\n".join(lines))
 
 
-def _lines(row: Row, date: str, turn: Any, place: str) -> Iterator[str]:
+def _lines(row: Row, date: str, turn: Any, location: str) -> Iterator[str]:
     if not isinstance(turn, Mapping):
-        raise DataError(f"{row.where}: {place} must be an object with role and content, is {turn!r:.60}")
-    role = fields.text(row, fields.get(row, turn, "role", place), f"{place}.role")
-    content = fields.text(row, turn.get("content") or "", f"{place}.content", blank=True)
+        raise DataError(f"{row.where}: {location} must be an object with role and content, is {turn!r:.60}")
+    role = fields.text(row, fields.get(row, turn, "role", location), f"{location}.role")
+    content = fields.text(row, turn.get("content") or "", f"{location}.content", blank=True)
     beginning = f"[{valid(date)}] {role}: " if date else f"{role}: "
     yield from (beginning + piece for piece in pieces(content, LINE))
 
@@ -158,7 +158,7 @@ def hotpotqa(row: Row, fallback: str) -> Record:
     titled = titled_paragraphs(row)
     titles = _supporting_titles(row, values.get("supporting_facts"))
     for title in titles:
-        if not any(title == own for own, _ in titled):
+        if not any(title == other for other, _ in titled):
             raise fields.MissingGold(
                 f"{row.where}: supporting title {title!r} is not among its paragraphs; use the distractor setting of "
                 "the file, which holds every gold paragraph, or leave such rows out with data.on_missing_gold=skip"
@@ -202,10 +202,10 @@ def _pairs(row: Row, value: Any, name: str, second: str) -> list[tuple[Any, Any]
     """(title, second) pairs of [[title, x], ...], {title: [...], second: [...]} or [{title, second}, ...]."""
     if isinstance(value, Mapping):
         titles = fields.get(row, value, "title", name)
-        others = fields.get(row, value, second, name)
-        if not isinstance(titles, list) or not isinstance(others, list) or len(titles) != len(others):
+        values = fields.get(row, value, second, name)
+        if not isinstance(titles, list) or not isinstance(values, list) or len(titles) != len(values):
             raise DataError(f"{row.where}: {name}.title and {name}.{second} must be lists of one length")
-        return list(zip(titles, others, strict=True))
+        return list(zip(titles, values, strict=True))
     if not isinstance(value, list):
         raise DataError(f"{row.where}: {name} must be a list of pairs or an object, is {value!r:.60}")
     pairs = []
@@ -282,8 +282,8 @@ def qa(row: Row, fallback: str) -> Record:
 
 def squad(row: Row, fallback: str) -> Record:
     """Golds as the annotators gave them, each once. SQuAD 2's questions without an answer have no gold."""
-    given = row.values["answers"]
-    texts = [fields.get(row, each, "text", "answers") for each in given] if isinstance(given, list) else given
+    answers = row.values["answers"]
+    texts = [fields.get(row, answer, "text", "answers") for answer in answers] if isinstance(answers, list) else answers
     golds = fields.golds(row, texts, "answers") if isinstance(texts, list) else fields.golds_at(row, texts, "text")
     return Record(
         id=fields.identity(row, fallback),
@@ -296,8 +296,8 @@ def squad(row: Row, fallback: str) -> Record:
 
 def is_squad(values: Mapping[str, Any]) -> bool:
     """Whether `answers` is an object, or a list of objects."""
-    given = values["answers"]
-    return isinstance(given, Mapping) or (isinstance(given, list) and bool(given) and isinstance(given[0], Mapping))
+    value = values["answers"]
+    return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
 
 
 def has_text(values: Mapping[str, Any]) -> bool:
@@ -326,8 +326,8 @@ def _with_paragraphs(row: Row, fallback: str, metadata: Mapping[str, Any]) -> Re
     values = {**metadata, "context": context, "question": row.values["question"]}
     values |= {"answer": row.values["golden_answers"], "id": row.values.get("id")}
     record = hotpotqa(replace(row, values=values), fallback)
-    others = {key: value for key, value in metadata.items() if key not in ("context", "supporting_facts")}
-    return replace(record, metadata={**others, **record.metadata})
+    rest = {key: value for key, value in metadata.items() if key not in ("context", "supporting_facts")}
+    return replace(record, metadata={**rest, **record.metadata})
 
 
 def frames(row: Row, fallback: str) -> Record:
@@ -357,8 +357,8 @@ def browsecomp_plus(row: Row, fallback: str) -> Record:
             "BrowseComp-Plus and read what that writes"
         )
     needed = [text for key in ("evidence_docs", "gold_docs") for text in _documents(row, key)]
-    others = _documents(row, "negative_docs")
-    paragraphs = tuple(dict.fromkeys((*needed, *others)))
+    negatives = _documents(row, "negative_docs")
+    paragraphs = tuple(dict.fromkeys((*needed, *negatives)))
     return Record(
         id=fields.identity(row, fallback),
         question=query,
@@ -372,7 +372,7 @@ def _documents(row: Row, key: str) -> list[str]:
     listed = row.values.get(key) or []
     if not isinstance(listed, list):
         raise DataError(f"{row.where}: {key} must be a list of objects with text, is {listed!r:.60}")
-    texts = [fields.get(row, each, "text", f"{key}[{at}]") for at, each in enumerate(listed)]
+    texts = [fields.get(row, document, "text", f"{key}[{at}]") for at, document in enumerate(listed)]
     return [fields.text(row, text, f"{key}[{at}].text", blank=True) for at, text in enumerate(texts)]
 
 
@@ -396,20 +396,20 @@ def texts(row: Row, fallback: str) -> Record:
 def palimpsest(row: Row, fallback: str) -> Record:
     metadata, memory = _metadata(row), row.values.get("memory")
     name = fields.identity(row, fallback)
-    asked = Problem.asking(name, fields.questions(row, metadata))
+    problem = Problem.asking(name, fields.questions(row, metadata))
     context = _context(row) if row.values.get("context") is not None else None
     if (listed := row.values.get("sessions")) is not None:
         if context is not None:
             raise DataError(f"{row.where}: has both context and sessions; leave one of them out")
-        context, known = own_sessions(row, listed, metadata.get("evidence_sessions"))
-        metadata = {**metadata, **known}
+        context, session_metadata = sessions_context(row, listed, metadata.get("evidence_sessions"))
+        metadata = {**metadata, **session_metadata}
     return Record(
         id=name,
-        question=asked.question,
-        answers=asked.answers,
+        question=problem.question,
+        answers=problem.answers,
         context=context,
         metadata=metadata,
-        questions=asked.questions,
+        questions=problem.questions,
         memory="" if memory is None else fields.text(row, memory, "memory", blank=True),
     )
 

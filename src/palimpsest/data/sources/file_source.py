@@ -110,12 +110,12 @@ class FileSource:
         placing: Placing = ANYWHERE,
     ) -> FileSource:
         """Read and check. Distractors come from the whole of a file, `limit` or not, and from `reading.corpus`."""
-        skipped, seen, paths = list[str](), Counter[str](), paths_of(path)
+        skipped, ids, paths = list[str](), Counter[str](), paths_of(path)
         early = limit if documents is None else None
         store = DocumentStore()
         files = [
-            tuple(_waiting(record, store) for record in read_records(each, reading, early, skipped, seen))
-            for each in paths
+            tuple(_waiting(record, store) for record in read_records(file, reading, early, skipped, ids))
+            for file in paths
         ]
         paragraphs = Corpus(())
         if documents is not None:
@@ -151,7 +151,7 @@ class FileSource:
         (what, number), places = window(len(self), step=step, count=count, round=round, path=self.path)
         as_it_stands = not self.shuffle and round == 0
         order = range(len(self)) if as_it_stands else shuffled(len(self), self.seed, what, number)
-        return [self.built(self.records[order[place]]) for place in places]
+        return [self.built(self.records[order[index]]) for index in places]
 
     def built(self, record: Record) -> Problem:
         """The problem of a record, with its context."""
@@ -207,14 +207,14 @@ def outlines(problems: Sequence[Problem]) -> Iterator[Problem]:
     if not isinstance(problems, SourceProblems):
         return iter(problems)
     records = problems.source.records
-    return (records[place].problem(None, records[place].metadata) for place in problems.places)
+    return (records[index].problem(None, records[index].metadata) for index in problems.places)
 
 
 def some_of(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Problem]:
     """Those at `places`, as lazily as they were."""
     if isinstance(problems, SourceProblems):
-        return SourceProblems(problems.source, [problems.places[place] for place in places])
-    return [problems[place] for place in places]
+        return SourceProblems(problems.source, [problems.places[index] for index in places])
+    return [problems[index] for index in places]
 
 
 def _waiting(record: Record, store: DocumentStore) -> Record:
@@ -284,15 +284,15 @@ class SearchFileSource:
         else:
             (what, number), places = window(len(deal), step=step, count=count, round=round, path=self.path)
             order = shuffled(len(self.questions), self.seed, what, number)
-        return [self._combined([self.questions[at] for at in order[slice(*deal[place])]]) for place in places]
+        return [self._combined([self.questions[at] for at in order[slice(*deal[index])]]) for index in places]
 
     def _deal(self, size: int | None) -> tuple[tuple[int, int], ...]:
         """[start, end) in a shuffled order of the questions of each problem. Raises DataError if there is none."""
         deal = _spans(len(self.questions), (size,) if size else self.objectives, self.seed)
         if not deal:
-            asked = size or max(self.objectives)
+            requested = size or max(self.objectives)
             raise DataError(
-                f"{self.path} holds {len(self.questions)} questions, a problem asks {asked}: lower "
+                f"{self.path} holds {len(self.questions)} questions, a problem asks {requested}: lower "
                 "data.search.objectives or data.limit, or read a larger file"
             )
         return deal
@@ -301,8 +301,8 @@ class SearchFileSource:
         if len(questions) == 1:
             return questions[0]
         refuse_ungraded(questions)
-        asked = [Objective(one.question, one.answers) for one in questions]
-        return search_problem("+".join(one.id for one in questions), asked)
+        objectives = [Objective(one.question, one.answers) for one in questions]
+        return search_problem("+".join(one.id for one in questions), objectives)
 
 
 @lru_cache(maxsize=16)

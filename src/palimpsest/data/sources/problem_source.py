@@ -55,9 +55,9 @@ def _of_files(config: DataConfig, paths: Paths, split: Split) -> ProblemSource:
     """The source of one file, or of several as one."""
     reading = reading_of(config)
     if config.search is not None:
-        asked = config.search.objectives
+        objectives = config.search.objectives
         return SearchFileSource.open(
-            paths, split=split, objectives=asked, limit=config.limit, seed=config.seed, reading=reading
+            paths, split=split, objectives=objectives, limit=config.limit, seed=config.seed, reading=reading
         )
     source = FileSource.open(
         paths,

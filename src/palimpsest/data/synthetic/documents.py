@@ -61,25 +61,25 @@ def started(problem: Problem, shares: StartsConfig, rng: random.Random) -> Probl
 
 def _piece(problem: Problem, rng: random.Random) -> tuple[int, Fact]:
     """One of the pieces of evidence: its place among them, what it says."""
-    place = rng.randrange(len(problem.metadata["evidence"]))
-    fact = read_fact(problem.metadata["evidence"][place])
+    index = rng.randrange(len(problem.metadata["evidence"]))
+    fact = read_fact(problem.metadata["evidence"][index])
     assert fact is not None
-    return place, fact
+    return index, fact
 
 
 def _invention(fact: Fact, rng: random.Random) -> str:
-    relation = next(each for each in RELATIONS if each.name == fact.relation)
+    relation = next(candidate for candidate in RELATIONS if candidate.name == fact.relation)
     value = rng.choice([value for value in relation.values if value not in (fact.value, fact.subject)])
     return rng.choice(relation.statements).format(s=fact.subject, v=value)
 
 
 def _remembered(problem: Problem, rng: random.Random) -> Problem:
     """The problem whose memory has a piece of the evidence that its document had."""
-    place, _ = _piece(problem, rng)
+    index, _ = _piece(problem, rng)
     assert problem.context is not None
-    text = problem.metadata["evidence"][place]
+    text = problem.metadata["evidence"][index]
     chunks = list(problem.metadata["evidence_chunks"])
-    chunks[place] = IN_MEMORY
+    chunks[index] = IN_MEMORY
     without = replace(
         problem,
         context=problem.context.replace(text, _other(problem, rng)),
@@ -91,12 +91,12 @@ def _remembered(problem: Problem, rng: random.Random) -> Problem:
 def _other(problem: Problem, rng: random.Random) -> str:
     """A fact that neither evidence nor document say anything of: of a person of the evidence, or of anybody."""
     _, piece = _piece(problem, rng)
-    known = {fact[:2] for fact in _facts(problem)}
+    facts = {fact[:2] for fact in _facts(problem)}
     while True:
         subject = piece.subject if rng.random() < SAME_PERSON else rng.choice(PEOPLE)
         relation = rng.choice(RELATIONS)
         value = rng.choice([value for value in relation.values if value != subject])
-        if (subject, relation.name) not in known:
+        if (subject, relation.name) not in facts:
             return rng.choice(relation.statements).format(s=subject, v=value)
 
 
@@ -149,7 +149,7 @@ class World:
 
     def sentences(self, subject: str, relation: Relation) -> list[str]:
         """All ways to say it."""
-        return [said.format(s=subject, v=self.value(subject, relation)) for said in relation.statements]
+        return [statement.format(s=subject, v=self.value(subject, relation)) for statement in relation.statements]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def make_problem(
         places = rng.sample(range(total), min(total, len(statements) + distractor_facts))
     else:
         places = _ordered_places(rng, len(statements), chunks, facts_per_chunk, order, distance)
-        free = [place for place in range(total) if place not in places]
+        free = [slot for slot in range(total) if slot not in places]
         places += rng.sample(free, min(len(free), distractor_facts))
     chosen = statements + [near_miss(world, evidence, rng) for _ in places[len(statements) :]]
     at = dict(zip(places, chosen, strict=True))
@@ -250,7 +250,7 @@ def make_problem(
         "hops": hops,
         "chunks": chunks,
         "evidence": statements,
-        "evidence_chunks": [place // facts_per_chunk for place in places[: len(statements)]],
+        "evidence_chunks": [slot // facts_per_chunk for slot in places[: len(statements)]],
     }
     name = f"synthetic-{split}-{seed}-{hops}hop-{index}"
     return Problem(name, evidence.question, (evidence.answer,), "\n".join(lines), metadata)

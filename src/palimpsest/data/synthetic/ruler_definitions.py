@@ -24,14 +24,14 @@ class RulerPrompt:
     asks_first: bool = True
     """Whether a question is not whole without what stands before the context."""
 
-    def whole(self, context: str, names: Mapping[str, str]) -> str:
+    def full_prompt(self, context: str, names: Mapping[str, str]) -> str:
         """What a model without a memory of its own is given, the beginning of its answer included."""
         return self._filled(self.before, names) + context + self._filled(self.after + self.answer_prefix, names)
 
     def question(self, names: Mapping[str, str]) -> str:
         """What is asked, apart from the context."""
-        parts = (self.before, self.after) if self.asks_first else (self.after,)
-        return "\n".join(self._filled(part, names).strip() for part in parts)
+        templates = (self.before, self.after) if self.asks_first else (self.after,)
+        return "\n".join(self._filled(part, names).strip() for part in templates)
 
     def prefix(self, names: Mapping[str, str]) -> str:
         return self._filled(self.answer_prefix, names)
@@ -147,7 +147,7 @@ class RulerSample:
 
     def length(self, context: str, count: Callable[[str], int]) -> int:
         """Tokens of the whole prompt and of the answer that may follow, as published."""
-        return count(self.prompt.whole(context, self.names)) + self.prompt.tokens_to_generate
+        return count(self.prompt.full_prompt(context, self.names)) + self.prompt.tokens_to_generate
 
 
 def fitted(measure: Callable[[int], int], limit: int, *, hint: int = 1, most: int | None = None) -> int | None:

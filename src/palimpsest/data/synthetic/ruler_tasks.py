@@ -87,23 +87,23 @@ DRAWS: dict[str, Callable[[random.Random], str]] = {"words": word, "numbers": nu
 
 def distinct(kind: str, rng: random.Random, without: frozenset[str] | set[str] = frozenset()) -> Iterator[str]:
     """Draws of a kind without end, none twice and none of `without`."""
-    seen = set(without)
+    used = set(without)
     while True:
         drawn = DRAWS[kind](rng)
-        if drawn not in seen:
-            seen.add(drawn)
+        if drawn not in used:
+            used.add(drawn)
             yield drawn
 
 
 def vocabulary(rng: random.Random) -> Iterator[str]:
     """Words without end, none twice: the English ones shuffled, then made-up ones of two or three syllables."""
     yield from rng.sample(WORDS, len(WORDS))
-    seen = set(WORDS)
+    used = set(WORDS)
     while True:
         syllables = (rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 3)))
         made = "".join(syllables) + rng.choice(_ENDS)
-        if made not in seen:
-            seen.add(made)
+        if made not in used:
+            used.add(made)
             yield made
 
 
@@ -154,12 +154,12 @@ def niah(task: RulerTask, key: Key, *, essay: Essay | None, count: Callable[[str
     """One item. `count` tells how many sentences of noise a needle is worth."""
     rng = keyed_random(*key)
     keys = list(islice(distinct(task.keys, rng), task.numbers.get("keys", 1)))
-    per_key, asked = task.numbers.get("values", 1), task.numbers.get("queries", 1)
+    per_key, query_count = task.numbers.get("values", 1), task.numbers.get("queries", 1)
     drawn = distinct(task.values, rng)
     held = {name: list(islice(drawn, per_key)) for name in keys}
     needles = [NEEDLE.format(kind=task.values, key=name, value=value) for name in keys for value in held[name]]
     rng.shuffle(needles)
-    queries = rng.sample(keys, asked)
+    queries = rng.sample(keys, query_count)
     outputs = tuple(value for name in queries for value in held[name])
     evidence = [NEEDLE.format(kind=task.values, key=name, value=value) for name in queries for value in held[name]]
     context: Callable[[int], str]
@@ -169,10 +169,10 @@ def niah(task: RulerTask, key: Key, *, essay: Essay | None, count: Callable[[str
     elif task.haystack == "noise":
         context = _in_lines(needles, key, _noise_lines)
     else:
-        others = _Needles(task, key, frozenset({*keys, *outputs}), max(1, count(needles[0]) // count(NOISE[0])))
-        context = _in_lines(needles, key, others.lines)
+        noise = _Needles(task, key, frozenset({*keys, *outputs}), max(1, count(needles[0]) // count(NOISE[0])))
+        context = _in_lines(needles, key, noise.lines)
     return RulerSample(
-        PROMPTS["niah" if per_key * asked > 1 else "niah of one"],
+        PROMPTS["niah" if per_key * query_count > 1 else "niah of one"],
         {"values": task.values, "value": task.values.removesuffix("s"), "query": _listed(queries)},
         outputs,
         tuple(evidence),
@@ -271,45 +271,45 @@ class RulerQuestions:
 
 def read_squad(path: Path) -> RulerQuestions:
     """SQuAD's own file, version 1.1 or 2.0, or its rows; questions without an answer are left out. Raises DataError."""
-    if (found := format_of(path).name) != "squad":
-        raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas, or its rows; is {found}")
+    if (kind := format_of(path).name) != "squad":
+        raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas, or its rows; is {kind}")
     records = list(read_records(path))
     articles = dict[object, dict[str, None]]()
     for record in records:
         articles.setdefault(record.metadata.get("title"), {})[record.context or ""] = None
-    asked = tuple(_of_article(record, articles[record.metadata.get("title")]) for record in records if record.answers)
-    return RulerQuestions(asked, tuple(sorted({text for texts in articles.values() for text in texts})))
+    items = tuple(_of_article(record, articles[record.metadata.get("title")]) for record in records if record.answers)
+    return RulerQuestions(items, tuple(sorted({text for texts in articles.values() for text in texts})))
 
 
 def _of_article(record: Record, texts: Iterable[str]) -> RulerQuestion:
-    own = record.context or ""
-    return RulerQuestion(record.question, record.answers, (own,), tuple(text for text in texts if text != own))
+    context = record.context or ""
+    return RulerQuestion(record.question, record.answers, (context,), tuple(text for text in texts if text != context))
 
 
 def read_hotpot(path: Path) -> RulerQuestions:
     """Questions with their paragraphs, all of which every context holds, as published. Raises DataError."""
-    asked = []
+    questions = []
     for record in read_records(path):
         if record.paragraphs is None:
             raise DataError(f"{path}: problem {record.id} has no paragraphs; give HotpotQA's distractor setting")
-        asked.append(RulerQuestion(record.question, record.answers, record.paragraphs))
-    documents = sorted({text for question in asked for text in question.needed})
-    return RulerQuestions(tuple(asked), tuple(documents))
+        questions.append(RulerQuestion(record.question, record.answers, record.paragraphs))
+    documents = sorted({text for question in questions for text in question.needed})
+    return RulerQuestions(tuple(questions), tuple(documents))
 
 
 def answering(question: RulerQuestion, questions: RulerQuestions, key: Key) -> RulerSample:
     """One item: the question's documents in drawn places among the others."""
     rng = keyed_random(*key)
     held = {*question.needed, *question.near}
-    others = [text for text in questions.documents if text not in held]
-    distractors = [*rng.sample(question.near, len(question.near)), *rng.sample(others, len(others))]
+    remaining = [text for text in questions.documents if text not in held]
+    distractors = [*rng.sample(question.near, len(question.near)), *rng.sample(remaining, len(remaining))]
     ends = list(accumulate(len(text.split()) for text in distractors))
 
     def context(size: int) -> str:
-        whole = bisect_right(ends, size)
-        chosen = [*question.needed, *distractors[:whole]]
-        if rest := size - (ends[whole - 1] if whole else 0):
-            chosen.append(" ".join(distractors[whole].split()[:rest]))
+        full = bisect_right(ends, size)
+        chosen = [*question.needed, *distractors[:full]]
+        if rest := size - (ends[full - 1] if full else 0):
+            chosen.append(" ".join(distractors[full].split()[:rest]))
         keyed_random(*key, "order", len(chosen)).shuffle(chosen)
         return document_block(chosen)
 
@@ -352,16 +352,16 @@ def variables(task: RulerTask, key: Key) -> RulerSample:
 def common_words(task: RulerTask, key: Key, length: int) -> RulerSample:
     """A numbered list in which ten words stand more often than any other."""
     numbers = task.numbers
-    times, others = (numbers["common_times"], numbers["uncommon_times"]) if length >= _SHORT else _SHORT_TIMES
+    times, uncommon_times = (numbers["common_times"], numbers["uncommon_times"]) if length >= _SHORT else _SHORT_TIMES
     drawn = vocabulary(keyed_random(*key))
     common = list(islice(drawn, numbers["common"]))
     uncommon: list[str] = []
 
     def context(size: int) -> str:
         uncommon.extend(islice(drawn, max(0, size - len(uncommon))))
-        listed = common * times + uncommon[:size] * others
+        listed = common * times + uncommon[:size] * uncommon_times
         keyed_random(*key, "order").shuffle(listed)
-        return " ".join(f"{place}. {word}" for place, word in enumerate(listed, 1))
+        return " ".join(f"{index}. {word}" for index, word in enumerate(listed, 1))
 
     return RulerSample(PROMPTS["cwe"], {}, tuple(common), (), context)
 

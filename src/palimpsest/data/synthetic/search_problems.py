@@ -98,7 +98,7 @@ def make_search_problem(
     wanted = {name: rng.choice(RELATIONS) for name in names[:objectives]}
     passages, sentences = _corpus(world, rng.sample(names, people), wanted, facts_per_passage, rng)
     steps = [_step(f"Q{number}", subject, passages, sentences) for number, subject in enumerate(wanted, 1)]
-    asked = [
+    questions = [
         Objective(relation.question.format(s=subject), (world.value(subject, relation),))
         for subject, relation in wanted.items()
     ]
@@ -108,7 +108,7 @@ def make_search_problem(
         "steps": tuple(steps),
         "evidence": tuple(step["fact"] for step in steps),
     }
-    return search_problem(f"search-{split}-{seed}-{objectives}x1hop-{index}", asked, metadata)
+    return search_problem(f"search-{split}-{seed}-{objectives}x1hop-{index}", questions, metadata)
 
 
 def _tie_together(world: World, names: Sequence[str], rng: random.Random) -> None:
@@ -127,23 +127,23 @@ def _corpus(
     """A passage a person, in the order of `names`, and the sentence of each wanted fact by its subject."""
     passages, sentences = [], {}
     for number, name in enumerate(names):
-        own = [wanted[name]] if name in wanted else []
-        others = [relation for relation in RELATIONS if relation not in own]
-        relations = own + rng.sample(others, min(facts, len(RELATIONS)) - len(own))
-        said = {relation.name: world.sentence(name, relation, rng) for relation in relations}
-        if own:
-            sentences[name] = said[own[0].name]
-        told = list(said.values())
-        rng.shuffle(told)
-        passages.append({"id": str(number), "title": name, "text": " ".join(told)})
+        required = [wanted[name]] if name in wanted else []
+        rest = [relation for relation in RELATIONS if relation not in required]
+        relations = required + rng.sample(rest, min(facts, len(RELATIONS)) - len(required))
+        statements = {relation.name: world.sentence(name, relation, rng) for relation in relations}
+        if required:
+            sentences[name] = statements[required[0].name]
+        texts = list(statements.values())
+        rng.shuffle(texts)
+        passages.append({"id": str(number), "title": name, "text": " ".join(texts)})
     return tuple(passages), sentences
 
 
 def _step(
     objective: str, subject: str, passages: Sequence[Mapping[str, str]], sentences: Mapping[str, str]
 ) -> dict[str, str]:
-    place = next(passage["id"] for passage in passages if passage["title"] == subject)
-    return {"objective": objective, "query": subject, "passage": place, "fact": sentences[subject]}
+    passage_id = next(passage["id"] for passage in passages if passage["title"] == subject)
+    return {"objective": objective, "query": subject, "passage": passage_id, "fact": sentences[subject]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,4 +195,4 @@ def read_fact(sentence: str) -> Fact | None:
 
 @cache
 def _relations_by_verb() -> dict[str, str]:
-    return {said.split()[1]: relation.name for relation in RELATIONS for said in relation.statements}
+    return {statement.split()[1]: relation.name for relation in RELATIONS for statement in relation.statements}

@@ -90,29 +90,29 @@ def supported(unit: str, sources: Sequence[str], threshold: float = THRESHOLD) -
         return None
     faults = list[Mismatch]()
     for source in read:
-        fault = _whole_or_halves(unit, source, threshold)
+        fault = _unit_or_halves(unit, source, threshold)
         if fault is None:
             return None
         faults.append(fault)
-    parts = _sentences(unit)
-    if 1 < len(parts) < len(unit) and all(len(UnitWords.of(part).content) >= LEAST for part in parts):
-        return next((why for part in parts if (why := supported(part, sources, threshold))), None)
+    pieces = _sentences(unit)
+    if 1 < len(pieces) < len(unit) and all(len(UnitWords.of(part).content) >= LEAST for part in pieces):
+        return next((why for part in pieces if (why := supported(part, sources, threshold))), None)
     return max(faults).why if faults else "nothing is in sight"
 
 
 def _sentences(unit: str) -> list[str]:
     """Sentences of a unit; an initial ends none."""
-    parts = list[str]()
+    merged = list[str]()
     for part in sentences(unit):
-        before = parts[-1] if parts and parts[-1].endswith(".") else ""
+        before = merged[-1] if merged and merged[-1].endswith(".") else ""
         if before and len(worded(f"{before} {part}")) < len(worded(before)) + len(worded(part)):
-            parts[-1] += f" {part}"
+            merged[-1] += f" {part}"
         else:
-            parts.append(part)
-    return parts
+            merged.append(part)
+    return merged
 
 
-def _whole_or_halves(unit: str, source: SentenceSource, threshold: float) -> Mismatch | None:
+def _unit_or_halves(unit: str, source: SentenceSource, threshold: float) -> Mismatch | None:
     fault, _ = _nearest(UnitWords.of(unit), source, threshold)
     if fault is None:
         return None
@@ -143,11 +143,11 @@ def _nearest(unit: UnitWords, source: SentenceSource, threshold: float) -> tuple
     best, nearest = Mismatch(0.0, "nothing in sight says it"), tuple[int, ...]()
     if not unit.content:
         return Mismatch(0.0, "it has no word of its own"), nearest
-    seen = set[tuple[int, ...]]()
+    visited = set[tuple[int, ...]]()
     for centre in _candidates(unit, source):
         for window in _windows(centre, len(source.sentences)):
-            if window not in seen:
-                seen.add(window)
+            if window not in visited:
+                visited.add(window)
                 fault = Match(unit, window, source).fault(threshold)
                 if fault is None:
                     return None, window
@@ -206,28 +206,28 @@ def sift(
 ) -> Sifted:
     """The units of `written` [T] that a source supports; `cut_off`: the reply ended where its budget did."""
     text = codec.decode(written)
-    spans, found = unit_spans(text, rule.unit), units(text, rule.unit)
-    faults = unsupported(found, [codec.decode(ids, control=False) for ids in sources], rule)
-    if cut_off and found and not found[-1].rstrip(_CLOSERS).endswith(_ENDS):
+    spans, claims = unit_spans(text, rule.unit), units(text, rule.unit)
+    faults = unsupported(claims, [codec.decode(ids, control=False) for ids in sources], rule)
+    if cut_off and claims and not claims[-1].rstrip(_CLOSERS).endswith(_ENDS):
         faults[-1] = faults[-1] or "the reply's budget cut it off"
-    if found and not any(faults):
+    if claims and not any(faults):
         return Sifted(list(written))
-    dropped = tuple((unit, why) for unit, why in zip(found, faults, strict=True) if why is not None)
-    kept = [span for span, why in zip(spans, faults, strict=True) if why is None]
-    cutter = Cutter.of(written, codec) if kept else None
-    return Sifted([i for span in kept if cutter for i in cutter.cut(*span)], dropped)
+    dropped = tuple((unit, why) for unit, why in zip(claims, faults, strict=True) if why is not None)
+    retained = [span for span, why in zip(spans, faults, strict=True) if why is None]
+    cutter = Cutter.of(written, codec) if retained else None
+    return Sifted([i for span in retained if cutter for i in cutter.cut(*span)], dropped)
 
 
-def unsupported(found: Sequence[str], sources: Sequence[str], rule: GroundedRule) -> list[str | None]:
-    """[found] why no source supports each; None: one does.
+def unsupported(claims: Sequence[str], sources: Sequence[str], rule: GroundedRule) -> list[str | None]:
+    """[claims] why no source supports each; None: one does.
 
     >>> unsupported(["Anna eats figs.", "Anna runs."], ["- anna  eats figs. Omar runs."], GroundedRule("verbatim"))
     [None, 'nothing in sight says it']
     """
     if rule.how == "close":
-        return [supported(unit, sources) for unit in found]
+        return [supported(unit, sources) for unit in claims]
     texts = [flat(source) for source in sources]
-    return [_fault(flat(unit), texts) for unit in found]
+    return [_fault(flat(unit), texts) for unit in claims]
 
 
 def _fault(unit: str, texts: Sequence[str]) -> str | None:

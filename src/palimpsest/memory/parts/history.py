@@ -73,8 +73,8 @@ class Exchange:
             return self
         if len(gone) == len(self.results):
             return None
-        kept = _without_calls(self.reply, self.results, gone, codec)
-        return replace(self, deleted=gone, kept=kept)
+        shortened = _without_calls(self.reply, self.results, gone, codec)
+        return replace(self, deleted=gone, kept=shortened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +125,21 @@ class History:
             yield self.pieces.exchange(reply, [result.piece for result in results])
 
 
-def said_text(ids: Sequence[int], codec: Codec) -> str:
+def sampled_text(ids: Sequence[int], codec: Codec) -> str:
     """The text of a reply, control tokens but those that end it included: calls may be made of them."""
     return codec.decode([i for i in ids if i not in codec.stop_ids])
 
 
 def _without_calls(reply: Tokens, results: Sequence[Result], gone: Collection[str], codec: Codec) -> Tokens:
     """`reply` without the tokens of the calls of the results `gone`."""
-    said = [i for i in reply if i not in codec.stop_ids]
-    if len(said) < len(reply) and tuple(said) != reply[: len(said)]:
+    text_ids = [i for i in reply if i not in codec.stop_ids]
+    if len(text_ids) < len(reply) and tuple(text_ids) != reply[: len(text_ids)]:
         return reply  # a stop token amid the reply: places in the text are no longer places in the ids
-    edges = Edges.of(said, codec)
-    kept = list(reply)
+    edges = Edges.of(text_ids, codec)
+    remaining = list(reply)
     for first, last in reversed(_token_cuts(edges, _merged(_cut_spans(edges.text, results, gone)))):
-        del kept[first:last]
-    return tuple(kept)
+        del remaining[first:last]
+    return tuple(remaining)
 
 
 def _cut_spans(text: str, results: Sequence[Result], gone: Collection[str]) -> list[Span]:
@@ -206,9 +206,9 @@ def _token_cuts(edges: Edges, spans: Sequence[Span]) -> list[Span]:
     """For each of some characters, in order and apart, the tokens [first, last) to cut."""
     cuts: list[Span] = []
     for span in spans:
-        found = _moved(edges, *span, after=cuts[-1][1] if cuts else 0) or _inside(edges, *span)
-        if found is not None:
-            cuts.append(found)
+        cut = _moved(edges, *span, after=cuts[-1][1] if cuts else 0) or _inside(edges, *span)
+        if cut is not None:
+            cuts.append(cut)
     return cuts
 
 

@@ -136,10 +136,10 @@ class Wording:
         >>> Wording(PromptSet(system="Be brief."), ()).as_file()
         {'system': 'Be brief.'}
         """
-        known = slots_of(type(self.texts))
+        slots = slots_of(type(self.texts))
         names = [field.name for field in fields(self.texts)]
-        kept = [name for name in names if name not in known or name in self.shown or known[name].may_be_empty]
-        return {name: getattr(self.texts, name) for name in kept}
+        selected = [name for name in names if name not in slots or name in self.shown or slots[name].may_be_empty]
+        return {name: getattr(self.texts, name) for name in selected}
 
 
 def _without_slots(cls: type[PromptSet]) -> list[str]:
@@ -147,17 +147,17 @@ def _without_slots(cls: type[PromptSet]) -> list[str]:
     return [name for name, slots in slots_of(cls).items() if not slots.names and not slots.optional]
 
 
-def _check(texts: PromptSet, given: Mapping[str, Any], used: Iterable[str]) -> None:
-    known = slots_of(type(texts))
+def _check(texts: PromptSet, values: Mapping[str, Any], used: Iterable[str]) -> None:
+    slots = slots_of(type(texts))
     for name in used:
-        if name not in given:
-            raise ConfigError(_missing(known[name].when), key=f"{KEY}.{name}")
-        if not known[name].may_be_empty and not getattr(texts, name).strip():
-            there = _named(known[name].names) or "no slot"
+        if name not in values:
+            raise ConfigError(_missing(slots[name].when), key=f"{KEY}.{name}")
+        if not slots[name].may_be_empty and not getattr(texts, name).strip():
+            there = _named(slots[name].names) or "no slot"
             raise ConfigError(f"is empty: write the text, with {there}", key=f"{KEY}.{name}")
-    for name in given:
-        if name in known and getattr(texts, name).strip():
-            _check_slots(name, getattr(texts, name), known[name])
+    for name in values:
+        if name in slots and getattr(texts, name).strip():
+            _check_slots(name, getattr(texts, name), slots[name])
 
 
 def _missing(when: str) -> str:

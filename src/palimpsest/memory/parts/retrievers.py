@@ -71,8 +71,8 @@ class MemoryIndex(ABC):
         scores = self._scores(Counter(words(query)))
         if not scores:
             return MemoryHit(0, 0.0)
-        place = min(scores, key=lambda place: (-scores[place], place))
-        return MemoryHit(place, scores[place]) if scores[place] > 0 else MemoryHit(0, 0.0)
+        index = min(scores, key=lambda index: (-scores[index], index))
+        return MemoryHit(index, scores[index]) if scores[index] > 0 else MemoryHit(0, 0.0)
 
     def ranked(self, query: str) -> list[int]:
         """The places of all texts, the most similar to `query` first; of equals the one that was added first.
@@ -84,7 +84,7 @@ class MemoryIndex(ABC):
         [1, 0, 2]
         """
         scores = self._scores(Counter(words(query))) if self.size else {}
-        return sorted(range(self.size), key=lambda place: (-scores.get(place, 0.0), place))
+        return sorted(range(self.size), key=lambda index: (-scores.get(index, 0.0), index))
 
     def _added(self, counts: Counter[str]) -> None:  # noqa: B027  most rules keep nothing besides
         """Take in the words of a memory just added."""
@@ -95,13 +95,13 @@ class MemoryIndex(ABC):
 
     def _shared(self, query: Counter[str]) -> Counter[int]:
         """How many different words of the query each memory holds."""
-        return Counter(place for word in query if word in self.postings for place in self.postings[word][0])
+        return Counter(index for word in query if word in self.postings for index in self.postings[word][0])
 
 
 @dataclass
 class WordRecall(MemoryIndex):
     def _scores(self, query: Counter[str]) -> dict[int, float]:
-        return {place: shared / len(query) for place, shared in self._shared(query).items()}
+        return {index: shared / len(query) for index, shared in self._shared(query).items()}
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Jaccard(MemoryIndex):
 
     def _scores(self, query: Counter[str]) -> dict[int, float]:
         shared = self._shared(query)
-        return {place: both / (len(query) + self.lengths[place] - both) for place, both in shared.items()}
+        return {index: both / (len(query) + self.lengths[index] - both) for index, both in shared.items()}
 
 
 @dataclass
@@ -121,18 +121,18 @@ class TfIdf(MemoryIndex):
     def _scores(self, query: Counter[str]) -> dict[int, float]:
         """Cosines; memories without a word of the query have 0 and are left out."""
         weights = {word: math.log((1 + self.size) / (1 + len(p[0]))) + 1 for word, p in self.postings.items()}
-        known = {word: count * weights[word] for word, count in query.items() if word in weights}
-        if not known:
+        weighted = {word: count * weights[word] for word, count in query.items() if word in weights}
+        if not weighted:
             return {}
         dot, squares = np.zeros(self.size), np.zeros(self.size)
         for word, (places, times) in self.postings.items():
             at, values = np.frombuffer(places, "l"), np.frombuffer(times, "l") * weights[word]
             squares[at] += values**2
-            if word in known:
-                dot[at] += values * known[word]
-        length = math.sqrt(sum(weight**2 for weight in known.values()))  # as there, unknown words don't count
+            if word in weighted:
+                dot[at] += values * weighted[word]
+        length = math.sqrt(sum(weight**2 for weight in weighted.values()))  # as there, unknown words don't count
         cosine = dot / (np.sqrt(squares) * length + (squares == 0))
-        return {int(place): float(cosine[place]) for place in np.flatnonzero(dot)}
+        return {int(index): float(cosine[index]) for index in np.flatnonzero(dot)}
 
 
 @dataclass
@@ -152,9 +152,9 @@ class Bm25(MemoryIndex):
         for word in query:
             places, times = self.postings.get(word, ((), ()))
             idf = math.log(1 + (self.size - len(places) + 0.5) / (len(places) + 0.5))
-            for place, count in zip(places, times, strict=True):
-                damped = count + self.k1 * (1 - self.b + self.b * self.lengths[place] / mean)
-                scores[place] = scores.get(place, 0.0) + idf * count * (self.k1 + 1) / damped
+            for index, count in zip(places, times, strict=True):
+                damped = count + self.k1 * (1 - self.b + self.b * self.lengths[index] / mean)
+                scores[index] = scores.get(index, 0.0) + idf * count * (self.k1 + 1) / damped
         return scores
 
 

@@ -91,20 +91,20 @@ class UnitWords:
 def name_runs(words: Sentence) -> list[list[int]]:
     """Places of names, those together that may be one name."""
     runs: list[list[int]] = []
-    for place, kind in enumerate(words.kinds):
+    for index, kind in enumerate(words.kinds):
         if kind is WordKind.NAME:
-            near = runs and words.clauses[runs[-1][-1]] == words.clauses[place]
-            between = words.exact[runs[-1][-1] + 1 : place] if near else ()
+            near = runs and words.clauses[runs[-1][-1]] == words.clauses[index]
+            between = words.exact[runs[-1][-1] + 1 : index] if near else ()
             if near and all(word in _LINKS for word in between):
-                runs[-1].append(place)
+                runs[-1].append(index)
             else:
-                runs.append([place])
+                runs.append([index])
     return runs
 
 
 def acronym(words: Sentence, run: Sequence[int]) -> str:
     """First letters of names."""
-    return "".join(words.exact[place][0] for place in run)
+    return "".join(words.exact[index][0] for index in run)
 
 
 def _initials(sentence: Sentence) -> frozenset[str]:
@@ -158,9 +158,9 @@ class Match:
         words = unit.words
         self.found: dict[int, list[tuple[int, int]]] = {}
         """Of each word of the unit that has a counterpart, where: (sentence of the window, word)."""
-        for place in unit.content:
-            if at := self._places(words.exact[place], words.stems[place], words.kinds[place]):
-                self.found[place] = at
+        for index in unit.content:
+            if at := self._places(words.exact[index], words.stems[index], words.kinds[index]):
+                self.found[index] = at
         for run in unit.runs:
             self._keep_together(run)
 
@@ -187,15 +187,15 @@ class Match:
         return self._order_fault(had)
 
     def _order_fault(self, had: float) -> Mismatch | None:
-        said = content_of(self.sentences) if self.unit.quotes else []
+        window_words = content_of(self.sentences) if self.unit.quotes else []
         for quote in self.unit.quotes:
-            if not _has_run(said, quote):
+            if not _has_run(window_words, quote):
                 return Mismatch(had, f"nothing near quotes {' '.join(quote)!r}")
         if self._negated_otherwise():
             return Mismatch(had, "it denies what the nearest sentence says, or the other way round")
         if not self._joined():
             return Mismatch(had, "a name from another sentence")
-        if more := self._said_more_often():
+        if more := self._repeated_too_often():
             return Mismatch(had, f"it says {more!r} more often than the nearest sentence")
         content = [i for i in self.unit.content if i in self.found]
         wrong = self._misplaced(pairwise(content))
@@ -206,39 +206,39 @@ class Match:
     def _places(self, exact: str, form: str, kind: WordKind) -> list[tuple[int, int]]:
         strict = kind in (WordKind.NAME, WordKind.NUMBER)
         return [
-            (number, place)
+            (number, index)
             for number, sentence in enumerate(self.sentences)
-            for place in sentence.places.get(exact if kind is WordKind.NUMBER else "~" + form, ())
-            if not strict or sentence.exact[place] == exact or sentence.kinds[place] is WordKind.WORD
+            for index in sentence.places.get(exact if kind is WordKind.NUMBER else "~" + form, ())
+            if not strict or sentence.exact[index] == exact or sentence.kinds[index] is WordKind.WORD
         ]
 
     def _keep_together(self, run: Sequence[int]) -> None:
         """Leave of the places of a name's words those next to its other words, if there are such."""
         run = [i for i in run if i in self.found]
-        kept = {i: set[tuple[int, int]]() for i in run}
+        adjacent = {i: set[tuple[int, int]]() for i in run}
         for a, b in pairwise(run):
             second = set(self.found[b])
-            for number, place in self.found[a]:
+            for number, index in self.found[a]:
                 for step in (1, 2, 3):
-                    if b - a <= 2 and (number, place + step) in second:
-                        kept[a].add((number, place))
-                        kept[b].add((number, place + step))
-        for i, at in kept.items():
+                    if b - a <= 2 and (number, index + step) in second:
+                        adjacent[a].add((number, index))
+                        adjacent[b].add((number, index + step))
+        for i, at in adjacent.items():
             if at:
                 self.found[i] = sorted(at)
 
-    def _is_seam(self, place: int) -> bool:
+    def _is_seam(self, index: int) -> bool:
         """Whether a pair of characters is missing between two that are there: parts of the sentence were moved."""
-        if not is_pair(self.unit.words.exact[place]) or len(self.unit.content) < WHOLE * sum(map(len, self.sentences)):
+        if not is_pair(self.unit.words.exact[index]) or len(self.unit.content) < WHOLE * sum(map(len, self.sentences)):
             return False
-        return place - 1 in self.found and place + 1 in self.found
+        return index - 1 in self.found and index + 1 in self.found
 
-    def _abbreviated(self, place: int) -> bool:
+    def _abbreviated(self, index: int) -> bool:
         words = self.unit.words
-        exact, kind = words.exact[place], words.kinds[place]
+        exact, kind = words.exact[index], words.kinds[index]
         if kind not in (WordKind.NAME, WordKind.WORD):
             return False
-        dotted = place in words.dotted and place + 1 < len(words)
+        dotted = index in words.dotted and index + 1 < len(words)
         may_be_short = dotted or (len(exact) == 1 and kind is WordKind.NAME)
         if may_be_short and any(_shortens(exact, other) for one in self.sentences for other in one.exact):
             return True
@@ -254,24 +254,24 @@ class Match:
         if 2 <= len(exact) <= 6 and any(exact in self.source.initials_of(number) for number in self.window):
             return True
         return any(
-            len(run) > 1 and place in run and acronym(words, run) in sentence.places
+            len(run) > 1 and index in run and acronym(words, run) in sentence.places
             for run in self.unit.runs
             for sentence in self.sentences
         )
 
-    def _is_ordinary(self, place: int) -> bool:
+    def _is_ordinary(self, index: int) -> bool:
         """Whether a word with a capital letter has it because it begins the unit."""
         words = self.unit.words
-        if words.kinds[place] is not WordKind.NAME or place != self.unit.content[0]:
+        if words.kinds[index] is not WordKind.NAME or index != self.unit.content[0]:
             return False
-        exact = words.exact[place]
+        exact = words.exact[index]
         if exact.endswith(("ed", "ing", "ly")):
             return True
-        having = self.source.having.get("~" + words.stems[place], ())
+        having = self.source.having.get("~" + words.stems[index], ())
         return any(
             self.source.sentences[number].kinds[at] is WordKind.WORD
             for number in having[:8]
-            for at in self.source.sentences[number].places["~" + words.stems[place]]
+            for at in self.source.sentences[number].places["~" + words.stems[index]]
         )
 
     def _replaces_a_pronoun(self, missing: Sequence[int]) -> bool:
@@ -288,8 +288,8 @@ class Match:
         after = next((i for i in self.unit.content if i > run[-1]), None)
         return any(
             True
-            for number, place in self.found.get(-1 if after is None else after, ())
-            for at in range(max(0, place - 5), place)
+            for number, index in self.found.get(-1 if after is None else after, ())
+            for at in range(max(0, index - 5), index)
             if self.sentences[number].exact[at] in (PRONOUNS if at else PRONOUNS | _POINTERS)
         )
 
@@ -317,14 +317,14 @@ class Match:
                 return False
         return True
 
-    def _said_more_often(self) -> str | None:
+    def _repeated_too_often(self) -> str | None:
         """A name or number that the unit has more often than the window; a name may replace a pronoun of it."""
-        words, seen = self.unit.words, Counter[str]()
+        words, counts = self.unit.words, Counter[str]()
         spare = _pronouns(*self.sentences) - _pronouns(words)
         for i in self.found:
             if words.kinds[i] >= WordKind.NAME and not self._abbreviated(i):
-                seen[form := "~" + words.stems[i]] += 1
-                more = seen[form] - sum(len(sentence.places.get(form, ())) for sentence in self.sentences)
+                counts[form := "~" + words.stems[i]] += 1
+                more = counts[form] - sum(len(sentence.places.get(form, ())) for sentence in self.sentences)
                 if more > (spare if words.kinds[i] is WordKind.NAME else 0):
                     return words.exact[i]
         return None
@@ -371,10 +371,10 @@ class Match:
         return any(n == m and abs(p - q) == 1 for n, p in self.found[a][:8] for m, q in self.found[b][:8])
 
     def _in_order(self, a: int, b: int) -> bool:
-        for number, place in self.found[a][:8]:
+        for number, index in self.found[a][:8]:
             for other, second in self.found[b][:8]:
-                flipped = number == other and self._flipped(a, b, self.sentences[number], place, second)
-                if (number, place) != (other, second) and ((number, place) < (other, second)) != flipped:
+                flipped = number == other and self._flipped(a, b, self.sentences[number], index, second)
+                if (number, index) != (other, second) and ((number, index) < (other, second)) != flipped:
                     return True
         return False
 

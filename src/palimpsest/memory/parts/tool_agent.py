@@ -29,7 +29,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
 from palimpsest.events import ToolCalled, ToolFailed
-from palimpsest.memory.parts.history import Exchange, History, Result, said_text
+from palimpsest.memory.parts.history import Exchange, History, Result, sampled_text
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.seeding import keyed_random
@@ -241,11 +241,11 @@ class ToolAgentPolicy(MemoryPolicy):
             completion = await self.generate(episode, episode.history.ids(), "act", self.turn_tokens)
             if completion is None:
                 return Answered(None, Outcome.OUT_OF_CONTEXT)
-            found = find_calls(said_text(completion.token_ids, model.codec), self.style(model.codec))
-            if not found:
+            calls = find_calls(sampled_text(completion.token_ids, model.codec), self.style(model.codec))
+            if not calls:
                 return self.answered(completion, episode)
             if episode.turns < self.max_turns:  # after the last turn nobody would see the results
-                await self.answer_calls(episode, completion, found)
+                await self.answer_calls(episode, completion, calls)
         return Answered(None, Outcome.OUT_OF_TURNS)
 
     async def make_room(self, episode: ToolEpisode) -> None:
@@ -262,24 +262,24 @@ class ToolAgentPolicy(MemoryPolicy):
 
     def answered(self, completion: Completion, episode: ToolEpisode) -> Answered:
         """The end of an episode whose last reply calls nothing."""
-        text = said_text(completion.token_ids, episode.model.codec)
+        text = sampled_text(completion.token_ids, episode.model.codec)
         if completion.stop_reason is not StopReason.LENGTH:
             return Answered(text)
         cut_by_context = len(completion.token_ids) < self.turn_tokens
         return Answered(text, Outcome.OUT_OF_CONTEXT if cut_by_context else Outcome.ANSWER_TRUNCATED)
 
-    async def answer_calls(self, episode: ToolEpisode, completion: Completion, found: Sequence[Found]) -> None:
+    async def answer_calls(self, episode: ToolEpisode, completion: Completion, calls: Sequence[Found]) -> None:
         """Answer the calls of a reply and take both into the history. Calls that are not for a tool come first."""
-        told = [self.told_at_once(episode, call, number) for number, call in enumerate(found)]
-        waiting = [self._ask(episode, call) for call, said in zip(found, told, strict=True) if said is None]
+        immediate = [self.immediate_result(episode, call, number) for number, call in enumerate(calls)]
+        waiting = [self._ask(episode, call) for call, answer in zip(calls, immediate, strict=True) if answer is None]
         brought = iter(await asyncio.gather(*waiting))
         results = []
-        for call, at_once in zip(found, told, strict=True):
-            said = next(brought) if at_once is None else at_once
-            results.append(self._result(episode, call, said))
+        for call, at_once in zip(calls, immediate, strict=True):
+            answer = next(brought) if at_once is None else at_once
+            results.append(self._result(episode, call, answer))
         episode.history = episode.history.append(Exchange(tuple(completion.token_ids), tuple(results)))
 
-    def told_at_once(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
+    def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
         """What comes back for a call that no tool has to be asked for; None for one that a tool must answer."""
         if isinstance(call, Malformed):
             return Said(call.reason, "malformed")
@@ -287,9 +287,9 @@ class ToolAgentPolicy(MemoryPolicy):
             return Said(f"not done: at most {self.parallel_calls} calls at once", "too_many")
         spec = next((tool.spec for tool in self.built if tool.spec.name == call.name), None)
         if spec is None:
-            known = [one.name for one in self.specs]
+            names = [one.name for one in self.specs]
             return Said(
-                f"no tool {call.name[:60]!r}{nearest(call.name, known)}; there is {', '.join(known)}", "unknown_tool"
+                f"no tool {call.name[:60]!r}{nearest(call.name, names)}; there is {', '.join(names)}", "unknown_tool"
             )
         fault = argument_fault(call.arguments, spec.parameters)
         return None if fault is None else Said(fault, "bad_arguments")
@@ -323,25 +323,25 @@ class ToolAgentPolicy(MemoryPolicy):
         head = (self.tool_chars + 1) // 2
         return f"{text[:head]} {mark} {text[len(text) - (self.tool_chars - head) :]}"
 
-    def _result(self, episode: ToolEpisode, call: Found, said: Said) -> Result:
+    def _result(self, episode: ToolEpisode, call: Found, answer: Said) -> Result:
         """The result of a call under a new id, and the event that counts it."""
         result_id = self.result_id(episode.problem, episode.results)
         episode.results += 1
-        text, name = said.text, call.name if isinstance(call, ToolCall) else None
-        if said.error is not None:
+        text, name = answer.text, call.name if isinstance(call, ToolCall) else None
+        if answer.error is not None:
             episode.errors.add(result_id)
             text = "error: " + " ".join(text.split())[: self.texts.error_chars]
         ids = tuple(episode.model.codec.encode(self.shown(result_id, text)))
-        self.record(episode, call, said, {"id": result_id, "tool": name, "tokens": len(ids)})
+        self.record(episode, call, answer, {"id": result_id, "tool": name, "tokens": len(ids)})
         return Result(result_id, ids, (call.start, call.end))
 
-    def record(self, episode: ToolEpisode, call: Found, said: Said, about: Mapping[str, Any]) -> None:
+    def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
         """The event of a call."""
-        if said.error is None and isinstance(call, ToolCall):
+        if answer.error is None and isinstance(call, ToolCall):
             episode.tool_calls += 1
             episode.model.event(ToolCalled(**about, arguments=dict(call.arguments)))
         else:
-            episode.model.event(ToolFailed(str(said.error), **about, message=said.text[:400]))
+            episode.model.event(ToolFailed(str(answer.error), **about, message=answer.text[:400]))
 
 
 _SIGNS = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -354,8 +354,8 @@ def _short_id(problem_id: str, number: int) -> str:
     >>> [_short_id("p", number) for number in (0, 1, 25, 26, 52)]
     ['a', 'b', 'z', 'xa', 'xxa']
     """
-    rounds, place = divmod(number, len(string.ascii_lowercase))
-    return "x" * rounds + string.ascii_lowercase[place]
+    rounds, digit = divmod(number, len(string.ascii_lowercase))
+    return "x" * rounds + string.ascii_lowercase[digit]
 
 
 def _long_id(problem_id: str, number: int) -> str:
@@ -366,4 +366,4 @@ def _long_id(problem_id: str, number: int) -> str:
     """
     draw, count = keyed_random("result ids", problem_id), len(_SIGNS) ** _LONG
     value = (draw.randrange(count) + number * (2 * draw.randrange(count) + 1)) % count  # an odd factor: one to one
-    return "".join(_SIGNS[value // len(_SIGNS) ** place % len(_SIGNS)] for place in range(_LONG))
+    return "".join(_SIGNS[value // len(_SIGNS) ** digit % len(_SIGNS)] for digit in range(_LONG))

@@ -96,8 +96,8 @@ class ChatClient:
             "max_tokens": self._config.max_tokens,
             "response_format": response_format,
         }
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"model": self._config.model, "messages": list(messages), **given}
+        options = {name: value for name, value in optional.items() if value is not None}
+        return {"model": self._config.model, "messages": list(messages), **options}
 
     async def _attempts(self, body: Mapping[str, Any]) -> str:
         async def once() -> str:
@@ -119,15 +119,15 @@ class ChatClient:
         answer = await self._connections.ask("POST", self.url, body, limit=_REPLY_BYTES, timeout_s=limit)
         if answer.status == 200:
             return self._text(answer)
-        said = f"status {answer.status}: {answer.quoted(200, self._key)}"
+        message = f"status {answer.status}: {answer.quoted(200, self._key)}"
         if answer.status >= 500:
-            raise Down(said, retry_after(answer.headers))
+            raise Down(message, retry_after(answer.headers))
         if answer.status in (408, 429):
-            raise RetryableError(said, retry_after(answer.headers))
+            raise RetryableError(message, retry_after(answer.headers))
         if answer.status in _REFUSALS:
-            raise _Refused(f"{self.url}: {said}")
+            raise _Refused(f"{self.url}: {message}")
         hint = "; does reward.judge.url lack /v1?" if answer.status == 404 else ""
-        raise JudgeError(f"{self.url}: {said}{hint}")
+        raise JudgeError(f"{self.url}: {message}{hint}")
 
     def _text(self, answer: HttpReply) -> str:
         try:

@@ -55,19 +55,19 @@ class VerdictCache:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known: dict[str, str] = {}
-        self._read_to = 0  # bytes of the file that `_known` holds
+        self._verdicts: dict[str, str] = {}
+        self._read_to = 0  # bytes of the file that `_verdicts` holds
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str) -> str | None:
         """The verdict under `key`, also one that another process has just written."""
-        if key not in self._known:
+        if key not in self._verdicts:
             self._read_on()
-        return self._known.get(key)
+        return self._verdicts.get(key)
 
     def put(self, key: str, verdict: str, about: Mapping[str, object]) -> None:
         """Keep a verdict; `about` goes into the line for who reads the file."""
-        self._known[key] = verdict
+        self._verdicts[key] = verdict
         line = orjson.dumps({"key": key, "verdict": verdict, **about}) + b"\n"
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -88,12 +88,12 @@ class VerdictCache:
                 if size == self._read_to:
                     return
                 stream.seek(self._read_to)
-                whole, newline, _ = stream.read().rpartition(b"\n")
+                complete, newline, _ = stream.read().rpartition(b"\n")
         except FileNotFoundError:
             self._read_to = 0
             return
-        self._read_to += len(whole) + len(newline)
-        for line in whole.splitlines():
+        self._read_to += len(complete) + len(newline)
+        for line in complete.splitlines():
             self._take(line)
 
     def _take(self, line: bytes) -> None:
@@ -102,7 +102,7 @@ class VerdictCache:
         except orjson.JSONDecodeError:
             return
         if isinstance(entry, dict) and isinstance(entry.get("key"), str) and isinstance(entry.get("verdict"), str):
-            self._known[entry["key"]] = entry["verdict"]
+            self._verdicts[entry["key"]] = entry["verdict"]
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -231,9 +231,9 @@ class Judge:
         return verdict
 
     async def _once(self, case: Case) -> Verdict:
-        known = self._cache.get(case.key) if self._cache else None
-        if known in list(Verdict):
-            return Verdict(known)
+        cached = self._cache.get(case.key) if self._cache else None
+        if cached in list(Verdict):
+            return Verdict(cached)
         if case.key not in self._asking:
             task = asyncio.create_task(self._ask(case))
             self._asking[case.key] = task
@@ -268,9 +268,9 @@ class Case:
         self._answer = _cut(_clean(answer), config.answer_chars)
         self._model, self._system = config.model, system_prompt(config.prompt)
         version = PROMPT_VERSION if config.prompt == "default" else prompt_sha256(config.prompt)
-        asked = [version, self._question, self._golds, self._answer]
-        self.number = _hash(asked)[:12]
-        self.key = _hash([config.model, config.temperature, config.max_tokens, pass_number, *asked])
+        content = [version, self._question, self._golds, self._answer]
+        self.number = _hash(content)[:12]
+        self.key = _hash([config.model, config.temperature, config.max_tokens, pass_number, *content])
 
     @property
     def about(self) -> dict[str, object]:

@@ -84,11 +84,11 @@ def trained_messages(messages: Sequence[Message]) -> tuple[int, ...]:
     >>> trained_messages([user, search, tool, prune]), trained_messages([user, prune, tool, search, tool, answer])
     ((1, 3), (3, 5))
     """
-    said = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    prunes = [place for place in said if PRUNE in called(messages[place])]
-    if prunes and prunes[-1] == said[-1]:
+    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    prunes = [index for index in replies if PRUNE in called(messages[index])]
+    if prunes and prunes[-1] == replies[-1]:
         prunes.pop()  # it was generated in this row, like what came before it
-    return tuple(place for place in said if not prunes or place > prunes[-1])
+    return tuple(index for index in replies if not prunes or index > prunes[-1])
 
 
 def called(message: Message) -> tuple[str, ...]:
@@ -101,42 +101,44 @@ def read_conversations(path: str | Path, *, memory_first: bool = False) -> Itera
     path = Path(path)
     for row in read_rows(path):
         messages = _list(row, fields.get(row, row.values, "messages"), "messages")
-        whole = [_message(row, message, f"messages[{i}]", memory_first) for i, message in enumerate(messages)]
-        while whole and whole[-1]["role"] != "assistant":
-            whole.pop()
-        if not whole:
+        parsed = [_message(row, message, f"messages[{i}]", memory_first) for i, message in enumerate(messages)]
+        while parsed and parsed[-1]["role"] != "assistant":
+            parsed.pop()
+        if not parsed:
             raise DataError(f"{row.where}: messages has none with role 'assistant', so there is nothing to imitate")
         tools = _list(row, row.values.get("tools") or [], "tools")
         thinking = row.values.get("enable_thinking")
         name = fields.identity(row, f"{path.stem}-{row.index}")
-        yield Conversation(name, row.where, tuple(whole), tuple(map(_without_none, tools)), thinking)
+        yield Conversation(name, row.where, tuple(parsed), tuple(map(_without_none, tools)), thinking)
 
 
-def _message(row: Row, message: Any, place: str, memory_first: bool) -> dict[str, Any]:
-    role = fields.get(row, message, "role", place)
+def _message(row: Row, message: Any, location: str, memory_first: bool) -> dict[str, Any]:
+    role = fields.get(row, message, "role", location)
     if role not in _ROLES:
-        raise DataError(f"{row.where}: {place}.role={role!r:.40}: expected one of {', '.join(_ROLES)}")
+        raise DataError(f"{row.where}: {location}.role={role!r:.40}: expected one of {', '.join(_ROLES)}")
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        raise DataError(f"{row.where}: {place}.content must be a string, is {type(content).__name__}: {content!r:.60}")
+        raise DataError(
+            f"{row.where}: {location}.content must be a string, is {type(content).__name__}: {content!r:.60}"
+        )
     rest = {str(key): _without_none(value) for key, value in message.items() if value is not None}
     rest = {**rest, "role": role, "content": content or ""}
-    calls = _list(row, rest.pop("tool_calls", None) or [], f"{place}.tool_calls")
+    calls = _list(row, rest.pop("tool_calls", None) or [], f"{location}.tool_calls")
     if calls:
         rest["tool_calls"] = [
-            _call(row, call, f"{place}.tool_calls[{i}]", memory_first) for i, call in enumerate(calls)
+            _call(row, call, f"{location}.tool_calls[{i}]", memory_first) for i, call in enumerate(calls)
         ]
     return rest
 
 
-def _call(row: Row, call: Any, place: str, memory_first: bool) -> dict[str, Any]:
+def _call(row: Row, call: Any, location: str, memory_first: bool) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else call
-    name = fields.text(row, fields.get(row, function, "name", place), f"{place}.name")
+    name = fields.text(row, fields.get(row, function, "name", location), f"{location}.name")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        arguments = _parsed(row, arguments, f"{place}.arguments")
+        arguments = _parsed(row, arguments, f"{location}.arguments")
     if not isinstance(arguments, Mapping):
-        raise DataError(f"{row.where}: {place}.arguments must be an object, is {arguments!r:.60}")
+        raise DataError(f"{row.where}: {location}.arguments must be an object, is {arguments!r:.60}")
     arguments = dict(arguments)
     if memory_first and name == PRUNE:
         arguments = {key: arguments[key] for key in MEMORY_FIRST if key in arguments} | arguments
@@ -146,10 +148,10 @@ def _call(row: Row, call: Any, place: str, memory_first: bool) -> dict[str, Any]
 
 def _list(row: Row, value: Any, name: str) -> list[Any]:
     """A list, or the JSON text of one."""
-    found = _parsed(row, value, name) if isinstance(value, str) else value
-    if not isinstance(found, list):
-        raise DataError(f"{row.where}: {name} must be a list, is {type(found).__name__}: {found!r:.60}")
-    return found
+    items = _parsed(row, value, name) if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise DataError(f"{row.where}: {name} must be a list, is {type(items).__name__}: {items!r:.60}")
+    return items
 
 
 def _parsed(row: Row, text: str, name: str) -> Any:
@@ -185,12 +187,12 @@ def load_conversations(
     """A trajectory a row, of at most `max_tokens` tokens; DataError for a longer one unless those are dropped."""
     if not getattr(codec.tokenizer, "chat_template", None):
         raise ModelError("the model's tokenizer has no chat template, which conversations are rendered with")
-    found, dropped = [], 0
+    trajectories, dropped = [], 0
     for conversation in read_conversations(path, memory_first=memory_first):
         trajectory = trajectory_of(conversation, codec)
         length = len(trajectory.turns[-1].prompt_ids) + len(trajectory.turns[-1].completion.token_ids)
         if length <= max_tokens:
-            found.append(trajectory)
+            trajectories.append(trajectory)
         elif drop_too_long:
             dropped += 1
         else:
@@ -199,11 +201,11 @@ def load_conversations(
                 "leave out such rows with --drop-too-long"
             )
     if dropped:
-        counts = {"count": dropped, "total": dropped + len(found), "tokens": max_tokens}
+        counts = {"count": dropped, "total": dropped + len(trajectories), "tokens": max_tokens}
         warn(Note("rows_too_long", path=str(path), **counts))
-    if not found:
+    if not trajectories:
         raise DataError(f"{path}: no row of at most {max_tokens} tokens, the model's context")
-    return found
+    return trajectories
 
 
 def trajectory_of(conversation: Conversation, codec: Codec) -> Trajectory:
@@ -212,11 +214,11 @@ def trajectory_of(conversation: Conversation, codec: Codec) -> Trajectory:
     pieces = _pieces(conversation, codec)
     turns: list[Turn] = []
     prompt = codec.encode_trusted(pieces[0])
-    for step, (place, piece) in enumerate(zip(conversation.trained, pieces[1:], strict=True)):
+    for step, (index, piece) in enumerate(zip(conversation.trained, pieces[1:], strict=True)):
         ids = codec.encode_trusted(piece)
         end = next((at for at, token in enumerate(ids, 1) if token in codec.stop_ids), None)
         if end is None:
-            _refuse(conversation, place, "the chat template ends it with no stop token of the model")
+            _refuse(conversation, index, "the chat template ends it with no stop token of the model")
         completion = Completion(tuple(ids[:end]), (0.0,) * end, StopReason.STOP)
         turns.append(Turn(tuple(prompt), completion, step, "act"))
         prompt += ids
@@ -225,28 +227,28 @@ def trajectory_of(conversation: Conversation, codec: Codec) -> Trajectory:
 
 def _pieces(conversation: Conversation, codec: Codec) -> list[str]:
     """The rendering, cut where each trained message begins."""
-    whole = _render(conversation, codec, len(conversation.messages))
+    rendered = _render(conversation, codec, len(conversation.messages))
     starts = []
-    for place in conversation.trained:
-        before = _render(conversation, codec, place, add_generation_prompt=True)
-        if not whole.startswith(before):
+    for index in conversation.trained:
+        before = _render(conversation, codec, index, add_generation_prompt=True)
+        if not rendered.startswith(before):
             _refuse(
                 conversation,
-                place,
+                index,
                 "the chat template renders what comes before it differently once it is there; take a template that "
                 "renders turn by turn, or leave out enable_thinking",
             )
         starts.append(len(before))
-    pieces = [whole[start:end] for start, end in zip([0, *starts], [*starts, len(whole)], strict=True)]
+    pieces = [rendered[start:end] for start, end in zip([0, *starts], [*starts, len(rendered)], strict=True)]
     _check_shown(conversation, pieces)
     return pieces
 
 
 def _check_shown(conversation: Conversation, pieces: list[str]) -> None:
     """Refuse what a template without a place for tools would leave out in silence."""
-    for place, piece in zip(conversation.trained, pieces[1:], strict=True):
-        if any(name not in piece for name in called(conversation.messages[place])):
-            _refuse(conversation, place, "the model's chat template doesn't render tool calls")
+    for index, piece in zip(conversation.trained, pieces[1:], strict=True):
+        if any(name not in piece for name in called(conversation.messages[index])):
+            _refuse(conversation, index, "the model's chat template doesn't render tool calls")
     names = [tool.get("function", tool).get("name", "") for tool in conversation.tools]
     if any(name not in pieces[0] for name in names):
         raise DataError(
@@ -287,5 +289,5 @@ def _texts(value: Any) -> Iterator[str]:
                 yield key
 
 
-def _refuse(conversation: Conversation, place: int, reason: str) -> NoReturn:
-    raise DataError(f"{conversation.where}: messages[{place}]: {reason}")
+def _refuse(conversation: Conversation, index: int, reason: str) -> NoReturn:
+    raise DataError(f"{conversation.where}: messages[{index}]: {reason}")

@@ -98,7 +98,7 @@ class AnswerScene:
     question: str
     evidence: tuple[str, ...]
     """Those pieces that are in sight."""
-    others: tuple[str, ...]
+    distractors: tuple[str, ...]
     answer: str
     """If all of `evidence` finds room."""
 
@@ -131,12 +131,12 @@ class Lessons:
         rng = keyed_random(self.seed, "lesson", index)
         world = World(random.Random(rng.random()))
         evidence = draw_question(world, self.data.hops, rng)
-        own = keyed_random(self.seed, "reply", index)  # what differs between policies draws from a generator apart
+        draws = keyed_random(self.seed, "reply", index)  # what differs between policies draws from a generator apart
         most = self._most_facts(world, evidence, rng)
         if rng.random() < ANSWERS:
-            prompt, reply = self._answering(self._answer_scene(world, evidence, rng, most), most, own)
+            prompt, reply = self._answering(self._answer_scene(world, evidence, rng, most), most, draws)
             return self._lesson(index, "answer", prompt, reply)
-        prompt, reply = self._reading(self._read_scene(world, evidence, rng, most), own)
+        prompt, reply = self._reading(self._read_scene(world, evidence, rng, most), draws)
         return self._lesson(index, "read", prompt, reply)
 
     def _read_scene(self, world: World, evidence: EvidenceChain, rng: random.Random, most: int) -> ReadScene:
@@ -146,16 +146,16 @@ class Lessons:
         memory = facts(rng.randint(0, most))
         recalled = facts(rng.randint(1, most)) if rng.random() < 0.5 else ()
         section = facts(self.data.facts_per_chunk)
-        said = tuple(frozenset(world.sentences(*hop)) for hop in evidence.chain)
+        statements = tuple(frozenset(world.sentences(*hop)) for hop in evidence.chain)
         bridge = world.value(*evidence.chain[0]) if len(evidence.chain) > 1 else None
-        return ReadScene(evidence.question, memory, recalled, section, rng.random() < LAST, said, bridge)
+        return ReadScene(evidence.question, memory, recalled, section, rng.random() < LAST, statements, bridge)
 
     def _answer_scene(self, world: World, evidence: EvidenceChain, rng: random.Random, most: int) -> AnswerScene:
         statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
-        known = rng.random() < KNOWN
-        held = statements if known else rng.sample(statements, rng.randint(0, len(statements) - 1))
-        others = tuple(self._other(world, evidence, rng) for _ in range(2 * most))
-        return AnswerScene(evidence.question, tuple(held), others, evidence.answer if known else UNKNOWN)
+        answerable = rng.random() < KNOWN
+        held = statements if answerable else rng.sample(statements, rng.randint(0, len(statements) - 1))
+        distractors = tuple(self._other(world, evidence, rng) for _ in range(2 * most))
+        return AnswerScene(evidence.question, tuple(held), distractors, evidence.answer if answerable else UNKNOWN)
 
     def _fact(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
         """A fact as documents have them, evidence now and then."""
@@ -181,15 +181,15 @@ class Lessons:
         looks_back = "recalled" in self.read.slots
         older = [*(scene.recalled if looks_back else ()), *scene.memory]
         facts = list(dict.fromkeys((*older, *scene.section)))
-        known = _leading(scene.evidence, facts) if rng.random() < self.insight else []
-        if known and self.policy.may_keep and set(known) <= set(scene.memory):
+        leading = _leading(scene.evidence, facts) if rng.random() < self.insight else []
+        if leading and self.policy.may_keep and set(leading) <= set(scene.memory):
             written = []
-        elif known:
-            written = self._completed(known, scene.section, rng)
+        elif leading:
+            written = self._completed(leading, scene.section, rng)
         else:
             written = self._drawn(facts, older, scene.section, rng)
         written.sort(key=facts.index)
-        query = self._query(scene, len(known), rng) if looks_back else None
+        query = self._query(scene, len(leading), rng) if looks_back else None
         section = self.codec.encode("- " + " ".join(scene.section) + ("" if scene.last else "\n"))
         slots = self._slots(scene.question, scene.memory, scene.recalled)
         return self.read.fill({**slots, "section": section}), self.policy.reply(self.codec, self._facts(written), query)
@@ -207,17 +207,17 @@ class Lessons:
         most = min(len(pool), self._room(pool))
         return rng.sample(pool, most if rng.random() < FULL else rng.randint(1, most))
 
-    def _completed(self, known: list[str], section: Sequence[str], rng: random.Random) -> list[str]:
+    def _completed(self, leading: list[str], section: Sequence[str], rng: random.Random) -> list[str]:
         """What is known to lead to the answer, and as much of the section as fits beside it."""
-        others = [fact for fact in dict.fromkeys(section) if fact not in known]
-        rng.shuffle(others)
-        return [*known, *others][: self._room([*known, *others])]
+        rest = [fact for fact in dict.fromkeys(section) if fact not in leading]
+        rng.shuffle(rest)
+        return [*leading, *rest][: self._room([*leading, *rest])]
 
-    def _query(self, scene: ReadScene, known: int, rng: random.Random) -> list[int] | None:
-        """Whom the reply asks for: the bridge, if that alone is `known`, else anybody in the section."""
-        asked = set(_words(scene.question))
-        names = {name for text in scene.section for name in _words(text) if name in _PEOPLE and name not in asked}
-        if known == 1 and scene.bridge is not None:
+    def _query(self, scene: ReadScene, count: int, rng: random.Random) -> list[int] | None:
+        """Whom the reply asks for: the bridge, if that alone is known (`count` 1), else anybody in the section."""
+        excluded = set(_words(scene.question))
+        names = {name for text in scene.section for name in _words(text) if name in _PEOPLE and name not in excluded}
+        if count == 1 and scene.bridge is not None:
             names = {scene.bridge}
         elif rng.random() >= ASKS:
             return None
@@ -229,7 +229,7 @@ class Lessons:
         held = _deal(scene.evidence, slots, most, rng)
         room = sum(most - len(slot) for slot in slots)
         wanted = room if rng.random() < FULL else rng.randint(0, room)
-        _deal(scene.others[:wanted], slots, most, rng)
+        _deal(scene.distractors[:wanted], slots, most, rng)
         for slot in slots:
             rng.shuffle(slot)
         answer = scene.answer if held else UNKNOWN
@@ -267,13 +267,13 @@ def _leading(evidence: Sequence[frozenset[str]], facts: Sequence[str]) -> list[s
     >>> _leading(hops, ["B orders tea.", "C drinks rum.", "A trusts B."])
     ['A trusts B.', 'B orders tea.']
     """
-    found = []
+    leading = []
     for hop in evidence:
-        said = [fact for fact in facts if fact in hop]
-        if not said:
+        matches = [fact for fact in facts if fact in hop]
+        if not matches:
             break
-        found.append(said[0])
-    return found
+        leading.append(matches[0])
+    return leading
 
 
 def _deal(pieces: Sequence[str], slots: Sequence[list[str]], most: int, rng: random.Random) -> bool:
@@ -358,8 +358,8 @@ class Teacher:
     async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
         """What the script says next."""
         text = self.codec.decode(prompt_ids)
-        said = self._summary(text) if name == "summarise" else self._act(text, len(prompt_ids))
-        ids = [*self.codec.encode(said), self.codec.tokenizer.eos_token_id]
+        reply = self._summary(text) if name == "summarise" else self._act(text, len(prompt_ids))
+        ids = [*self.codec.encode(reply), self.codec.tokenizer.eos_token_id]
         reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
         ids = ids[:max_tokens]
         completion = Completion(tuple(ids), (0.0,) * len(ids), reason)
@@ -373,9 +373,9 @@ class Teacher:
     def _act(self, text: str, length: int) -> str:
         calls: list[tuple[str, Mapping[str, Any]]] = []
         if self.searched < len(self.steps):
-            found = self._in_sight(text, "search")
-            if found and getattr(self.policy, "prune", False) and (length > self.fill or self.rng.random() < EARLY):
-                deleted = [one for one in found if self.rng.random() < DELETES] or found[:1]
+            in_sight = self._in_sight(text, "search")
+            if in_sight and getattr(self.policy, "prune", False) and (length > self.fill or self.rng.random() < EARLY):
+                deleted = [one for one in in_sight if self.rng.random() < DELETES] or in_sight[:1]
                 superseded = self._in_sight(text, "prune_context")
                 arguments = {"memory": self._memory(text), "delete_ids": [*superseded, *deleted]}
                 calls.append(("prune_context", arguments))
@@ -392,35 +392,35 @@ class Teacher:
 
     def _summary(self, text: str) -> str:
         """Its memory. What the last search brought up had no room: it is searched for again."""
-        self.searched = max((self.steps.index(step) + 1 for step in self._found(text)), default=0)
+        self.searched = max((self.steps.index(step) + 1 for step in self._visible_steps(text)), default=0)
         return self._memory(text)
 
     def _memory(self, text: str) -> str:
         """Notes of facts in sight: most of the needed ones, now and then another; last, what is to be searched next."""
-        kept = [step for step in self._found(text) if self.rng.random() < KEEPS]
-        notes = [self._note(step) for step in kept]
-        if self.rng.random() < KEEPS_OTHER or not kept:
-            told = (
+        noted = [step for step in self._visible_steps(text) if self.rng.random() < KEEPS]
+        notes = [self._note(step) for step in noted]
+        if self.rng.random() < KEEPS_OTHER or not noted:
+            sentences = (
                 fact for passage in self.problem.metadata["passages"] for fact in _SENTENCE.findall(passage["text"])
             )
-            others = sorted({one.strip() for one in told if one.strip() in text} - {step.fact for step in self.steps})
-            notes += [f" {fact}" for fact in self.rng.sample(others, min(1, len(others)))]
+            rest = sorted({one.strip() for one in sentences if one.strip() in text} - {s.fact for s in self.steps})
+            notes += [f" {fact}" for fact in self.rng.sample(rest, min(1, len(rest)))]
         if self.searched < len(self.steps):
             notes.append(f"{self._name(self.steps[self.searched])} {self.steps[self.searched].query}?")
         return "".join(notes) or f" {UNKNOWN}."
 
     def _answer(self, text: str) -> str:
         """Notes of what is in sight, and the answers that stand in them."""
-        found = self._found(text)
+        steps = self._visible_steps(text)
         last = {step.objective: step for step in self.steps}
-        values = {name: self._value(name) if step in found else UNKNOWN for name, step in last.items()}
-        said = "".join(self._note(step) for step in found)
+        values = {name: self._value(name) if step in steps else UNKNOWN for name, step in last.items()}
+        notes = "".join(self._note(step) for step in steps)
         if len(values) == 1:
-            return f"{said} FINAL_ANSWER: {next(iter(values.values()))}"
+            return f"{notes} FINAL_ANSWER: {next(iter(values.values()))}"
         inner = ", ".join(f'"{name}": " {value}"' for name, value in values.items())
-        return f"{said} FINAL_ANSWER: {{{inner}}}"
+        return f"{notes} FINAL_ANSWER: {{{inner}}}"
 
-    def _found(self, text: str) -> list[SearchStep]:
+    def _visible_steps(self, text: str) -> list[SearchStep]:
         """The steps so far whose fact is in sight."""
         return [step for step in self.steps[: self.searched] if step.fact in text]
 

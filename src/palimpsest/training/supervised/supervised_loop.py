@@ -98,8 +98,8 @@ class SupervisedTrainer:
 
     def state(self) -> Mapping[str, Any]:
         """Which trajectories are imitated; their order is a function of seed and step."""
-        begun = {} if self.fingerprint is None else {"trajectories": self.fingerprint}
-        return {**begun, "skipped": self._skips.in_a_row}
+        source = {} if self.fingerprint is None else {"trajectories": self.fingerprint}
+        return {**source, "skipped": self._skips.in_a_row}
 
     def files(self) -> Mapping[str, bytes]:
         return {}
@@ -107,10 +107,10 @@ class SupervisedTrainer:
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
         """Take up the state; RunError for a checkpoint of other trajectories."""
         self._skips.in_a_row = state.get("skipped", 0)
-        begun = state.get("trajectories", self.fingerprint)
-        if begun != self.fingerprint:
+        recorded = state.get("trajectories", self.fingerprint)
+        if recorded != self.fingerprint:
             raise RunError(
-                f"{self.folder.path}: begun with other trajectories (fingerprint {begun}, now {self.fingerprint}): "
+                f"{self.folder.path}: begun with other trajectories (fingerprint {recorded}, now {self.fingerprint}): "
                 "resume with the same --from, --keep, --per-problem, --data, --memory-first and --drop-too-long, "
                 "or begin a new run with --force"
             )
@@ -119,7 +119,7 @@ class SupervisedTrainer:
         """Indices of the trajectories of a step; each comes once an epoch, and epochs run on into each other."""
         size = self.config.train.batch_size
         places = range((step - 1) * size, step * size)
-        return [self._epoch(place // len(self.trajectories))[place % len(self.trajectories)] for place in places]
+        return [self._epoch(slot // len(self.trajectories))[slot % len(self.trajectories)] for slot in places]
 
     def _epoch(self, epoch: int) -> list[int]:
         """Order of one epoch; the last one asked for is kept."""
@@ -131,8 +131,8 @@ class SupervisedTrainer:
 
     def _segments(self, step: int) -> tuple[Any, ...]:
         rows = [
-            CreditedSegment(segment, (1.0,) * len(segment.token_ids), place, place)
-            for place, index in enumerate(self.chosen(step))
+            CreditedSegment(segment, (1.0,) * len(segment.token_ids), row, row)
+            for row, index in enumerate(self.chosen(step))
             for segment in segments_of(self.trajectories[index])
         ]
         return weigh(rows, self.config.credit.agg_mode)
@@ -140,10 +140,10 @@ class SupervisedTrainer:
 
 def audible(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Those with a sampled token. Raises DataError if there are none."""
-    found = [one for one in trajectories if any(turn.trained_ids for turn in one.turns)]
-    if not found:
+    selected = [one for one in trajectories if any(turn.trained_ids for turn in one.turns)]
+    if not selected:
         raise DataError("supervised training: no trajectory with a sampled token; check the records and the filter")
-    return found
+    return selected
 
 
 def fingerprint(trajectories: Iterable[Trajectory]) -> str:
@@ -210,7 +210,7 @@ def read_trajectories(
     files = sorted([*path.glob("*.jsonl.zst"), *path.glob("*.jsonl")]) if path.is_dir() else [path]
     if not files:
         raise DataError(f"{path}: no .jsonl.zst or .jsonl of trajectories in this folder")
-    found: list[tuple[Trajectory, float | None]] = []
+    episodes: list[tuple[Trajectory, float | None]] = []
     tokenizers = set[str]()
     for file in files:
         recording = read_groups(file)
@@ -218,16 +218,16 @@ def read_trajectories(
             warn(recording.torn)
         tokenizers |= recording.tokenizers
         for group in recording.groups:
-            found += zip(group.trajectories, (grade.value for grade in group.grades), strict=True)
-    selection = select(found, min_grade=min_grade, per_problem=per_problem)
+            episodes += zip(group.trajectories, (grade.value for grade in group.grades), strict=True)
+    selection = select(episodes, min_grade=min_grade, per_problem=per_problem)
     if not selection.trajectories:
         kind = "" if min_grade is None else f" with a grade of at least {min_grade}"
-        raise DataError(f"{path}: no trajectory{kind} among {len(found)}; lower --keep, or record more episodes")
+        raise DataError(f"{path}: no trajectory{kind} among {len(episodes)}; lower --keep, or record more episodes")
     return replace(selection, tokenizers=frozenset(tokenizers))
 
 
 def select(
-    found: Sequence[tuple[Trajectory, float | None]], *, min_grade: float | None, per_problem: int | None
+    episodes: Sequence[tuple[Trajectory, float | None]], *, min_grade: float | None, per_problem: int | None
 ) -> Selection:
     """The episodes to imitate, of (episode, grade or None) in the order of the records.
 
@@ -237,18 +237,18 @@ def select(
     >>> [one.rollout for one in chosen.trajectories], chosen.below, chosen.ungraded, chosen.surplus
     ([2], 1, 1, 1)
     """
-    graded = [(place, grade) for place, (_, grade) in enumerate(found) if min_grade is None or grade is not None]
-    fit = [(place, grade) for place, grade in graded if min_grade is None or (grade or 0.0) >= min_grade]
+    graded = [(index, grade) for index, (_, grade) in enumerate(episodes) if min_grade is None or grade is not None]
+    fit = [(index, grade) for index, grade in graded if min_grade is None or (grade or 0.0) >= min_grade]
     taken: Counter[str] = Counter()
-    kept = []
-    for place, _ in sorted(fit, key=lambda one: (-math.inf if one[1] is None else one[1], one[0]), reverse=True):
-        problem = found[place][0].problem_id
+    selected = []
+    for index, _ in sorted(fit, key=lambda one: (-math.inf if one[1] is None else one[1], one[0]), reverse=True):
+        problem = episodes[index][0].problem_id
         taken[problem] += 1
         if per_problem is None or taken[problem] <= per_problem:
-            kept.append(place)
+            selected.append(index)
     return Selection(
-        tuple(found[place][0] for place in sorted(kept)),
+        tuple(episodes[index][0] for index in sorted(selected)),
         below=len(graded) - len(fit),
-        ungraded=len(found) - len(graded),
-        surplus=len(fit) - len(kept),
+        ungraded=len(episodes) - len(graded),
+        surplus=len(fit) - len(selected),
     )
