@@ -33,7 +33,7 @@ from palimpsest.evaluation.sample_log import (
     SAMPLES,
     SUMMARY,
     Sample,
-    not_asked_told,
+    earlier_calls_note,
     read_samples,
     write_json,
 )
@@ -324,7 +324,7 @@ def _counting(entries: Sequence[Entry], log: Samples, progress: Progress) -> Ite
     if before:
         progress.message(f"{len(before):,} of {sum(drawn.values()):,} episodes are there already")
     if further := len(log) - len(asked):
-        progress.message(not_asked_told(further))
+        progress.message(earlier_calls_note(further))
     began = time.monotonic()
     with progress.count("episodes", sum(drawn.values()), done=len(before)) as tick:
         counted = Counted(tick, before)

@@ -25,7 +25,7 @@ from typing import Any
 from palimpsest._version import __version__
 from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.evaluation.comparison import cell_at_length
-from palimpsest.evaluation.sample_log import SAMPLES, Sample, not_asked_told
+from palimpsest.evaluation.sample_log import SAMPLES, Sample, earlier_calls_note
 from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
 from palimpsest.text.json_text import storable, to_json
@@ -63,7 +63,7 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[Place], step
         }
         logged = answers.samples.all(source)
         episodes = [(sample, by_key.get(records.episode_key(sample))) for sample in logged.samples]
-        told += [not_asked_told(logged.not_asked)] if logged.not_asked else []
+        told += [earlier_calls_note(logged.not_asked)] if logged.not_asked else []
         told += [f"{logged.unreadable} lines of {SAMPLES} can't be read and are left out"] if logged.unreadable else []
         if only:
             episodes = [each for each in episodes if each[1] is not None]
