@@ -15,7 +15,7 @@ from palimpsest.app.quickstart.evaluation_shards import Shard
 from palimpsest.app.quickstart.quickstart_results import quickstart_config
 from palimpsest.config.load import dump_config
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.episode_files import EPISODES, EpisodeFile, Kept, read_episodes
+from palimpsest.evaluation.episode_files import EPISODES, EpisodeFile, Selection, read_episodes
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES
 from palimpsest.rollout.trajectory_file import frame_spans, index_of
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
@@ -29,7 +29,7 @@ def episode(name: str, draw: int = 0, tokens: Sequence[int] = (5, 6)) -> tuple[P
     return Problem(name, "Where?", ("Rome",)), Trajectory(name, f"set/{name}", draw, (turn,), Outcome.ANSWERED, "Oslo")
 
 
-def written(folder: Path, kept: Kept, *episodes: tuple[str, int, float | None]) -> list[str]:
+def written(folder: Path, kept: Selection, *episodes: tuple[str, int, float | None]) -> list[str]:
     """Write episodes (problem, draw, value); what was told."""
     told = list[str]()
     file = EpisodeFile(folder, kept, told.append)

@@ -54,7 +54,7 @@ def reading(section: str, before: str, after: str) -> ReadingTurn:
         in_tags=False,
         asks=False,
         query=None,
-        found="",
+        recall_result="",
         malformed=None,
     )
 

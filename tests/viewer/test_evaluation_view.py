@@ -11,7 +11,7 @@ import pytest
 import palimpsest
 from palimpsest.app.quickstart_methods import TITLES
 from palimpsest.errors import RunError
-from palimpsest.evaluation.sample_log import ASKED, write_asked
+from palimpsest.evaluation.sample_log import REQUESTED, write_request
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Group
 from palimpsest.viewer.records.sources import Library, NotThere
@@ -136,11 +136,11 @@ def test_a_run_without_an_evaluation_says_how_to_make_one(tmp_path: Path) -> Non
 def test_what_was_asked_for_last_is_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
     rows = [sample("set", f"p{number}", float(number < 2)) for number in range(4)]
     one = evaluation_folder(tmp_path / "a", rows)
-    write_asked(one, [(rows[0].cell, 1, ["p0", "p3"])])
+    write_request(one, [(rows[0].cell, 1, ["p0", "p3"])])
     told = items(one)
     assert ([row["id"] for row in told["rows"]], told["not_asked"]) == (["p0", "p3"], 2)
     assert [(cell["episodes"], cell["mean"]) for cell in told["cells"]] == [(2, 0.5)]
-    write_asked(one, [(rows[0].cell, 1, ["p0"])])
+    write_request(one, [(rows[0].cell, 1, ["p0"])])
     assert len(items(one)["rows"]) == 1
 
 
@@ -164,9 +164,9 @@ CELL = '"set": "set", "size": null, "unit": null, "player": "recall"'
 def test_where_what_was_asked_for_cannot_be_read_that_is_said(text: str | None, tmp_path: Path) -> None:
     folder, _ = (evaluation_folder(tmp_path / name, [sample("set", "p", 1.0)]) for name in ("ev", "other"))
     if text is None:
-        os.mkfifo(folder / ASKED)
+        os.mkfifo(folder / REQUESTED)
     else:
-        (folder / ASKED).write_text(text)
+        (folder / REQUESTED).write_text(text)
     with pytest.raises(NotThere, match=r"asked\.json: can't be read, so what was asked for isn't known"):
         items(folder)
     with pytest.raises(RunError, match="run palimpsest eval again"):

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from palimpsest.evaluation.sample_log import write_asked
+from palimpsest.evaluation.sample_log import write_request
 from palimpsest.events import Event, Plain
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.runs.folder_guard import FolderLock
@@ -376,7 +376,7 @@ def test_what_judge_and_strings_disagree_about_comes_first(watched: Watched) -> 
 def test_episodes_that_were_not_asked_for_last_are_counted_above_the_others(browser: Any, tmp_path: Path) -> None:
     samples = [chunks(4, f"p{n}", 1.0) for n in range(5)]
     evaluation = evaluation_folder(tmp_path / "eval", samples)
-    write_asked(evaluation, [(samples[0].cell, 1, ["p0", "p3"])])
+    write_request(evaluation, [(samples[0].cell, 1, ["p0", "p3"])])
     with viewer(evaluation) as url:
         watched = Watched(browser, url)
         page = watched.go("#/r/eval/items")

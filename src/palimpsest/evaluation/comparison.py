@@ -61,8 +61,8 @@ class Side:
         """Its configuration without seeds, as a text that is equal for equal ones."""
         trained = any(key.startswith(RUN) for key in self.settings)
         left_out = _FOLLOW if trained else ()
-        kept = {key: value for key, value in self.settings.items() if key not in left_out and not _is_seed(key)}
-        return json.dumps(kept, sort_keys=True, default=str)
+        remaining = {key: value for key, value in self.settings.items() if key not in left_out and not _is_seed(key)}
+        return json.dumps(remaining, sort_keys=True, default=str)
 
     def counts(self) -> dict[str, int]:
         """Of its problems and episodes, baselines aside."""
@@ -112,37 +112,37 @@ class SideBySide:
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Those of any side, task by task, shorter ones first."""
-        return tuple(sorted({cell for own in self.samples.values() for cell in own}, key=lambda cell: cell.order))
+        return tuple(sorted({cell for cells in self.samples.values() for cell in cells}, key=lambda cell: cell.order))
 
     @cached_property
     def samples(self) -> dict[str, dict[Cell, list[Sample]]]:
         """Name of a side to cell to its samples there, those of baselines too."""
-        found: dict[str, dict[Cell, list[Sample]]] = {side.name: {} for side in self.sides}
+        by_side: dict[str, dict[Cell, list[Sample]]] = {side.name: {} for side in self.sides}
         for side in self.sides:
             for sample in (*side.samples, *side.baselines):
-                found[side.name].setdefault(cell_at_length(sample), []).append(sample)
-        return found
+                by_side[side.name].setdefault(cell_at_length(sample), []).append(sample)
+        return by_side
 
     @cached_property
     def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
         """Cell to side's name to its figures; a side that didn't play it is not there."""
         return {
-            cell: {name: _summary(cell, own[cell]) for name, own in self.samples.items() if cell in own}
+            cell: {name: _summary(cell, by_cell[cell]) for name, by_cell in self.samples.items() if cell in by_cell}
             for cell in self.cells
         }
 
     @cached_property
     def pairings(self) -> dict[str, Pairing]:
         """Name of each further side to it less the first, over everything that both played but baselines."""
-        first, *others = self.sides
-        return {side.name: pair(first.samples, side.samples) for side in others}
+        first, *rest = self.sides
+        return {side.name: pair(first.samples, side.samples) for side in rest}
 
     @cached_property
     def cell_pairings(self) -> dict[Cell, dict[str, Pairing]]:
         """The same, cell by cell, where both sides have it."""
-        (_, first), *others = self.samples.items()
+        (_, first), *rest = self.samples.items()
         return {
-            cell: {name: pair(first[cell], own[cell]) for name, own in others if cell in own}
+            cell: {name: pair(first[cell], by_cell[cell]) for name, by_cell in rest if cell in by_cell}
             for cell in self.cells
             if cell in first
         }
@@ -164,10 +164,10 @@ class SideBySide:
     def _bands(self, group: Sequence[Side]) -> Iterator[Band]:
         for cell, figures in self.figures.items():
             means = {s.name: figures[s.name].accuracy.mean for s in group if s.name in figures}
-            known = {name: mean for name, mean in means.items() if mean is not None}
-            if len(known) > 1:
-                values = list(known.values())
-                yield Band(cell, tuple(known), fmean(values), min(values), max(values), stdev(values))
+            graded = {name: mean for name, mean in means.items() if mean is not None}
+            if len(graded) > 1:
+                values = list(graded.values())
+                yield Band(cell, tuple(graded), fmean(values), min(values), max(values), stdev(values))
 
     @cached_property
     def notes(self) -> tuple[Note, ...]:
@@ -177,11 +177,11 @@ class SideBySide:
     def side_notes(self) -> Iterator[Note]:
         """What of each side isn't in its accuracy."""
         for side in self.sides:
-            told = side.counts()
-            counts = {name: told[name] for name in ("ungraded", "without_gold", "unreadable_lines") if told[name]}
+            totals = side.counts()
+            counts = {name: totals[name] for name in ("ungraded", "without_gold", "unreadable_lines") if totals[name]}
             if counts:
                 words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-                yield Note("side_counts", side=side.name, counts=words, episodes=told["episodes"])
+                yield Note("side_counts", side=side.name, counts=words, episodes=totals["episodes"])
             if side.not_asked:
                 yield Note("side_episodes_not_requested", side=side.name, count=side.not_asked)
 
@@ -229,15 +229,15 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...
     >>> differing([{"seed": 0, "x": 1}, {"seed": 0, "x": 2, "y": 3}])
     {'x': (1, 2), 'y': (None, 3)}
     """
-    keys = [key for key in dict.fromkeys(key for each in settings for key in each) if _told(key, settings)]
-    values = {key: tuple(each.get(key) for each in settings) for key in keys}
-    return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+    keys = [key for key in dict.fromkeys(key for side in settings for key in side) if _is_compared(key, settings)]
+    values = {key: tuple(side.get(key) for side in settings) for key in keys}
+    return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
 
 
-def _told(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    given = [each[key] for each in settings if key in each]
+def _is_compared(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    present = [side[key] for side in settings if key in side]
     default = default_settings().get(key.removeprefix(RUN))
-    return len(given) == len(settings) or any(value not in (None, default) for value in given)
+    return len(present) == len(settings) or any(value not in (None, default) for value in present)
 
 
 RunSettings = Callable[[Path], Mapping[str, Any] | None]
@@ -264,12 +264,12 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
     """
     played = _with_one_policy({key: value for key, value in identity.items() if key != REGRADED})
     unused = tuple(f"{key}." for key in _unused(identity))
-    found = {key: value for key, value in leaves(played) if not f"{key}.".startswith(unused)}
+    settings = {key: value for key, value in leaves(played) if not f"{key}.".startswith(unused)}
     if isinstance(model, str):
-        found["model"] = model
-        configs = (run(each) for each in _and_parents(Path(model)))
-        found |= settings_of_run(next((config for config in configs if config is not None), {}))
-    return found
+        settings["model"] = model
+        configs = (run(folder) for folder in _and_parents(Path(model)))
+        settings |= settings_of_run(next((config for config in configs if config is not None), {}))
+    return settings
 
 
 def _unused(identity: Mapping[str, Any]) -> list[str]:
@@ -285,7 +285,7 @@ def _with_one_policy(identity: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(policies, dict) or len(policies) != 1:
         return dict(identity)
     (one,) = policies.values()
-    return {key: each for key, each in identity.items() if key != "policies"} | {"policy": one}
+    return {key: value for key, value in identity.items() if key != "policies"} | {"policy": one}
 
 
 def _and_parents(model: Path) -> Iterable[Path]:
@@ -298,7 +298,7 @@ def _is_seed(key: str) -> bool:
 
 
 def _all_differ(seeds: Sequence[object]) -> bool:
-    return len(seeds) > 1 and len({str(each) for each in seeds}) == len(seeds)
+    return len(seeds) > 1 and len({str(seed) for seed in seeds}) == len(seeds)
 
 
 def _summary(cell: Cell, samples: Sequence[Sample]) -> EvalSummary:

@@ -39,7 +39,7 @@ from palimpsest.seeding import Key
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 EPISODES = "episodes.jsonl.zst"
-Kept = Literal["wrong", "all"]
+Selection = Literal["wrong", "all"]
 """Which episodes: those whose value is below 1 or that have none, or all."""
 MOST_BYTES = 64_000_000
 """Of a record of wrong episodes."""
@@ -53,13 +53,13 @@ class EpisodeFile:
     def __init__(
         self,
         folder: Path,
-        kept: Kept,
-        tell: Callable[[str], None] | None = None,
+        selection: Selection,
+        on_end: Callable[[str], None] | None = None,
         tokenizer: str | None = None,
     ) -> None:
-        """`tell`: called once when the file is full. `tokenizer`: `Codec.digest` of the one that ids are of."""
+        """`on_end`: called once when the file is full. `tokenizer`: `Codec.digest` of the one that ids are of."""
         self.path = folder / EPISODES
-        self._kept, self._tell = kept, tell
+        self._selection, self._on_end = selection, on_end
         self._tokenizer = tokenizer
         self._held: set[EpisodeKey] | None = None
         self._full = False
@@ -67,19 +67,19 @@ class EpisodeFile:
     def add(self, problem: Problem, trajectory: Trajectory, grade: Grade, key: tuple[Key, ...] = ()) -> None:
         """Write an episode and its line of the index, if it is to be kept and has room. `key`: of its group's draws."""
         if self._held is None:
-            self._held = _whole_frames(self.path)
-        own = (trajectory.group_id, trajectory.rollout)
+            self._held = _recover_frames(self.path)
+        episode_key = (trajectory.group_id, trajectory.rollout)
         right = grade.value is not None and grade.value >= 1
-        if self._full or (self._kept == "wrong" and right and own not in self._held):
+        if self._full or (self._selection == "wrong" and right and episode_key not in self._held):
             return
         group = Group(problem, (trajectory,), (grade,), key)
         frame = encode_groups([group], self._tokenizer)
         size = self.path.stat().st_size if self.path.exists() else 0
-        if self._kept == "wrong" and size + len(frame) > MOST_BYTES:
+        if self._selection == "wrong" and size + len(frame) > MOST_BYTES:
             self._end(Note("episode_record_full", path=str(self.path), megabytes=MOST_BYTES / 1e6))
             return
         if self._written(frame, size):
-            self._held.add(own)
+            self._held.add(episode_key)
             with suppress(OSError), index_of(self.path).open("ab") as file:  # what it lacks, the frames say
                 file.write(index_lines([group], frame, size))
 
@@ -98,8 +98,8 @@ class EpisodeFile:
     def _end(self, note: Note) -> None:
         """Take no more episodes, and tell why."""
         self._full = True
-        if self._tell is not None:
-            self._tell(note)
+        if self._on_end is not None:
+            self._on_end(note)
 
 
 def read_episodes(path: Path) -> Recording:
@@ -135,16 +135,16 @@ def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
             played.setdefault(trajectory.group_id, {})[trajectory.rollout] = (trajectory, grade)
     groups = []
     for name, draws in played.items():
-        trajectories, grades = zip(*(each for _, each in sorted(draws.items())), strict=True)
+        trajectories, grades = zip(*(episode for _, episode in sorted(draws.items())), strict=True)
         groups.append(replace(last[name], trajectories=trajectories, grades=grades))
     return tuple(groups)
 
 
-def _whole_frames(path: Path) -> set[EpisodeKey]:
+def _recover_frames(path: Path) -> set[EpisodeKey]:
     """The episodes that the file holds, of which the index is written again; what follows the last whole frame is cut
     off."""
     data = path.read_bytes() if path.exists() else b""
-    held, whole, index = set[EpisodeKey](), 0, list[bytes]()
+    held, valid_end, index = set[EpisodeKey](), 0, list[bytes]()
     for start, end in frame_spans(data):
         try:
             rows = list(map(orjson.loads, zstandard.decompress(data[start:end]).splitlines()))
@@ -153,10 +153,10 @@ def _whole_frames(path: Path) -> set[EpisodeKey]:
             break  # damaged: nothing behind it can be read either
         with suppress(ValueError):
             index.append(index_line(data[start:end], start, rows))
-        whole = end
-    if whole < len(data):
+        valid_end = end
+    if valid_end < len(data):
         with files.naming(path):
-            os.truncate(path, whole)
+            os.truncate(path, valid_end)
     if data:
         with suppress(OSError):
             files.write_file(index_of(path), b"".join(index))

@@ -60,9 +60,9 @@ class Pairing:
     @property
     def counted(self) -> str:
         """What the difference is over, in words."""
-        told = [f"{self.episodes} episodes"] if self.episodes != self.problems else []
-        told += [f"{self.independent} independent"] if self.independent != self.problems else []
-        return f"{self.problems} problems" + (f" ({', '.join(told)})" if told else "")
+        details = [f"{self.episodes} episodes"] if self.episodes != self.problems else []
+        details += [f"{self.independent} independent"] if self.independent != self.problems else []
+        return f"{self.problems} problems" + (f" ({', '.join(details)})" if details else "")
 
     @property
     def warning(self) -> str | None:
@@ -74,8 +74,8 @@ class Pairing:
             "episodes without a grade on one side": self.ungraded,
             "episodes paired although they read another document": self.other_document,
         }
-        told = [f"{count} {what}" for what, count in counts.items() if count]
-        return "; ".join(told) or None
+        warnings = [f"{count} {what}" for what, count in counts.items() if count]
+        return "; ".join(warnings) or None
 
     def to_json(self, flips: int | None = None) -> dict[str, Any]:
         """With the first `flips` flips, None: all."""

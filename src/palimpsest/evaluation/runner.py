@@ -23,7 +23,7 @@ from palimpsest.data.sources.file_source import outlines
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError, RunError
 from palimpsest.evaluation.episode_files import EpisodeFile
-from palimpsest.evaluation.sample_log import Cell, Sample, SampleKey, SampleLog, group_id, write_asked
+from palimpsest.evaluation.sample_log import Cell, Sample, SampleKey, SampleLog, group_id, write_request
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.metrics.reading_trace import GroupTexts, last_memory
@@ -55,7 +55,7 @@ class Entry:
     @property
     def keys(self) -> Iterator[SampleKey]:
         """Those of its samples."""
-        return ((self.cell, each.id, draw) for each in outlines(self.problems) for draw in range(self.samples))
+        return ((self.cell, problem.id, draw) for problem in outlines(self.problems) for draw in range(self.samples))
 
     def longest_first(self) -> tuple[int, int]:
         """Sort key: by the document of its first problem, or by the question where there is none, longest first."""
@@ -104,12 +104,12 @@ async def play_entries(
     """
     _refuse_repeated(entries)
     entries = sorted(entries, key=Entry.longest_first)
-    concurrency = min(concurrency, sum(len(each.problems) * each.samples for each in entries))
+    concurrency = min(concurrency, sum(len(entry.problems) * entry.samples for entry in entries))
     if out is None:
         return await _play_all(_jobs(entries, {}), arena, concurrency, on_sample)
     with SampleLog(out, identity) as log:
         await asyncio.to_thread(refuse_changed_data, out, entries, log.finished)
-        write_asked(out, ((each.cell, each.samples, (p.id for p in outlines(each.problems))) for each in entries))
+        write_request(out, ((entry.cell, entry.samples, (p.id for p in outlines(entry.problems))) for entry in entries))
         if on_warning is not None:
             for warning in log.warnings:
                 on_warning(warning)
@@ -129,10 +129,10 @@ Job = tuple[Entry, Problem, int]
 
 def _jobs(entries: Sequence[Entry], finished: Samples) -> Iterator[Job]:
     for entry in entries:
-        for place, outline in enumerate(outlines(entry.problems)):
+        for index, outline in enumerate(outlines(entry.problems)):
             draws = [draw for draw in range(entry.samples) if (entry.cell, outline.id, draw) not in finished]
             if draws:
-                problem = entry.problems[place]  # with its document
+                problem = entry.problems[index]  # with its document
                 yield from ((entry, problem, draw) for draw in draws)
 
 
@@ -223,20 +223,20 @@ def summaries_of(entries: Sequence[Entry], samples: Samples) -> list[EvalSummary
     """The figures of each entry."""
     return [
         summarise(
-            each.cell,
-            [samples[key] for key in each.keys],
-            drawn=each.samples,
-            fits_window=each.fits_window,
-            part_problems=each.part_problems,
+            entry.cell,
+            [samples[key] for key in entry.keys],
+            drawn=entry.samples,
+            fits_window=entry.fits_window,
+            part_problems=entry.part_problems,
         )
-        for each in entries
+        for entry in entries
     ]
 
 
 def _refuse_repeated(entries: Sequence[Entry]) -> None:
     cells = Counter(entry.cell for entry in entries)
-    seen = Counter((entry.cell, each.id) for entry in entries for each in outlines(entry.problems))
-    for (cell, problem), times in seen.items():
+    occurrences = Counter((entry.cell, outline.id) for entry in entries for outline in outlines(entry.problems))
+    for (cell, problem), times in occurrences.items():
         if times > 1:
             where = f"problem {problem} occurs {times} times in {cell.part}"
             raise DataError(f"{where}: give every problem an id of its own")
@@ -297,12 +297,12 @@ def _questions(problem: Problem, trajectory: Trajectory, grade: Grade) -> list[d
     pairs = by_question(problem, trajectory)
     return [
         {
-            "question": asked.question,
-            "answers": list(asked.answers),
-            "answer": answered.answer,
+            "question": question.question,
+            "answers": list(question.answers),
+            "answer": reply.answer,
             "value": grade.breakdown.get(f"question_{number}"),
         }
-        for number, (asked, answered) in enumerate(pairs, 1)
+        for number, (question, reply) in enumerate(pairs, 1)
     ]
 
 
@@ -321,27 +321,27 @@ def refuse_changed_data(folder: Path, entries: Sequence[Entry], finished: Sample
     first, played = None, 0
     digests: dict[tuple[int, int], str | None] = {}
     for entry in entries:
-        for place, outline in enumerate(outlines(entry.problems)):
+        for index, outline in enumerate(outlines(entry.problems)):
             keys = [(entry.cell, outline.id, draw) for draw in range(entry.samples)]
             for sample in (finished[key] for key in keys if key in finished):
-                if (at := (id(entry.problems), place)) not in digests:
-                    context = entry.problems[place].context
+                if (at := (id(entry.problems), index)) not in digests:
+                    context = entry.problems[index].context
                     digests[at] = document_digest(context) if context else None
-                others = _others(sample, outline, digests[at])
-                played, first = played + 1, first or (outline.id if others else None)
-                for part in others:
+                changed = _changes(sample, outline, digests[at])
+                played, first = played + 1, first or (outline.id if changed else None)
+                for part in changed:
                     counts[part] += 1
     if first is not None:
-        raise RunError(_told(folder, counts, played, first))
+        raise RunError(_changed_data_message(folder, counts, played, first))
 
 
-def _others(sample: Sample, problem: Problem, document: str | None) -> list[str]:
+def _changes(sample: Sample, problem: Problem, document: str | None) -> list[str]:
     """The parts of `problem` that `sample` did not play."""
-    asked = [(each["question"], each["answers"]) for each in sample.questions] or [(sample.question, sample.answers)]
-    was = {"questions": [question for question, _ in asked], "golds": [list(golds) for _, golds in asked]}
+    questions = [(row["question"], row["answers"]) for row in sample.questions] or [(sample.question, sample.answers)]
+    was = {"questions": [question for question, _ in questions], "golds": [list(golds) for _, golds in questions]}
     now = {
-        "questions": [_logged(each.question) for each in problem.by_question],
-        "golds": [[_logged(gold) for gold in each.answers] for each in problem.by_question],
+        "questions": [_logged(question.question) for question in problem.by_question],
+        "golds": [[_logged(gold) for gold in question.answers] for question in problem.by_question],
     }
     return [part for part in was if was[part] != now[part]] + ["documents"] * (sample.document != document)
 
@@ -351,9 +351,9 @@ def _logged(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _told(folder: Path, counts: dict[str, int], played: int, first: str) -> str:
-    parts = ", ".join(f"{part} of {count}" for part, count in counts.items() if count)
+def _changed_data_message(folder: Path, counts: dict[str, int], played: int, first: str) -> str:
+    changes = ", ".join(f"{part} of {count}" for part, count in counts.items() if count)
     return (
-        f"{folder}: the data changed since its episodes were played ({parts} of {played} episodes, problem {first} "
+        f"{folder}: the data changed since its episodes were played ({changes} of {played} episodes, problem {first} "
         f"the first): give another --out, or --force to move the folder aside and play again"
     )

@@ -117,7 +117,7 @@ class AskedQuestion(BaseModel, extra="forbid", strict=True):
     value: Number | None
 
 
-def _as_asked(values: dict[str, Any]) -> dict[str, Any]:
+def _valid_question(values: dict[str, Any]) -> dict[str, Any]:
     AskedQuestion.model_validate(values)
     return values
 
@@ -157,7 +157,7 @@ class Sample:
     """What the caller measured on the trajectory besides, e.g. copy fidelity."""
     events: dict[str, Count] = field(default_factory=dict)
     """Kind of event to number."""
-    questions: list[Annotated[dict[str, Any], AfterValidator(_as_asked)]] = field(default_factory=list)
+    questions: list[Annotated[dict[str, Any], AfterValidator(_valid_question)]] = field(default_factory=list)
     """Where the problem asks several, of each `question`, `answers` (its golds), `answer` and `value`."""
     document: str | None = None
     """Fingerprint of what was read: samples that share it aren't independent. None: nothing."""
@@ -182,7 +182,7 @@ class Sample:
     @property
     def without_gold(self) -> bool:
         """Whether nothing could grade it, as a question it asks has no gold."""
-        return not self.answers or not all(each["answers"] for each in self.questions)
+        return not self.answers or not all(question["answers"] for question in self.questions)
 
     @property
     def is_final(self) -> bool:
@@ -216,7 +216,7 @@ class SampleLog:
         try:
             _lock(self._file, self.path)
             files.remove_leftovers(folder)
-            others = None if identity is None else _claim(folder, identity)
+            changed = None if identity is None else _claim(folder, identity)
             samples, unreadable = _recover(self._file)
         except BaseException:
             os.close(self._file)
@@ -224,9 +224,9 @@ class SampleLog:
         self.finished = {sample.key: sample for sample in samples if sample.is_final}
         if unreadable:
             self.warnings.append(f"{self.path}: {unreadable} unreadable lines; their episodes are played again")
-        if others and self.finished:
+        if changed and self.finished:
             self.warnings.append(
-                f"{folder}: its episodes were played under other versions or on another machine ({others}): the rest "
+                f"{folder}: its episodes were played under other versions or on another machine ({changed}): the rest "
                 "may round differently"
             )
 
@@ -296,10 +296,10 @@ def _recover(file: int) -> tuple[list[Sample], int]:
     """Cut a torn last line off and read the rest."""
     with open(file, "rb", closefd=False) as stream:  # one `os.pread` gives no more than 2 GiB
         data = stream.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        os.ftruncate(file, len(whole))
-    return _parse(whole)
+    complete = data[: data.rfind(b"\n") + 1]
+    if len(complete) < len(data):
+        os.ftruncate(file, len(complete))
+    return _parse(complete)
 
 
 def set_aside_other(folder: Path, identity: Mapping[str, Any]) -> Path | None:
@@ -348,8 +348,8 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> str | None:
 def logs_below(run: Path, name: str = SAMPLES) -> dict[str, Path]:
     """The files of a name that the evaluations of a quickstart keep in its run, by EVALUATION.SHARD; those that were
     set aside (`.old-1`) are left out."""
-    found = sorted(run.glob(f"evaluations/*/*/{name}"))
-    return {f"{path.parent.parent.name}.{path.parent.name}": path for path in found if ".old-" not in path.parent.name}
+    paths = sorted(run.glob(f"evaluations/*/*/{name}"))
+    return {f"{path.parent.parent.name}.{path.parent.name}": path for path in paths if ".old-" not in path.parent.name}
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
@@ -363,17 +363,17 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 def _identity(folder: Path) -> dict[str, Any] | None:
     """The identity a log was begun under, None if it can't be read. What it was made with is no part of it."""
-    found = read_object(folder / IDENTITY)
-    return None if found is None else {key: value for key, value in found.items() if key != MADE_WITH}
+    identity = read_object(folder / IDENTITY)
+    return None if identity is None else {key: value for key, value in identity.items() if key != MADE_WITH}
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None where there is none, or none that can be read."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _as_read(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,7 +390,7 @@ def write_json(path: Path, value: Any) -> None:
 # ---- Last request (asked.json) -------------------------------------------------------------------------------
 
 
-ASKED = "asked.json"
+REQUESTED = "asked.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,29 +413,29 @@ class Logged:
         return [Note(code, folder=str(folder), count=count) for code, count in counts.items() if count]
 
 
-def write_asked(folder: Path, asked: Iterable[tuple[Cell, int, Iterable[str]]]) -> None:
+def write_request(folder: Path, requested: Iterable[tuple[Cell, int, Iterable[str]]]) -> None:
     """Say what a call asks for: cells, episodes per problem, ids of the problems."""
-    told = [{**asdict(cell), "samples": samples, "problems": list(problems)} for cell, samples, problems in asked]
-    files.write_file(folder / ASKED, json.dumps(told, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+    rows = [{**asdict(cell), "samples": samples, "problems": list(problems)} for cell, samples, problems in requested]
+    files.write_file(folder / REQUESTED, json.dumps(rows, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
 def read_log(folder: Path) -> Logged:
     """The log in `folder`. Raises OSError, and RunError where what was asked for can't be read."""
     samples, unreadable = read_samples(folder / SAMPLES)
-    asked = _read_asked(folder / ASKED)
-    if asked is None:
+    requested = _read_requested(folder / REQUESTED)
+    if requested is None:
         return Logged(samples, 0, unreadable)
-    kept = [sample for sample in samples if sample.draw < asked.get((sample.cell, sample.id), 0)]
-    return Logged(kept, len(samples) - len(kept), unreadable, sum(asked.values()) - len(kept))
+    selected = [sample for sample in samples if sample.draw < requested.get((sample.cell, sample.id), 0)]
+    return Logged(selected, len(samples) - len(selected), unreadable, sum(requested.values()) - len(selected))
 
 
-def _read_asked(path: Path) -> dict[tuple[Cell, str], int] | None:
+def _read_requested(path: Path) -> dict[tuple[Cell, str], int] | None:
     """Episodes by cell and id of the problem; None where nothing says so."""
     try:
-        told = [(each.pop("samples"), each.pop("problems"), each) for each in json.loads(files.read_regular(path))]
-        asked = {(Cell(**cell), problem): count for count, problems, cell in told for problem in problems}
-        if all(type(count) is int for count in asked.values()):
-            return asked
+        rows = [(row.pop("samples"), row.pop("problems"), row) for row in json.loads(files.read_regular(path))]
+        requested = {(Cell(**cell), problem): count for count, problems, cell in rows for problem in problems}
+        if all(type(count) is int for count in requested.values()):
+            return requested
         raise ValueError
     except FileNotFoundError:
         return None

@@ -181,7 +181,7 @@ def paired(first: Sequence[float], second: Sequence[float], clusters: Clusters |
         (low, high), p, test = paired_interval(better, worse, len(change)), mcnemar(better, worse), "mcnemar"
     else:
         (low, high) = _interval_of_changes(change, clusters)
-        p, test = sign_flip([float(each) for each in change], clusters), "sign_flip"
+        p, test = sign_flip([float(value) for value in change], clusters), "sign_flip"
     return Difference(float(change.mean()), low, high, p, test, better, worse)
 
 
@@ -257,7 +257,7 @@ def _by_cluster(values: Floats, clusters: Clusters | None) -> tuple[Floats, Floa
     if clusters is None:
         return values, np.ones_like(values)
     places: dict[Hashable, int] = {}
-    index = np.fromiter((places.setdefault(each, len(places)) for each in clusters), np.intp, len(values))
+    index = np.fromiter((places.setdefault(cluster, len(places)) for cluster in clusters), np.intp, len(values))
     sums, counts = np.zeros(len(places)), np.zeros(len(places))
     np.add.at(sums, index, values)
     np.add.at(counts, index, 1.0)

@@ -31,9 +31,9 @@ from palimpsest.notes import Note
 
 def question_hash(sample: Sample) -> str:
     """Of what is asked and what counts as right: two evaluations may be paired where it is the same."""
-    asked = [[each["question"], each["answers"]] for each in sample.questions]
-    told = json.dumps([sample.question, list(sample.answers), asked]).encode()
-    return hashlib.blake2b(told, digest_size=8).hexdigest()
+    questions = [[question["question"], question["answers"]] for question in sample.questions]
+    encoded = json.dumps([sample.question, list(sample.answers), questions]).encode()
+    return hashlib.blake2b(encoded, digest_size=8).hexdigest()
 
 
 def clusters_of(samples: Sequence[Sample]) -> list[int]:
@@ -43,20 +43,20 @@ def clusters_of(samples: Sequence[Sample]) -> list[int]:
     """
     parents = list(range(len(samples)))
 
-    def root(place: int) -> int:
-        while parents[place] != place:
-            parents[place] = parents[parents[place]]
-            place = parents[place]
-        return place
+    def root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = parents[parents[index]]
+            index = parents[index]
+        return index
 
     first: dict[tuple[str, str], int] = {}
-    for place, sample in enumerate(samples):
+    for index, sample in enumerate(samples):
         keys = [("question", f"{sample.id}\0{question_hash(sample)}")]
         keys += [("document", sample.document)] if sample.document else []
         for key in keys:
-            parents[root(place)] = root(first.setdefault(key, place))
+            parents[root(index)] = root(first.setdefault(key, index))
     names: dict[int, int] = {}
-    return [names.setdefault(root(place), len(names)) for place in range(len(samples))]
+    return [names.setdefault(root(index), len(names)) for index in range(len(samples))]
 
 
 # ---- pass@k and disagreement ---------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def passes(samples: Iterable[Sample], drawn: int) -> dict[str, float]:
     sizes = sorted({*(2**power for power in range(drawn.bit_length())), drawn})
     means = {}
     for k in (size for size in sizes if size <= drawn):
-        values = [pass_at_k(len(own), own.count(RIGHT), k) for own in problems if len(own) >= k]
+        values = [pass_at_k(len(grades), grades.count(RIGHT), k) for grades in problems if len(grades) >= k]
         if values:
             means[str(k)] = fmean(values)
     return means
@@ -109,7 +109,7 @@ def _by_problem(samples: Iterable[Sample]) -> Sequence[list[float]]:
 # ---- Figures -------------------------------------------------------------------------------------------------
 
 
-PARTS = 5
+BINS = 5
 """Of a document, by which accuracy is told apart."""
 
 
@@ -197,7 +197,7 @@ class EvalSummary:
     @property
     def by_length(self) -> tuple[int, float]:
         """Sort key from short to long: the longest document, then the tokens read where the data says no length."""
-        return max((each.length or 0 for each in self.lengths), default=0), self.tokens_per_document
+        return max((summary.length or 0 for summary in self.lengths), default=0), self.tokens_per_document
 
     @property
     def measures_reading(self) -> bool:
@@ -254,9 +254,9 @@ def summarise(
 
 def by_player(summaries: Sequence[EvalSummary], players: Iterable[str] = ()) -> tuple[EvalSummary, ...]:
     """`players` in their order, then others as they come; each from short to long."""
-    names = dict.fromkeys([*players, *(each.cell.player for each in summaries)])
-    order = {player: place for place, player in enumerate(names)}
-    return tuple(sorted(summaries, key=lambda each: (order[each.cell.player], each.by_length)))
+    names = dict.fromkeys([*players, *(summary.cell.player for summary in summaries)])
+    order = {player: index for index, player in enumerate(names)}
+    return tuple(sorted(summaries, key=lambda summary: (order[summary.cell.player], summary.by_length)))
 
 
 def interval_notes(rows: Mapping[str, EvalSummary]) -> list[Note]:
@@ -313,15 +313,15 @@ def tokens_per_correct(samples: Sequence[Sample]) -> float | None:
 
 def by_position(samples: Sequence[Sample], measure: str) -> tuple[PositionSummary, ...]:
     """Accuracy by the fifth of the document in which `measure`, a share of its length, lies; empty if none has it."""
-    parts: list[list[Sample]] = [[] for _ in range(PARTS)]
+    bins: list[list[Sample]] = [[] for _ in range(BINS)]
     for sample in samples:
-        if (place := sample.measures.get(measure)) is not None:
-            parts[min(PARTS - 1, int(place * PARTS))].append(sample)
-    if not any(parts):
+        if (position := sample.measures.get(measure)) is not None:
+            bins[min(BINS - 1, int(position * BINS))].append(sample)
+    if not any(bins):
         return ()
     return tuple(
-        PositionSummary(at / PARTS, (at + 1) / PARTS, sum(s.value is not None for s in part), accuracy_of(part))
-        for at, part in enumerate(parts)
+        PositionSummary(at / BINS, (at + 1) / BINS, sum(s.value is not None for s in part), accuracy_of(part))
+        for at, part in enumerate(bins)
     )
 
 
@@ -373,11 +373,11 @@ def student(values: Sequence[float | None]) -> Score:
     >>> student([1.0, 1.0]), student([1.0, None])
     (Score(mean=1.0, low=None, high=None), Score(mean=None, low=None, high=None))
     """
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
+    present = [value for value in values if value is not None]
+    if len(present) < len(values) or not present:
         return Score(None, None, None)
-    mean = fmean(known)
-    if len(set(known)) < 2:
+    mean = fmean(present)
+    if len(set(present)) < 2:
         return Score(mean, None, None)
-    half = T_975[len(known) - 2] * math.sqrt(variance(known) / len(known))
+    half = T_975[len(present) - 2] * math.sqrt(variance(present) / len(present))
     return Score(mean, max(0.0, mean - half), min(1.0, mean + half))

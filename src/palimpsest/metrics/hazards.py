@@ -81,13 +81,13 @@ class Hazards:
         stays, and one that no evidence ever met gives way as nothing does. `pieces`: facts that a question needs.
         """
         count = self.reads.sum(axis=-1)
-        (quiet, near, evidence), seen = self.reads / np.maximum(count, 1)[..., None], count > 0
-        never = ~(seen[QUIET] | seen[NEAR_MISS])
-        if not seen[EVIDENCE, NOTHING] or (sections > 1 and (never[NOTHING] or never[TRUE])):
+        (quiet, near, evidence), mask = self.reads / np.maximum(count, 1)[..., None], count > 0
+        never = ~(mask[QUIET] | mask[NEAR_MISS])
+        if not mask[EVIDENCE, NOTHING] or (sections > 1 and (never[NOTHING] or never[TRUE])):
             return None
-        quiet, near = np.where(seen[QUIET, :, None], quiet, near), np.where(seen[NEAR_MISS, :, None], near, quiet)
+        quiet, near = np.where(mask[QUIET, :, None], quiet, near), np.where(mask[NEAR_MISS, :, None], near, quiet)
         quiet[never] = near[never] = np.eye(3)[never]
-        evidence = np.where(seen[EVIDENCE, :, None], evidence, [evidence[NOTHING], evidence[NOTHING], [0.0, 0.0, 1.0]])
+        evidence = np.where(mask[EVIDENCE, :, None], evidence, [evidence[NOTHING], evidence[NOTHING], [0.0, 0.0, 1.0]])
         held = expected_held((1 - near_miss_share) * quiet + near_miss_share * near, evidence, sections) ** pieces
         ended = self.answers.sum(axis=1)  # without any, as if the memory decided
         wrong, right = np.where(ended > 0, self.answers[:, 1] / np.maximum(ended, 1), [0.0, 1.0])
@@ -107,11 +107,11 @@ class Hazards:
             return high - low <= WIDEST
 
         low, high = ends(1)
-        found = {"accuracy": None, "low": low, "high": high, "reads needed": None}
+        prediction = {"accuracy": None, "low": low, "high": high, "reads needed": None}
         if high - low <= WIDEST:
-            return {**found, "accuracy": self.expected_accuracy(sections, near_miss_share, pieces)}
+            return {**prediction, "accuracy": self.expected_accuracy(sections, near_miss_share, pieces)}
         factor = bisect_left(range(32 * _MOST), True, lo=32, key=lambda at: narrow(at / 32)) / 32
-        return found if factor == _MOST else {**found, "reads needed": math.ceil(factor * self.reads.sum())}
+        return prediction if factor == _MOST else {**prediction, "reads needed": math.ceil(factor * self.reads.sum())}
 
     def _drawn(self, factor: float, better: bool, sections: int, near_miss_share: float, pieces: int) -> Floats:
         """[DRAWS] accuracies of drawn rates, `better` or worse than the counted ones."""
@@ -141,8 +141,8 @@ def expected_held(step: Floats, evidence: Floats, sections: int) -> Floats:
 def evidence_facts(problem: Problem) -> list[Fact]:
     """The facts a question needs; none where the data doesn't name them, or they aren't the synthetic world's."""
     texts = problem.metadata.get("evidence") or ()
-    found = _facts(texts)
-    return found if len(found) == len(texts) else []
+    facts = _facts(texts)
+    return facts if len(facts) == len(texts) else []
 
 
 def holds(memory: Iterable[str], evidence: Fact) -> int:
@@ -164,7 +164,10 @@ def _facts(sentences: Iterable[str]) -> list[Fact]:
 def near_miss_share(problems: Iterable[Problem]) -> float:
     """q of the module's formula: share of sections, but those with the evidence, that have a near miss in them."""
     pairs = (
-        (line, fact) for each in problems for fact in evidence_facts(each) for line in (each.context or "").splitlines()
+        (line, fact)
+        for problem in problems
+        for fact in evidence_facts(problem)
+        for line in (problem.context or "").splitlines()
     )
-    seen = [in_sight(sentences(line), fact) for line, fact in pairs]
-    return seen.count(NEAR_MISS) / (seen.count(NEAR_MISS) + seen.count(QUIET) or 1)
+    sights = [in_sight(sentences(line), fact) for line, fact in pairs]
+    return sights.count(NEAR_MISS) / (sights.count(NEAR_MISS) + sights.count(QUIET) or 1)

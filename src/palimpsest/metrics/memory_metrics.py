@@ -73,10 +73,12 @@ def memory_metrics(group: Group, texts: GroupTexts) -> dict[str, float | None]:
     reads = [reading for episode in episodes for reading in episode]
     memories = [[reading.memory_after for reading in episode if reading.changed] for episode in episodes]
     return {
-        "tokens": _mean(float(len(memory.ids)) for each in memories for memory in each),
+        "tokens": _mean(float(len(memory.ids)) for episode in memories for memory in episode),
         "truncated": _mean(float(reading.turn.completion.stop_reason is StopReason.LENGTH) for reading in reads),
-        "overwrite_rate": _mean(changed_share(a.ids, b.ids) for each in memories for a, b in pairwise(each)),
-        "evidence_retention": _mean(evidence_retention(group.problem, each[-1].text) for each in memories if each),
+        "overwrite_rate": _mean(changed_share(a.ids, b.ids) for episode in memories for a, b in pairwise(episode)),
+        "evidence_retention": _mean(
+            evidence_retention(group.problem, episode[-1].text) for episode in memories if episode
+        ),
         "copy_fidelity": copy_fidelity(reads),
         "dropped_share": dropped_share(reads),
         **_reply_metrics(group.problem, reads),
@@ -86,10 +88,10 @@ def memory_metrics(group: Group, texts: GroupTexts) -> dict[str, float | None]:
 def _reply_metrics(problem: Problem, reads: Sequence[ReadingTurn]) -> dict[str, float | None]:
     """What replies in tags asked for."""
     looking = [reading for reading in reads if reading.asks]
-    found = [evidence_retention(problem, reading.found) for reading in looking if reading.query is not None]
+    shares = [evidence_retention(problem, reading.recall_result) for reading in looking if reading.query is not None]
     return {
         "recall_rate": _mean(float(reading.query is not None) for reading in looking),
-        "recall_hit_rate": _mean(None if share is None else float(share > 0) for share in found),
+        "recall_hit_rate": _mean(None if share is None else float(share > 0) for share in shares),
         "malformed_rate": _mean(float(reading.malformed is not None) for reading in reads if reading.in_tags),
     }
 
@@ -116,7 +118,7 @@ def unsupported(reading: ReadingTurn) -> tuple[str, ...] | None:
     """
     if reading.sources is None:
         return None
-    if not reading.changed or reading.given:
+    if not reading.changed or reading.substituted:
         return ()
     written, sources = reading.memory_after, reading.sources
     pairs = zip(written.sentences, written.flat_sentences, strict=True)
@@ -128,7 +130,7 @@ def copy_fidelity(reads: Iterable[ReadingTurn]) -> float | None:
     true = total = 0
     for reading in reads:
         invented = unsupported(reading)
-        if invented is not None and reading.changed and not reading.given:
+        if invented is not None and reading.changed and not reading.substituted:
             count = len(reading.memory_after.sentences)
             true, total = true + count - len(invented), total + count
     return true / total if total else None
@@ -138,10 +140,10 @@ def dropped_share(reads: Iterable[ReadingTurn]) -> float | None:
     """Share of the sentences written that the rule of `grounded` kept out of the memory, pooled; None without it."""
     dropped = total = 0
     for reading in reads:
-        if reading.turn.notes.get("grounded") and not reading.given:
+        if reading.turn.notes.get("grounded") and not reading.substituted:
             out = sum(len(sentences(unit)) for unit in reading.dropped)
-            kept = len(reading.memory_after.sentences) if reading.changed else 0
-            dropped, total = dropped + out, total + out + kept
+            remaining = len(reading.memory_after.sentences) if reading.changed else 0
+            dropped, total = dropped + out, total + out + remaining
     return dropped / total if total else None
 
 
@@ -170,7 +172,7 @@ def evidence_retention(problem: Problem, memory: str) -> float | None:
     if all(len(sentences(text)) == 1 for text in evidence):
         return retained_share(evidence, memory)
     text = flat(memory)
-    return _mean(_holds_gold(asked, text) for asked in problem.by_question)
+    return _mean(_holds_gold(question, text) for question in problem.by_question)
 
 
 def _holds_gold(problem: Problem, flat_memory: str) -> float | None:
@@ -210,5 +212,5 @@ def _evidence(problem: Problem) -> list[str]:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None

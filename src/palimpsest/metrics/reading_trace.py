@@ -101,10 +101,10 @@ class Text:
 
     def holds(self, sentence: str) -> bool:
         """Whether a flat sentence stands here as whole words, so that a value cut short doesn't pass."""
-        known = self._held.get(sentence)
-        if known is None:
-            known = self._held[sentence] = stands_in(sentence, self.flat)
-        return known
+        held = self._held.get(sentence)
+        if held is None:
+            held = self._held[sentence] = stands_in(sentence, self.flat)
+        return held
 
 
 class GroupTexts:
@@ -122,7 +122,7 @@ class GroupTexts:
             text = self._texts[key] = Text(key, lambda: self.codec.decode(key, control=False))
         return text
 
-    def known(self, text: str, ids: tuple[int, ...] = ()) -> Text:
+    def decoded(self, text: str, ids: tuple[int, ...] = ()) -> Text:
         """A text that needs no decoding."""
         return Text(ids, lambda: text)
 
@@ -161,13 +161,13 @@ class ReadingTurn:
     """Whether its reply may ask for an earlier memory."""
     query: str | None
     """What its reply asked for."""
-    found: str
+    recall_result: str
     """What the query brought up for the next prompt, "" if nothing."""
     malformed: str | None
     """Why its reply could not be read."""
     dropped: tuple[str, ...] = ()
     """Units of its reply that were kept out of the memory."""
-    given: bool = False
+    substituted: bool = False
     """Whether its reply is not the agent's: `palimpsest replay --memory` put another memory in its place."""
 
 
@@ -176,17 +176,17 @@ def readings(trajectory: Trajectory, texts: GroupTexts) -> list[ReadingTurn]:
     after = _events_after_turns(trajectory)
     memories = _later_memories(trajectory.turns)
     result: list[ReadingTurn] = []
-    before, recalled, given = _NOTHING, _NOTHING, given_turn(trajectory)
-    for number, (turn, told, later) in enumerate(zip(trajectory.turns, after, memories, strict=True)):
-        if not _reads(turn, told, later):
+    before, recalled, replayed = _NOTHING, _NOTHING, replayed_turn(trajectory)
+    for number, (turn, events, later) in enumerate(zip(trajectory.turns, after, memories, strict=True)):
+        if not _reads(turn, events, later):
             continue
-        reading = _reading(turn, told, later, before, recalled, texts)
-        result.append(replace(reading, given=True) if number == given else reading)
-        before, recalled = result[-1].memory_after, texts.known(result[-1].found)
+        reading = _reading(turn, events, later, before, recalled, texts)
+        result.append(replace(reading, substituted=True) if number == replayed else reading)
+        before, recalled = result[-1].memory_after, texts.decoded(result[-1].recall_result)
     return result
 
 
-def given_turn(trajectory: Trajectory) -> int | None:
+def replayed_turn(trajectory: Trajectory) -> int | None:
     """The place of the turn whose reply writes the memory that a replay was given; None: every reply is the agent's."""
     replayed = next(iter(of_type(trajectory.events, Replayed)), None)
     return None if replayed is None or replayed.memory is None or replayed.turn < 1 else replayed.turn - 1
@@ -197,9 +197,9 @@ def memories(trajectory: Trajectory, texts: GroupTexts) -> list[Text]:
 
     Empty for one that wrote none.
     """
-    told = [event.what for event in trajectory.events if isinstance(event.what, Pruned | SummedUp)]
-    if told:
-        return [texts.known(what.memory if isinstance(what, Pruned) else what.text) for what in told]
+    edits = [event.what for event in trajectory.events if isinstance(event.what, Pruned | SummedUp)]
+    if edits:
+        return [texts.decoded(what.memory if isinstance(what, Pruned) else what.text) for what in edits]
     return [reading.memory_after for reading in readings(trajectory, texts)]
 
 
@@ -232,8 +232,8 @@ class MemoryChange:
 
 
 def _without(text: str, other: str) -> tuple[str, ...]:
-    known = set(sentences(other))
-    return tuple(each for each in sentences(text) if each not in known)
+    existing = set(sentences(other))
+    return tuple(sentence for sentence in sentences(text) if sentence not in existing)
 
 
 class MemoryChanges:
@@ -259,10 +259,10 @@ class MemoryChanges:
 def _events_after_turns(trajectory: Trajectory) -> list[list[Event]]:
     """[turns] what happened after each, before the next."""
     after: list[list[Event]] = [[] for _ in trajectory.turns]
-    place = {turn.step: number for number, turn in enumerate(trajectory.turns)}
+    index_by_step = {turn.step: number for number, turn in enumerate(trajectory.turns)}
     for event in trajectory.events:
-        if event.before_turn - 1 in place:
-            after[place[event.before_turn - 1]].append(event)
+        if event.before_turn - 1 in index_by_step:
+            after[index_by_step[event.before_turn - 1]].append(event)
     return after
 
 
@@ -270,32 +270,32 @@ def _later_memories(turns: Sequence[Turn]) -> list[tuple[int, ...] | None]:
     """[turns] the piece `memory` of the next prompt that has one."""
     later: list[tuple[int, ...] | None] = [None] * len(turns)
     for number in range(len(turns) - 2, -1, -1):
-        found = turns[number + 1].piece("memory")
-        later[number] = later[number + 1] if found is None else found
+        piece = turns[number + 1].piece("memory")
+        later[number] = later[number + 1] if piece is None else piece
     return later
 
 
-def _reads(turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None) -> bool:
-    if turn.name == "read" or of_type(told, MemoryWritten):
+def _reads(turn: Turn, events: Sequence[Event], later: tuple[int, ...] | None) -> bool:
+    if turn.name == "read" or of_type(events, MemoryWritten):
         return True
     return "section" in turn.spans and later is not None
 
 
 def _reading(
-    turn: Turn, told: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: GroupTexts
+    turn: Turn, events: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: GroupTexts
 ) -> ReadingTurn:
-    written, looked_up = _last(told, MemoryWritten), _last(told, Recalled)
+    written, looked_up = _last(events, MemoryWritten), _last(events, Recalled)
     held, read = turn.piece("memory"), turn.piece("section")
     section = None if read is None else texts.of(read)
     if held is not None and held != before.ids:
         before = texts.of(held)
-    after, changed = _after(turn, told, written, later, before, texts)
-    malformed = _last(told, ReplyMalformed)
+    after, changed = _after(turn, events, written, later, before, texts)
+    malformed = _last(events, ReplyMalformed)
     return ReadingTurn(
         turn=turn,
         memory_before=before,
         memory_after=after,
-        update=after if written is None or written.update is None else texts.known(written.update),
+        update=after if written is None or written.update is None else texts.decoded(written.update),
         changed=changed,
         section=section,
         recalled=recalled,
@@ -303,15 +303,15 @@ def _reading(
         in_tags=written is not None,
         asks=written is not None and "recalled" in turn.spans,
         query=None if looked_up is None else looked_up.query,
-        found=str((looked_up.text if looked_up else None) or ""),
+        recall_result=str((looked_up.text if looked_up else None) or ""),
         malformed=None if malformed is None else malformed.reason,
-        dropped=tuple(unit for event in of_type(told, MemoryUngrounded) for unit in event.dropped),
+        dropped=tuple(unit for event in of_type(events, MemoryUngrounded) for unit in event.dropped),
     )
 
 
 def _after(
     turn: Turn,
-    told: Sequence[Event],
+    events: Sequence[Event],
     written: MemoryWritten | None,
     later: tuple[int, ...] | None,
     before: Text,
@@ -319,10 +319,10 @@ def _after(
 ) -> tuple[Text, bool]:
     """The memory after a turn, and whether the turn wrote it."""
     if written is not None:
-        return texts.known(written.text, written.token_ids), written.changed
-    if _last(told, EmptyMemoryKept):
+        return texts.decoded(written.text, written.token_ids), written.changed
+    if _last(events, EmptyMemoryKept):
         return before, False
-    dropped = _last(told, MemoryUngrounded)
+    dropped = _last(events, MemoryUngrounded)
     if dropped is not None:
         return texts.of(dropped.token_ids), dropped.changed
     sampled = turn.completion.token_ids
@@ -334,8 +334,10 @@ def _after(
 
 
 def _sources(turn: Turn, section: Text, before: Text, recalled: Text, texts: GroupTexts) -> Iterator[Text]:
-    told = {"memory": before, "recalled": recalled}
-    yield from (text for name, text in told.items() if name not in turn.spans)  # known from events alone: old records
+    recorded = {"memory": before, "recalled": recalled}
+    yield from (
+        text for name, text in recorded.items() if name not in turn.spans
+    )  # known from events alone: old records
     pieces = sorted((end - start, start, name) for name, (start, end) in turn.spans.items() if name != "question")
     for length, start, name in pieces:
         if name == "section":
@@ -345,9 +347,9 @@ def _sources(turn: Turn, section: Text, before: Text, recalled: Text, texts: Gro
         yield before if ids == before.ids else texts.of(ids)
 
 
-def _last(told: Sequence[Event], kind: type[E]) -> E | None:
-    found = of_type(told, kind)
-    return found[-1] if found else None
+def _last(events: Sequence[Event], kind: type[E]) -> E | None:
+    matches = of_type(events, kind)
+    return matches[-1] if matches else None
 
 
 # ---- Where in a document a kept sentence is from -------------------------------------------------------------
@@ -368,28 +370,28 @@ class _Run:
     end: int
 
 
-def origins(kept: Sequence[str], document: str, readings: Sequence[ReadingTurn] = ()) -> list[Span | None]:
-    """[len(kept)] the place of each sentence in the document, None where it has none.
+def origins(memory_sentences: Sequence[str], document: str, readings: Sequence[ReadingTurn] = ()) -> list[Span | None]:
+    """[len(memory_sentences)] the place of each sentence in the document, None where it has none.
 
     >>> text = "Bob drinks tea. In 1990 Anna lives in Rome, near the sea."
     >>> origins(["anna lives in rome.", "Bob drinks tea.", "Eve sings."], text), text[24:42]
     ([(24, 42), (0, 14), None], 'Anna lives in Rome')
     """
     sections = _sections(document, readings)
-    came = [_came(sentence, readings) for sentence in kept]
-    own = [None if index is None else sections[index] for index in came]
-    words = [[word.casefold() for word in _WORD.findall(sentence)] for sentence in kept]
-    best = list[_Run | None]([None] * len(kept))
+    came = [_came(sentence, readings) for sentence in memory_sentences]
+    source_spans = [None if index is None else sections[index] for index in came]
+    words = [[word.casefold() for word in _WORD.findall(sentence)] for sentence in memory_sentences]
+    best = list[_Run | None]([None] * len(memory_sentences))
     for span in _merged([section for section in sections if section is not None]) or [(0, len(document))]:
         for number, run in _runs(words, document, span):
-            if _better(run, best[number], own[number]):
+            if _better(run, best[number], source_spans[number]):
                 best[number] = run
     return [None if run is None else (run.start, run.end) for run in best]
 
 
-def _better(run: _Run, than: _Run | None, own: Span | None) -> bool:
+def _better(run: _Run, than: _Run | None, source: Span | None) -> bool:
     def rank(it: _Run) -> tuple[int, bool]:
-        return it.words, own is not None and own[0] <= it.start < own[1]
+        return it.words, source is not None and source[0] <= it.start < source[1]
 
     return than is None or rank(run) > rank(than)
 
@@ -429,41 +431,42 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
     return merged
 
 
-def _runs(kept: Sequence[Sequence[str]], document: str, span: Span) -> Iterator[tuple[int, _Run]]:
+def _runs(word_lists: Sequence[Sequence[str]], document: str, span: Span) -> Iterator[tuple[int, _Run]]:
     """(index of a sentence, a run of its words) in one piece of the document, each as far as it goes."""
     grams = {
-        length: _grams(kept, length) for length in sorted({min(RUN, len(words)) for words in kept if len(words) > 1})
+        length: _grams(word_lists, length)
+        for length in sorted({min(RUN, len(words)) for words in word_lists if len(words) > 1})
     }
-    wanted = {word for words in kept for word in words}
+    wanted = {word for words in word_lists for word in words}
     window: deque[tuple[str, int, int]] = deque(maxlen=RUN)
     open_runs: dict[tuple[int, int], _Run] = {}  # by (sentence, its next word)
-    for found in _WORD.finditer(document, *span):
-        word = found.group().casefold()
+    for match in _WORD.finditer(document, *span):
+        word = match.group().casefold()
         if word not in wanted:  # most words: it ends what is open, and no run holds it
             yield from ((number, run) for (number, _), run in open_runs.items())
             open_runs.clear()
             window.clear()
             continue
-        window.append((word, found.start(), found.end()))
+        window.append((word, match.start(), match.end()))
         going: dict[tuple[int, int], _Run] = {}
         for (number, following), run in open_runs.items():
-            if following < len(kept[number]) and kept[number][following] == word:
-                going[number, following + 1] = _Run(run.words + 1, run.start, found.end())
+            if following < len(word_lists[number]) and word_lists[number][following] == word:
+                going[number, following + 1] = _Run(run.words + 1, run.start, match.end())
             else:
                 yield number, run
         for length, places in grams.items():
             if len(window) >= length:
                 recent = list(window)[-length:]
-                for number, following in places.get(tuple(each[0] for each in recent), ()):
-                    going.setdefault((number, following), _Run(length, recent[0][1], found.end()))
+                for number, following in places.get(tuple(entry[0] for entry in recent), ()):
+                    going.setdefault((number, following), _Run(length, recent[0][1], match.end()))
         open_runs = going
     yield from ((number, run) for (number, _), run in open_runs.items())
 
 
-def _grams(kept: Sequence[Sequence[str]], length: int) -> Mapping[tuple[str, ...], list[tuple[int, int]]]:
+def _grams(word_lists: Sequence[Sequence[str]], length: int) -> Mapping[tuple[str, ...], list[tuple[int, int]]]:
     """Words in a row to (sentence, the word after them), of sentences that are looked for by so many."""
     places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
-    for number, words in enumerate(kept):
+    for number, words in enumerate(word_lists):
         if min(RUN, len(words)) == length:
             for start in range(len(words) - length + 1):
                 places.setdefault(tuple(words[start : start + length]), []).append((number, start + length))

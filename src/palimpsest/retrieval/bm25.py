@@ -52,10 +52,10 @@ def indexed(texts: Iterable[str]) -> bm25s.BM25:
 
 def ranked(scores: bm25s.BM25, query: str, topk: int) -> list[tuple[int, float]]:
     """(place, score) of at most `topk` texts, best first; of equal ones the first. None without a word of the query."""
-    known = [scores.vocab_dict[word] for word in words(query) if word in scores.vocab_dict]
-    if not known or topk < 1:
+    word_ids = [scores.vocab_dict[word] for word in words(query) if word in scores.vocab_dict]
+    if not word_ids or topk < 1:
         return []
-    scores_N = scores.get_scores_from_ids(known)
+    scores_N = scores.get_scores_from_ids(word_ids)
     return [(at, float(scores_N[at])) for at in top(scores_N, topk).tolist() if scores_N[at] > 0]
 
 

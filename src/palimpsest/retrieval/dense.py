@@ -139,7 +139,7 @@ def _write(
     vectors_N_D: np.memmap[Any, Any] | None = None
     for at in range(0, len(read), BATCH):
         places = order_N[at : at + BATCH]
-        encoded = encoder.encode([searched_text(read[int(place)]) for place in places], "passage")
+        encoded = encoder.encode([searched_text(read[int(index)]) for index in places], "passage")
         if vectors_N_D is None:
             vectors_N_D = np.lib.format.open_memmap(
                 folder / _VECTORS, mode="w+", dtype=np.float32, shape=(len(read), encoded.shape[1])

@@ -145,8 +145,8 @@ class PassageStore:
 
     def __getitem__(self, at: int) -> dict[str, Any]:
         start, end = int(self._starts[at]), int(self._starts[at + 1])
-        found: dict[str, Any] = orjson.loads(self._bytes[start:end])
-        return found
+        passage: dict[str, Any] = orjson.loads(self._bytes[start:end])
+        return passage
 
     @property
     def sizes_N(self) -> np.ndarray:
@@ -186,6 +186,6 @@ def top(scores_N: np.ndarray, topk: int) -> np.ndarray:
     else:
         places = np.arange(len(scores_N))
     if len(places) > topk:
-        kept = scores_N[places]
-        places = places[kept >= np.partition(kept, len(places) - topk)[len(places) - topk]]
+        candidates = scores_N[places]
+        places = places[candidates >= np.partition(candidates, len(places) - topk)[len(places) - topk]]
     return places[np.argsort(-scores_N[places], kind="stable")][:topk]

@@ -167,9 +167,9 @@ class Coalescer(Generic[T]):
         self.calls += 1
         queries = [query for ask in asks for query in ask.queries]
         try:
-            found = await self._call(queries, asks[0].topk)
-            if len(found) != len(queries):
-                raise ValueError(f"{len(found)} answers to {len(queries)} queries")
+            results = await self._call(queries, asks[0].topk)
+            if len(results) != len(queries):
+                raise ValueError(f"{len(results)} answers to {len(queries)} queries")
         except self._divide as error:
             if len(asks) == 1:
                 _fail(asks[0], error)
@@ -180,7 +180,7 @@ class Coalescer(Generic[T]):
             for ask in asks:
                 _fail(ask, error)
         else:
-            rest = iter(found)
+            rest = iter(results)
             for ask in asks:
                 answers = [next(rest) for _ in ask.queries]
                 if not ask.answer.done():

@@ -84,21 +84,21 @@ class RemoteSearch:
             raise SearchError(f"{self.url}: {bad}") from None
         if answer.status == 200:
             return answer
-        said = f"status {answer.status}: {answer.quoted(200, self._token)}"
+        message = f"status {answer.status}: {answer.quoted(200, self._token)}"
         if answer.status == 429 or answer.status >= 500:
-            raise RetryableError(said, retry_after(answer.headers))
-        raise _RefusedError(f"{self.url}: {said}")
+            raise RetryableError(message, retry_after(answer.headers))
+        raise _RefusedError(f"{self.url}: {message}")
 
     def _hits(self, answer: HttpReply, count: int) -> list[list[Hit]]:
         try:
             result: Any = answer.json()["result"]
-            found = [[Hit(dict(hit["document"]), float(hit["score"])) for hit in hits] for hits in result]
+            results = [[Hit(dict(hit["document"]), float(hit["score"])) for hit in hits] for hits in result]
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             what = redacted(repr(error), self._token)
             raise SearchError(f"{self.url}: not the answer of a retrieval server ({what:.100})") from None
-        if len(found) != count:
-            raise SearchError(f"{self.url}: {len(found)} results for {count} queries")
-        return found
+        if len(results) != count:
+            raise SearchError(f"{self.url}: {len(results)} results for {count} queries")
+        return results
 
     async def close(self) -> None:
         await self._requests.close()

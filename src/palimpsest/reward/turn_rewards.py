@@ -121,7 +121,7 @@ def _read_reward(reading: ReadingTurn, golds: Sequence[str], codec: Codec, confi
     wrote = recall(reading.update.text) if reading.changed else had
     return TurnReward(
         update=wrote - had,
-        callback=max(0.0, recall(f"{reading.found} {sight}") - in_sight) if reading.found else 0.0,
+        callback=max(0.0, recall(f"{reading.recall_result} {sight}") - in_sight) if reading.recall_result else 0.0,
         format=float(reading.malformed is None),
         in_sight=in_sight,
     )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from palimpsest.retrieval.search_client import RemoteSearch
 
 
-_KEPT_WORLDS = 256
+_MAX_WORLDS = 256
 _NOTHING = "No results."
 DOCUMENT = "document"
 """The `source` that makes the problem's document what is searched."""
@@ -146,14 +146,14 @@ class SearchTool(Tool):
         searched = problem.context if self.source == DOCUMENT else problem.metadata.get("passages")
         if not searched:
             raise ToolError("there are no passages to search")
-        known = self._worlds.get(problem.id)
-        if known is None or known[0] is not searched:
-            known = searched, PassageIndex(self._passages(searched))
-            self._worlds[problem.id] = known
+        entry = self._worlds.get(problem.id)
+        if entry is None or entry[0] is not searched:
+            entry = searched, PassageIndex(self._passages(searched))
+            self._worlds[problem.id] = entry
         self._worlds.move_to_end(problem.id)
-        while len(self._worlds) > _KEPT_WORLDS:
+        while len(self._worlds) > _MAX_WORLDS:
             self._worlds.popitem(last=False)
-        return known[1]
+        return entry[1]
 
     def _passages(self, searched: str | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         return document_passages(searched, self.passage_chars) if isinstance(searched, str) else searched
@@ -162,7 +162,7 @@ class SearchTool(Tool):
         """A client of this event loop: connections can't be shared between loops. It is closed when the loop ends."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            self._clients = {known: kept for known, kept in self._clients.items() if not known.is_closed()}
+            self._clients = {other: client for other, client in self._clients.items() if not other.is_closed()}
             lent = _lent(self._connect())
             self._clients[loop] = await anext(lent), lent
         return self._clients[loop][0]

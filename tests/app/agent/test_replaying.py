@@ -129,7 +129,7 @@ def test_a_given_memory_is_input_and_never_counts_as_invented_by_the_agent(
     result = replay(place, turn=turn, memory=given, out=tmp_path)
     (group,) = read_groups(result.path).groups
     recorded, again = (readings(each, GroupTexts(Codec.load(result.model))) for each in group.trajectories)
-    assert [each.given for each in again] == [False] * (turn - 1) + [True]
+    assert [each.substituted for each in again] == [False] * (turn - 1) + [True]
     wrote = recorded[: turn - 1]  # all that is the agent's own in both
     share = copy_fidelity(wrote)
     assert result.replayed.value == pytest.approx(1.0 if share is None else share)

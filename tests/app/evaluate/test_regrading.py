@@ -11,7 +11,7 @@ import pytest
 import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
-from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Sample, SampleKey, read_samples, write_asked
+from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Sample, SampleKey, read_samples, write_request
 from palimpsest.files import sha256
 from palimpsest.notes import Note
 from palimpsest.reward.answer_match import measure
@@ -181,7 +181,7 @@ def test_a_damaged_line_is_no_dead_end_where_its_episode_was_played_again(
     folder = evaluation(tmp_path / "e")
     log = folder / SAMPLES
     lines = log.read_bytes().splitlines(keepends=True)
-    write_asked(folder, [(CHUNKS, 1, [f"p{n}" for n in range(5)])])
+    write_request(folder, [(CHUNKS, 1, [f"p{n}" for n in range(5)])])
     log.write_bytes(b"".join([lines[0], b"x" + lines[1], *lines[2:]]))
     with pytest.raises(RunError, match="1 lines can't be read; run the same palimpsest eval again first"):
         regraded(folder)
@@ -196,7 +196,7 @@ def test_an_evaluation_that_has_not_ended_is_graded_as_far_as_it_is_and_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = evaluation(tmp_path / "e")
-    write_asked(folder, [(CHUNKS, 1, [f"p{n}" for n in range(7)])])
+    write_request(folder, [(CHUNKS, 1, [f"p{n}" for n in range(7)])])
     assert len(palimpsest.evaluate(regrade=folder).samples) == 5
     assert f"{folder}: 2 episodes have not ended yet" in capsys.readouterr().err
 

@@ -29,7 +29,7 @@ from palimpsest.data.sources.problem_source import build_source, rows_left_out
 from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.evaluation.episode_files import EPISODES
-from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, Cell, refuse_in_use
+from palimpsest.evaluation.sample_log import IDENTITY, REQUESTED, SAMPLES, Cell, refuse_in_use
 from palimpsest.plugins import DATA, known, plain
 from palimpsest.runs.folder_guard import folders, refuse_moving
 from palimpsest.runs.run_folder import CONFIG
@@ -156,7 +156,7 @@ def check_folder(out: Path | None, *, model: str, force: bool) -> None:
         _refuse_moving(out, names)
     elif CONFIG in names:
         raise RunError(f"{out} holds a run: give the evaluation another --out, or --force to move the run aside")
-    elif IDENTITY not in names and set(names) - {SAMPLES, ASKED, EPISODES}:
+    elif IDENTITY not in names and set(names) - {SAMPLES, REQUESTED, EPISODES}:
         raise RunError(
             f"{out} holds {', '.join(names[:3])} but no {IDENTITY}: not an evaluation; give another --out, "
             "or --force to move it aside"

@@ -24,7 +24,7 @@ from typing import Literal, TypeVar
 
 from palimpsest.events import Event, Pruned, Replayed, SummedUp, of_type
 from palimpsest.metrics.memory_metrics import CHOICES
-from palimpsest.metrics.reading_trace import ReadingTurn, Text, given_turn, readings
+from palimpsest.metrics.reading_trace import ReadingTurn, Text, readings, replayed_turn
 from palimpsest.text.sentences import flat, sentences, stands_in
 from palimpsest.types import Problem, Span, Trajectory, Turn
 from palimpsest.viewer.analysis.memory_diff import EqualRun, MemoryDiff, PromptSource, aligned, memory_diff
@@ -133,7 +133,7 @@ class Story:
         self._diffs: _Latest[int, MemoryDiff] = _Latest(_LATEST)
         self._runs: dict[int, list[EqualRun]] = {}
         self._invented: dict[int, tuple[str, ...] | None] = {}
-        self._empty = texts.known("")
+        self._empty = texts.decoded("")
 
     @cached_property
     def steps(self) -> tuple[TimelineStep, ...]:
@@ -159,7 +159,7 @@ class Story:
     @property
     def edited(self) -> int | None:
         """The turn whose memory was put in by hand; None: none."""
-        return given_turn(self.trajectory)
+        return replayed_turn(self.trajectory)
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -295,12 +295,12 @@ class Story:
 
     def _of_tools(self) -> list[TimelineStep]:
         steps: list[TimelineStep] = []
-        before = self.texts.known("")
+        before = self.texts.decoded("")
         for index in range(len(self.trajectory.turns)):
             written = [_memory_of(event) for event in self.events_after[index + 1]]
             memory = next((text for text in reversed(written) if text is not None), None)
             if memory is not None:
-                after = self.texts.known(memory)
+                after = self.texts.decoded(memory)
                 steps.append(TimelineStep(index, before, after, True, None, None, True, None))
                 before = after
         return steps

@@ -19,7 +19,7 @@ import yaml
 from palimpsest.config.section import leaves
 from palimpsest.config.yaml_text import first_line, read
 from palimpsest.evaluation.episode_files import EPISODES
-from palimpsest.evaluation.sample_log import ASKED, IDENTITY, SAMPLES, SUMMARY
+from palimpsest.evaluation.sample_log import IDENTITY, REQUESTED, SAMPLES, SUMMARY
 from palimpsest.files import read_regular
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.jsonl_rows import is_number, whole, with_number
@@ -33,7 +33,7 @@ _DEPTH, _VALUES = 32, 20_000
 """Levels and values of a configuration that is shown."""
 _MOST_BYTES = {".json": 4 << 20, ".yaml": 256 << 10}
 """Of its file, by suffix: YAML is read with about a megabyte a second."""
-_READ = (CONFIG, METRICS, TIMINGS, EVENTS, TRAJECTORIES, IDENTITY, SAMPLES, ASKED, SUMMARY, EPISODES)
+_READ = (CONFIG, METRICS, TIMINGS, EVENTS, TRAJECTORIES, IDENTITY, SAMPLES, REQUESTED, SUMMARY, EPISODES)
 """What is read of a run or an evaluation."""
 _ALIVE_SECONDS = 120.0
 """An evaluation without a summary whose log has grown since counts as running."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from palimpsest.errors import RunError
 from palimpsest.evaluation.comparison import cell_at_length, labelled
-from palimpsest.evaluation.sample_log import ASKED, SAMPLES, Cell, Logged, Sample, logs_below, read_log
+from palimpsest.evaluation.sample_log import REQUESTED, SAMPLES, Cell, Logged, Sample, logs_below, read_log
 from palimpsest.evaluation.summary import accuracy_of
 from palimpsest.viewer.records.recorded_episodes import player_of
 from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, kept_inside
@@ -48,10 +48,10 @@ class Samples:
         return None if path is None else self._of(source, path)
 
     def _of(self, source: Source, path: Path) -> Logged:
-        for each in (path, path.with_name(ASKED)):
+        for each in (path, path.with_name(REQUESTED)):
             kept_inside(source, each)
         try:
-            state = _state(path), _state(path.with_name(ASKED))
+            state = _state(path), _state(path.with_name(REQUESTED))
             with self._lock:
                 known = self._read.get(path)
                 if known is None or known[0] != state:
