@@ -68,9 +68,9 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2594, 14),
-    "app": (9198, 44),
-    "cli": (2125, 14),
-    "config": (2487, 13),
+    "app": (8849, 42),
+    "cli": (2124, 14),
+    "config": (2497, 13),
     "credit": (905, 8),
     "data": (4852, 25),
     "engines": (9531, 47),
@@ -79,7 +79,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "metrics": (855, 4),
     "models": (721, 4),
     "progress": (609, 4),
-    "report": (1674, 7),
+    "report": (1588, 7),
     "retrieval": (752, 6),
     "reward": (1577, 9),
     "rollout": (1258, 5),
@@ -88,7 +88,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "text": (3101, 14),
     "tools": (279, 3),
     "training": (1939, 10),
-    "viewer": (5544, 24),
+    "viewer": (5543, 24),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A feature that needs more raises its line here,
 in the same commit; what gets smaller lowers it."""

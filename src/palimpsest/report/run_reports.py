@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.evaluation.summary import EvalSummary, Score
-from palimpsest.report.axis_labels import DOCUMENTS
+from palimpsest.report.axis_labels import DOCUMENTS, AxisWords
 from palimpsest.report.page import LEGEND, PlacedRow, ToldStory, embedded, evidence_table, page, write_page
 from palimpsest.report.plots import reward_figure, training_figures
-from palimpsest.report.quickstart_report import tokens_in_words
 from palimpsest.text.display_text import visible
 
 
@@ -68,7 +67,7 @@ def lead(results: EvaluationResults) -> str:
     if results.accuracy.mean is None:
         return f"No episode was graded.{missing}"
     score = results.accuracy
-    return f"Accuracy {_percent(score)} (95% interval {_interval(score)}) over {graded} episodes.{missing}"
+    return f"Accuracy {percent(score)} (95% interval {interval(score)}) over {graded} episodes.{missing}"
 
 
 def _row(name: str, summary: EvalSummary) -> dict[str, Any]:
@@ -76,8 +75,8 @@ def _row(name: str, summary: EvalSummary) -> dict[str, Any]:
         "name": visible(name),
         "main": not summary.cell.baseline,
         "problems": f"{summary.problems:,}" + (f", {summary.ungraded:,} ungraded" if summary.ungraded else ""),
-        "accuracy": _percent(summary.accuracy),
-        "interval": _interval(summary.accuracy),
+        "accuracy": percent(summary.accuracy),
+        "interval": interval(summary.accuracy),
         "tokens": f"{summary.tokens_per_document:,.0f}",
         "cost": tokens_in_words(summary.tokens_per_correct),
         "turns": f"{summary.turns_per_document:.1f}",
@@ -99,11 +98,22 @@ def _outcomes(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in ordered)
 
 
-def _percent(score: Score) -> str:
+def tokens_in_words(count: float | None) -> str:
+    """A number of tokens, a dash where there is none.
+
+    >>> tokens_in_words(1234.4), tokens_in_words(None)
+    ('1,234', '–')
+    """
+    return "–" if count is None else f"{count:,.0f}"
+
+
+def percent(score: Score) -> str:
+    """The mean in percent, a dash where there is none."""
     return "–" if score.mean is None else f"{score.mean:.1%}"
 
 
-def _interval(score: Score) -> str:
+def interval(score: Score) -> str:
+    """Its interval in percent; empty without one."""
     return "" if score.low is None or score.high is None else f"{score.low:.1%} to {score.high:.1%}"
 
 
@@ -159,7 +169,7 @@ SHOWN_MEMORIES = 12
 
 def write_training_report(folder: Path, results: TrainingResults) -> None:
     """Write report.html and plots/*.png into `folder`."""
-    figures = _figures(results)
+    figures = training_plots([float(row["reward/mean"]) for row in results.rows], results.sizes, results.rows)
     text = page(
         "training.html.j2",
         title=results.title,
@@ -177,16 +187,21 @@ def write_training_report(folder: Path, results: TrainingResults) -> None:
     write_page(folder, text, figures)
 
 
-def _figures(results: TrainingResults) -> list[dict[str, Any]]:
-    rewards = [float(row["reward/mean"]) for row in results.rows]
+def training_plots(
+    rewards: Sequence[float], sizes: Sequence[int], rows: Sequence[Mapping[str, Any]], words: AxisWords = DOCUMENTS
+) -> list[dict[str, Any]]:
+    """The figures of a training; `rewards`, `sizes`: [steps] mean reward, size of the problems; `rows`: of metrics."""
     if not rewards:
         return []
-    caption = "Reward over training. Thin: the mean of each step's episodes, bold: its running mean."
-    if len(set(results.sizes)) > 1:
-        caption = f"{caption} {DOCUMENTS.bands}"
-    image = reward_figure(rewards, results.sizes, words=DOCUMENTS)
+    caption = (
+        "Reward over training. Each step samples a batch of episodes; thin line: their mean reward, bold: its running "
+        "mean."
+    )
+    if len(set(sizes)) > 1:
+        caption = f"{caption} {words.bands}"
+    image = reward_figure(rewards, sizes, words=words)
     reward = {"name": "reward", "png": image, "caption": caption, "alt": "mean reward over training steps"}
-    return [reward, *training_figures(results.rows)]
+    return [reward, *training_figures(rows)]
 
 
 def _shown(episode: ToldEpisode) -> dict[str, Any]:
