@@ -68,7 +68,7 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2594, 14),
-    "app": (8849, 42),
+    "app": (9059, 43),
     "cli": (2124, 14),
     "config": (2497, 13),
     "credit": (905, 8),
@@ -79,7 +79,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "metrics": (855, 4),
     "models": (721, 4),
     "progress": (609, 4),
-    "report": (1588, 7),
+    "report": (1280, 6),
     "retrieval": (752, 6),
     "reward": (1577, 9),
     "rollout": (1258, 5),

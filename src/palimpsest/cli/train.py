@@ -17,9 +17,9 @@ from palimpsest.runs.resume_rules import origin_of, resume_command
 from palimpsest.training.supervised.imitation_source import Imitated
 
 if TYPE_CHECKING:
+    from palimpsest.app.quickstart.quickstart_results import Results
     from palimpsest.app.quickstart.quickstart_run import Quickstart
     from palimpsest.evaluation.summary import EvalSummary
-    from palimpsest.report.quickstart_report import Results
 
 
 Resume = Annotated[
@@ -275,7 +275,7 @@ def _show(done: Quickstart) -> None:
         [results.label(name), *(f"{percent(row[p].accuracy.mean)}  {interval(row[p].accuracy)}" for p in points)]
         for name, row in results.cells.items()
     ]
-    cost = results.words.cost.replace(" processed", "")
+    cost = results.grid.axis.cost.replace(" processed", "")
     tokens = [
         [f"{cost}, {label}", *(f"{row[p].tokens_per_document:,.0f}" for p in points)] for label, row in _costs(results)
     ]
@@ -290,6 +290,6 @@ def _show(done: Quickstart) -> None:
 
 def _costs(results: Results) -> list[tuple[str, Mapping[int, EvalSummary]]]:
     """Whose tokens the table shows: the agent's, or everybody's where they don't follow from the size."""
-    if results.words.reads:
-        return [("agent", results.cells[results.agent])]
+    if results.grid.axis.reads:
+        return [("agent", results.cells[results.grid.agent])]
     return [(results.label(name), row) for name, row in results.cells.items()]

@@ -123,5 +123,5 @@ QUESTIONS = AxisWords(
     "penalty; bands are 95% intervals. The agent was trained on {trained} a problem at the most.",
     cost_caption="Tokens processed per episode: prompts and replies of all turns, prefixes counted each time they are "
     "read. An episode that ran out of its context ended early and is cheap for that reason.",
-    samples="The agent's last memory, where it wrote one, and its answer on the first few problems of the last column.",
+    samples="The agent's last memory, where it wrote one, and its answer on the first few problems of the last size.",
 )

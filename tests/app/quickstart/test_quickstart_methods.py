@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from palimpsest.app.composition import fitted
 from palimpsest.app.quickstart.quickstart_plan import Grid, asked_quickstart
-from palimpsest.app.quickstart.quickstart_run import summary_json
+from palimpsest.app.quickstart.quickstart_results import Results, lead, summary_json, write_report
 from palimpsest.config.load import load_recipe, parse_config, quickstart_names, recipe_names
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
@@ -18,7 +19,6 @@ from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import EvalSummary, score, summarise
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.registry import build_policy
-from palimpsest.report.quickstart_report import Results, lead, render
 from palimpsest.reward.compose import check_reward
 
 from support.agents import base_codec  # isort: skip
@@ -83,6 +83,11 @@ def test_data_that_does_not_grow_and_sizes_beyond_it_are_rejected(method: str, s
             "memagent",
             "evaluation.trained_baselines.after={name: overwrite}",
             "trained_baselines.after: can't be the name of its folder",
+        ),
+        (
+            "memagent",
+            "evaluation.labels.agent=retrieval by the question",
+            "retrieval by the question is the label of two",
         ),
         ("memagent", 'evaluation.trained_baselines={"../x": {name: overwrite}}', "can't be the name of its folder"),
     ],
@@ -182,10 +187,10 @@ def row(value: float, **measures: float) -> EvalSummary:
 
 
 def results(method: str, two: EvalSummary, last: int, further: EvalSummary) -> Results:
-    asked = grid(method)
+    asked = grid(method, f"evaluation.sizes=[2, {last}]")
     cells = {name: {2: two, last: further} for name in asked.players}
     return Results(
-        config=asked.config, words=asked.axis, planned=asked.planned, trained=6, wall_s=60.0, cells=cells,
+        grid=asked, trained=6, wall_s=60.0, cells=cells,
         rewards=[0.5], sizes=[2],
     )  # fmt: skip
 
@@ -210,12 +215,13 @@ def test_the_figures_of_reading_are_at_the_first_point_before_and_after_or_at_ea
     assert "recall_hit_rate" not in summary_json(results("memagent", last, 8, last))
 
 
-def test_a_report_of_search_problems_speaks_of_questions() -> None:
+def test_a_report_of_search_problems_speaks_of_questions(tmp_path: Path) -> None:
     found = results("memact", row(1.0), 8, row(0.0))
-    html = render(found, [])
+    write_report(tmp_path, found)
+    html = (tmp_path / "report.html").read_text("utf-8")
     assert "memact: an agent trained on up to 6 questions a problem, tested on up to 8 questions" in html
-    assert "<th>8 questions</th>" in html
-    for word in ("chunk", "document", "fidelity", "× training"):
+    assert "<td>prunes, after RL, 8 questions</td>" in html
+    for word in ("chunk", "document", "fidelity"):
         assert word not in html.partition("<body>")[2].partition("<h2>Configuration")[0]
     assert lead(found) == (
         "With 2 questions a problem, the agent's accuracy went from 100.0% before reinforcement learning to 100.0% "

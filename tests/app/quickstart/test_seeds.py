@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import palimpsest
+from palimpsest.app.quickstart.quickstart_plan import Grid
+from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, summary_json, write_report
 from palimpsest.config.load import load_recipe
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import Score, student, summarise
-from palimpsest.report.axis_labels import DOCUMENTS
-from palimpsest.report.quickstart_report import Results, over_seeds, write_report
 from support.command import Run
 
 
@@ -25,9 +25,7 @@ def results(seed: int, right: float, **changes: Any) -> Results:
     each = {"problems": 64, "ungraded": seed, "accuracy": Score(right, 0.0, 1.0), "tokens_per_document": 100.0 + seed}
     cell = replace(empty, **each | changes)
     return Results(
-        config=load_recipe("memagent-quickstart", [f"seed={seed}"]),
-        words=DOCUMENTS,
-        planned=4,
+        grid=Grid(load_recipe("memagent-quickstart", [f"seed={seed}", "evaluation.sizes=[1, 4]"])),
         trained=4,
         wall_s=60.0,
         cells={name: {1: cell, 4: cell} for name in ("agent_before", "agent")},
@@ -45,6 +43,11 @@ def test_a_cell_of_several_seeds_is_the_mean_with_students_interval() -> None:
     assert merged.cells["agent"][4].tokens_per_document == 101
     assert merged.wall_s == 180
     assert merged.rewards == pytest.approx([0, 0.6])
+    summary = summary_json(merged)
+    assert (summary["seeds"], summary["training_chunks"], summary["planned_chunks"]) == ([0, 1, 2], [4, 4, 4], 4)
+    assert summary["accuracy"]["agent"]["4"] == {
+        "mean": score.mean, "low": score.low, "high": score.high, "seeds": [0.5, 0.6, 0.7],
+    }  # fmt: skip
 
 
 def test_seeds_that_agree_have_no_interval_and_a_missing_one_leaves_no_mean() -> None:
@@ -71,7 +74,7 @@ def test_the_report_of_several_seeds_shows_means_intervals_and_each_seed(tmp_pat
         "62.5%",
         "0.0% to 100.0%; 50.0%, 75.0%",
         "seed-7/report.html",
-        "40 episodes",
+        "64, 10 ungraded",
         "palimpsest quickstart memagent --seeds 3,7",
         "palimpsest 0.1.0",
     ):

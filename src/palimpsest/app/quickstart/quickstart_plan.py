@@ -46,6 +46,16 @@ class Grid:
 
     config: RunConfig
 
+    @property
+    def method(self) -> str:
+        """Its name."""
+        return self.config.recipe.removesuffix("-quickstart")
+
+    @property
+    def agent(self) -> str:
+        """Name of the trained agent; `{agent}_before` is the same before training with rewards."""
+        return self.config.evaluation.agent
+
     @cached_property
     def axis(self) -> AxisWords:
         """What grows."""
@@ -59,8 +69,7 @@ class Grid:
     @cached_property
     def players(self) -> dict[str, PolicyConfig]:
         """Everyone, in the order of tables: the agent, itself before training, the others."""
-        agent, policy = self.config.evaluation.agent, self.config.policy
-        each = {agent: policy, f"{agent}_before": policy, **self.others}
+        each = {self.agent: self.config.policy, f"{self.agent}_before": self.config.policy, **self.others}
         return {name: evaluated(policy) for name, policy in each.items()}
 
     @cached_property
@@ -112,8 +121,8 @@ class Grid:
 
     def cell(self, player: str, point: int) -> Cell:
         """That of a player at a point."""
-        baseline = player != self.config.evaluation.agent
-        return Cell(str(self.config.data.train_files), self.size(point), self.axis.key, player, baseline)
+        source, unit = str(self.config.data.train_files), self.axis.key
+        return Cell(source, self.size(point), unit, player, baseline=player != self.agent)
 
     def entries(self, names: Sequence[str], index: int = 0, shards: int = 1) -> list[Entry]:
         """What shard `index` of `shards` plays of these players: every `shards`-th problem of each point."""
@@ -188,19 +197,14 @@ def _check_names(config: RunConfig) -> None:
             if key == "trained_baselines" and (name in _FOLDERS or name != Path(name).name):
                 raise ConfigError(f"evaluation.{key}.{name}: can't be the name of its folder; give a plain one")
             taken[name] = f"evaluation.{key}.{name}"
-
-
-@dataclass(frozen=True, slots=True)
-class AskedSeeds:
-    """A quickstart under several seeds, to begin or to go on with."""
-
-    folder: Path
-    each: tuple[AskedRun, ...]
+    labels = [config.evaluation.labels.get(name, name) for name in taken]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise ConfigError(f"evaluation.labels: {twice} is the label of two players; give each its own")
 
 
 def asked_seeds(
     method: str | None, overrides: Overrides, seeds: Sequence[int], *, out: str | Path | None, resume: bool, force: bool
-) -> AskedSeeds:
+) -> list[AskedRun]:
     """The quickstarts that these options mean. Raises ConfigError, or RunError for a folder that holds a run."""
     folder = Path(out or SEEDS_FOLDER)
     if not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < max(2, len(seeds)):
@@ -209,13 +213,13 @@ def asked_seeds(
         raise ConfigError(f"seeds={list(seeds)}: give {len(T_975)} at most")
     if (folder / CONFIG).is_file():
         raise RunError(f"{folder} holds a run itself: give another folder for the runs of several seeds")
-    each = tuple(
+    each = [
         asked_quickstart(method, overrides, seed=seed, out=folder / f"seed-{seed}", resume=resume) for seed in seeds
-    )
+    ]
     there = [asked.folder for asked in each if (asked.folder / CONFIG).is_file()]
     if there and not (resume or force):
         raise RunError(
             f"{there[0]} holds a run: the same call with --resume continues the seeds, --force moves them aside "
             "(in Python resume=True, force=True)"
         )
-    return AskedSeeds(folder, each)
+    return each

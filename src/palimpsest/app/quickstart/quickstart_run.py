@@ -19,36 +19,27 @@ import html
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from palimpsest.app.python_calls import Table, blocking, suitable_progress
 from palimpsest.app.quickstart.quickstart_jobs import BaselineTraining, Shard, samples_of
-from palimpsest.app.quickstart.quickstart_plan import AskedSeeds, Grid, asked_quickstart, asked_seeds
+from palimpsest.app.quickstart.quickstart_plan import Grid, asked_quickstart, asked_seeds
+from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, publish, results_of
 from palimpsest.app.quickstart.worker import Worker, WorkerJob
 from palimpsest.app.resume import QUICKSTART, AskedRun, Resume, resumable
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.training_run import Prepared, Training, prepare
-from palimpsest.app.train.training_summary import told_of_last_step
 from palimpsest.config.load import Overrides, dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, write_json
-from palimpsest.evaluation.summary import summarise
+from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.reporter import Progress, Stage, Tick
-from palimpsest.provenance import MADE_WITH, facts
-from palimpsest.report.page import view_command
-from palimpsest.report.quickstart_report import Results, over_seeds, write_report
-from palimpsest.runs.jsonl_rows import read_rows, whole, with_number
-from palimpsest.runs.resume_rules import RunOrigin, made_with
-from palimpsest.runs.run_folder import METRICS, open_run
+from palimpsest.runs.resume_rules import RunOrigin
+from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
-
-SHOWN_SAMPLES = 4
-
 
 # ---- What a quickstart came to -------------------------------------------------------------------------------
 
@@ -99,7 +90,7 @@ class Quickstart:
 
     def __repr__(self) -> str:
         seeds = f", {len(self.seeds)} seeds" if self.seeds else ""
-        head = f"quickstart {self.run.config.recipe.removesuffix('-quickstart')} in {self.folder}{seeds}"
+        head = f"quickstart {Grid(self.run.config).method} in {self.folder}{seeds}"
         return f"{head}\n{self.table}" if self.finished else f"{head}: interrupted after {self.run.steps} steps"
 
     def _repr_html_(self) -> str:
@@ -170,23 +161,22 @@ async def _of_one(asked: AskedRun, *, force: bool, progress: Progress, stop: Gra
             models = {config.evaluation.agent: str(finished.checkpoint)}
             models |= {name: job.model for name, job in trainings.items()}
             samples = await _evaluate(config, _shards(config, models, out), trained, workers)
-        results = _results(config, out, samples, time.monotonic() - started)
+        results = results_of(config, out, samples, time.monotonic() - started)
         publish(out, results)
     return Quickstart(Run(out), results)
 
 
-async def _of_seeds(several: AskedSeeds, *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
+async def _of_seeds(several: Sequence[AskedRun], *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
     """One after the other, to the last or to an interrupt, and their report."""
     done, results = list[Quickstart](), list[Results]()
-    for number, asked in enumerate(several.each, 1):
-        progress.message(f"seed {asked.config.seed}, {number} of {len(several.each)}")
+    for number, asked in enumerate(several, 1):
+        progress.message(f"seed {asked.config.seed}, {number} of {len(several)}")
         done.append(await _of_one(asked, force=force, progress=progress, stop=stop))
         if (own := done[-1].results) is None:
             return replace(done[-1], seeds=tuple(done))
         results.append(own)
     merged = over_seeds(results)
-    write_report(several.folder, merged)
-    write_json(several.folder / SUMMARY, seeds_json(merged))
+    publish(several[0].folder.parent, merged)
     return replace(done[-1], results=merged, seeds=tuple(done))
 
 
@@ -221,10 +211,7 @@ class Workers:
         await asyncio.gather(*self._begun, *(worker.end() for worker in self._all), return_exceptions=True)
 
     def begin(
-        self,
-        work: Callable[[Shard], Awaitable[None]] | Callable[[WorkerJob], Awaitable[None]],
-        job: Any,
-        after: asyncio.Task[None] | None = None,
+        self, work: Callable[[Any], Awaitable[None]], job: WorkerJob, after: asyncio.Task[None] | None = None
     ) -> asyncio.Task[None]:
         """Begin `work` on a job as soon as `after` is done."""
 
@@ -350,141 +337,3 @@ def _announced(config: RunConfig, plan: Sequence[Stage], out: Path) -> str:
     time_taken = "a minute or less" if minutes < 1.5 else f"about {minutes:.0f} minutes"
     method = config.recipe.removesuffix("-quickstart")
     return f"quickstart {method}: {parts}, report, into {out}; {time_taken} on two cores"
-
-
-# ---- Report and summaries ------------------------------------------------------------------------------------
-
-
-def _results(config: RunConfig, out: Path, samples: Mapping[Cell, Sequence[Sample]], wall_s: float) -> Results:
-    rows, grid = with_number(read_rows(out / METRICS), "reward/mean"), Grid(config)
-    if grid.axis.reads:
-        sizes = [whole(row, "curriculum/chunks", config.data.synthetic.chunks) for row in rows]
-    else:
-        sizes = [grid.planned] * len(rows)
-    cells = {name: {point: grid.cell(name, point) for point in grid.points} for name in grid.players}
-    last = cells[config.evaluation.agent][max(grid.points)]
-    return Results(
-        config=config,
-        words=grid.axis,
-        planned=grid.planned,
-        trained=max(sizes, default=grid.planned),
-        wall_s=wall_s,
-        cells={
-            name: {point: summarise(each, samples.get(each, ())) for point, each in row.items()}
-            for name, row in cells.items()
-        },
-        rewards=[float(row["reward/mean"]) for row in rows],
-        sizes=sizes,
-        metrics=rows,
-        samples=sorted(samples.get(last, ()), key=lambda sample: sample.id)[:SHOWN_SAMPLES],
-        stories=told_of_last_step(out, config),
-        look=view_command(out),
-        made=facts(made_with(out)),
-    )
-
-
-def publish(out: Path, results: Results) -> None:
-    """Write report and summaries into the folder of the run."""
-    write_report(out, results)
-    cells = {name: {str(point): one.to_json() for point, one in row.items()} for name, row in results.cells.items()}
-    write_json(out / "evaluations" / SUMMARY, cells)
-    write_json(out / SUMMARY, summary_json(results) | {MADE_WITH: made_with(out)})
-
-
-def summary_json(results: Results) -> dict[str, Any]:
-    """What summary.json holds; keys of the inner maps are points of the axis."""
-    key = results.words.key
-    accuracy = {
-        name: {str(point): row[point].accuracy.mean for point in results.points} for name, row in results.cells.items()
-    }
-    return {
-        "method": results.method,
-        "seed": results.config.seed,
-        f"training_{key}": results.trained,
-        f"planned_{key}": results.planned,
-        "wall_s": round(results.wall_s, 1),
-        "accuracy": accuracy,
-    } | _figures(results)
-
-
-def seeds_json(merged: Results) -> dict[str, Any]:
-    """What summary.json of several seeds holds."""
-    key, seeds = merged.words.key, [one.config.seed for one in merged.seeds]
-    return {
-        "method": merged.method,
-        "seeds": seeds,
-        "runs": [f"seed-{seed}" for seed in seeds],
-        f"training_{key}": [one.trained for one in merged.seeds],
-        f"planned_{key}": merged.planned,
-        "wall_s": round(merged.wall_s, 1),
-        "accuracy": {
-            name: {
-                str(point): asdict(row[point].accuracy)
-                | {"seeds": [one.cells[name][point].accuracy.mean for one in merged.seeds]}
-                for point in merged.points
-            }
-            for name, row in merged.cells.items()
-        },
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Figure:
-    """A further key of summary.json."""
-
-    key: str
-    name: str
-    """Of the measure or metric; without it for a point that has none: null."""
-    by: Literal["player and point", "point", "first point", "mean", "change"]
-    """Of the agent but where it is by player: at each point, at the first, over all; at the first before and after
-    training with rewards."""
-    needs: str = ""
-    """The measure without which the key is left out."""
-
-
-_READING = (
-    _Figure("copy_fidelity", "copy_fidelity", "change"),
-    _Figure("dropped_share", "dropped_share", "change", needs="dropped_share"),
-    _Figure("tokens_per_document", "tokens_per_document", "point"),
-    _Figure("recall_hit_rate", "recall_hit_rate", "first point", needs="recall_rate"),
-    _Figure("recall_hit_rates", "recall_hit_rate", "point", needs="recall_rate"),
-)
-_SEARCHING = (
-    _Figure("all_right", "all", "player and point"),
-    _Figure("answers_right", "each", "player and point"),
-    _Figure("input_tokens_per_episode", "input_tokens", "player and point"),
-    _Figure("prunes_per_episode", "prunes", "point"),
-    _Figure("mean_prunes_per_episode", "prunes", "mean"),
-    _Figure("segments_per_trajectory", "segments", "point"),
-    _Figure("mean_segments_per_trajectory", "segments", "mean"),
-)
-
-
-def _figures(results: Results) -> dict[str, Any]:
-    """Those of reading documents, or of searching."""
-    values = {
-        name: {
-            str(point): {
-                "tokens_per_document": row[point].tokens_per_document,
-                **row[point].metrics,
-                **row[point].measures,
-            }
-            for point in results.points
-        }
-        for name, row in results.cells.items()
-    }
-    agent, before, first = values[results.agent], values[f"{results.agent}_before"], str(results.points[0])
-    found: dict[str, Any] = {}
-    for figure in _READING if results.words.reads else _SEARCHING:
-        if figure.needs and figure.needs not in agent[first]:
-            continue
-        each = {name: {at: held.get(figure.name) for at, held in row.items()} for name, row in values.items()}
-        known = [value for value in each[results.agent].values() if value is not None]
-        found[figure.key] = {
-            "player and point": each,
-            "point": each[results.agent],
-            "first point": each[results.agent][first],
-            "mean": fmean(known) if known else None,
-            "change": {"before": before[first].get(figure.name), "after": agent[first].get(figure.name)},
-        }[figure.by]
-    return found
