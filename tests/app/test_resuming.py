@@ -12,7 +12,7 @@ import pytest
 
 import palimpsest
 from palimpsest.app.config_resolution import model_folder
-from palimpsest.app.quickstart.quickstart_results import asked_quickstart, quickstart_config
+from palimpsest.app.quickstart.quickstart_plan import asked_quickstart
 from palimpsest.app.resume import asked_run
 from palimpsest.cli.options import resumed
 from palimpsest.progress.reporter import Silent
@@ -157,12 +157,12 @@ def test_a_hint_says_whether_a_run_goes_on_or_begins_again(tmp_path: Path) -> No
 
 def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: Path) -> None:
     changes = {"model.path": str(tiny_model_folder), "train.max_steps": 3, "evaluation.sizes": [1, 2]}
-    config = quickstart_config("memagent", changes, 5)
+    config = asked_quickstart("memagent", changes, seed=5).config
     with open_run(tmp_path / "run", config, origin=RunOrigin("quickstart")):
         pass
     for resume, method in ((tmp_path / "run", None), (True, str(tmp_path / "run"))):
         asked = asked_quickstart(method, resume=resume)
-        assert (asked.method, asked.config, asked.folder, asked.resume) == ("memagent", config, tmp_path / "run", True)
+        assert (asked.config, asked.folder, asked.resume) == (config, tmp_path / "run", True)
     assert asked_quickstart(None, resume=True, out=tmp_path / "run").config == config
     assert resume_command(tmp_path / "run").startswith("palimpsest quickstart --resume ")
     with pytest.raises(palimpsest.PalimpsestError, match="begun by palimpsest quickstart"):

@@ -75,7 +75,7 @@ MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
     "train loads": (training, "palimpsest.app.composition:open_engine", NOT_BEGUN),
     "quickstart evaluates": (
         quickstart,
-        "palimpsest.app.quickstart.evaluation_shards:play_shard",
+        "palimpsest.app.quickstart.quickstart_jobs:Shard.play",
         RESUME,
     ),
     "data is read": (inspecting, "palimpsest.data.files.rows:sniff", AGAIN),

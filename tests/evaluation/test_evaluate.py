@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.quickstart.evaluation_shards import Shard, samples_of
-from palimpsest.app.quickstart.quickstart_results import quickstart_config
+from palimpsest.app.quickstart.quickstart_jobs import Shard, samples_of
+from palimpsest.app.quickstart.quickstart_plan import asked_quickstart
 from palimpsest.config.load import dump_config
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import DataError, RunError, SamplerError
@@ -339,8 +339,8 @@ def test_the_order_of_samples_does_not_matter() -> None:
 def shard_of(folder: Path, model: Path, *overrides: str) -> Shard:
     small = ["evaluation.sizes=[1]", "data.curriculum=null", "data.synthetic.chunks=1"]
     small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
-    config = quickstart_config("memagent", [f"model.path={model}", *small, *overrides], seed=0)
-    return Shard("memagent", dump_config(config), str(model), ("agent",), str(folder), 0, 1)
+    config = asked_quickstart("memagent", [f"model.path={model}", *small, *overrides]).config
+    return Shard(dump_config(config), str(model), ("agent",), str(folder))
 
 
 def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_what_is_asked_for_alone(

@@ -143,7 +143,8 @@ def test_the_record_holds_the_memory_before_and_after_each_turn_and_what_was_rec
     (trajectory,) = read_groups(file).groups[0].trajectories
     found = readings(trajectory, GroupTexts(tiny_codec))
     assert [
-        (str(r.memory_before), str(r.memory_after), str(r.recalled), r.query, r.recall_result, str(r.section)) for r in found
+        (str(r.memory_before), str(r.memory_after), str(r.recalled), r.query, r.recall_result, str(r.section))
+        for r in found
     ] == [
         (" none", "Bob has a cat", "", None, "", "Bob has a cat.\n"),
         ("Bob has a cat", "cold", "", None, "", "It is cold.\n"),

@@ -13,50 +13,49 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.quickstart_methods import METHODS
-from palimpsest.evaluation.summary import PositionSummary, score, summarise
+from palimpsest.app.quickstart.quickstart_plan import Grid
+from palimpsest.app.quickstart.quickstart_results import Results, evaluation_results, lead, write_report
+from palimpsest.config.load import load_recipe
+from palimpsest.evaluation.sample_log import Cell
+from palimpsest.evaluation.summary import EvalSummary, PositionSummary, score, summarise
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
-from palimpsest.report.quickstart_report import Results, TableCell, lead, render, write_report
 from palimpsest.text.display_text import visible
 from support.evaluations import sample
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e{{ 7*7 }} & \"'"
 
 
-def cell(right: int, tokens: float) -> TableCell:
-    return TableCell(score([1.0] * right + [0.0] * (10 - right)), tokens, 10, 0)
+def cell(right: int, tokens: float, **changes: Any) -> EvalSummary:
+    """Of ten problems."""
+    made = summarise(Cell("synthetic", 4, "chunks", "agent"), [sample(f"p{at}", float(at < right)) for at in range(10)])
+    return replace(made, tokens_per_document=tokens, **{"tokens_per_correct": None} | changes)
 
 
-def results(**changes: Any) -> Results:
+def results(planned: int = 4, **changes: Any) -> Results:
+    settings = {"seed": 3, "evaluation.sizes": [1, 4], "evaluation.note": ATTACK, "data.curriculum.chunks": [planned]}
     shown = sample("p", 1.0, gold=ATTACK, question=ATTACK, answer=ATTACK, memory=ATTACK)
+    before = {"measures": {"copy_fidelity": 0.98}}
     given: dict[str, Any] = {
-        "method": "memagent",
-        "seed": 3,
+        "grid": Grid(load_recipe("memagent-quickstart", settings)),
         "trained": 4,
         "wall_s": 90.0,
         "cells": {
             "agent": {1: cell(10, 500), 4: cell(9, 2000)},
-            "agent_before": {1: cell(3, 500), 4: cell(1, 2000)},
+            "agent_before": {1: cell(3, 500, **before), 4: cell(1, 2000)},
             "last_window": {1: cell(2, 100), 4: cell(0, 100)},
         },
         "rewards": [0.2, 0.4, 0.6, 0.5],
-        "lengths": [1, 1, 2, 2],
-        "fidelity_before": 0.98,
-        "fidelity_after": None,
+        "sizes": [1, 1, 2, 2],
         "samples": [shown],
-        "config": f"recipe: {ATTACK}",
-        "labels": METHODS["memagent"].labels,
-        "others": METHODS["memagent"].others,
     }
     return Results(**{**given, **changes})
 
 
 def test_multiples_are_of_what_was_trained_on_and_a_size_that_was_not_reached_is_said() -> None:
-    short = results(trained=2, planned=4)
-    assert [short.size(point) for point in short.points] == [4, 16]
-    html = render(short, [])
-    assert "an agent trained at 2 chunks, tested far beyond" in html
-    assert ("2× training" in html, "8× training" in html, "1× training" in html) == (True, True, False)
+    short = results(trained=2)
+    assert [short.grid.size(point) for point in short.points] == [4, 16]
+    assert [short.heading(point) for point in short.points] == ["4 chunks (2x)", "16 chunks (8x)"]
+    assert evaluation_results(short).title == "memagent: an agent trained at 2 chunks, tested far beyond"
     assert "On documents 8 times as long as any it was trained on" in lead(short)
     assert lead(short).endswith("before its problems had grown to 4 chunks: the largest had 2 chunks.")
     assert "had grown" not in lead(results())
@@ -97,7 +96,8 @@ def test_text_of_a_model_cannot_become_markup(report: tuple[str, Reader]) -> Non
     assert not [tag for tag, _ in reader.tags if tag == "script"]
     assert all(attrs["src"] and attrs["src"].startswith("data:image/png") for tag, attrs in reader.tags if tag == "img")
     assert not [name for _, attrs in reader.tags for name in attrs if name.startswith("on")]
-    assert reader.text.count("<script>alert(1)</script>") == 5  # question, memory, answer, gold, configuration
+    shown = ("question", "memory", "answer", "gold", "caption", "configuration")
+    assert reader.text.count("<script>alert(1)</script>") == len(shown)
     assert "{{ 7*7 }}" in reader.text
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", html)
 
@@ -119,7 +119,14 @@ def test_figures_in_the_report_are_the_files_beside_it(tmp_path: Path) -> None:
 def test_the_table_shows_every_figure(report: tuple[str, Reader]) -> None:
     _, reader = report
     flat = " ".join(reader.text.split())
-    for expected in ("100%", "90%", "30%", "16 chunks", "4× training", "same model before RL", "0.98 before"):
+    for expected in (
+        "100.0%",
+        "90.0%",
+        "30.0%",
+        "agent after RL, 16 chunks",
+        "same model before RL, 4 chunks",
+        "0.98 before",
+    ):
         assert expected in flat
 
 
@@ -137,7 +144,7 @@ def test_an_episode_shown_says_what_its_grade_is(
 ) -> None:
     reason = None if value is not None else "judge: no answer"
     shown = sample("p", value, gold="gold", reason=reason)
-    write_report(tmp_path, results(samples=[shown], config=""))
+    write_report(tmp_path, results(samples=[shown]))
     reader = Reader()
     reader.feed((tmp_path / "report.html").read_text("utf-8"))
     assert [attrs["class"] for tag, attrs in reader.tags if tag == "dl" and attrs] == [f"sample {kind}"]
@@ -147,57 +154,35 @@ def test_an_episode_shown_says_what_its_grade_is(
 
 def test_the_lead_says_what_was_measured() -> None:
     assert lead(results()) == (
-        "At 4 chunks a document, the agent's accuracy went from 30% before reinforcement learning to 100% after it. "
-        "On documents 4 times as long as any it was trained on it is 90%; on the same weights, without a memory: "
-        "0% (last window only)."
+        "At 4 chunks a document, the agent's accuracy went from 30.0% before reinforcement learning to 100.0% after "
+        "it. On documents 4 times as long as any it was trained on it is 90.0%; in comparison: 0.0% (last window only)."
     )
 
 
 def test_what_was_not_graded_is_a_dash_and_not_zero(tmp_path: Path) -> None:
-    empty = TableCell(score([]), 0.0, 10, 10)
-    changed = results(cells={"agent": {1: empty}, "agent_before": {1: cell(1, 5)}}, rewards=[], lengths=[], samples=[])
+    empty = replace(cell(0, 0.0), accuracy=score([]), ungraded=10)
+    changed = results(cells={"agent": {1: empty}, "agent_before": {1: cell(1, 5)}}, rewards=[], sizes=[], samples=[])
     write_report(tmp_path, changed)
     assert not (tmp_path / "plots" / "reward.png").exists()
     text = (tmp_path / "report.html").read_text("utf-8")
-    assert "<td>–</td>" in text
-    assert "10 episodes have no grade" in text
+    assert "<td>agent after RL, 4 chunks</td><td>10, 10 ungraded</td><td>–</td>" in text
 
 
-def test_the_agent_has_a_row_of_evidence_at_every_length_and_the_others_at_the_longest() -> None:
+def test_every_player_has_a_row_of_figures_and_of_evidence_at_every_length(tmp_path: Path) -> None:
     parts = [PositionSummary(at / 5, (at + 1) / 5, 2, score([1.0, 0.0])) for at in range(5)]
-    cells = {
-        name: {point: replace(cell(5, 100), by_evidence=parts) for point in (1, 4)} for name in ("agent", "last_window")
-    }
-    html = render(results(cells=cells), [])
-    table = html.partition("Where the evidence lies")[2].partition("</table>")[0]
-    rows = re.findall(r"<td>([^<]*chunks)</td><td>50%<small>of 2, 9% to 91%</small>", table)
-    assert rows == ["agent after RL, 4 chunks", "agent after RL, 16 chunks", "last window only, 16 chunks"]
-    assert "Where the evidence lies" not in render(results(), [])
-
-
-def test_tokens_per_correct_answer_stand_by_policy_and_length() -> None:
-    def costing(point: int, tokens: float | None) -> TableCell:
-        return replace(cell(5, 100 * point), tokens_per_correct=tokens)
-
-    cells = {"agent": {1: costing(1, 1234.4), 4: costing(4, None)}, "last_window": {1: costing(1, 56.0)}}
-    table = render(results(cells=cells), []).partition("Tokens per correct answer")[2].partition("</table>")[0]
-    assert "<td>agent after RL</td><td>1,234</td><td>–</td>" in table
-    assert "<td>last window only</td><td>56</td><td>–</td>" in table
-    assert "Tokens per correct answer" not in render(results(), [])
-
-
-def test_a_cell_has_the_figures_of_its_summary() -> None:
-    summary = summarise(
-        "s", [sample("a", 1.0, measures={"evidence_first": 0.5, "evidence_last": 0.5}), sample("b", 0.0)]
-    )
-    made = TableCell.of(summary)
-    assert (made.score, made.tokens, made.problems, made.ungraded) == (summary.accuracy, 100.0, 2, 0)
-    assert (made.tokens_per_correct, made.by_evidence, made.by_last_evidence) == (200.0, summary.by_evidence, ())
+    row = {point: cell(5, 100, by_evidence=parts, tokens_per_correct=1234.4) for point in (1, 4)}
+    write_report(tmp_path, results(cells=dict.fromkeys(("agent", "agent_before"), row)))
+    before, _, after = (tmp_path / "report.html").read_text("utf-8").partition("Where the evidence lies")
+    names = [f"{name}, {size} chunks" for name in ("agent after RL", "same model before RL") for size in (4, 16)]
+    assert [re.search(rf"{name}</td><td>10</td><td>50.0%<.*<td>1,234</td>", before) is not None for name in names] == [
+        True
+    ] * 4
+    assert re.findall(r"<td>([^<]*chunks)</td><td>50%<small>of 2, 9% to 91%</small>", after) == names
 
 
 def test_bands_are_spoken_of_where_training_went_through_several_sizes_alone(tmp_path: Path) -> None:
     for name, sizes in (("grown", [1, 1, 2, 2]), ("one", [2, 2, 2, 2])):
-        write_report(tmp_path / name, results(lengths=sizes))
+        write_report(tmp_path / name, results(sizes=sizes))
         text = (tmp_path / name / "report.html").read_text()
         assert "thin line: their mean reward" in text
         assert ("The bands name" in text) == (name == "grown")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from palimpsest.app.quickstart.quickstart_run import _rivals
+from palimpsest.app.quickstart.quickstart_run import _trainings
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import EvaluationConfig, PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.errors import ConfigError
@@ -192,6 +192,6 @@ def test_a_quickstarts_rival_is_trained_without_the_agents_variant(tmp_path: Pat
     """Its options are the agent's: a rival of another kind would refuse them, or learn to play by them."""
     rivals = {"rival": {"name": "overwrite", "options": {"memory_tokens": 8}}}
     agent = config().model_copy(update={"evaluation": EvaluationConfig.model_validate({"trained_baselines": rivals})})
-    rival = parse_config(_rivals(agent, tmp_path)["rival"].config)
+    rival = parse_config(_trainings(agent, tmp_path)["rival"].config)
     assert build_variant(rival) is None
     assert rival.train == agent.train.model_copy(update={"variant": None})

@@ -1,4 +1,4 @@
-"""Tasks for worker processes, and who hears what they report."""
+"""Jobs for worker processes, and who hears what they report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from palimpsest.app.quickstart.worker_pool import TaskReport
+from palimpsest.app.quickstart.worker import JobReport
 from palimpsest.errors import ConfigError
 
 WAIT_S = 60
@@ -15,7 +15,7 @@ WAIT_S = 60
 
 @dataclass
 class Told:
-    """What a task reported."""
+    """What a job reported."""
 
     parts: int = 0
     messages: list[str] = field(default_factory=list)
@@ -34,9 +34,9 @@ class Work:
     file: str
     what: str = "count"
 
-    def run(self, report: TaskReport) -> None:
+    def run(self, report: JobReport) -> None:
         Path(self.file).write_text(str(os.getpid()))
-        print("what a task prints is not taken for an answer")
+        print("what a job prints is not taken for an answer")
         if self.what == "count":
             report.part()
             report.message("one\ntwo \u2028 three")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.app.quickstart_methods import TITLES
+from palimpsest.config.load import dump_config, load_recipe
 from palimpsest.errors import RunError
 from palimpsest.evaluation.sample_log import REQUESTED, write_request
 from palimpsest.rollout.trajectory_file import encode_groups
@@ -72,6 +72,7 @@ def test_a_quickstarts_evaluations_are_the_runs_items(tmp_path: Path) -> None:
 
 
 def quickstart_log(run: Path, value: float = 1.0) -> Path:
+    (run / "config.yaml").write_text(dump_config(load_recipe("memagent-quickstart")))
     log = run / "evaluations" / "after" / "shard-1-of-1"
     agents = [chunks(64, "a", value, player="agent"), chunks(64, "b", 1.0, player="mine", baseline=True)]
     return evaluation_folder(log, [*agents, chunks(64, "b", 0.0, player="agent_before", baseline=True)])
@@ -80,8 +81,7 @@ def quickstart_log(run: Path, value: float = 1.0) -> Path:
 def test_the_players_of_a_quickstart_are_called_what_its_tables_call_them(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "first")
     log = quickstart_log(run)
-    assert (TITLES["agent"], TITLES["agent_before"]) == ("agent after RL", "same model before RL")
-    told = ViewerApi(Library([run]), titles=TITLES).get("/api/runs/first/items")
+    told = ViewerApi(Library([run])).get("/api/runs/first/items")
     assert [(cell["player"], cell["label"], cell["task"], cell["size"]) for cell in told["cells"]] == [
         ("agent: agent after RL", "64 chunks", "synthetic", 64),
         ("baseline: same model before RL", "64 chunks", "synthetic", 64),
@@ -92,7 +92,7 @@ def test_the_players_of_a_quickstart_are_called_what_its_tables_call_them(tmp_pa
         ("agent_before", True, 64, "chunks", "same model before RL, 64 chunks"),
         ("mine", True, 64, "chunks", "mine, 64 chunks"),
     }
-    alone = ViewerApi(Library([log]), titles=TITLES).get("/api/runs/shard-1-of-1/items")
+    alone = ViewerApi(Library([log])).get("/api/runs/shard-1-of-1/items")
     players = {cell["player"] for cell in alone["cells"]}
     assert players == {"agent: agent", "baseline: agent_before", "baseline: mine"}  # anybody's
 

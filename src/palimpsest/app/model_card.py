@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 
 from palimpsest.app.composition import weights_fingerprint
-from palimpsest.app.quickstart_methods import METHODS
 from palimpsest.config.model import SHIPPED
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import RunError
@@ -28,6 +27,7 @@ from palimpsest.memory.registry import evaluated
 from palimpsest.models.model_folder import cached
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import plain
+from palimpsest.report.axis_labels import DOCUMENTS, QUESTIONS
 from palimpsest.runs.run_folder import CONFIG, load_config
 from palimpsest.text.display_text import printable, visible
 
@@ -162,9 +162,9 @@ def _rows(run: Path, place: Path) -> Iterator[str]:
             yield _row(row, cell.title)
         return
     config, told = load_config(run), json.loads(read_regular(run / SUMMARY, _MOST_BYTES))
-    method = METHODS[told["method"]]
-    for point, row in found[method.agent].items():
-        size = method.axis.heading(config, int(point), told[method.axis.trained_key])
+    words = DOCUMENTS if config.data.train_files == "synthetic" else QUESTIONS
+    for row in found[config.evaluation.agent].values():
+        size = words.heading(row["size"], told[f"training_{words.key}"])
         yield _row(row, f"{config.data.train_files}, {size}")
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palimpsest import files
-from palimpsest.app.quickstart_methods import TITLES
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.retrieval.search import check_token
@@ -60,7 +59,7 @@ def export(
     if not force or out.is_dir():
         free_file(out, force=False, progress=progress, option="--export")
     source = _only_source(library, paths)
-    answers, chosen = ViewerApi(library, tokenizer=tokenizer, titles=TITLES), places(only)
+    answers, chosen = ViewerApi(library, tokenizer=tokenizer), places(only)
     if out.suffix == ".html":
         made = [_page(answers, source, out, chosen, step)]
     else:
@@ -165,7 +164,7 @@ def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
     check_host(asked.host, asked.key, "--key-env NAME")
     check_token(asked.key, "--key-env")
     library = Library(chosen(asked.paths), wait=asked.follow)
-    answers = ViewerApi(library, tokenizer=asked.tokenizer, titles=TITLES)
+    answers = ViewerApi(library, tokenizer=asked.tokenizer)
     with (
         bound(asked.host, asked.port) as taken,
         closing(ViewerService(answers, token=asked.key, follow=asked.follow)) as service,

@@ -17,8 +17,9 @@ from palimpsest.runs.resume_rules import origin_of, resume_command
 from palimpsest.training.supervised.imitation_source import Imitated
 
 if TYPE_CHECKING:
+    from palimpsest.app.quickstart.quickstart_results import Results
     from palimpsest.app.quickstart.quickstart_run import Quickstart
-    from palimpsest.report.quickstart_report import Results, TableCell
+    from palimpsest.evaluation.summary import EvalSummary
 
 
 Resume = Annotated[
@@ -265,32 +266,30 @@ def _show(done: Quickstart) -> None:
         return
     from palimpsest.cli.output import interval, percent, stdout, table
 
-    results, axis, config = done.results, done.method.axis, done.run.config
+    results = done.results
     assert results is not None
-    points = sorted(axis.points(config))
+    points = results.points
     interval_of = f", mean of {len(done.seeds)} seeds" if done.seeds else ""
-    columns = [f"accuracy in %, 95% interval{interval_of}", *(axis.heading(config, p, results.trained) for p in points)]
+    columns = [f"accuracy in %, 95% interval{interval_of}", *map(results.heading, points)]
     rows = [
-        [results.label(name), *(f"{percent(row[p].score.mean)}  {interval(row[p].score)}" for p in points)]
+        [results.label(name), *(f"{percent(row[p].accuracy.mean)}  {interval(row[p].accuracy)}" for p in points)]
         for name, row in results.cells.items()
     ]
+    cost = results.grid.axis.cost.replace(" processed", "")
     tokens = [
-        [f"{results.words.cost.replace(' processed', '')}, {label}", *(f"{row[p].tokens:,.0f}" for p in points)]
-        for label, row in _costs(results)
+        [f"{cost}, {label}", *(f"{row[p].tokens_per_document:,.0f}" for p in points)] for label, row in _costs(results)
     ]
     stdout().print(table("", columns, [*rows, *tokens]))
     time_taken = f"{results.wall_s / 60:.1f} minutes"
-    if results.words.reads:
-        copied = ("copy fidelity", results.fidelity_before, results.fidelity_after)
-        dropped = ("sentences kept out of the memory", results.dropped_before, results.dropped_after)
-        name, before, after = copied if results.dropped_after is None else dropped
+    if (copied := results.copied()) is not None:
+        name, (before, after) = copied
         time_taken = f"{name}: {percent(before)}% before, {percent(after)}% after; {time_taken}"
     Terminal().message(time_taken)
     Terminal().message(f"{done.report}, {done.report.with_name('summary.json')}")
 
 
-def _costs(results: Results) -> list[tuple[str, Mapping[int, TableCell]]]:
+def _costs(results: Results) -> list[tuple[str, Mapping[int, EvalSummary]]]:
     """Whose tokens the table shows: the agent's, or everybody's where they don't follow from the size."""
-    if results.words.reads:
-        return [("agent", results.cells[results.agent])]
+    if results.grid.axis.reads:
+        return [("agent", results.cells[results.grid.agent])]
     return [(results.label(name), row) for name, row in results.cells.items()]

@@ -268,12 +268,22 @@ class EvaluationConfig(Strict):
     trained_baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Policies that `quickstart` trains beside the agent, each from a cold start of its own, with the same data,
     rewards, steps and seed, by the name the report gives them."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the players in tables and figures, by name. The first name is the agent's (`agent` without labels);
+    `NAME_before` is the agent before training with rewards."""
+    note: str = ""
+    """What the caption of the accuracy figure says of the other players."""
     record: Literal["none", "wrong", "all"] = "wrong"
     """Episodes that episodes.jsonl.zst of an evaluation keeps token for token; wrong: value below 1, or
     ungraded, up to 64 MB."""
     processes: int = Field(2, ge=1)
     """Processes that share the episodes of the final evaluation. Part of the configuration, not of the machine:
     it decides which sequences are batched together, so that results repeat."""
+
+    @property
+    def agent(self) -> str:
+        """Name of the trained agent in tables and logs."""
+        return next(iter(self.labels), "agent")
 
 
 class LoggingConfig(Strict):

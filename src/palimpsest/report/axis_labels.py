@@ -13,6 +13,8 @@ from dataclasses import dataclass
 class AxisWords:
     """One axis in words."""
 
+    key: str
+    """The unit as `Cell.unit` and the keys of summary.json have it."""
     one: str
     """The unit of a size."""
     many: str
@@ -54,6 +56,14 @@ class AxisWords:
         """The unit of a size."""
         return self.one if count == 1 else self.many
 
+    def heading(self, size: int, trained: int) -> str:
+        """Of a table's column; `trained` is the largest size trained on.
+
+        >>> DOCUMENTS.heading(128, 8), QUESTIONS.heading(4, 6)
+        ('128 chunks (16x)', '4 questions')
+        """
+        return self.sized(size) + (f" ({times(size, trained)}x)" if self.multiples else "")
+
     def size(self, point: int, planned: int) -> int:
         """The size at a point of the axis; `planned` is the largest size that training was to come to."""
         return point * planned if self.multiples else point
@@ -69,6 +79,7 @@ def times(size: int, trained: int) -> str:
 
 
 DOCUMENTS = AxisWords(
+    key="chunks",
     one="chunk",
     many="chunks",
     multiples=True,
@@ -92,6 +103,7 @@ DOCUMENTS = AxisWords(
 )
 
 QUESTIONS = AxisWords(
+    key="objectives",
     one="question",
     many="questions",
     multiples=False,
@@ -111,5 +123,5 @@ QUESTIONS = AxisWords(
     "penalty; bands are 95% intervals. The agent was trained on {trained} a problem at the most.",
     cost_caption="Tokens processed per episode: prompts and replies of all turns, prefixes counted each time they are "
     "read. An episode that ran out of its context ended early and is cheap for that reason.",
-    samples="The agent's last memory, where it wrote one, and its answer on the first few problems of the last column.",
+    samples="The agent's last memory, where it wrote one, and its answer on the first few problems of the last size.",
 )

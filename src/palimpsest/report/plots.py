@@ -82,7 +82,9 @@ def accuracy_figure(curves: Curves, *, training_length: int, words: AxisWords = 
     for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
         x = [p.length for p in points]
         axes.fill_between(x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0)
-        axes.plot(x, [p.mean for p in points], color=color, marker=marker, markersize=6, linewidth=2, label=label)
+        axes.plot(
+            x, [p.mean for p in points], color=color, marker=marker, markersize=6, linewidth=2, label=_label(label)
+        )
     axes.set_ylim(-0.03, 1.06)
     axes.set_ylabel("accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -96,7 +98,7 @@ def tokens_figure(curves: Curves, *, training_length: int, words: AxisWords = DO
     figure, axes = figure_and_axes()
     for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
         x, y = [p.length for p in points if p.mean > 0], [p.mean for p in points if p.mean > 0]
-        axes.plot(x, y, color=color, marker=marker, markersize=6, linewidth=2, label=label)
+        axes.plot(x, y, color=color, marker=marker, markersize=6, linewidth=2, label=_label(label))
     if not words.multiples:
         axes.set_ylim(bottom=0)
     elif any(p.mean > 0 for points in curves.values() for p in points):

@@ -2,7 +2,8 @@
 
 The report of a training has the gain, reward over steps, three episodes, and what to do next.
 
-Guaranteed: as in every report (quickstart_report.py), it loads no external resource, text of models is escaped, and
+Guaranteed: report.html loads no external resource (images are embedded, a content security policy forbids the rest) and
+runs no script; text written by a model or a document is escaped, with control and bidirectional characters as escapes;
 equal results give equal bytes.
 Not covered: episodes that were not recorded (`evaluation.record`); the report leaves them out.
 """
@@ -10,15 +11,15 @@ Not covered: episodes that were not recorded (`evaluation.record`); the report l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.summary import EvalSummary, Score
-from palimpsest.report.axis_labels import DOCUMENTS
+from palimpsest.report.axis_labels import DOCUMENTS, AxisWords
 from palimpsest.report.page import LEGEND, PlacedRow, ToldStory, embedded, evidence_table, page, write_page
 from palimpsest.report.plots import reward_figure, training_figures
-from palimpsest.report.quickstart_report import tokens_in_words
 from palimpsest.text.display_text import visible
 
 
@@ -40,24 +41,35 @@ class EvaluationResults:
     """An episode that went wrong, and the success beside it where there is one, told memory by memory."""
     look: str = ""
     """The command that shows what was recorded."""
+    lead: str = ""
+    """What is said first; without it the accuracy over everything."""
+    below: Mapping[str, str] = field(default_factory=dict)
+    """What stands below the accuracy of a row besides its interval."""
+    figures: Sequence[Mapping[str, Any]] = ()
+    samples: Sequence[Sample] = ()
+    """Episodes to show."""
+    samples_note: str = ""
 
 
 def write_evaluation_report(folder: Path, results: EvaluationResults) -> None:
-    """Write report.html into `folder`."""
+    """Write report.html and plots/*.png into `folder`."""
     text = page(
         "evaluation.html.j2",
         title=visible(results.title),
-        lead=lead(results),
+        lead=visible(results.lead) or lead(results),
         facts=[(name, visible(value)) for name, value in results.facts],
-        rows=[_row(name, summary) for name, summary in results.rows.items()],
+        rows=[_row(name, summary, results.below.get(name, "")) for name, summary in results.rows.items()],
         evidence=evidence_table([_placed(name, summary) for name, summary in results.rows.items()]),
         notes=[visible(note) for note in results.notes],
+        figures=embedded(results.figures),
         stories=results.stories,
+        samples=[_shown_sample(sample) for sample in results.samples],
+        samples_note=results.samples_note,
         legend=LEGEND,
         look=results.look,
         config=visible(results.config),
     )
-    write_page(folder, text, ())
+    write_page(folder, text, results.figures)
 
 
 def lead(results: EvaluationResults) -> str:
@@ -68,16 +80,16 @@ def lead(results: EvaluationResults) -> str:
     if results.accuracy.mean is None:
         return f"No episode was graded.{missing}"
     score = results.accuracy
-    return f"Accuracy {_percent(score)} (95% interval {_interval(score)}) over {graded} episodes.{missing}"
+    return f"Accuracy {percent(score)} (95% interval {interval(score)}) over {graded} episodes.{missing}"
 
 
-def _row(name: str, summary: EvalSummary) -> dict[str, Any]:
+def _row(name: str, summary: EvalSummary, below: str) -> dict[str, Any]:
     return {
         "name": visible(name),
         "main": not summary.cell.baseline,
         "problems": f"{summary.problems:,}" + (f", {summary.ungraded:,} ungraded" if summary.ungraded else ""),
-        "accuracy": _percent(summary.accuracy),
-        "interval": _interval(summary.accuracy),
+        "accuracy": percent(summary.accuracy),
+        "interval": "; ".join(part for part in (interval(summary.accuracy), below) if part),
         "tokens": f"{summary.tokens_per_document:,.0f}",
         "cost": tokens_in_words(summary.tokens_per_correct),
         "turns": f"{summary.turns_per_document:.1f}",
@@ -99,12 +111,42 @@ def _outcomes(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in ordered)
 
 
-def _percent(score: Score) -> str:
+def tokens_in_words(count: float | None) -> str:
+    """A number of tokens, a dash where there is none.
+
+    >>> tokens_in_words(1234.4), tokens_in_words(None)
+    ('1,234', '–')
+    """
+    return "–" if count is None else f"{count:,.0f}"
+
+
+def percent(score: Score) -> str:
+    """The mean in percent, a dash where there is none."""
     return "–" if score.mean is None else f"{score.mean:.1%}"
 
 
-def _interval(score: Score) -> str:
+def interval(score: Score) -> str:
+    """Its interval in percent; empty without one."""
     return "" if score.low is None or score.high is None else f"{score.low:.1%} to {score.high:.1%}"
+
+
+def _shown_sample(sample: Sample) -> dict[str, str]:
+    """An episode; a full grade needs no words."""
+    kind, mark = "partly", f"graded {sample.value or 0:.0%}"
+    if sample.value is None:
+        kind, mark = "ungraded", f"no grade: {sample.reason or sample.outcome}"
+    elif sample.value >= 1:
+        kind, mark = "right", ""
+    elif sample.value <= 0:
+        kind, mark = "wrong", "marked wrong"
+    return {
+        "kind": kind,
+        "mark": visible(mark),
+        "question": visible(sample.question),
+        "memory": visible(sample.memory or "–"),
+        "answer": visible(sample.answer or "–"),
+        "gold": visible(", ".join(sample.answers)),
+    }
 
 
 # ---- The report of a training --------------------------------------------------------------------------------
@@ -159,7 +201,7 @@ SHOWN_MEMORIES = 12
 
 def write_training_report(folder: Path, results: TrainingResults) -> None:
     """Write report.html and plots/*.png into `folder`."""
-    figures = _figures(results)
+    figures = training_plots([float(row["reward/mean"]) for row in results.rows], results.sizes, results.rows)
     text = page(
         "training.html.j2",
         title=results.title,
@@ -177,16 +219,21 @@ def write_training_report(folder: Path, results: TrainingResults) -> None:
     write_page(folder, text, figures)
 
 
-def _figures(results: TrainingResults) -> list[dict[str, Any]]:
-    rewards = [float(row["reward/mean"]) for row in results.rows]
+def training_plots(
+    rewards: Sequence[float], sizes: Sequence[int], rows: Sequence[Mapping[str, Any]], words: AxisWords = DOCUMENTS
+) -> list[dict[str, Any]]:
+    """The figures of a training; `rewards`, `sizes`: [steps] mean reward, size of the problems; `rows`: of metrics."""
     if not rewards:
         return []
-    caption = "Reward over training. Thin: the mean of each step's episodes, bold: its running mean."
-    if len(set(results.sizes)) > 1:
-        caption = f"{caption} {DOCUMENTS.bands}"
-    image = reward_figure(rewards, results.sizes, words=DOCUMENTS)
+    caption = (
+        "Reward over training. Each step samples a batch of episodes; thin line: their mean reward, bold: its running "
+        "mean."
+    )
+    if len(set(sizes)) > 1:
+        caption = f"{caption} {words.bands}"
+    image = reward_figure(rewards, sizes, words=words)
     reward = {"name": "reward", "png": image, "caption": caption, "alt": "mean reward over training steps"}
-    return [reward, *training_figures(results.rows)]
+    return [reward, *training_figures(rows)]
 
 
 def _shown(episode: ToldEpisode) -> dict[str, Any]:

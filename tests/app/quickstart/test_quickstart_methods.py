@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from palimpsest.app.composition import fitted
-from palimpsest.app.quickstart.quickstart_results import quickstart_config
-from palimpsest.app.quickstart_methods import METHODS, Objectives
+from palimpsest.app.quickstart.quickstart_plan import Grid, asked_quickstart
+from palimpsest.app.quickstart.quickstart_results import Results, lead, summary_json, write_report
 from palimpsest.config.load import load_recipe, parse_config, quickstart_names, recipe_names
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
@@ -19,8 +19,6 @@ from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import EvalSummary, score, summarise
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.registry import build_policy
-from palimpsest.report.axis_labels import QUESTIONS
-from palimpsest.report.quickstart_report import Results, TableCell, lead, render
 from palimpsest.reward.compose import check_reward
 
 from support.agents import base_codec  # isort: skip
@@ -36,24 +34,23 @@ def test_every_recipe_builds_its_policies_and_its_grader(name: str) -> None:
     check_reward(config.reward)
 
 
-def test_the_command_offers_every_method_and_each_has_its_recipe_and_labels() -> None:
-    assert set(METHODS) == set(quickstart_names())
-    for name, method in METHODS.items():
-        config = quickstart_config(name, (), 3)
-        assert (config.seed, config.data.seed) == (3, 3)
-        assert set(method.labels) == set(method.names(config))
+def grid(method: str, *overrides: str, seed: int = 0) -> Grid:
+    return Grid(asked_quickstart(method, overrides, seed=seed).config)
+
+
+@pytest.mark.parametrize("name", quickstart_names())
+def test_each_method_has_a_label_for_every_player(name: str) -> None:
+    asked = grid(name, seed=3)
+    assert (asked.config.seed, asked.config.data.seed) == (3, 3)
+    assert list(asked.config.evaluation.labels) == list(asked.players)
+    assert asked.config.evaluation.note
 
 
 @pytest.mark.parametrize(
     ("method", "setting", "message"),
     [
-        ("memagent", "data={train_files: synthetic_search}", "quickstart grows its documents, so it needs synthetic;"),
-        ("memagent", "data={train_files: a.json}", "quickstart grows its documents, so it needs synthetic;"),
-        (
-            "memact",
-            "data={train_files: synthetic}",
-            "quickstart asks more and more questions, so it needs",
-        ),
+        ("memagent", "data={train_files: a.json}", "data.train_files=a.json: .* needs synthetic or synthetic_search;"),
+        ("memagent", "data={train_files: synthetic_search}", r"evaluation.sizes=.* from 1 to data.search.people="),
         ("memact", "evaluation.sizes=[2, 25]", r"evaluation.sizes=\[2, 25\].* from 1 to data.search.people=24"),
         ("memact", "evaluation.sizes=[2, 2]", "give each number once"),
         ("memagent", "evaluation.sizes=[0, 1]", r"evaluation.sizes=\[0, 1\]"),
@@ -62,10 +59,10 @@ def test_the_command_offers_every_method_and_each_has_its_recipe_and_labels() ->
         ("memagent", "data.curriculum.chunks=[4, 100001]", "data.curriculum.chunks.* to 100,000"),
     ],
 )
-def test_data_that_does_not_grow_along_the_methods_axis_is_refused(method: str, setting: str, message: str) -> None:
+def test_data_that_does_not_grow_and_sizes_beyond_it_are_rejected(method: str, setting: str, message: str) -> None:
     gone = ["data.curriculum=null", "data.search=null", "cold_start=null"] if setting.startswith("data=") else []
     with pytest.raises(ConfigError, match=message):
-        quickstart_config(method, [*gone, setting], 0)
+        asked_quickstart(method, [*gone, setting])
 
 
 @pytest.mark.parametrize(
@@ -87,31 +84,37 @@ def test_data_that_does_not_grow_along_the_methods_axis_is_refused(method: str, 
             "evaluation.trained_baselines.after={name: overwrite}",
             "trained_baselines.after: can't be the name of its folder",
         ),
+        (
+            "memagent",
+            "evaluation.labels.agent=retrieval by the question",
+            "retrieval by the question is the label of two",
+        ),
         ("memagent", 'evaluation.trained_baselines={"../x": {name: overwrite}}', "can't be the name of its folder"),
     ],
 )
 def test_a_name_stands_for_one_policy_and_a_rivals_for_a_folder(method: str, setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        quickstart_config(method, [setting], 0)
+        asked_quickstart(method, [setting])
 
 
 def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:
-    config = quickstart_config("memact", ["evaluation.problems=3"], 0)
-    axis = Objectives()
-    assert axis.points(config) == (2, 4, 6, 8)
-    for point in axis.points(config):
-        assert [len(one.metadata["objectives"]) for one in axis.problems(config, point)] == [point] * 3
-    assert (axis.planned(config), axis.telling(config), axis.heading(config, 4, 6)) == (8, 8, "4 questions")
+    asked = grid("memact", "evaluation.problems=3")
+    assert asked.points == (2, 4, 6, 8)
+    for point in asked.points:
+        assert [len(one.metadata["objectives"]) for one in asked.problems(point)] == [point] * 3
+    assert (asked.planned, asked.telling, asked.axis.heading(asked.size(4), 6)) == (8, 8, "4 questions")
 
 
 def test_the_largest_problems_are_played_first() -> None:
-    config = quickstart_config("memact", ["evaluation.problems=1"], 0)
-    policy = build_policy(config.policy)
-    method = METHODS["memact"]
-    entries = [
-        Entry(method.cell(config, "prune", point), policy, Objectives().problems(config, point)) for point in (2, 8, 4)
-    ]
+    entries = grid("memact", "evaluation.problems=1", "evaluation.sizes=[2, 8, 4]").entries(["prune"])
     assert [each.cell.size for each in sorted(entries, key=Entry.longest_first)] == [8, 4, 2]
+
+
+def test_shards_deal_every_nth_problem() -> None:
+    asked = grid("memact", "evaluation.problems=5", "evaluation.sizes=[2]")
+    whole = [problem.id for problem in asked.problems(2)]
+    assert [[p.id for p in asked.entries(["prune"], at, 2)[0].problems] for at in (0, 1)] == [whole[0::2], whole[1::2]]
+    assert [asked.turns(["prune"], at, 2) for at in (0, 1)] == [9, 6]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +127,8 @@ def test_the_largest_problems_are_played_first() -> None:
 def test_the_cells_of_a_quickstart_have_the_size_of_its_problems_and_one_agent(
     method: str, point: int, agent: str, part: tuple[str, int, str]
 ) -> None:
-    config, own = quickstart_config(method, (), 0), METHODS[method]
-    cells = [own.cell(config, name, point) for name in own.names(config)]
+    asked = grid(method)
+    cells = [asked.cell(name, point) for name in asked.players]
     assert [(cell.set, cell.size, cell.unit) for cell in cells] == [part] * len(cells)
     assert [cell.player for cell in cells if not cell.baseline] == [agent]
     assert len(set(cells)) == len(cells) > 3
@@ -157,8 +160,8 @@ def test_an_override_of_what_an_alias_repeats_changes_one_place() -> None:
 
 @pytest.mark.parametrize("name", ["prune", "tool_window", "summary"])
 def test_policies_with_tools_have_budgets_for_a_small_window_and_keep_the_contract_in_them(name: str) -> None:
-    config = quickstart_config("memact", ["evaluation.problems=2"], 0)
-    problems = Objectives().problems(config, 8)
+    asked = grid("memact", "evaluation.problems=2")
+    config, problems = asked.config, asked.problems(8)
     chosen = fitted(PolicyConfig(name=name), problems=problems, codec=base_codec(), max_context=1024)
     assert chosen.options["context_tokens"] == config.policy.options["context_tokens"]
     given = PolicyConfig(name=name, options={"context_tokens": 900})
@@ -183,40 +186,46 @@ def row(value: float, **measures: float) -> EvalSummary:
     )
 
 
-def summaries() -> Mapping[str, Mapping[int, EvalSummary]]:
-    return {
-        name: {2: row(1.0, input_tokens=90.0, prunes=1.0, segments=2.0), 8: row(0.5, prunes=4.0, segments=5.0)}
-        for name in POLICIES
-    }
+def results(method: str, two: EvalSummary, last: int, further: EvalSummary) -> Results:
+    asked = grid(method, f"evaluation.sizes=[2, {last}]")
+    cells = {name: {2: two, last: further} for name in asked.players}
+    return Results(
+        grid=asked, trained=6, wall_s=60.0, cells=cells,
+        rewards=[0.5], sizes=[2],
+    )  # fmt: skip
 
 
 def test_the_figures_of_pruning_are_those_measured_and_nothing_for_what_was_not() -> None:
-    figures = METHODS["memact"].figures("prune", summaries())
+    two = row(1.0, input_tokens=90.0, prunes=1.0, segments=2.0)
+    figures = summary_json(results("memact", two, 8, row(0.5, prunes=4.0, segments=5.0)))
     assert figures["input_tokens_per_episode"] == {name: {"2": 90.0, "8": None} for name in POLICIES}
     assert figures["all_right"]["no_prune"] == {"2": 0.5, "8": 0.25}
     assert figures["answers_right"]["no_prune"] == {"2": 1.0, "8": 0.5}
     assert figures["prunes_per_episode"] == {"2": 1.0, "8": 4.0}
     assert (figures["mean_prunes_per_episode"], figures["mean_segments_per_trajectory"]) == (2.5, 3.5)
-    assert METHODS["memact"].figures("prune", {"prune": {2: row(0.0)}})["mean_prunes_per_episode"] is None
+    assert summary_json(results("memact", row(0.0), 8, row(0.0)))["mean_prunes_per_episode"] is None
 
 
-def results() -> Results:
-    method = METHODS["memact"]
-    cells = {name: {2: TableCell(score([1.0]), 90, 1, 0), 8: TableCell(score([0.0]), 400, 1, 0)} for name in POLICIES}
-    return Results(
-        "memact", 0, 6, 60.0, cells, [0.5], [2], [], "", words=QUESTIONS, agent="prune", labels=method.labels,
-        others=method.others, note=method.note,
-    )  # fmt: skip
+def test_the_figures_of_reading_are_at_the_first_point_before_and_after_or_at_each() -> None:
+    two, last = row(1.0, copy_fidelity=0.75, recall_rate=1.0, recall_hit_rate=0.5), row(0.0)
+    figures = summary_json(results("rememr1", two, 8, last))
+    assert (figures["copy_fidelity"], figures["recall_hit_rate"]) == ({"before": 0.75, "after": 0.75}, 0.5)
+    assert figures["recall_hit_rates"] == {"2": 0.5, "8": None}
+    assert "dropped_share" not in figures
+    assert "recall_hit_rate" not in summary_json(results("memagent", last, 8, last))
 
 
-def test_a_report_of_search_problems_speaks_of_questions() -> None:
-    html = render(results(), [])
+def test_a_report_of_search_problems_speaks_of_questions(tmp_path: Path) -> None:
+    found = results("memact", row(1.0), 8, row(0.0))
+    write_report(tmp_path, found)
+    html = (tmp_path / "report.html").read_text("utf-8")
     assert "memact: an agent trained on up to 6 questions a problem, tested on up to 8 questions" in html
-    assert "<th>8 questions</th>" in html
-    for word in ("chunk", "document", "fidelity", "× training"):
-        assert word not in html.partition("<body>")[2]
-    assert lead(results()) == (
-        "With 2 questions a problem, the agent's accuracy went from 100% before reinforcement learning to 100% after "
-        "it. With 8 questions it is 0%; on the same weights, without pruning: 0% (keeps everything), 0% (keeps "
-        "everything, with room for it), 0% (keeps the latest), 0% (sums up when full)."
+    assert "<td>prunes, after RL, 8 questions</td>" in html
+    for word in ("chunk", "document", "fidelity"):
+        assert word not in html.partition("<body>")[2].partition("<h2>Configuration")[0]
+    assert lead(found) == (
+        "With 2 questions a problem, the agent's accuracy went from 100.0% before reinforcement learning to 100.0% "
+        "after it. With 8 questions it is 0.0%; in comparison: 0.0% (keeps everything), 0.0% (keeps everything, with "
+        "room for it), 0.0% (keeps the latest), 0.0% (sums up when full). Training ended before its problems had grown "
+        "to 8 questions: the largest had 6 questions."
     )

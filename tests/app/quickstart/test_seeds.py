@@ -11,27 +11,43 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.evaluation.summary import Score, student
-from palimpsest.report.quickstart_report import Results, TableCell, over_seeds, write_seeds_report
+from palimpsest.app.quickstart.quickstart_plan import Grid
+from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, summary_json, write_report
+from palimpsest.config.load import load_recipe
+from palimpsest.evaluation.sample_log import Cell
+from palimpsest.evaluation.summary import Score, student, summarise
 from support.command import Run
 
 
 def results(seed: int, right: float, **changes: Any) -> Results:
     """Of an agent that got `right` of 64 problems at both lengths."""
-    cell = TableCell(Score(right, 0.0, 1.0), 100.0 + seed, 64, seed)
-    cells = {name: {1: cell, 4: cell} for name in ("agent_before", "agent")}
-    fixed: Any = {"method": "memagent", "trained": 4, "planned": 4, "wall_s": 60.0, "samples": (), "config": "seed: 0"}
-    return Results(seed=seed, cells=cells, rewards=[0.0, right], lengths=[4, 4], **fixed | changes)
+    empty = summarise(Cell("synthetic", 4, "chunks", "agent"), ())
+    each = {"problems": 64, "ungraded": seed, "accuracy": Score(right, 0.0, 1.0), "tokens_per_document": 100.0 + seed}
+    cell = replace(empty, **each | changes)
+    return Results(
+        grid=Grid(load_recipe("memagent-quickstart", [f"seed={seed}", "evaluation.sizes=[1, 4]"])),
+        trained=4,
+        wall_s=60.0,
+        cells={name: {1: cell, 4: cell} for name in ("agent_before", "agent")},
+        rewards=[0.0, right],
+        sizes=[4, 4],
+        made=[("command", "palimpsest quickstart memagent --seeds 3,7"), ("made with", "palimpsest 0.1.0")],
+    )
 
 
 def test_a_cell_of_several_seeds_is_the_mean_with_students_interval() -> None:
     merged = over_seeds([results(seed, right) for seed, right in enumerate((0.5, 0.6, 0.7))])
-    score = merged.cells["agent"][4].score
+    score = merged.cells["agent"][4].accuracy
     half = 4.303 * math.sqrt((0.1**2 + 0.1**2) / 2 / 3)
     assert (score.mean, score.low, score.high) == pytest.approx((0.6, 0.6 - half, 0.6 + half))
-    assert merged.cells["agent"][4].tokens == 101
+    assert merged.cells["agent"][4].tokens_per_document == 101
     assert merged.wall_s == 180
     assert merged.rewards == pytest.approx([0, 0.6])
+    summary = summary_json(merged)
+    assert (summary["seeds"], summary["training_chunks"], summary["planned_chunks"]) == ([0, 1, 2], [4, 4, 4], 4)
+    assert summary["accuracy"]["agent"]["4"] == {
+        "mean": score.mean, "low": score.low, "high": score.high, "seeds": [0.5, 0.6, 0.7],
+    }  # fmt: skip
 
 
 def test_seeds_that_agree_have_no_interval_and_a_missing_one_leaves_no_mean() -> None:
@@ -41,26 +57,24 @@ def test_seeds_that_agree_have_no_interval_and_a_missing_one_leaves_no_mean() ->
 
 
 def test_what_a_right_answer_costs_is_the_mean_over_seeds_where_all_have_one() -> None:
-    def costing(seed: int, tokens: float | None) -> Results:
-        cell = TableCell(Score(0.5, 0.0, 1.0), 100.0, 64, 0, tokens)
-        return replace(results(seed, 0.5), cells={"agent": {1: cell}})
+    def cost(*each: float | None) -> float | None:
+        merged = over_seeds([results(seed, 0.5, tokens_per_correct=tokens) for seed, tokens in enumerate(each)])
+        return merged.cells["agent"][1].tokens_per_correct
 
-    assert over_seeds([costing(0, 200.0), costing(1, 300.0)]).cells["agent"][1].tokens_per_correct == 250
-    assert over_seeds([costing(0, 200.0), costing(1, None)]).cells["agent"][1].tokens_per_correct is None
+    assert cost(200.0, 300.0) == 250
+    assert cost(200.0, None) is None
 
 
 def test_the_report_of_several_seeds_shows_means_intervals_and_each_seed(tmp_path: Path) -> None:
-    made = {"made": [("command", "palimpsest quickstart memagent --seeds 3,7"), ("made with", "palimpsest 0.1.0")]}
-    each = [results(seed, right, **made) for seed, right in ((3, 0.5), (7, 0.75))]
-    write_seeds_report(tmp_path, each, ["seed-3", "seed-7"])
+    write_report(tmp_path, over_seeds([results(seed, right) for seed, right in ((3, 0.5), (7, 0.75))]))
     page = (tmp_path / "report.html").read_text()
     for said in (
         "2 seeds",
         "Means over seeds 3, 7",
-        "62%",
-        "0% to 100%; 50%, 75%",
+        "62.5%",
+        "0.0% to 100.0%; 50.0%, 75.0%",
         "seed-7/report.html",
-        "40 episodes",
+        "64, 10 ungraded",
         "palimpsest quickstart memagent --seeds 3,7",
         "palimpsest 0.1.0",
     ):

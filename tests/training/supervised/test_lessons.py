@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.quickstart_methods import METHODS, Lengths
+from palimpsest.app.quickstart.quickstart_plan import Grid
 from palimpsest.app.train import supervised_training
 from palimpsest.app.train.supervised_training import run_cold_start
 from palimpsest.app.train.training_run import Training, prepare
@@ -273,14 +273,11 @@ def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
 
 
 def test_the_axis_of_a_method_gives_the_held_out_problems_of_each_point() -> None:
-    config = load_recipe("rememr1-quickstart", ["evaluation.problems=3"])
-    problems = Lengths().problems(config, 16)
-    assert [len((p.context or "").split("\n")) for p in problems] == [128] * 3
-    assert Lengths().heading(config, 16, trained=8) == "128 chunks (16x)"
-    assert Lengths().heading(config, 16, trained=4) == "128 chunks (32x)"
-    names = METHODS["rememr1"].names(config)
-    assert names == ("recall", "recall_before", "overwrite", "rule_recall")
-    assert set(names) == set(METHODS["rememr1"].labels)
+    grid = Grid(load_recipe("rememr1-quickstart", ["evaluation.problems=3"]))
+    assert [len((p.context or "").split("\n")) for p in grid.problems(16)] == [128] * 3
+    assert grid.axis.heading(grid.size(16), 8) == "128 chunks (16x)"
+    assert grid.axis.heading(grid.size(16), 4) == "128 chunks (32x)"
+    assert list(grid.players) == ["recall", "recall_before", "overwrite", "rule_recall"]
 
 
 def test_rival_and_rule_have_the_agents_budgets() -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.app.python_calls import Table
-from palimpsest.app.quickstart_methods import TITLES
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.evaluation import comparison
 from palimpsest.evaluation.comparison import SideBySide, as_one_agent, settings_of_evaluation, settings_of_run
@@ -222,7 +221,10 @@ def compare(*folders: Folder, quiet: bool = False) -> Comparison:
     if twice:
         raise ConfigError(f"compare: {twice[0]} is given twice")
     sides = tuple(read_sides(folders))
-    return Comparison(sides, titles=TITLES if any((side.folder / CONFIG).is_file() for side in sides) else {})
+    titles: dict[str, str] = {}
+    for side in sides:
+        titles |= (_run_settings(side.folder) or {}).get("evaluation", {}).get("labels", {})
+    return Comparison(sides, titles=titles)
 
 
 def _side_json(side: ComparedRun) -> dict[str, Any]:

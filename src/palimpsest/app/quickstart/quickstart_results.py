@@ -1,263 +1,357 @@
-"""Quickstart results: summaries, figures, a report, and one report of several seeds.
+"""Results of a quickstart, or of several that differ in their seed: report.html, summary.json.
 
-    DIR/seed-0/  DIR/seed-1/ ...      a quickstart each
-    DIR/report.html  DIR/plots/       means over the seeds, with intervals
-    DIR/summary.json                  the same as figures, written last
+The report is that of an evaluation, with what training came to. Results of several seeds are means and intervals over
+the seeds. The interval is Student's t (95%), cut to [0, 1]. Training and test problems are drawn again from each seed,
+so it covers both.
 
-Guaranteed: summary.json is written last, by rename, so a folder that has it is complete; invalid requests are rejected
-before the first seed is trained; a call with `resume` continues every seed and gives the same figures.
+Guaranteed: each seed has the same weight, however many of its problems were graded.
+Not covered: missing results (a curve without points is left out of its figure, its table shows a dash); problems that
+several seeds share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from palimpsest.app.composition import policy_of
-from palimpsest.app.config_resolution import check_quickstart, run_config
-from palimpsest.app.quickstart_methods import METHODS, Method
-from palimpsest.app.resume import QUICKSTART, Resume, resumed_run
+from palimpsest.app.quickstart.quickstart_plan import Grid
 from palimpsest.app.train.training_summary import told_of_last_step
-from palimpsest.config.load import Overrides, dump_config
-from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.errors import ConfigError, RunError
+from palimpsest.config.load import dump_config
+from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, write_json
-from palimpsest.evaluation.summary import T_975, EvalSummary, student, summarise
-from palimpsest.memory.registry import build_policy
+from palimpsest.evaluation.summary import EvalSummary, student, summarise
 from palimpsest.provenance import MADE_WITH, facts
-from palimpsest.report.page import view_command
-from palimpsest.report.quickstart_report import Results, TableCell, write_report, write_seeds_report
-from palimpsest.runs.jsonl_rows import read_rows, with_number
+from palimpsest.report.axis_labels import times
+from palimpsest.report.page import ToldStory, view_command
+from palimpsest.report.plots import Point, accuracy_figure, tokens_figure
+from palimpsest.report.run_reports import EvaluationResults, percent, training_plots, write_evaluation_report
+from palimpsest.runs.jsonl_rows import read_rows, whole, with_number
 from palimpsest.runs.resume_rules import made_with
-from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, load_config
+from palimpsest.runs.run_folder import METRICS
+from palimpsest.text.display_text import visible
 
 SHOWN_SAMPLES = 4
 
-Summaries = dict[str, dict[int, EvalSummary]]
-"""Policy name, then point of the method's axis."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What a quickstart came to: everything that its tables, figures and report show."""
+
+    grid: Grid
+    trained: int
+    """Largest size trained on, of the steps that were done."""
+    wall_s: float
+    cells: Mapping[str, Mapping[int, EvalSummary]]
+    """Player, then point of the axis."""
+    rewards: Sequence[float]
+    """[steps] mean reward of the sampled episodes."""
+    sizes: Sequence[int]
+    """[steps] size of the problems trained on."""
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """[steps] lines of metrics.jsonl; what they hold of tools and context is drawn over training."""
+    samples: Sequence[Sample] = ()
+    stories: Sequence[ToldStory] = ()
+    """A failure and the success beside it, memory by memory."""
+    look: str = ""
+    """The command that shows every episode."""
+    made: Sequence[tuple[str, str]] = ()
+    """Command, versions and machine, by name."""
+    seeds: Sequence[Results] = ()
+    """Those of each seed, where these are means over several."""
+
+    @property
+    def points(self) -> list[int]:
+        """Of the axis, in order."""
+        return sorted(self.grid.points)
+
+    def label(self, name: str) -> str:
+        """What tables and figures call a player."""
+        return self.grid.config.evaluation.labels.get(name, name)
+
+    def sized(self, point: int) -> str:
+        """The size of problems at a point, with its unit."""
+        return self.grid.axis.sized(self.grid.size(point))
+
+    def heading(self, point: int) -> str:
+        """Of a table's column."""
+        return self.grid.axis.heading(self.grid.size(point), self.trained)
+
+    def copied(self) -> tuple[str, tuple[float | None, float | None]] | None:
+        """The share of the sentences written at the first point that the agent's rule kept out, where it has one, else
+        of those copied: its name, before and after training. None of agents that don't read documents."""
+        if not self.grid.axis.reads:
+            return None
+        if (dropped := self._change("dropped_share"))[1] is not None:
+            return "sentences kept out of the memory", dropped
+        return "copy fidelity", self._change("copy_fidelity")
+
+    def _change(self, measure: str) -> tuple[float | None, float | None]:
+        before, after = (self.cells[name][self.points[0]] for name in (f"{self.grid.agent}_before", self.grid.agent))
+        return before.measures.get(measure), after.measures.get(measure)
 
 
-def publish(
-    method: Method, config: RunConfig, folder: RunFolder, samples: Mapping[Cell, Sequence[Sample]], wall_s: float
-) -> Results:
-    """Write report and summaries."""
-    points = method.axis.points(config)
-    summaries = {
-        name: {p: summarise(cell := method.cell(config, name, p), samples.get(cell, ())) for p in points}
-        for name in method.names(config)
-    }
-    last = method.cell(config, method.agent, max(points))
-    longest = sorted(samples.get(last, ()), key=lambda sample: sample.id)
-    results = _results(method, config, folder, summaries, longest[:SHOWN_SAMPLES], wall_s)
-    write_report(folder.path, results)
-    write_json(
-        folder.path / "evaluations" / SUMMARY,
-        {name: {str(p): s.to_json() for p, s in row.items()} for name, row in summaries.items()},
-    )
-    told = summary_json(method, results) | method.figures(method.agent, summaries)
-    write_json(folder.path / SUMMARY, told | {MADE_WITH: made_with(folder.path)})
-    return results
-
-
-def _results(
-    method: Method,
-    config: RunConfig,
-    folder: RunFolder,
-    summaries: Summaries,
-    samples: Sequence[Sample],
-    wall_s: float,
-) -> Results:
-    rows = with_number(read_rows(folder.path / METRICS), "reward/mean")
-    axis = method.axis
-    first, sizes, planned = min(axis.points(config)), axis.sizes(config, rows), axis.planned(config)
+def results_of(config: RunConfig, out: Path, samples: Mapping[Cell, Sequence[Sample]], wall_s: float) -> Results:
+    """What the quickstart in `out` came to."""
+    rows, grid = with_number(read_rows(out / METRICS), "reward/mean"), Grid(config)
+    if grid.axis.reads:
+        sizes = [whole(row, "curriculum/chunks", config.data.synthetic.chunks) for row in rows]
+    else:
+        sizes = [grid.planned] * len(rows)
+    cells = {name: {point: grid.cell(name, point) for point in grid.points} for name in grid.players}
+    last = cells[grid.agent][max(grid.points)]
     return Results(
-        method=method.name,
-        seed=config.seed,
-        trained=max(sizes, default=planned),
-        planned=planned,
+        grid=grid,
+        trained=max(sizes, default=grid.planned),
         wall_s=wall_s,
-        cells={name: {m: TableCell.of(summary) for m, summary in row.items()} for name, row in summaries.items()},
+        cells={
+            name: {point: summarise(each, samples.get(each, ())) for point, each in row.items()}
+            for name, row in cells.items()
+        },
         rewards=[float(row["reward/mean"]) for row in rows],
+        sizes=sizes,
         metrics=rows,
-        lengths=sizes,
-        fidelity_before=summaries[method.before][first].measures.get("copy_fidelity"),
-        fidelity_after=summaries[method.agent][first].measures.get("copy_fidelity"),
-        dropped_before=summaries[method.before][first].measures.get("dropped_share"),
-        dropped_after=summaries[method.agent][first].measures.get("dropped_share"),
-        samples=samples,
-        config=dump_config(config),
-        words=method.axis.words,
-        agent=method.agent,
-        labels=method.labels,
-        others=method.others,
-        note=method.note,
-        stories=told_of_last_step(folder.path, config),
-        look=view_command(folder.path),
-        made=facts(made_with(folder.path)),
+        samples=sorted(samples.get(last, ()), key=lambda sample: sample.id)[:SHOWN_SAMPLES],
+        stories=told_of_last_step(out, config),
+        look=view_command(out),
+        made=facts(made_with(out)),
     )
 
 
-def summary_json(method: Method, results: Results) -> dict[str, Any]:
-    """What summary.json holds of every method; keys of the inner maps are points of its axis."""
+def over_seeds(each: Sequence[Results]) -> Results:
+    """The results of one recipe under several seeds as one: means and intervals over the seeds.
+
+    What belongs to a single run (its episodes, the lines of its metrics) is left out.
+    """
+    first, steps = each[0], min(len(one.rewards) for one in each)
+    cells = {
+        name: {point: _mean([one.cells[name][point] for one in each]) for point in first.points} for name in first.cells
+    }
+    return Results(
+        grid=first.grid,
+        trained=max(one.trained for one in each),
+        wall_s=sum(one.wall_s for one in each),
+        cells=cells,
+        rewards=[fmean(one.rewards[step] for one in each) for step in range(steps)],
+        sizes=[first.trained] * steps,
+        made=first.made,
+        seeds=tuple(each),
+    )
+
+
+def _mean(cells: Sequence[EvalSummary]) -> EvalSummary:
+    costs = [cell.tokens_per_correct for cell in cells]
+    known = [cost for cost in costs if cost is not None]
+    measured = {name: student([cell.measures.get(name) for cell in cells]).mean for name in cells[0].measures}
+    return replace(
+        cells[0],
+        accuracy=student([cell.accuracy.mean for cell in cells]),
+        outcomes=dict(sum((Counter(cell.outcomes) for cell in cells), Counter())),
+        tokens_per_document=fmean(cell.tokens_per_document for cell in cells),
+        turns_per_document=fmean(cell.turns_per_document for cell in cells),
+        problems=min(cell.problems for cell in cells),
+        ungraded=sum(cell.ungraded for cell in cells),
+        tokens_per_correct=fmean(known) if len(known) == len(costs) else None,
+        measures={name: value for name, value in measured.items() if value is not None},
+        by_evidence=(),
+        by_last_evidence=(),
+    )
+
+
+# ---- report.html ---------------------------------------------------------------------------------------------
+
+
+def write_report(folder: Path, results: Results) -> None:
+    """Write report.html and plots/*.png into `folder`: those of an evaluation, with what training came to."""
+    write_evaluation_report(folder, evaluation_results(results))
+
+
+def evaluation_results(results: Results) -> EvaluationResults:
+    """What the report shows."""
+    words, over = results.grid.axis, f", {len(results.seeds)} seeds" if results.seeds else ""
+    title = words.title.format(trained=words.sized(results.trained), last=results.sized(results.points[-1]))
+    rows, below = dict[str, EvalSummary](), dict[str, str]()
+    for name, row in results.cells.items():
+        for point, cell in sorted(row.items()):
+            title_of = f"{results.label(name)}, {results.sized(point)}"
+            rows[title_of] = cell
+            below[title_of] = ", ".join(percent(one.cells[name][point].accuracy) for one in results.seeds)
+    return EvaluationResults(
+        title=f"{results.grid.method}{over}: {title}",
+        accuracy=results.cells[results.grid.agent][results.points[0]].accuracy,
+        lead=lead(results),
+        facts=list(_facts(results)),
+        rows=rows,
+        below=below,
+        notes=[_SEEDS_NOTE] if results.seeds else [],
+        figures=[
+            *training_plots(results.rewards, results.sizes, results.metrics, words),
+            *_evaluation_plots(results),
+        ],
+        stories=results.stories,
+        samples=results.samples,
+        samples_note=words.samples,
+        look=results.look,
+        config=dump_config(results.grid.config),
+    )
+
+
+_SEEDS_NOTE = (
+    "Accuracy: the mean over seeds; below, Student's 95% interval, none where they agree, then the seeds one by one. "
+    "Problems are per seed; episodes without a grade, and how episodes ended, are of all seeds."
+)
+
+
+def lead(results: Results) -> str:
+    """What happened, in a few sentences of measured figures."""
+    words, first, last = results.grid.axis, results.points[0], results.points[-1]
+    rows = {name: {point: percent(cell.accuracy) for point, cell in row.items()} for name, row in results.cells.items()}
+    after, before = rows.pop(results.grid.agent, {}), rows.pop(f"{results.grid.agent}_before", {})
+    text = (
+        f"{words.start.format(size=results.sized(first))}, the agent's accuracy went from {before.get(first, '–')} "
+        f"before reinforcement learning to {after.get(first, '–')} after it."
+    )
+    if last != first:
+        end = words.end.format(size=results.sized(last), times=times(results.grid.size(last), results.trained))
+        others = ", ".join(f"{row.get(last, '–')} ({results.label(name)})" for name, row in rows.items())
+        text += f" {end} {after.get(last, '–')}" + (f"; in comparison: {others}." if others else ".")
+    if results.trained < results.grid.planned:
+        text += (
+            f" Training ended before its problems had grown to {words.sized(results.grid.planned)}: the largest had "
+            f"{words.sized(results.trained)}."
+        )
+    seeds = ", ".join(str(one.grid.config.seed) for one in results.seeds)
+    return f"Means over seeds {seeds}. {text}" if seeds else text
+
+
+def _facts(results: Results) -> Iterator[tuple[str, str]]:
+    each = results.seeds or [results]
+    yield "seeds" if results.seeds else "seed", ", ".join(str(one.grid.config.seed) for one in each)
+    yield results.grid.axis.trained, ", ".join(dict.fromkeys(results.grid.axis.sized(one.trained) for one in each))
+    yield "training", ", ".join(dict.fromkeys(f"{len(one.rewards)} steps" for one in each))
+    yield "time", f"{results.wall_s / 60:.1f} minutes, evaluation included"
+    if results.seeds:
+        yield "reports of the seeds", ", ".join(f"seed-{one.grid.config.seed}/report.html" for one in each)
+    if (copied := results.copied()) is not None:
+        name, figures = copied
+        before, after = ("–" if figure is None else f"{figure:.2f}" for figure in figures)
+        yield name, f"{before} before, {after} after RL ({_MEANING[name]})"
+    yield from results.made
+
+
+_MEANING = {
+    "copy fidelity": "share of the sentences written into memory that stand in what was read",
+    "sentences kept out of the memory": "share of the sentences written that nothing in sight says",
+}
+
+
+def _evaluation_plots(results: Results) -> list[dict[str, Any]]:
+    """Accuracy and tokens against the size of problems."""
+    words, over = results.grid.axis, f"Means over {len(results.seeds)} seeds; bands are intervals over seeds."
+    note = over if results.seeds else visible(results.grid.config.evaluation.note)
+    accuracy, tokens = dict[str, list[Point]](), dict[str, list[Point]]()
+    for name, row in results.cells.items():
+        cells = [(results.grid.size(point), cell) for point, cell in sorted(row.items())]
+        if graded := [_accuracy(size, mean, cell) for size, cell in cells if (mean := cell.accuracy.mean) is not None]:
+            accuracy[results.label(name)] = graded
+        if not (words.reads and name == f"{results.grid.agent}_before"):  # it reads what the trained agent reads
+            costs = [(size, cell.tokens_per_document) for size, cell in cells]
+            tokens[results.label(name)] = [Point(size, cost, cost, cost) for size, cost in costs]
+    caption = f"{words.accuracy_caption.format(trained=words.sized(results.trained))} {note}"
+    image = accuracy_figure(accuracy, training_length=results.trained, words=words)
+    figures = [{"name": "accuracy", "png": image, "caption": caption, "alt": f"accuracy against {words.alt}"}]
+    image = tokens_figure(tokens, training_length=results.trained, words=words)
+    alt = f"tokens against {words.alt}"
+    return [*figures, {"name": "tokens", "png": image, "caption": words.cost_caption, "alt": alt}]
+
+
+def _accuracy(size: int, mean: float, cell: EvalSummary) -> Point:
+    low, high = (mean if bound is None else bound for bound in (cell.accuracy.low, cell.accuracy.high))
+    return Point(size, mean, low, high)
+
+
+# ---- Summaries -----------------------------------------------------------------------------------------------
+
+
+def publish(folder: Path, results: Results) -> None:
+    """Write report and summaries into the folder of the run, or of several seeds."""
+    write_report(folder, results)
+    summary = summary_json(results)
+    if not results.seeds:
+        cells = {name: {str(point): one.to_json() for point, one in row.items()} for name, row in results.cells.items()}
+        write_json(folder / "evaluations" / SUMMARY, cells)
+        summary |= {MADE_WITH: made_with(folder)}
+    write_json(folder / SUMMARY, summary)
+
+
+def summary_json(results: Results) -> dict[str, Any]:
+    """What summary.json holds; keys of the inner maps are points of the axis."""
+    grid, seeds = results.grid, [one.grid.config.seed for one in results.seeds]
+    known = {"seeds": seeds, "runs": [f"seed-{seed}" for seed in seeds]} if seeds else {"seed": grid.config.seed}
     return {
-        "method": results.method,
-        "seed": results.seed,
-        method.axis.trained_key: results.trained,
-        method.axis.planned_key: results.planned,
+        "method": grid.method,
+        **known,
+        f"training_{grid.axis.key}": [one.trained for one in results.seeds] or results.trained,
+        f"planned_{grid.axis.key}": grid.planned,
         "wall_s": round(results.wall_s, 1),
         "accuracy": {
-            name: {str(m): cell.score.mean for m, cell in sorted(row.items())} for name, row in results.cells.items()
+            name: {str(point): _accuracy_json(results, name, point) for point in results.points}
+            for name in results.cells
         },
+        **({} if seeds else _figures(results)),
     }
 
 
-# ---- Which quickstart is meant -------------------------------------------------------------------------------
+def _accuracy_json(results: Results, name: str, point: int) -> Any:
+    accuracy = results.cells[name][point].accuracy
+    singly = [one.cells[name][point].accuracy.mean for one in results.seeds]
+    return {**asdict(accuracy), "seeds": singly} if singly else accuracy.mean
 
 
-DEFAULT_FOLDER = "runs/quickstart"
+_READING = (
+    ("copy_fidelity", "copy_fidelity", "change", ""),
+    ("dropped_share", "dropped_share", "change", "dropped_share"),
+    ("tokens_per_document", "tokens_per_document", "points", ""),
+    ("recall_hit_rate", "recall_hit_rate", "first", "recall_rate"),
+    ("recall_hit_rates", "recall_hit_rate", "points", "recall_rate"),
+)
+_SEARCHING = (
+    ("all_right", "all", "players", ""),
+    ("answers_right", "each", "players", ""),
+    ("input_tokens_per_episode", "input_tokens", "players", ""),
+    ("prunes_per_episode", "prunes", "points", ""),
+    ("mean_prunes_per_episode", "prunes", "mean", ""),
+    ("segments_per_trajectory", "segments", "points", ""),
+    ("mean_segments_per_trajectory", "segments", "mean", ""),
+)
+"""Key of summary.json; measure or metric; which of its values: every player's at each point, the agent's at each
+point, at the first, their mean, or at the first before and after training; measure without which the key is left
+out."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskedQuickstart:
-    """A quickstart to begin or to go on with."""
-
-    method: str
-    config: RunConfig
-    folder: Path
-    resume: bool
-
-
-def asked_quickstart(
-    method: str | None,
-    overrides: Overrides = (),
-    *,
-    seed: int | None = None,
-    out: str | Path | None = None,
-    resume: Resume = False,
-) -> AskedQuickstart:
-    """The quickstart that these options mean. Raises ConfigError, or RunError for a folder without a run."""
-    folder = Path(out or DEFAULT_FOLDER)
-    if resume is True and method is None and (folder / CONFIG).is_file():
-        resume = folder
-    run = resumed_run(None if method in METHODS else method, out, resume, QUICKSTART)
-    if run is None:
-        name = method or next(iter(METHODS))
-        check_quickstart(name)
-        config = quickstart_config(name, overrides, seed or 0, folder if resume else None)
-        return AskedQuickstart(name, config, folder, bool(resume))
-    config = run_config(load_config(run), overrides, seed=seed)
-    name = config.recipe.removesuffix("-quickstart")
-    check_quickstart(name)
-    return AskedQuickstart(name, _checked(config, METHODS[name]), run, True)
+def _figures(results: Results) -> dict[str, Any]:
+    """Those of reading documents, or of searching; null where nothing was measured."""
+    agent, first, found = results.grid.agent, str(results.points[0]), dict[str, Any]()
+    for key, measure, which, needed in _READING if results.grid.axis.reads else _SEARCHING:
+        values = {
+            name: {str(point): _value(row[point], measure) for point in results.points}
+            for name, row in results.cells.items()
+        }
+        known = [value for value in values[agent].values() if value is not None]
+        chosen = {
+            "players": values,
+            "points": values[agent],
+            "first": values[agent][first],
+            "mean": fmean(known) if known else None,
+            "change": {"before": values[f"{agent}_before"][first], "after": values[agent][first]},
+        }
+        if not needed or needed in results.cells[agent][results.points[0]].measures:
+            found[key] = chosen[which]
+    return found
 
 
-def quickstart_config(method: str, overrides: Overrides, seed: int, resumed: Path | None = None) -> RunConfig:
-    """The method's quickstart recipe. Raises ConfigError if it can't be evaluated along the method's axis."""
-    config = run_config(f"{method}-quickstart", overrides, seed=seed, out=resumed, resume=resumed is not None)
-    return _checked(config, METHODS[method])
-
-
-def _checked(config: RunConfig, method: Method) -> RunConfig:
-    axis = method.axis
-    if config.data.train_files != axis.source:
-        raise ConfigError(
-            f"data.train_files={config.data.train_files}: quickstart {axis.growth}, so it needs {axis.source}; "
-            "palimpsest train takes any file"
-        )
-    axis.points(config)
-    _check_names(config, method)
-    policy_of(config)
-    for policy in other_policies(config):
-        build_policy(policy)
-    return config
-
-
-def _check_names(config: RunConfig, method: Method) -> None:
-    """Refuse names under which two policies would be played, or that are no folder of the run's."""
-    taken = {method.agent: "the agent", method.before: "the agent before training"}
-    for key, named in (
-        ("trained_baselines", config.evaluation.trained_baselines),
-        ("baselines", config.evaluation.baselines),
-    ):
-        for name in named:
-            if name in taken:
-                raise ConfigError(f"evaluation.{key}.{name}: {taken[name]} has this name in the report; give another")
-            if key == "trained_baselines" and (name in _FOLDERS or name != Path(name).name):
-                raise ConfigError(
-                    f"evaluation.trained_baselines.{name}: can't be the name of its folder; give a plain one"
-                )
-            taken[name] = f"evaluation.{key}.{name}"
-
-
-_FOLDERS = ("", "..", "before", "after")
-"""Under evaluations/, whose these are, and above it."""
-
-
-def other_policies(config: RunConfig) -> list[PolicyConfig]:
-    """Who is compared with the agent: rivals and baselines."""
-    return [*config.evaluation.trained_baselines.values(), *config.evaluation.baselines.values()]
-
-
-# ---- A quickstart under several seeds, one after the other, and one report of all of them --------------------
-
-
-SEEDS_FOLDER = "runs/quickstart-seeds"
-
-
-@dataclass(frozen=True, slots=True)
-class AskedSeeds:
-    """A quickstart under several seeds, to begin or to go on with."""
-
-    folder: Path
-    each: tuple[AskedQuickstart, ...]
-
-
-def asked_seeds(
-    method: str | None, overrides: Overrides, seeds: Sequence[int], *, out: str | Path | None, resume: bool, force: bool
-) -> AskedSeeds:
-    """The quickstarts that these options mean. Raises ConfigError, or RunError for a folder that holds a run."""
-    folder = Path(out or SEEDS_FOLDER)
-    if not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < max(2, len(seeds)):
-        raise ConfigError(f"seeds={list(seeds)}: give two or more different whole numbers, such as 0,1,2")
-    if len(seeds) > len(T_975):
-        raise ConfigError(f"seeds={list(seeds)}: give {len(T_975)} at most")
-    if (folder / CONFIG).is_file():
-        raise RunError(f"{folder} holds a run itself: give another folder for the runs of several seeds")
-    each = tuple(
-        asked_quickstart(method, overrides, seed=seed, out=folder / f"seed-{seed}", resume=resume) for seed in seeds
-    )
-    there = [asked.folder for asked in each if (asked.folder / CONFIG).is_file()]
-    if there and not (resume or force):
-        raise RunError(
-            f"{there[0]} holds a run: the same call with --resume continues the seeds, --force moves them aside "
-            "(in Python resume=True, force=True)"
-        )
-    return AskedSeeds(folder, each)
-
-
-def publish_seeds(folder: Path, method: str, each: Sequence[Results], runs: Sequence[Path]) -> Results:
-    """Write the report and summary.json of several seeds into `folder`."""
-    names = [run.name for run in runs]
-    merged = write_seeds_report(folder, each, names)
-    axis = METHODS[method].axis
-    write_json(
-        folder / SUMMARY,
-        {
-            "method": method,
-            "seeds": [one.seed for one in each],
-            "runs": names,
-            axis.trained_key: [one.trained for one in each],
-            axis.planned_key: merged.planned,
-            "wall_s": round(merged.wall_s, 1),
-            "accuracy": {name: {str(p): _figures(each, name, p) for p in merged.points} for name in merged.cells},
-        },
-    )
-    return merged
-
-
-def _figures(each: Sequence[Results], name: str, point: int) -> dict[str, Any]:
-    singly = [one.cells[name][point].score.mean for one in each]
-    score = student(singly)
-    return {"mean": score.mean, "low": score.low, "high": score.high, "seeds": singly}
+def _value(cell: EvalSummary, name: str) -> float | None:
+    return cell.tokens_per_document if name == "tokens_per_document" else {**cell.metrics, **cell.measures}.get(name)

@@ -1,12 +1,13 @@
 """`quickstart`: train, evaluate on the sizes trained on and beyond, report.
 
-    this process     (cold start) train ............ evaluate shard 1   report
-    workers          train the rivals, evaluate the untrained agent ...   evaluate the other shards
+    this process     (cold start) train ...............................   evaluate shard 1   report
+    workers          train the baselines, evaluate the untrained agent ... evaluate the other shards
 
-Which agents there are, and what grows along the axis, is the method's affair (app/quickstart_methods.py) and its
-recipe's.
+    DIR/seed-0/  DIR/seed-1/ ...      of several seeds: a quickstart each
+    DIR/report.html  DIR/plots/       means over the seeds, with intervals
+    DIR/summary.json                  the same as figures
 
-Guaranteed: an interrupted quickstart goes on with `resume` and comes to the same figures; summary.json is written
+Guaranteed: an interrupted quickstart continues with `resume` and comes to the same figures; summary.json is written
 last, by rename, so a folder that has it is complete.
 Not covered: `wall_s` is the time of the last invocation.
 """
@@ -17,97 +18,36 @@ import asyncio
 import html
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from palimpsest.app.python_calls import Table, blocking, suitable_progress
-from palimpsest.app.quickstart.evaluation_shards import Shard, play_shard, samples_of
-from palimpsest.app.quickstart.quickstart_results import (
-    AskedQuickstart,
-    AskedSeeds,
-    asked_quickstart,
-    asked_seeds,
-    other_policies,
-    publish,
-    publish_seeds,
-)
-from palimpsest.app.quickstart.worker_pool import Task, TaskReport, WorkerPool
-from palimpsest.app.quickstart_methods import METHODS, Method
-from palimpsest.app.resume import QUICKSTART, Resume, resumable
+from palimpsest.app.quickstart.quickstart_jobs import BaselineTraining, Shard, samples_of
+from palimpsest.app.quickstart.quickstart_plan import Grid, asked_quickstart, asked_seeds
+from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, publish, results_of
+from palimpsest.app.quickstart.worker import Worker, WorkerJob
+from palimpsest.app.resume import QUICKSTART, AskedRun, Resume, resumable
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.training_run import Prepared, Training, prepare
-from palimpsest.config.load import Overrides, dump_config, parse_config
+from palimpsest.config.load import Overrides, dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.sample_log import SUMMARY
+from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.reporter import Progress, Stage, Tick
-from palimpsest.report.quickstart_report import Results
-from palimpsest.runs.checkpoint import CHECKPOINTS, step_name
 from palimpsest.runs.resume_rules import RunOrigin
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 
-# ---- The worker processes of a quickstart, and what they tell of their progress ------------------------------
-
-
-class Workers:
-    """The worker processes of a quickstart, and the shards that are played."""
-
-    def __init__(self, pool: WorkerPool, progress: Progress) -> None:
-        self.shards: list[Shard] = []
-        self.playing: list[Future[None]] = []
-        self.progress = progress
-        self.played = 0
-        """Turns, here and in the workers."""
-        self._pool = pool
-        self._loop = asyncio.get_running_loop()
-        self._tick: Tick | None = None
-
-    def begin(self, task: Task) -> Future[None]:
-        """Train a rival in the next free process."""
-        return self._pool.submit(task, self)
-
-    def play(self, shard: Shard) -> Future[None]:
-        """Play a shard in the next free process."""
-        self.shards.append(shard)
-        self.playing.append(self._pool.submit(shard, self))
-        return self.playing[-1]
-
-    async def play_here(self, shard: Shard) -> None:
-        """Play a shard in this process."""
-        self.shards.append(shard)
-        await play_shard(shard, self)
-
-    def part(self, count: int = 1) -> None:
-        """Turns were played, here or in a worker."""
-        self._loop.call_soon_threadsafe(self._count, count)
-
-    def message(self, text: str) -> None:
-        """A worker has something to say."""
-        self._loop.call_soon_threadsafe(self.progress.message, text)
-
-    def show(self, tick: Tick) -> None:
-        """Count turns on `tick` from now on."""
-        self._tick = tick
-
-    def _count(self, count: int) -> None:
-        self.played += count
-        if self._tick is not None:
-            self._tick(count)
-
-
-# ---- quickstart ----------------------------------------------------------------------------------------------
+# ---- What a quickstart came to -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Quickstart:
     """What a quickstart came to."""
 
-    method: Method
     run: Run
     results: Results | None
     """None if it was interrupted; with `resume` it goes on. Of several seeds means over them."""
@@ -139,18 +79,18 @@ class Quickstart:
     @property
     def table(self) -> Table:
         """Accuracy, a row an agent, a column a size; shares, not percent. Of several seeds the means."""
-        results, axis, config = self._finished(), self.method.axis, self.run.config
-        headings = {point: axis.heading(config, point, results.trained) for point in results.points}
+        results = self._finished()
         return Table.of(
             [
-                {"accuracy": results.label(name)} | {headings[p]: cell.score.mean for p, cell in sorted(row.items())}
+                {"accuracy": results.label(name)}
+                | {results.heading(point): row[point].accuracy.mean for point in results.points}
                 for name, row in results.cells.items()
             ]
         )
 
     def __repr__(self) -> str:
         seeds = f", {len(self.seeds)} seeds" if self.seeds else ""
-        head = f"quickstart {self.method.name} in {self.folder}{seeds}"
+        head = f"quickstart {Grid(self.run.config).method} in {self.folder}{seeds}"
         return f"{head}\n{self.table}" if self.finished else f"{head}: interrupted after {self.run.steps} steps"
 
     def _repr_html_(self) -> str:
@@ -200,194 +140,200 @@ async def quickstart_async(
     return await _of_one(asked, force=force, progress=watching, stop=stopped)
 
 
-async def _of_one(asked: AskedQuickstart, *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
-    method, resume = METHODS[asked.method], asked.resume
-    return await run_quickstart(
-        method, asked.config, asked.folder, resume=resume, force=force, progress=progress, stop=stop
-    )
+async def _of_one(asked: AskedRun, *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
+    config, out, started = asked.config, asked.folder, time.monotonic()
+    prepared = await asyncio.to_thread(prepare, config, out)
+    _admit(config, prepared)
+    plan, origin = _plan(config), RunOrigin(QUICKSTART)
+    with (
+        open_run(out, config, resume=asked.resume, force=force, on_warning=progress.message, origin=origin) as folder,
+        resumable(out, progress),
+        progress.stages(plan) as staged,
+    ):
+        progress.message(_announced(config, plan, out))
+        async with Workers(config.evaluation.processes, staged) as workers:
+            trainings = _trainings(config, out)
+            trained = {name: workers.begin(workers.do, job) for name, job in trainings.items()}
+            before = _evaluation_before(config, out, workers)
+            finished = await Training(folder, staged, stop).run(config, prepared, before)
+            if finished.interrupted:
+                return Quickstart(Run(out), None)
+            models = {config.evaluation.agent: str(finished.checkpoint)}
+            models |= {name: job.model for name, job in trainings.items()}
+            samples = await _evaluate(config, _shards(config, models, out), trained, workers)
+        results = results_of(config, out, samples, time.monotonic() - started)
+        publish(out, results)
+    return Quickstart(Run(out), results)
 
 
-async def _of_seeds(several: AskedSeeds, *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
+async def _of_seeds(several: Sequence[AskedRun], *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
     """One after the other, to the last or to an interrupt, and their report."""
     done, results = list[Quickstart](), list[Results]()
-    for number, asked in enumerate(several.each, 1):
-        progress.message(f"seed {asked.config.seed}, {number} of {len(several.each)}")
+    for number, asked in enumerate(several, 1):
+        progress.message(f"seed {asked.config.seed}, {number} of {len(several)}")
         done.append(await _of_one(asked, force=force, progress=progress, stop=stop))
         if (own := done[-1].results) is None:
             return replace(done[-1], seeds=tuple(done))
         results.append(own)
-    merged = publish_seeds(several.folder, several.each[0].method, results, [each.run.folder for each in done])
+    merged = over_seeds(results)
+    publish(several[0].folder.parent, merged)
     return replace(done[-1], results=merged, seeds=tuple(done))
 
 
 quickstart = blocking(quickstart_async)
 
 
-@dataclass(frozen=True, slots=True)
-class RivalTraining:
-    """A rival's training, as a task for a worker process."""
-
-    config: str
-    """The rival's own run configuration as YAML."""
-    folder: str
-
-    def run(self, report: TaskReport) -> None:
-        """Train to the end, going on from what is there."""
-        config = parse_config(self.config)
-        with open_run(self.folder, config, resume=True, on_warning=report.message) as folder:
-            finished = asyncio.run(Training(folder).run(config, prepare(config, folder.path)))
-        if finished.interrupted:
-            raise RunError(
-                f"{self.folder}: interrupted after step {finished.step}; resume the quickstart it belongs to"
-            )
-
-    @property
-    def model(self) -> str:
-        """Folder of the trained weights, once it has run."""
-        return str(Path(self.folder) / CHECKPOINTS / step_name(parse_config(self.config).train.max_steps))
+# ---- Training and evaluation ---------------------------------------------------------------------------------
 
 
-async def run_quickstart(
-    method: Method,
-    config: RunConfig,
-    out: Path,
-    *,
-    resume: bool,
-    force: bool,
-    progress: Progress,
-    stop: GracefulStop,
-) -> Quickstart:
-    """`quickstart` of a configuration."""
-    started = time.monotonic()
-    plan = _plan(method, config)
-    prepared = await asyncio.to_thread(prepare, config, out)
-    _admit(method, config, prepared)
-    with (
-        open_run(
-            out, config, resume=resume, force=force, on_warning=progress.message, origin=RunOrigin(QUICKSTART)
-        ) as folder,
-        resumable(out, progress),
-        WorkerPool(max(1, config.evaluation.processes - 1)) as pool,
-        progress.stages(plan) as staged,
-    ):
-        progress.message(_announced(method, plan, out))
-        workers = Workers(pool, staged)
-        rivals = _rivals(config, out)
-        trained = {name: workers.begin(task) for name, task in rivals.items()}
+class Workers:
+    """The processes of a quickstart, this one included, and the turns that are played. Left, it ends the others."""
 
-        begin = _evaluation_before(method, config, out, workers)
-        finished = await Training(folder, staged, stop).run(config, prepared, begin)
-        if finished.interrupted:
-            return Quickstart(method, Run(out), None)
-        models = {name: task.model for name, task in rivals.items()}
-        shards = _shards(method, config, str(finished.checkpoint), models, out)
-        await _evaluate(config, shards, trained, workers)
-        results = publish(method, config, folder, samples_of(workers.shards), time.monotonic() - started)
-    return Quickstart(method, Run(out), results)
+    def __init__(self, processes: int, progress: Progress) -> None:
+        self.progress = progress
+        self.shards: list[Shard] = []
+        self.playing: list[asyncio.Task[None]] = []
+        self.played = 0
+        """Turns, those of earlier runs included."""
+        self.tick: Tick | None = None
+        """Counts turns from now on."""
+        self._here, self._elsewhere = asyncio.Lock(), asyncio.Semaphore(max(1, processes - 1))
+        self._begun: list[asyncio.Task[None]] = []
+        self._idle: list[Worker] = []
+        self._all: list[Worker] = []
+
+    async def __aenter__(self) -> Workers:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._begun:
+            task.cancel()
+        await asyncio.gather(*self._begun, *(worker.end() for worker in self._all), return_exceptions=True)
+
+    def begin(
+        self, work: Callable[[Any], Awaitable[None]], job: WorkerJob, after: asyncio.Task[None] | None = None
+    ) -> asyncio.Task[None]:
+        """Begin `work` on a job as soon as `after` is done."""
+
+        async def later() -> None:
+            if after is not None:
+                await asyncio.wait([after])
+                after.result()
+            await work(job)
+
+        self._begun.append(asyncio.create_task(later()))
+        return self._begun[-1]
+
+    def play(self, shard: Shard, after: asyncio.Task[None] | None = None, *, here: bool = False) -> None:
+        """Play a shard as soon as `after` is done, in this process or in a worker."""
+        self.shards.append(shard)
+        self.played += shard.turns_played()
+        self.playing.append(self.begin(self.play_here if here else self.do, shard, after))
+
+    async def play_here(self, shard: Shard) -> None:
+        """Play a shard in this process, once those before it are done."""
+        async with self._here:
+            await shard.play(self)
+
+    async def do(self, job: WorkerJob) -> None:
+        """Have the next free worker do a job."""
+        async with self._elsewhere:
+            if not self._idle:
+                self._all.append(await Worker.start())
+                self._idle.append(self._all[-1])
+            worker = self._idle.pop()
+            await worker.do(job, self)
+            self._idle.append(worker)
+
+    def part(self, count: int = 1) -> None:
+        """Turns were played."""
+        self.played += count
+        if self.tick is not None:
+            self.tick(count)
+
+    def message(self, text: str) -> None:
+        """A worker has something to say."""
+        self.progress.message(text)
 
 
-def _evaluation_before(method: Method, config: RunConfig, out: Path, workers: Workers) -> Callable[[str], None]:
-    """What begins the evaluation of the model that training starts from, in a worker."""
-
-    def begin(model: str) -> None:
-        place = str(out / "evaluations" / "before")
-        shard = Shard(method.name, dump_config(config), model, (method.before,), place, 0, 1)
-        workers.played += shard.turns_played()
-        workers.play(shard)
-
-    return begin
-
-
-def _rivals(config: RunConfig, out: Path) -> dict[str, RivalTraining]:
-    """The trainings of the recipe's rivals: the agent's own but for the policy, whose options a variant changes."""
+def _trainings(config: RunConfig, out: Path) -> dict[str, BaselineTraining]:
+    """Those of the trained baselines: the agent's own but for the policy, whose options a variant changes."""
     quiet = config.logging.model_copy(update={"report_to": ("jsonl",)})
     train = config.train.model_copy(update={"variant": None})
-    rivals = {}
+    found = {}
     for name, policy in config.evaluation.trained_baselines.items():
         changed = {"recipe": f"{config.recipe}-{name}", "policy": policy, "logging": quiet, "train": train}
-        own = config.model_copy(update=changed)
-        rivals[name] = RivalTraining(dump_config(own), str(out / "rivals" / name))
-    return rivals
+        found[name] = BaselineTraining(dump_config(config.model_copy(update=changed)), str(out / "rivals" / name))
+    return found
 
 
-def _admit(method: Method, config: RunConfig, prepared: Prepared) -> None:
+def _admit(config: RunConfig, prepared: Prepared) -> None:
     """Refuse now what the evaluation would refuse after training: a policy whose budgets the model can't hold."""
-    engine = prepared.parts.engine
-    problems = method.axis.problems(config, method.axis.telling(config))
-    for policy in (config.policy, *other_policies(config)):
+    engine, grid = prepared.parts.engine, Grid(config)
+    problems = grid.problems(grid.telling)
+    for policy in (config.policy, *grid.others.values()):
         admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)
 
 
-def _shards(
-    method: Method, config: RunConfig, model: str, rivals: Mapping[str, str], out: Path
-) -> dict[str, list[Shard]]:
-    """The shards of each trained model's evaluation, one a process: the agent's own, then the rivals' by name."""
-    text, count = dump_config(config), config.evaluation.processes
+def _evaluation_before(config: RunConfig, out: Path, workers: Workers) -> Callable[[str], None]:
+    """What begins the evaluation of the model that training starts from."""
+    name, text, folder = f"{config.evaluation.agent}_before", dump_config(config), str(out / "evaluations" / "before")
+    return lambda model: workers.play(Shard(text, model, (name,), folder))
 
-    def dealt(folder: str, path: str, policies: tuple[str, ...]) -> list[Shard]:
-        place = str(out / "evaluations" / folder)
-        return [Shard(method.name, text, path, policies, place, index, count) for index in range(count)]
 
-    own = dealt("after", model, (method.agent, *config.evaluation.baselines))
-    return {method.agent: own, **{name: dealt(name, path, (name,)) for name, path in rivals.items()}}
+def _shards(config: RunConfig, models: Mapping[str, str], out: Path) -> dict[str, list[Shard]]:
+    """The shards of each trained model's evaluation, one a process; the baselines play on the agent's."""
+    text, count, agent = dump_config(config), config.evaluation.processes, config.evaluation.agent
+    dealt = {}
+    for name, model in models.items():
+        names = (agent, *config.evaluation.baselines) if name == agent else (name,)
+        folder = str(out / "evaluations" / ("after" if name == agent else name))
+        dealt[name] = [Shard(text, model, names, folder, index, count) for index in range(count)]
+    return dealt
 
 
 async def _evaluate(
     config: RunConfig,
     shards: Mapping[str, Sequence[Shard]],
-    trained: Mapping[str, Future[None]],
+    trained: Mapping[str, asyncio.Task[None]],
     workers: Workers,
-) -> None:
-    """Evaluate all trained models in all processes, each as soon as it is trained, and wait for what was begun
-    before."""
-    begun = list(workers.playing)
-    everything = [*workers.shards, *(shard for dealt in shards.values() for shard in dealt)]
-
-    async def is_trained(name: str) -> None:
-        if name in trained:
-            await asyncio.wrap_future(trained[name])
-
-    async def elsewhere(name: str) -> None:
-        await is_trained(name)
-        for playing in [workers.play(shard) for shard in shards[name][1:]]:
-            await asyncio.wrap_future(playing)
-
-    async def here() -> None:
-        for name, dealt in shards.items():
-            await is_trained(name)
-            await workers.play_here(dealt[0])
-
-    total = sum(shard.turns(config) for shard in everything)
-    played = workers.played + sum(shard.turns_played() for dealt in shards.values() for shard in dealt)
-    with workers.progress.count("evaluation", total, done=played) as tick:
-        workers.show(tick)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for name in shards:
-                    group.create_task(elsewhere(name))
-                group.create_task(here())
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the others were cancelled because of it
-        for playing in begun:
-            await asyncio.wrap_future(playing)
+) -> dict[Cell, list[Sample]]:
+    """Play all shards, each model's as soon as it is trained, and wait for what was begun before."""
+    for name, dealt in shards.items():
+        for shard in dealt:
+            workers.play(shard, trained.get(name), here=shard.index == 0)
+    total = sum(Grid(config).turns(shard.names, shard.index, shard.count) for shard in workers.shards)
+    with workers.progress.count("evaluation", total, done=workers.played) as tick:
+        workers.tick = tick
+        for playing in asyncio.as_completed(workers.playing):
+            await playing
         tick(total)  # the number of turns was a guess
+    return samples_of(workers.shards)
 
 
-def _announced(method: Method, plan: Sequence[Stage], out: Path) -> str:
+_SECONDS = {
+    "memagent-quickstart": (0.3, 1.0, 0.0006),
+    "rememr1-quickstart": (0.4, 2.5, 0.004),
+    "memact-quickstart": (0.3, 6.5, 0.03),
+}
+"""What a step of the cold start, a step of training and a turn of the evaluation (all processes together) take on two
+cores, each roughly. An ETA is scaled by the pace of the machine it runs on."""
+_UNITS = {"evaluation": "turns"}
+
+
+def _plan(config: RunConfig) -> list[Stage]:
+    """The stages of a quickstart, in order."""
+    lesson, step, turn = _SECONDS.get(config.recipe, (0.3, 1.0, 0.0006))
+    lessons = [Stage("lessons", config.cold_start.max_steps, lesson)] if config.cold_start else []
+    training = Stage("training", config.train.max_steps, step)
+    grid = Grid(config)
+    return [*lessons, training, Stage("evaluation", grid.turns(list(grid.players)), turn)]
+
+
+def _announced(config: RunConfig, plan: Sequence[Stage], out: Path) -> str:
     """What is going to be done, and how long that took on the reference machine."""
     parts = ", ".join(f"{stage.name} ({stage.parts:,} {_UNITS.get(stage.name, 'steps')})" for stage in plan)
     minutes = sum(stage.parts * stage.seconds_each for stage in plan) / 60
     time_taken = "a minute or less" if minutes < 1.5 else f"about {minutes:.0f} minutes"
-    return f"quickstart {method.name}: {parts}, report, into {out}; {time_taken} on two cores"
-
-
-_UNITS = {"evaluation": "turns"}
-
-
-def _plan(method: Method, config: RunConfig) -> list[Stage]:
-    """The stages of a quickstart, in order."""
-    lessons = [Stage("lessons", config.cold_start.max_steps, method.pace.lesson)] if config.cold_start else []
-    agents = (method.agent, *config.evaluation.baselines, *config.evaluation.trained_baselines, method.before)
-    turns = Shard(method.name, "", "", agents, "", 0, 1).turns(config)
-    training = Stage("training", config.train.max_steps, method.pace.step)
-    return [*lessons, training, Stage("evaluation", turns, method.pace.turn)]
+    method = config.recipe.removesuffix("-quickstart")
+    return f"quickstart {method}: {parts}, report, into {out}; {time_taken} on two cores"

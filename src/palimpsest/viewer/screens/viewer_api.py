@@ -60,12 +60,9 @@ _VIEWS: tuple[tuple[str, Callable[..., dict[str, Any]]], ...] = (
 class ViewerApi:
     """The API over a library. Threads may share it."""
 
-    def __init__(
-        self, library: Library, *, tokenizer: str | None = None, titles: Mapping[str, str] | None = None
-    ) -> None:
-        """`tokenizer`: decodes everything in place of what the files name; `titles`: what the players of a
-        quickstart are called."""
-        self.library, self.titles = library, titles or {}
+    def __init__(self, library: Library, *, tokenizer: str | None = None) -> None:
+        """`tokenizer`: decodes everything in place of what the files name."""
+        self.library = library
         self.facts = RunFacts()
         self.decoders = Decoders(self.facts, tokenizer)
         self.records = Records(self.decoders)
@@ -162,8 +159,10 @@ class ViewerApi:
         return found if sample is None else {**found, **played_by(sample, self._titles_of(source))}
 
     def _titles_of(self, source: Source) -> Mapping[str, str]:
-        """Empty where the source is no run: its sets are anybody's."""
-        return self.titles if source.kind is SourceKind.RUN else {}
+        """What the players of a quickstart are called; empty for anything else."""
+        evaluation = self.facts.config(source).get("evaluation") if source.kind is SourceKind.RUN else None
+        labels = evaluation.get("labels") if isinstance(evaluation, dict) else None
+        return labels if isinstance(labels, dict) else {}
 
 
 def number(query: Query, name: str, default: int) -> int:
