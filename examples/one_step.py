@@ -67,7 +67,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
 
     grader = build_reward(config.reward, codec)
     player = Player(build_policy(config.policy), sampler, codec, config.sampling, grader, config.train.group_size)
-    problems = build_source(config.data, split="train").problems(step=0, count=16)
+    problems = build_source(config.data, config.seed, split="train").problems(step=0, count=16)
     groups = await player.batch(problems, key=(config.seed, "train", 1, 0))
     group, *_ = [*filter(has_signal, groups)] or sys.exit("equal rewards give no gradient: try another seed")
     rewards = [grade.value or 0.0 for grade in group.grades]
@@ -136,7 +136,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
 
 def main(seed: int = 0) -> Step:
     """Open the engine, take the step, close the engine."""
-    config = load_recipe("memagent-quickstart", {**SETTINGS, "seed": seed, "data.seed": seed})
+    config = load_recipe("memagent-quickstart", {**SETTINGS, "seed": seed})
     engine = open_engine(config, objective="policy")
     return asyncio.run(using(engine, one_step(config, engine)))
 

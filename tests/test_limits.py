@@ -70,7 +70,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "": (2697, 15),
     "app": (9065, 43),
     "cli": (2124, 14),
-    "config": (2500, 13),
+    "config": (2498, 13),
     "credit": (902, 8),
     "data": (4855, 25),
     "engines": (9531, 47),

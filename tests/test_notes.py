@@ -40,7 +40,7 @@ def test_a_note_keeps_code_and_values_in_copies_and_other_processes() -> None:
 
 def test_the_events_of_a_run_hold_code_and_values_of_its_warnings(tmp_path: Path) -> None:
     train(tmp_path, small_config(max_steps=2))
-    train(tmp_path, small_config(max_steps=4, eval_problems=3), resume=True)
+    train(tmp_path, small_config(max_steps=4, episode_timeout_s=9.0), resume=True)
     (event,) = [row for row in read_rows(tmp_path / "events.jsonl") if row.get("code") == "config_changed_later"]
-    assert event["values"] == {"change": "train.eval_problems: 64 -> 3"}
+    assert event["values"] == {"change": "train.episode_timeout_s: None -> 9.0"}
     assert event["message"] == Note(event["code"], **event["values"])

@@ -168,7 +168,7 @@ def test_a_lock_of_another_host_is_respected_until_someone_deletes_it(tmp_path: 
         ({"train": {"save_total_limit": 5}}, "allowed"),
         ({"train": {"eval_steps": 3}}, "allowed"),
         ({"train": {"record_steps": 2}}, "allowed"),
-        ({"evaluation": {"problems": 8}}, "allowed"),
+        ({"evaluation": {"processes": 8}}, "allowed"),
         ({"engine": {"max_num_seqs": 8}}, "warned"),
         ({"model": {"device": "cpu"}}, "warned"),
         ({"train": {"episode_timeout_s": 5.0}}, "warned"),

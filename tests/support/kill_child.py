@@ -88,7 +88,7 @@ def engine_parts(run: RunConfig) -> dict[str, Any]:
         "sampler": engine.sampler,
         "learner": engine.learner,
         "policy": build_policy(run.policy),
-        "source": build_source(run.data, split="train"),
+        "source": build_source(run.data, run.seed, split="train"),
         "grader": ParityGrader(),
     }
 

@@ -51,7 +51,7 @@ def run_config(
     """
     changes = overrides or ()
     if seed is not None:
-        changes = _more(changes, {"seed": seed, "data.seed": seed})
+        changes = _more(changes, {"seed": seed})
     if isinstance(recipe, RunConfig):
         config = parse_config(recipe.model_dump_json(), name=recipe.recipe, overrides=changes, read_files=False)
     else:
@@ -171,7 +171,7 @@ class Agent:
             update={
                 "policy": PolicyConfig(name=policy, options=options),
                 "model": base.model.model_copy(update={"path": self.model_name(_unsaid)}),
-                "data": base.data.model_copy(update={**data, "seed": self.seed}),
+                "data": base.data.model_copy(update=dict(data)),
                 "seed": self.seed,
                 "cold_start": None,
             }

@@ -203,7 +203,6 @@ class DataConfig(Strict):
     shuffle: bool = True
     """Of a file's rows for training, anew each epoch; false: as they stand. Groups that dynamic sampling plays in place
     of others are drawn all the same."""
-    seed: int = 0
     synthetic: SyntheticConfig = SyntheticConfig()
     search: SearchDataConfig | None = None
     """Sizes of `synthetic_search`; with a file: its questions without their contexts, combined into problems of so many

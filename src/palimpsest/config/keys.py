@@ -448,8 +448,8 @@ def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """In words where `now` differs from `was`, by the first few keys; None where nothing does. A setting that `was`
     lacks and that has its default now came with a later version, and is no difference.
 
-    >>> difference({"data": {"seed": 0, "limit": 4}}, {"data": {"seed": 2, "limit": 4}})
-    'data.seed was 0, is 2'
+    >>> difference({"data": {"limit": 4}}, {"data": {"limit": 2}})
+    'data.limit was 4, is 2'
     >>> difference({"sampling": {"temperature": 0.7}}, {"sampling": {"temperature": 0.7, "top_p": 1.0}})
     """
     old, new = (dict(leaf for key, value in each.items() for leaf in leaves(value, key)) for each in (was, now))

@@ -173,7 +173,6 @@ class TrainConfig(Strict):
     save_steps: int = Field(20, ge=1)
     save_total_limit: int = Field(2, ge=1)
     eval_steps: int | None = Field(None, ge=1)
-    eval_problems: int = Field(64, ge=1)
     eval_on_start: bool = False
     """Evaluate before the first step too: as step 0 of the metrics."""
     metric_for_best_model: str | None = None
@@ -260,7 +259,7 @@ class EvaluationConfig(Strict):
     is to come to (the curriculum's last, or `data.synthetic.chunks`). Of search problems: questions. None: (1, 16, 64,
     256), or (2, 4, 6, 8)."""
     problems: int = Field(64, ge=1)
-    """Problems per size."""
+    """Held-out problems that evaluations during training play, and `quickstart` at each size."""
     chunk_budget: int | None = Field(None, ge=1)
     """Most chunks that the documents of one length have together: of longer ones fewer are played, one at least."""
     baselines: dict[str, PolicyConfig] = Field(default_factory=dict)

@@ -50,8 +50,8 @@ def _kinds(annotation: Any) -> set[Any]:
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and plain values; lists and empty dictionaries are values.
 
-    >>> dict(leaves({"data": {"seed": 0, "columns": {}}, "weights": "w"}))
-    {'data.seed': 0, 'data.columns': {}, 'weights': 'w'}
+    >>> dict(leaves({"data": {"limit": 4, "columns": {}}, "weights": "w"}))
+    {'data.limit': 4, 'data.columns': {}, 'weights': 'w'}
     >>> dict(leaves({})), dict(leaves({7: {8: 0}}))
     ({}, {'7.8': 0})
     """

@@ -4,7 +4,7 @@ allowed   recipe, logging, evaluation, train.max_steps, save_steps, save_total_l
           metric_for_best_model,
           record_steps: no past step would have come out otherwise
 warned    engine, cluster, sampler, optim, eval_sampling, data.val_files,
-          model.device, model.gradient_checkpointing, train.episode_timeout_s, eval_problems,
+          model.device, model.gradient_checkpointing, train.episode_timeout_s, evaluation.problems,
           reward.timeout_s, reward.judge.url, api_key_env, timeout_s, concurrency,
           policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to another:
           later steps come out otherwise; the run continues, and events.jsonl says where it changed
@@ -61,7 +61,7 @@ _RULES: Mapping[str, Verdict] = {
     "model.device": "warned",
     "model.gradient_checkpointing": "warned",
     "train.episode_timeout_s": "warned",
-    "train.eval_problems": "warned",
+    "evaluation.problems": "warned",
     "eval_sampling": "warned",
     "data.val_files": "warned",
     "optim": "warned",

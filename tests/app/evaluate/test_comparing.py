@@ -231,9 +231,7 @@ def test_sides_that_differ_by_their_seed_alone_give_a_band(tmp_path: Path) -> No
     for seed, right in enumerate((2, 4, 9)):
         run = tmp_path / f"run-{seed}"
         run.mkdir()
-        (run / "config.yaml").write_text(
-            dump_config(parse_config("", overrides={"seed": seed, "data.seed": seed})), "utf-8"
-        )
+        (run / "config.yaml").write_text(dump_config(parse_config("", overrides={"seed": seed})), "utf-8")
         path = folder(tmp_path / f"s{seed}", [1.0] * right + [0.0] * (10 - right), {"weights": f"w{seed}"})
         (path / "summary.json").write_text(json.dumps({"model": str(run / "checkpoints" / "step-000002")}), "utf-8")
         paths.append(path)

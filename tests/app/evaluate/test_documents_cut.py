@@ -21,7 +21,7 @@ PUBLISHED = [name for name in recipe_names() if "max_chunks" in load_recipe(name
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> palimpsest.Run:
     """One step on documents of which training reads one chunk of several; its evaluation reads them all."""
-    settings = small_run(tiny_model_folder, max_steps=1, eval_steps=1, eval_problems=2)
+    settings = small_run(tiny_model_folder, max_steps=1, eval_steps=1) | {"evaluation.problems": 2}
     settings["policy.options"] = {**settings["policy.options"], "chunk_size": 16, "max_chunks": 1}
     return palimpsest.train("memagent-quickstart", settings, out=tmp_path_factory.mktemp("run") / "run", quiet=True)
 

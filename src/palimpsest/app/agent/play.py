@@ -182,7 +182,7 @@ def _problem(
     if problem is None:
         if context is not None or answers:
             raise ConfigError("play: context and answers belong to a question; give the question first")
-        return build_source(config.data, split="eval").problems(step=0, count=1, size=chunks)[0]
+        return build_source(config.data, config.seed, split="eval").problems(step=0, count=1, size=chunks)[0]
     if chunks is not None:
         raise ConfigError(f"chunks={chunks}: the size of a problem that is drawn; leave it out with one of your own")
     if isinstance(problem, Mapping):

@@ -117,7 +117,7 @@ def _of_files(
         name = stem if stems.count(stem) == 1 else path
         first, *others = documents or (config.data.documents,)
         changes = {"train_files": path, "val_files": None, "documents": first}
-        source = build_source(config.data.model_copy(update=changes), split="eval")
+        source = build_source(config.data.model_copy(update=changes), config.seed, split="eval")
         assert isinstance(source, FileSource)
         skipped += [line for line in rows_left_out(source) if line not in skipped]
         for count, sized in ((first, source), *((count, source.with_documents(count)) for count in others)):
@@ -127,7 +127,7 @@ def _of_files(
 
 
 def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
-    return build_source(config.data, split="eval").problems(step=0, count=count, size=size)
+    return build_source(config.data, config.seed, split="eval").problems(step=0, count=count, size=size)
 
 
 # ---- SHA-256 of the data files -------------------------------------------------------------------------------

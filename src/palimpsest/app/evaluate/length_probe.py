@@ -37,7 +37,7 @@ def probe(agent: Agent, *, chunks: int, lengths: Sequence[int], limit: int, prog
     if (longest := max(chunks, *lengths)) > LONGEST:
         raise ConfigError(f"--chunks, --lengths: {longest:,} is too long; the most is {LONGEST:,} paragraphs")
     config, hazards = evaluation_config(agent, data="synthetic", limit=limit), Hazards()
-    source = build_source(config.data, split="eval")
+    source = build_source(config.data, config.seed, split="eval")
     problems = source.problems(step=0, count=limit, size=chunks)
     reads_on = policy_class(config.policy.name).reads_documents
     measured = finish(lambda: _play(config, problems, hazards, progress)) if reads_on else {}

@@ -116,7 +116,7 @@ class Grid:
 
     def problems(self, point: int) -> list[Problem]:
         """The held-out problems of a point."""
-        source = build_source(self.config.data, split="eval")
+        source = build_source(self.config.data, self.config.seed, split="eval")
         return source.problems(step=0, count=self.count(point), size=self.size(point))
 
     def cell(self, player: str, point: int) -> Cell:

@@ -233,12 +233,12 @@ def prepare(config: RunConfig, out: Path) -> Prepared:
     policy_of(config)
     check_sinks(config)
     check_models(config)
-    source = build_source(config.data, split="train")
+    source = build_source(config.data, config.seed, split="train")
     first = source.problems(step=0, count=config.train.batch_size)
     held_out, skipped = None, dict.fromkeys(rows_left_out(source))
     if config.train.eval_steps:
-        evaluated = build_source(config.data, split="eval")
-        held_out = evaluated.problems(step=0, count=config.train.eval_problems)
+        evaluated = build_source(config.data, config.seed, split="eval")
+        held_out = evaluated.problems(step=0, count=config.evaluation.problems)
         skipped |= dict.fromkeys(rows_left_out(evaluated))
     parts = build_parts(config, out)
     limits = parts.engine.limits

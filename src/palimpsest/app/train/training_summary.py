@@ -97,7 +97,7 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
         told = ", ".join(f"{row['eval/accuracy']:.2f} after step {row['step']}" for row in (held_out[0], held_out[-1]))
         return f"Held-out reward {told}: beyond 0 to 1, so its noise is not known."
     if len(held_out) > 1:
-        first, last = (_held_out(row, config.train.eval_problems) for row in (held_out[0], held_out[-1]))
+        first, last = (_held_out(row, config.evaluation.problems) for row in (held_out[0], held_out[-1]))
         return f"Held-out accuracy {first}, {last}: {_verdict(first, last)}."
     rewarded = with_number(rows, "reward/mean")
     if not rewarded:

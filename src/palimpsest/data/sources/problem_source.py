@@ -37,34 +37,35 @@ class ProblemSource(Protocol):
         ...
 
 
-def build_source(config: DataConfig, *, split: Split) -> ProblemSource:
-    """The source a recipe names. `eval` reads `val_files`, or `source` where there is none. Raises DataError."""
+def build_source(config: DataConfig, seed: int = 0, *, split: Split) -> ProblemSource:
+    """The source a recipe names, its draws keyed by `seed`. `eval` reads `val_files`, or `train_files` without them.
+    Raises DataError."""
     name = config.train_files if split == "train" else config.val_files or config.train_files
     if isinstance(name, tuple):
-        return _of_files(config, name, split)
+        return _of_files(config, name, split, seed)
     if name == "synthetic":
-        return SyntheticSource(config.synthetic, config.seed, split)
+        return SyntheticSource(config.synthetic, seed, split)
     if name == SYNTHETIC_SEARCH:
-        return SyntheticSearchSource(config.search or SearchDataConfig(), config.seed, split)
+        return SyntheticSearchSource(config.search or SearchDataConfig(), seed, split)
     if not Path(name).suffix and not Path(name).exists() and (near := nearest(name, ("synthetic", SYNTHETIC_SEARCH))):
         raise DataError(f"{name}: no such file, and no source that is drawn{near}")
-    return _of_files(config, name, split)
+    return _of_files(config, name, split, seed)
 
 
-def _of_files(config: DataConfig, paths: Paths, split: Split) -> ProblemSource:
+def _of_files(config: DataConfig, paths: Paths, split: Split, seed: int) -> ProblemSource:
     """The source of one file, or of several as one."""
     reading = reading_of(config)
     if config.search is not None:
         objectives = config.search.objectives
         return SearchFileSource.open(
-            paths, split=split, objectives=objectives, limit=config.limit, seed=config.seed, reading=reading
+            paths, split=split, objectives=objectives, limit=config.limit, seed=seed, reading=reading
         )
     source = FileSource.open(
         paths,
         split=split,
         documents=config.documents,
         limit=config.limit,
-        seed=config.seed,
+        seed=seed,
         reading=reading,
         placing=Placing(config.order, config.min_distance),
     )
