@@ -80,7 +80,7 @@ def test_four_names_mean_the_same_door() -> None:
     assert plugins.load("rule", "plug_fine:typed") is plug_fine.typed
     assert plugins.load("rule", "plug_fine.py:typed")(0) == (1.0, None)
     assert plugins.load("rule", "plug_fine.py:Thing") is plugins.load("rule", "plug_fine.py:Thing")
-    with plugins.known({"object:typed": plug_fine.typed}):
+    with plugins.named_objects({"object:typed": plug_fine.typed}):
         assert plugins.load("rule", "object:typed") is plug_fine.typed
     assert plugins.load("rule", "state_mix").__name__ == "StateMix"
 

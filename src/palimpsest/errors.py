@@ -141,8 +141,8 @@ def raised_at(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""
-    own = [frame for frame in frames if not _is_installed(frame.filename)]
-    where = f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
+    user_frames = [frame for frame in frames if not _is_installed(frame.filename)]
+    where = f"{(user_frames or frames)[-1].filename}:{(user_frames or frames)[-1].lineno}"
     if where not in _tracebacks and len(_tracebacks) < _MOST_TRACEBACKS:
         text = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])
         _tracebacks[where] = text[-_TRACEBACK_CHARS:]
@@ -180,7 +180,7 @@ def shown_names(names: Collection[object]) -> str:
     return first if len(names) <= _MOST_SHOWN else f"{first} and {len(names) - _MOST_SHOWN:,} more"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """The known name closest to `name` as a hint for an error message, or an empty string. Of very many names the first
     are looked at.
 
@@ -189,5 +189,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     >>> nearest("zzz", ["learning_rate", "seed"])
     ''
     """
-    matches = difflib.get_close_matches(name, list(islice(known, _MOST_NAMES)), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, list(islice(names, _MOST_NAMES)), n=1, cutoff=0.6)
     return f"; did you mean {matches[0]}?" if matches else ""

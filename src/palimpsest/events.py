@@ -260,7 +260,7 @@ _Library = SamplerFailed | PromptOverflowed | TimedOut | PolicyFailed | VariantP
 Declared = _Memories | _Replies | _Tools | _Library
 What = Declared | Plain
 
-KINDS: Mapping[str, type[Declared]] = {each.kind: each for each in get_args(Declared)}
+KINDS: Mapping[str, type[Declared]] = {event.kind: event for event in get_args(Declared)}
 """Name of a kind, as records hold it, to its type."""
 
 
@@ -305,7 +305,7 @@ def event_of(kind: str, detail: Mapping[str, Any]) -> What:
         raise ValueError(f"event {kind!r}: it has {names}; given were {', '.join(detail) or 'none'}") from None
 
 
-def told(what: What | str, detail: Mapping[str, Any]) -> What:
+def as_event(what: What | str, detail: Mapping[str, Any]) -> What:
     """The event that `Model.event(what, **detail)` means. Raises ValueError for a whole event with further details."""
     if isinstance(what, str):
         return event_of(what, detail)

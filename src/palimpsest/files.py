@@ -200,7 +200,7 @@ def hidden_folder(path: Path) -> Path:
     return hidden
 
 
-def own_folder(path: Path) -> Path:
+def new_hidden_folder(path: Path) -> Path:
     """An empty hidden folder beside `path` that no one else has, to be filled and then published under that name; what
     a kill leaves of it stays."""
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}")

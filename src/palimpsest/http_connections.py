@@ -74,12 +74,12 @@ class Connections:
             self._session = None
 
     def _opened(self) -> aiohttp.ClientSession:
-        kept = {"keepalive_timeout": _KEPT_S} if self._keep else {"force_close": True}
+        keepalive = {"keepalive_timeout": _KEPT_S} if self._keep else {"force_close": True}
         connector: aiohttp.BaseConnector
         if self._socket is not None:
-            connector = aiohttp.UnixConnector(str(self._socket), limit=0, **kept)
+            connector = aiohttp.UnixConnector(str(self._socket), limit=0, **keepalive)
         else:
-            connector = aiohttp.TCPConnector(limit=0, ssl=_certificates(), **kept)
+            connector = aiohttp.TCPConnector(limit=0, ssl=_certificates(), **keepalive)
         return aiohttp.ClientSession(
             connector=connector,
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json", **self._headers},
@@ -101,21 +101,21 @@ def _line(error: Exception) -> str:
 
 
 async def _read(answer: aiohttp.ClientResponse, limit: int) -> HttpReply:
-    whole = answer.status == 200
-    limit = limit if whole else ERROR_BYTES
+    ok = answer.status == 200
+    limit = limit if ok else ERROR_BYTES
     raw = bytearray()
     async for chunk in answer.content.iter_any():
         raw += chunk
         if len(raw) > limit:
-            if whole:
+            if ok:
                 raise BadReply(f"the reply exceeds {limit} bytes")
             break
     headers = {name.lower(): value for name, value in answer.headers.items()}
     encoding = headers.get("content-encoding", "identity").lower()
-    return HttpReply(answer.status, headers, _decompressed(bytes(raw), encoding, limit, whole=whole))
+    return HttpReply(answer.status, headers, _decompressed(bytes(raw), encoding, limit, ok=ok))
 
 
-def _decompressed(raw: bytes, encoding: str, limit: int, *, whole: bool) -> bytes:
+def _decompressed(raw: bytes, encoding: str, limit: int, *, ok: bool) -> bytes:
     if encoding == "identity":
         return raw
     if encoding not in ("gzip", "x-gzip", "deflate"):
@@ -125,6 +125,6 @@ def _decompressed(raw: bytes, encoding: str, limit: int, *, whole: bool) -> byte
         body = inflate.decompress(raw, limit + 1)
     except zlib.error as error:
         raise BadReply(f"the reply is no {encoding} ({error})") from None
-    if len(body) > limit and whole:
+    if len(body) > limit and ok:
         raise BadReply(f"the reply exceeds {limit} bytes when decompressed")
     return body[:limit]

@@ -92,11 +92,11 @@ def redacted(text: str, *secrets: str | None) -> str:
     return text
 
 
-def told_error(answer: Any, *secrets: str | None) -> str | None:
+def error_in_reply(answer: Any, *secrets: str | None) -> str | None:
     """The error that a reply of status 200 holds in place of choices, at most 300 characters and without the
     secrets; None where there is none.
 
-    >>> told_error({"error": {"message": "upstream is busy"}}), told_error({"choices": [], "error": None})
+    >>> error_in_reply({"error": {"message": "upstream is busy"}}), error_in_reply({"choices": [], "error": None})
     ('upstream is busy', None)
     """
     error = answer.get("error") if isinstance(answer, dict) and not answer.get("choices") else None
@@ -124,8 +124,8 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 class RetryableError(Exception):
     """Another attempt may succeed; `pause` in seconds if the service named one."""
 
-    def __init__(self, said: str, pause: float | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, pause: float | None = None) -> None:
+        super().__init__(message)
         self.pause = pause
 
 
@@ -136,16 +136,16 @@ class Down(RetryableError):
 class GaveUp(Exception):
     """No attempt succeeded. One line; `last`: what the last one met."""
 
-    def __init__(self, said: str, last: RetryableError) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, last: RetryableError) -> None:
+        super().__init__(message)
         self.last = last
 
 
 class ServiceDown(Exception):
     """It wasn't asked, for it was down in too many attempts before. One line; `last`: what the last one met."""
 
-    def __init__(self, said: str, last: str) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, last: str) -> None:
+        super().__init__(message)
         self.last = last
 
 
@@ -165,8 +165,8 @@ async def attempted(
         except RetryableError as again:
             last = again
         if attempt + 1 < attempts:
-            own = pause * 2.0 ** min(attempt, 30) * keyed_random("pause", *key, attempt).uniform(0.5, 1.0)
-            await asyncio.sleep(min(max(own, last.pause or 0.0), longest))
+            delay = pause * 2.0 ** min(attempt, 30) * keyed_random("pause", *key, attempt).uniform(0.5, 1.0)
+            await asyncio.sleep(min(max(delay, last.pause or 0.0), longest))
     raise GaveUp(f"gave up after {attempts} attempts: {last}", last)
 
 
@@ -180,21 +180,21 @@ class Breaker:
         self._since = 0.0
         """When the first of them ended."""
         self._probe_at = 0.0
-        self._said = ""
+        self._message = ""
 
     def __enter__(self) -> None:
         now = time.monotonic()
         if self._failures < self._limit or now - self._since < self._patience_s:
             return
         if now < self._probe_at:
-            raise ServiceDown(f"down: {self._limit} attempts in a row failed", self._said)
+            raise ServiceDown(f"down: {self._limit} attempts in a row failed", self._message)
         self._probe_at = now + self._probe_s
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         now = time.monotonic()
         if isinstance(error, Down):
             self._since = self._since if self._failures else now
-            self._failures, self._said = self._failures + 1, str(error)
+            self._failures, self._message = self._failures + 1, str(error)
             if self._failures >= self._limit and not self._probe_at:
                 self._probe_at = now + self._probe_s
         elif error is None or isinstance(

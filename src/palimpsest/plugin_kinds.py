@@ -182,14 +182,14 @@ def check_name(kind: str, name: str, key: str | None = None) -> str:
 
 def fault_of(kind: str, name: str) -> str | None:
     """What is wrong with the form of a name that isn't shipped."""
-    spec, (place, colon, thing) = KINDS[kind], name.rpartition(":")
+    spec, (module, colon, thing) = KINDS[kind], name.rpartition(":")
     if not colon and name.endswith(".py"):
         return f"name what it is in the file, such as {name}:{spec.example.partition(':')[2]}"
     if not colon:
         shipped = f"choose one of {', '.join(spec.shipped)}, or" if spec.shipped else "give"
         return f"no such {spec.noun}{nearest(name, spec.shipped)}; {shipped} {spec.example}"
-    if not place or not thing:
+    if not module or not thing:
         return f"not of the form {spec.example}"
-    if f"{place}:" == OBJECT or place.endswith(".py") or all(map(str.isidentifier, place.split("."))):
+    if f"{module}:" == OBJECT or module.endswith(".py") or all(map(str.isidentifier, module.split("."))):
         return None
-    return f"{place!r} is no module's name; give one as {spec.example}, or a file that ends in .py"
+    return f"{module!r} is no module's name; give one as {spec.example}, or a file that ends in .py"

@@ -121,18 +121,18 @@ def check_options(
     Traceback (most recent call last):
     palimpsest.errors.ConfigError: reward.options.price='2': must be a number
     """
-    known = {each: option for each, option in options_of(target, taken).items() if each not in injected}
+    allowed = {name: option for name, option in options_of(target, taken).items() if name not in injected}
     if not takes_any(target):
         for option in options:
-            if option not in known:
-                there = f"known: {', '.join(known)}" if known else "it has no options"
-                message = f"is unknown to {name}{nearest(option, known)}; {there}"
+            if option not in allowed:
+                there = f"known: {', '.join(allowed)}" if allowed else "it has no options"
+                message = f"is unknown to {name}{nearest(option, allowed)}; {there}"
                 raise ConfigError(message, key=f"{key}.{option}")
-    for option, parameter in known.items():
+    for option, parameter in allowed.items():
         if parameter.required and option not in options:
             raise ConfigError(f"is missing: {name} has no default for it", key=f"{key}.{option}")
     return {
-        option: _checked(known[option].annotation if option in known else None, value, f"{key}.{option}")
+        option: _checked(allowed[option].annotation if option in allowed else None, value, f"{key}.{option}")
         for option, value in options.items()
     }
 
@@ -205,22 +205,22 @@ def _demand(annotation: Any, error: ValidationError) -> str:
     if words is not None:
         return f"must be {words}"
     detail = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in detail["loc"])
+    path = ".".join(str(part) for part in detail["loc"])
     message = detail["msg"].removeprefix("Value error, ").replace("\n", " ")
-    return f"{place + ': ' if place else ''}{message[:1].lower()}{message[1:]}"
+    return f"{path + ': ' if path else ''}{message[:1].lower()}{message[1:]}"
 
 
 def choices(annotation: Any) -> list[str] | None:
     """What a `Literal` allows, or one with None; None for other annotations."""
-    found: list[str] = []
+    values: list[str] = []
     for part in _alternatives(annotation):
         if typing.get_origin(part) is Literal:
-            found += [str(value) for value in typing.get_args(part)]
+            values += [str(value) for value in typing.get_args(part)]
         elif part is type(None):
-            found.append("null")
+            values.append("null")
         else:
             return None
-    return found
+    return values
 
 
 def _alternatives(annotation: Any) -> list[Any]:

@@ -8,7 +8,7 @@
 All four are loaded, checked and built by the same functions. A class is constructed with the options given for it; a
 function gets them as keyword arguments. Only the call that was passed an object, its tasks and threads see it:
 
-    with known({"object:mine": mine}):
+    with named_objects({"object:mine": mine}):
         load("reward", "object:mine")             # mine
 
 Guaranteed: an error is a ConfigError with the key that named the thing: no such module, an error in the module, no such
@@ -57,7 +57,7 @@ _KNOWN: ContextVar[Mapping[str, Any] | None] = ContextVar("palimpsest_objects", 
 
 
 @contextmanager
-def known(objects: Mapping[str, Any]) -> Iterator[None]:
+def named_objects(objects: Mapping[str, Any]) -> Iterator[None]:
     """While this lasts, each name of `objects` means its object, besides those that were known before; names that
     `objects` gains meanwhile too."""
     token = _KNOWN.set(ChainMap(cast(Any, objects), cast(Any, _KNOWN.get() or {})))
@@ -92,7 +92,7 @@ def plain(name: str) -> str:
 
 def reference(kind: str, thing: Any) -> str:
     """The name by which a later process finds `thing`: a shipped one, or an import path; else `object:NAME`, which
-    means `thing` where it is `known`.
+    means `thing` within `named_objects`.
 
     >>> reference("reward", math.sqrt), reference("policy", print)
     ('object:sqrt', 'object:print')
@@ -102,7 +102,7 @@ def reference(kind: str, thing: Any) -> str:
     if not lasting or getattr(sys.modules.get(str(module)), name, None) is not thing:
         return OBJECT + name_of(owner(thing))
     path = f"{module}:{name}"
-    return next((known for known, place in KINDS[kind].shipped.items() if place == path), path)
+    return next((shipped for shipped, target in KINDS[kind].shipped.items() if target == path), path)
 
 
 # ---- Loading --------------------------------------------------------------------------------------------------
@@ -118,12 +118,12 @@ def source_digests(settings: Any) -> dict[str, str]:
     >>> list(source_digests({"reward": {"name": "json:loads", "state": "no_module:x"}}))
     ['json']
     """
-    found = dict[str, str]()
+    digests = dict[str, str]()
     for name in sorted(set(_NAMED.findall(json.dumps(settings, default=str)))):
         file = name if name.endswith(".py") else getattr(sys.modules.get(name), "__file__", None)
         if file and Path(file).is_file():
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
-    return found
+            digests[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    return digests
 
 
 def load(kind: str, name: str, key: str | None = None) -> Any:
@@ -138,63 +138,63 @@ def load(kind: str, name: str, key: str | None = None) -> Any:
         raise ConfigError(fault, key=key, value=name)
     if path.startswith(OBJECT):
         return object_named(path, key)
-    place, _, attribute = path.rpartition(":")
-    if place.endswith(".py") and not Path(place).is_file():
+    module_name, _, attribute = path.rpartition(":")
+    if module_name.endswith(".py") and not Path(module_name).is_file():
         raise ConfigError(f"no such file; give a path relative to {Path.cwd()} or an absolute one", key=key, value=name)
     try:
-        module = _module(place)
+        module = _module(module_name)
         if hasattr(module, attribute):
             return getattr(module, attribute)
     except (PalimpsestError, Interrupted):
         raise
     except ModuleNotFoundError as error:
-        raise ConfigError(_not_found(place, error), key=key, value=name) from None
+        raise ConfigError(_missing_module(module_name, error), key=key, value=name) from None
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"importing {path} raised {_told(error)}", key=key, value=name) from error
-    near = nearest(attribute, [known for known in vars(module) if not known.startswith("_")])
-    raise ConfigError(f"{place} has no {attribute!r}{near}", key=key, value=name)
+        raise ConfigError(f"importing {path} raised {_located_error(error)}", key=key, value=name) from error
+    near = nearest(attribute, [public for public in vars(module) if not public.startswith("_")])
+    raise ConfigError(f"{module_name} has no {attribute!r}{near}", key=key, value=name)
 
 
-def _module(place: str) -> ModuleType:
+def _module(name: str) -> ModuleType:
     """A module by its name, with the current folder on the path, or a file by its path."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    file, loaded = Path(place).resolve(), sys.modules.get(place)
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    file, loaded = Path(name).resolve(), sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(file):
         return loaded
-    spec = importlib.util.spec_from_file_location(place, file)
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[place] = importlib.util.module_from_spec(spec)  # named by its path, as references are
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # named by its path, as references are
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # as a script finds what lies next to it
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[place]
+        del sys.modules[name]
         raise
     return module
 
 
-def _not_found(place: str, error: ModuleNotFoundError) -> str:
+def _missing_module(name: str, error: ModuleNotFoundError) -> str:
     """With the nearest of the modules in the current folder and in the folders it holds."""
-    if error.name is None or place.endswith(".py") or not f"{place}.".startswith(f"{error.name}."):
-        return f"{place} imports {error.name!r}, which is not installed"
+    if error.name is None or name.endswith(".py") or not f"{name}.".startswith(f"{error.name}."):
+        return f"{name} imports {error.name!r}, which is not installed"
     here = Path.cwd()
     files = [path.relative_to(here) for path in (*here.glob("*.py"), *here.glob("*/*.py"))]
     modules = sorted(".".join(path.with_suffix("").parts) for path in files if not path.name.startswith("__"))
-    return f"no module {error.name!r} here or on PYTHONPATH{nearest(place, modules)}"
+    return f"no module {error.name!r} here or on PYTHONPATH{nearest(name, modules)}"
 
 
-def _told(error: BaseException) -> str:
+def _located_error(error: BaseException) -> str:
     """The error's kind, first line and place.
 
-    >>> _told(KeyError("size"))
+    >>> _located_error(KeyError("size"))
     "KeyError: 'size'"
     """
-    message = next(iter(told(error).splitlines()), type(error).__name__)
+    message = next(iter(error_text(error).splitlines()), type(error).__name__)
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) or not frames:
         return message  # a SyntaxError has the file and the line
@@ -245,11 +245,11 @@ def build(
     is called with the arguments that the kind `takes`. `injected` are values of the run. Raises ConfigError."""
     spec, target = KINDS[kind], load(kind, name, key)
     values = check(kind, name, options or {}, key=key, options_key=options_key)
-    known = getattr(signature_of(target), "parameters", {})
+    parameters = getattr(signature_of(target), "parameters", {})
     anything = not spec.takes and takes_any(target)
-    values = {key: value for key, value in injected.items() if key in known or anything} | values
+    values = {key: value for key, value in injected.items() if key in parameters or anything} | values
     if spec.base is not None and not isinstance(target, type):
-        return whole(target, kind)
+        return with_defaults(target, kind)
     if spec.takes and not isinstance(target, type):
         return functools.partial(target, **values) if values else target
     try:
@@ -257,7 +257,7 @@ def build(
     except (PalimpsestError, Interrupted):
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"could not be made: {_told(error)}", key=key or spec.key, value=name) from error
+        raise ConfigError(f"could not be made: {_located_error(error)}", key=key or spec.key, value=name) from error
     if spec.base or not spec.takes:
         return made
     call = getattr(made, spec.method or "", made)
@@ -301,7 +301,7 @@ def _completed(cls: Any, contract: Any) -> Any:
     return ABCMeta(cls.__name__, (cls, contract), names)
 
 
-def whole(thing: Any, kind: str) -> Any:
+def with_defaults(thing: Any, kind: str) -> Any:
     """An object of the kind, with the defaults of its `base` for what its class leaves out."""
     cls = completed(type(thing), kind)
     if cls is type(thing):
@@ -317,7 +317,7 @@ def check_class(kind: str, cls: type[Any], name: str, key: str | None = None) ->
     if not spec.takes:
         return
     method = inspect.unwrap(getattr(cls, spec.method or "", cls.__init__))
-    defines = {each for base in cls.__mro__ for each in (*vars(base), *vars(base).get("__annotations__", {}))}
+    defines = {attribute for base in cls.__mro__ for attribute in (*vars(base), *vars(base).get("__annotations__", {}))}
     called = {"__call__"} if spec.base is None else set()
     if not defines & {spec.method, "__getattr__", *called}:
         alternative = "" if spec.base else ", or to be called,"
@@ -338,7 +338,7 @@ def _check_call(spec: PluginKind, call: Any, name: str, options: Mapping[str, An
     variable = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
     taken = [p.name for p in positional if p.name not in spec.injected]
     needed = [p.name for p in positional[len(spec.takes) :] if p.default is p.empty]
-    needed = [each for each in needed if each not in options and each not in spec.injected]
+    needed = [argument for argument in needed if argument not in options and argument not in spec.injected]
     if (len(taken) < len(spec.takes) and not variable) or needed:
         _refuse(spec, name, key, f"takes {signature}, and is called with ({', '.join(spec.takes)})")
 
@@ -384,10 +384,10 @@ def name_of(thing: Any) -> str:
     return str(inner.__name__ if has_name else type(inner).__name__)
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The kind of an error that a user's code raised, and its text if that can be made.
 
-    >>> told(KeyError("size"))
+    >>> error_text(KeyError("size"))
     "KeyError: 'size'"
     """
     try:

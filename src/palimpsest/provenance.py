@@ -38,11 +38,11 @@ def provenance() -> dict[str, Any]:
 @cache
 def environment() -> Mapping[str, Any]:
     """`versions` and `machine`: the same in every process of one installation on one machine."""
-    packages = {name: found for name in _PACKAGES if (found := _version(name)) is not None}
+    packages = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
     commit = commit_of(CHECKOUT)
-    own = {"palimpsest": __version__, **({} if commit is None else {"commit": commit})}
+    package = {"palimpsest": __version__, **({} if commit is None else {"commit": commit})}
     machine = {"processor": _processor(), "cores": os.cpu_count(), "gpus": _gpus()}
-    return {"versions": {**own, "python": platform.python_version(), **packages}, "machine": machine}
+    return {"versions": {**package, "python": platform.python_version(), **packages}, "machine": machine}
 
 
 def command_line(arguments: Sequence[str]) -> str:
@@ -60,13 +60,13 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     >>> differences({"versions": {"torch": "2.12.0"}}, {"versions": {"torch": "2.13.0"}})
     'torch 2.12.0 -> 2.13.0'
     """
-    told = []
+    changes = []
     for part in ("versions", "machine"):
         before, after = was.get(part), now.get(part)
         if isinstance(before, dict) and isinstance(after, Mapping):
             keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
-            told += [f"{key} {_shown(before.get(key))} -> {_shown(after.get(key))}" for key in keys]
-    return ", ".join(told) or None
+            changes += [f"{key} {_shown(before.get(key))} -> {_shown(after.get(key))}" for key in keys]
+    return ", ".join(changes) or None
 
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -77,14 +77,14 @@ def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     machine = dict(made.get("machine", {}))
     cores = f"{machine['cores']} cores" if machine.get("cores") else ""
-    told = {
+    rows = {
         "command": str(made.get("command", "")),
-        "made with": ", ".join(f"{name} {found}" for name, found in dict(made.get("versions", {})).items()),
+        "made with": ", ".join(f"{name} {version}" for name, version in dict(made.get("versions", {})).items()),
         "machine": ", ".join(
             part for part in (machine.get("processor") or "", cores, *machine.get("gpus", ())) if part
         ),
     }
-    return [(name, value) for name, value in told.items() if value]
+    return [(name, value) for name, value in rows.items() if value]
 
 
 def commit_of(checkout: Path) -> str | None:

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from palimpsest.config.engine import EndpointEngineConfig
-from palimpsest.config.keys import all_keys, keys_of, known_keys, section_of
+from palimpsest.config.keys import all_keys, dotted_keys, keys_of, section_of
 from palimpsest.config.load import (
     dump_config,
     load_recipe,
@@ -427,7 +427,7 @@ def test_a_recipe_file_is_named_after_itself(tmp_path: Path) -> None:
 
 
 def test_known_keys_reach_into_optional_sections() -> None:
-    keys = set(known_keys())
+    keys = set(dotted_keys())
     assert {"train.max_steps", "credit.overlong.buffer", "data.curriculum.advance_at"} <= keys
     assert all(section_of(key) is None for key in ("train.max_steps", "policy.options.chunk_size", "nope"))
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from palimpsest.report.page import LEGEND, SHOWN_TURNS, ToldPart, ToldStory, ToldTurn, colours, page, told_beside
+from palimpsest.report.page import (
+    LEGEND,
+    SHOWN_TURNS,
+    ToldPart,
+    ToldStory,
+    ToldTurn,
+    colours,
+    contrasting_stories,
+    page,
+)
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
 
@@ -42,19 +51,19 @@ WRONG = ("Anna lives in Rome.", "Bob sleeps.", "Zoe flies high.")
 def test_the_failure_stands_beside_the_success_of_the_same_problem(tiny_codec: Codec) -> None:
     alone = group(tiny_codec, (WRONG, 0.0), (WRONG, None))
     both = group(tiny_codec, (RIGHT, 1.0), (WRONG, 0.0))
-    wrong, right = told_beside([alone, both], tiny_codec)
+    wrong, right = contrasting_stories([alone, both], tiny_codec)
     assert (wrong.kind, wrong.grade, right.kind, right.grade) == ("wrong", "reward 0.00", "right", "reward 1.00")
     assert [(turn.number, turn.unchanged) for turn in wrong.turns] == [(0, 0), (1, 0), (2, 0)]
-    kinds = [{part.kind for part in turn.parts} for turn in wrong.turns]
+    kinds = [{part.kind for part in turn.pieces} for turn in wrong.turns]
     assert ("section" in kinds[0], "lost" in kinds[1], "nowhere" in kinds[2]) == (True, True, True)
     assert ([turn.number for turn in right.turns], right.unchanged) == ([0], 2)
-    assert len(told_beside([alone], tiny_codec)) == 1
-    assert told_beside([group(tiny_codec, (RIGHT, 1.0))], tiny_codec) == []
+    assert len(contrasting_stories([alone], tiny_codec)) == 1
+    assert contrasting_stories([group(tiny_codec, (RIGHT, 1.0))], tiny_codec) == []
 
 
 def test_a_long_story_is_told_from_its_end(tiny_codec: Codec) -> None:
     memories = tuple(f"Memory number {number} of many." for number in range(SHOWN_TURNS + 5))
-    (story,) = told_beside([group(tiny_codec, (memories, 0.0))], tiny_codec)
+    (story,) = contrasting_stories([group(tiny_codec, (memories, 0.0))], tiny_codec)
     assert (len(story.turns), story.left_out) == (SHOWN_TURNS, 5)
     assert story.turns[-1].number == SHOWN_TURNS + 4
 

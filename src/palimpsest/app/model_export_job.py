@@ -160,7 +160,7 @@ def _dtype_of(source: _Source, run: str) -> str:
 @contextmanager
 def _published(to: Path) -> Iterator[Path]:
     """A hidden folder that becomes `to` at the end."""
-    hidden = files.own_folder(to)
+    hidden = files.new_hidden_folder(to)
     try:
         yield hidden
         files.publish_new(hidden, to)

@@ -34,7 +34,7 @@ from palimpsest.data.formats.problem_files import problem_row
 from palimpsest.errors import ConfigError
 from palimpsest.plugin_kinds import KINDS, OBJECT
 from palimpsest.plugin_options import options_of
-from palimpsest.plugins import ARGUMENTS, DATA, known, load, plain, reference
+from palimpsest.plugins import ARGUMENTS, DATA, load, named_objects, plain, reference
 from palimpsest.types import Problem
 
 
@@ -195,7 +195,7 @@ class Objects:
     @contextmanager
     def known(self) -> Iterator[None]:
         """While this lasts, the names mean the objects, and an error of one shows the argument that it was given as."""
-        with known(self.held):
+        with named_objects(self.held):
             try:
                 yield
             except ConfigError as error:
@@ -267,7 +267,7 @@ def write_loaded(model: Any, tokenizer: Any, run: Path, called: str) -> Path:
         raise ConfigError(f"{called}(model=...) has adapters: give model.merge_and_unload()")
     run = run.resolve()
     run.parent.mkdir(parents=True, exist_ok=True)
-    aside = files.own_folder(run)
+    aside = files.new_hidden_folder(run)
     try:
         model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)

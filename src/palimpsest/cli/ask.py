@@ -22,7 +22,7 @@ def ask(
     model: Annotated[
         str, typer.Argument(help="`embedded`, a run, which brings its configuration, a Hugging Face folder or hub id.")
     ],
-    given: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
             metavar="FILE... QUESTION [a.b=c ...]",
@@ -57,19 +57,19 @@ def ask(
       git log | palimpsest ask Qwen/Qwen3-4B - "Which release broke resuming?" --json
     """
     shown = _changes if stream else None
-    given, overrides = models_and_overrides(given)
+    words, overrides = models_and_overrides(words)
     if chat:
         from palimpsest.app.config_resolution import Agent, Remote
 
         remote = Remote.named(base_url, api_key_env, tokenizer)
-        _chat(Agent(model, policy, None, overrides, remote=remote), given, shown, json)
+        _chat(Agent(model, policy, None, overrides, remote=remote), words, shown, json)
         return
-    if len(given) < 2:
+    if len(words) < 2:
         raise typer.BadParameter("expected at least one file and, as the last argument, the question")
     from palimpsest.app.agent.ask_files import ask as ask_files
 
-    *files, question = given
-    asked = ask_files(
+    *files, question = words
+    result = ask_files(
         model,
         files,
         [question, *(also or [])],
@@ -81,9 +81,11 @@ def ask(
         on_memory=shown,
         progress=Terminal(),
     )
-    _show(asked, json=json)
-    if asked.answer is None:
-        typer.echo(f"error: no answer ({asked.outcome}){': ' if asked.failure else ''}{asked.failure or ''}", err=True)
+    _show(result, json=json)
+    if result.answer is None:
+        typer.echo(
+            f"error: no answer ({result.outcome}){': ' if result.failure else ''}{result.failure or ''}", err=True
+        )
         raise typer.Exit(1)
 
 
@@ -96,7 +98,7 @@ def _chat(agent: Agent, files: list[str], shown: Callable[[MemoryChange], None] 
     config = agent.config({})
     document = read_files(files)
     chat_on(
-        config, document, _next_question, lambda asked: _show(asked, json=json), on_memory=shown, progress=Terminal()
+        config, document, _next_question, lambda result: _show(result, json=json), on_memory=shown, progress=Terminal()
     )
 
 
@@ -110,27 +112,27 @@ def _next_question() -> str | None:
 
 def _changes(change: MemoryChange) -> None:
     """The sentences that a turn dropped and added."""
-    lines = [f"  - {printable(each)}" for each in change.dropped]
-    lines += [f"  + {printable(each)}" for each in change.added]
+    lines = [f"  - {printable(sentence)}" for sentence in change.dropped]
+    lines += [f"  + {printable(sentence)}" for sentence in change.added]
     if lines:
-        place = f"{change.turn + 1}/{change.turns}" if change.turns else str(change.turn + 1)
-        Terminal().message("\n".join([f"section {place}", *lines]))
+        section = f"{change.turn + 1}/{change.turns}" if change.turns else str(change.turn + 1)
+        Terminal().message("\n".join([f"section {section}", *lines]))
 
 
-def _show(asked: Asked, *, json: bool = False) -> None:
+def _show(result: Asked, *, json: bool = False) -> None:
     if json:
         from json import dumps
 
-        print(dumps(asked.to_json(), ensure_ascii=False), flush=True)
+        print(dumps(result.to_json(), ensure_ascii=False), flush=True)
         return
-    for answer in asked.answers:
+    for answer in result.answers:
         if answer is not None:
             print("\n".join(printable(line) for line in answer.splitlines()), flush=True)
-    for quote in asked.quotes:
+    for quote in result.quotes:
         text = " ".join(quote.text.split())
         print(f"  {printable(quote.file)}:{quote.start}-{quote.end}  {printable(text)}")
-    for sentence in asked.unsupported:
+    for sentence in result.unsupported:
         print(f"  in no file: {printable(sentence)}")
-    if asked.kept_out:
-        units = counted(asked.kept_out, "statement")
+    if result.kept_out:
+        units = counted(result.kept_out, "statement")
         Terminal().message(f"{units} kept out of the memory: nothing in sight said so (policy.options.grounded)")

@@ -77,7 +77,7 @@ def _show(comparison: Comparison, flips: int) -> None:
     console.print(made)
     for name, pairing in comparison.pairings.items():
         console.print(
-            printable(_told(name, comparison.sides[0].name, pairing)), markup=False, highlight=False, soft_wrap=True
+            printable(_sentence(name, comparison.sides[0].name, pairing)), markup=False, highlight=False, soft_wrap=True
         )
     for note in comparison.notes:
         console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
@@ -90,19 +90,19 @@ def _show(comparison: Comparison, flips: int) -> None:
 def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
     from palimpsest.cli.output import interval, percent
 
-    own = comparison.figures[cell][name]
+    figures = comparison.figures[cell][name]
     pairing = comparison.cell_pairings.get(cell, {}).get(name)
     difference = pairing.difference if pairing else None
     return [
         comparison.label(cell),
         name,
-        str(own.problems),
-        str(own.ungraded),
-        percent(own.accuracy.mean),
-        interval(own.accuracy),
+        str(figures.problems),
+        str(figures.ungraded),
+        percent(figures.accuracy.mean),
+        interval(figures.accuracy),
         *(["", "", ""] if difference is None else _difference(difference)),
-        f"{own.turns_per_document:.1f}",
-        f"{own.tokens_per_document:,.0f}",
+        f"{figures.turns_per_document:.1f}",
+        f"{figures.tokens_per_document:,.0f}",
     ]
 
 
@@ -116,7 +116,7 @@ def _p(p: float) -> str:
     return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
-def _told(name: str, first: str, pairing: Pairing) -> str:
+def _sentence(name: str, first: str, pairing: Pairing) -> str:
     """The difference over everything, in a sentence."""
     difference = pairing.difference
     if difference is None:
@@ -207,12 +207,12 @@ def probe(
         raise ConfigError(f"probe: {len(models)} models given; give one, such as a run or `embedded`")
     agent = Agent(models[0], None, recipe, overrides, seed, Remote.named(base_url, api_key_env, tokenizer))
     sizes = numbers("--lengths", "lengths", lengths)
-    found = probe_reads(agent, chunks=chunks, lengths=sizes, limit=limit, progress=Terminal())
+    result = probe_reads(agent, chunks=chunks, lengths=sizes, limit=limit, progress=Terminal())
     if json:
-        print(dumps(found))
+        print(dumps(result))
         return
     for name in ("states", "expected", "measured"):
-        columns, rows = list(found[name][0]), [[_in_percent(value) for value in row.values()] for row in found[name]]
+        columns, rows = list(result[name][0]), [[_in_percent(value) for value in row.values()] for row in result[name]]
         stdout().print(table(name, columns, rows))
 
 

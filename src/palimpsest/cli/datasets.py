@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from palimpsest.cli.options import Columns, Force, Out, named_columns, numbers, shares, tell_made
+from palimpsest.cli.options import Columns, Force, Out, named_columns, numbers, print_made, shares
 
 app = typer.Typer(help="Look into data files, make data sets.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -106,11 +106,11 @@ def build(
     from palimpsest.progress.displays import Terminal
 
     sizes = numbers("--documents", "numbers of documents", documents) if documents else ()
-    given: dict[str, Any] = {"documents": sizes, "seed": seed}
-    given |= {"disjoint_gold": disjoint_gold, "disjoint_documents": disjoint_documents}
-    given |= {"order": order, "min_distance": min_distance}
-    given["positions"] = shares("--positions", positions)
-    contexts, filters = read_contexts(given, split=split, where=where or (), without_yes_no=without_yes_no)
+    fields: dict[str, Any] = {"documents": sizes, "seed": seed}
+    fields |= {"disjoint_gold": disjoint_gold, "disjoint_documents": disjoint_documents}
+    fields |= {"order": order, "min_distance": min_distance}
+    fields["positions"] = shares("--positions", positions)
+    contexts, filters = read_contexts(fields, split=split, where=where or (), without_yes_no=without_yes_no)
     built = build_contexts(
         source,
         contexts,
@@ -122,7 +122,7 @@ def build(
         force=force,
         progress=Terminal(),
     )
-    tell_made(built, (f"left out, {reason}: {count:,}" for reason, count in built.left_out.items()))
+    print_made(built, (f"left out, {reason}: {count:,}" for reason, count in built.left_out.items()))
 
 
 # ---- palimpsest data download --------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def objectives(
     made = make_objectives(
         source, sizes, out=out, documents=documents, count=n, seed=seed, force=force, progress=Terminal()
     )
-    tell_made(made)
+    print_made(made)
 
 
 # ---- palimpsest data ruler -----------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def ruler(
         force=force,
         progress=Terminal(),
     )
-    tell_made(made, (_lacks(*each) for each in made.left_out.items()))
+    print_made(made, (_lacks(*entry) for entry in made.left_out.items()))
 
 
 def _lacks(task: str, option: str) -> str:

@@ -133,7 +133,7 @@ def evaluate(
         played |= {"documents": documents, "chunks": chunks, "objectives": objectives}
         _regrade(regrade, models, overrides, out, played)
         return
-    first, *others = models or ["embedded"]
+    first, *rest = models or ["embedded"]
     request = EvalRequest(
         model=first,
         policies=policy_names(policy),
@@ -151,13 +151,13 @@ def evaluate(
         samples=samples,
         baselines=baselines,
     )
-    requests = requests_of(models, request, out) if others else {out: request}
-    plans = {place: each.plan() for place, each in requests.items()}
+    requests = requests_of(models, request, out) if rest else {out: request}
+    plans = {folder: entry.plan() for folder, entry in requests.items()}
     check_alike(list(plans.values()))
-    for place, plan in plans.items():
-        _play(plan, place, force=force)
-    if others and out is not None:
-        Terminal().message(str(report([place for place in plans if place is not None], out)[0]))
+    for folder, plan in plans.items():
+        _play(plan, folder, force=force)
+    if rest and out is not None:
+        Terminal().message(str(report([folder for folder in plans if folder is not None], out)[0]))
 
 
 def _play(plan: EvalPlan, out: Path | None, *, force: bool) -> None:
@@ -181,5 +181,5 @@ def _regrade(
     if len(models) > 1:
         raise ConfigError(f"--regrade {folder}: has one model, not {', '.join(models)}; leave them out")
     model = models[0] if models else None
-    given: dict[str, Any] = {name: value for name, value in played.items() if value is not None}
-    show_evaluation(evaluate_folder(model, regrade=folder, overrides=overrides, out=out, progress=Terminal(), **given))
+    kwargs: dict[str, Any] = {name: value for name, value in played.items() if value is not None}
+    show_evaluation(evaluate_folder(model, regrade=folder, overrides=overrides, out=out, progress=Terminal(), **kwargs))

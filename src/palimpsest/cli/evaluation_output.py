@@ -60,7 +60,7 @@ FIGURES: dict[str, Column] = {
     "tokens/document": lambda row: f"{row.tokens_per_document:,.0f}",
     "tokens/correct": _tokens_per_correct,
 }
-WHERE_KNOWN: dict[str, Column] = {
+OPTIONAL_FIGURES: dict[str, Column] = {
     "pass@k": lambda row: _percent(row.pass_at.get(str(row.samples))),
     "disagree": lambda row: _percent(row.disagreement),
 }
@@ -80,8 +80,8 @@ _REMEMBERING = ("overwrite_rate", "recall_hit_rate")
 def show_evaluation(evaluation: Evaluation) -> None:
     """Print it. Raises Exit where nothing could be graded."""
     console, rows = stdout(160), evaluation.rows
-    known = {name: column for name, column in WHERE_KNOWN.items() if any(map(column, rows.values()))}
-    console.print(_table(evaluation.title, {**FIGURES, **known}, rows))
+    extra = {name: column for name, column in OPTIONAL_FIGURES.items() if any(map(column, rows.values()))}
+    console.print(_table(evaluation.title, {**FIGURES, **extra}, rows))
     remembering = {
         name: row
         for name, row in rows.items()
@@ -95,7 +95,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
     for line in evaluation.notes:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-    _tell_ungraded(evaluation)
+    _print_ungraded(evaluation)
 
 
 def _table(title: str, columns: dict[str, Column], rows: dict[str, EvalSummary]) -> Table:
@@ -103,7 +103,7 @@ def _table(title: str, columns: dict[str, Column], rows: dict[str, EvalSummary])
     return table(title, ["", *columns], cells)
 
 
-def _tell_ungraded(evaluation: Evaluation) -> None:
+def _print_ungraded(evaluation: Evaluation) -> None:
     console = stdout()
     without_gold = sum(sample.without_gold for sample in evaluation.samples)
     if without_gold:

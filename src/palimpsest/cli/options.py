@@ -74,7 +74,7 @@ def models_and_overrides(words: Iterable[str] | None) -> tuple[list[str], list[s
     return models, overrides
 
 
-def tell_made(made: Made, left_out: Iterable[str] = ()) -> None:
+def print_made(made: Made, left_out: Iterable[str] = ()) -> None:
     """Say what a data set holds, and what it doesn't, by lines."""
     for name, count in made.problems.items():
         typer.echo(f"{made.folder / name}: {count:,} problems")
@@ -90,12 +90,12 @@ def numbers(option: str, what: str, text: str, least: int = 1) -> tuple[int, ...
     (4, 64)
     """
     try:
-        given = tuple(int(part) for part in text.split(","))
+        values = tuple(int(part) for part in text.split(","))
     except ValueError:
-        given = (least - 1,)
-    if min(given) < least:
+        values = (least - 1,)
+    if min(values) < least:
         raise ConfigError(f"{option} {text}: expected {what} such as {'4,64,256' if least else '0,1,2'}")
-    return given
+    return values
 
 
 def shares(option: str, text: str | None) -> tuple[float, ...]:
@@ -114,7 +114,7 @@ def shares(option: str, text: str | None) -> tuple[float, ...]:
 
 
 BEGIN, RERUN = "the same command begins again", "the same command goes on"
-NOT_BEGUN = f"nothing was begun; {BEGIN}"
+NOT_STARTED = f"nothing was begun; {BEGIN}"
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def resumed(run: Path, *, force: bool) -> Callable[[], str]:
         from palimpsest.runs.resume_rules import EVENTS, how_to_resume
 
         rows = read_rows(run / EVENTS)
-        own = any(row.get("pid") == os.getpid() for row in rows)
-        return how_to_resume(run) if own or (rows and not force) else NOT_BEGUN
+        started_here = any(row.get("pid") == os.getpid() for row in rows)
+        return how_to_resume(run) if started_here or (rows and not force) else NOT_STARTED
 
     return again

@@ -87,19 +87,19 @@ def serve(
     for line in agent.notes():
         typer.echo(f"note: {line}", err=True)
     folder = None if no_store else store or default_store()
-    kept = "nothing is kept on disk" if folder is None else f"episodes are kept in {folder}"
+    storage = "nothing is kept on disk" if folder is None else f"episodes are kept in {folder}"
     limits = ServerLimits(running=concurrency, waiting=queue)
-    first = iter([kept])
+    first = iter([storage])
 
-    def told(line: str) -> None:
-        for said in first:  # once it is true
-            typer.echo(said, err=True)
+    def announce(line: str) -> None:
+        for note in first:  # once it is true
+            typer.echo(note, err=True)
         typer.echo(line)
         sys.stdout.flush()
 
     options = ServerOptions(request_log, ignore_unsupported, tuple(cors_origin or ()))
     service = Service(host, port, token, folder, drain_seconds, limits, served_model_name, options)
-    serve_agent(agent, service, told)
+    serve_agent(agent, service, announce)
 
 
 # ---- palimpsest retrieval ------------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ def serve_retrieval(
     changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}
     dense = Dense(encoder, preset, device, changes | {"max_tokens": max_tokens})
     address = Address(host, port, token)
-    serve_corpus(corpus, index, backend, dense, address, progress=Terminal(), on_ready=_tell)
+    serve_corpus(corpus, index, backend, dense, address, progress=Terminal(), on_ready=_print_line)
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     """The address is the one line on stdout."""
     typer.echo(line)
     sys.stdout.flush()

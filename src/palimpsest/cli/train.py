@@ -53,18 +53,18 @@ def train(
     """
     from palimpsest.app.resume import asked_run
 
-    asked = asked_run(recipe, overrides, seed=seed, out=out, resume=resume)
-    with going_on(resumed(asked.folder, force=force)):
-        Terminal().message(f"loading {asked.config.model.path}")
+    request = asked_run(recipe, overrides, seed=seed, out=out, resume=resume)
+    with going_on(resumed(request.folder, force=force)):
+        Terminal().message(f"loading {request.config.model.path}")
         from palimpsest.app.train.training_run import train as train_run  # after the configuration is known to be right
 
-        run = train_run(asked.config, out=asked.folder, resume=asked.resume, force=force)
+        run = train_run(request.config, out=request.folder, resume=request.resume, force=force)
     again = "" if run.finished else f"; {resume_command(run)} goes on"
     Terminal().message(f"{run.steps} of {run.config.train.max_steps} steps, newest checkpoint {run.checkpoint}{again}")
-    _tell(run.folder)
+    _print_summary(run.folder)
 
 
-def _tell(folder: Path) -> None:
+def _print_summary(folder: Path) -> None:
     """What was gained, three episodes in words, what to do next."""
     from palimpsest.app.train.training_summary import REPORT, training_results
     from palimpsest.cli.output import stdout
@@ -123,11 +123,11 @@ def sft(
     """
     from palimpsest.app.resume import SFT, asked_run
 
-    asked = asked_run(recipe, overrides, command=SFT, seed=seed, out=out, resume=resume)
-    begun = origin_of(asked.folder).detail if asked.resume else {}
+    request = asked_run(recipe, overrides, command=SFT, seed=seed, out=out, resume=resume)
+    recorded = origin_of(request.folder).detail if request.resume else {}
     imitated: Imitated | None
-    if begun and records is None and data is None:
-        imitated = Imitated.from_json(begun)
+    if recorded and records is None and data is None:
+        imitated = Imitated.from_json(recorded)
     else:
         imitated = read_imitated(
             records=records,
@@ -139,12 +139,12 @@ def sft(
         )
     from palimpsest.app.train import supervised_training as training  # after the configuration is known to be right
 
-    config, folder, done = asked.config, asked.folder, Terminal()
+    config, folder, done = request.config, request.folder, Terminal()
     with going_on(resumed(folder, force=force)):
         if imitated is None:
-            finished = training.learn_lessons(config, folder, resume=asked.resume, force=force, progress=done)
+            finished = training.learn_lessons(config, folder, resume=request.resume, force=force, progress=done)
         else:
-            finished = training.imitate(config, imitated, folder, resume=asked.resume, force=force, progress=done)
+            finished = training.imitate(config, imitated, folder, resume=request.resume, force=force, progress=done)
     again = f"; {resume_command(folder)} goes on" if finished.interrupted else ""
     steps = (config.cold_start if imitated is None and config.cold_start else config.train).max_steps
     Terminal().message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
@@ -227,7 +227,7 @@ def quickstart(
     """
     from palimpsest.app.config_resolution import check_quickstart
 
-    method, settings = _told_apart(method, settings or [])
+    method, settings = _method_and_settings(method, settings or [])
     several = None if seeds is None else numbers("--seeds", "seeds", seeds, least=0)
     if not resume or several:
         check_quickstart(method or "memagent")
@@ -240,10 +240,10 @@ def quickstart(
     _show(done)
 
 
-def _told_apart(method: str | None, settings: list[str]) -> tuple[str | None, list[str]]:
+def _method_and_settings(method: str | None, settings: list[str]) -> tuple[str | None, list[str]]:
     """Method and keys to change: what is given without a method is a key of the default one.
 
-    >>> _told_apart("train.max_steps=2", ["seed=1"]), _told_apart("rememr1", [])
+    >>> _method_and_settings("train.max_steps=2", ["seed=1"]), _method_and_settings("rememr1", [])
     ((None, ['train.max_steps=2', 'seed=1']), ('rememr1', []))
     """
     if method and "=" in method and not Path(method).is_dir():

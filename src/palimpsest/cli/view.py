@@ -72,7 +72,7 @@ def view(
     key = None if key_env is None else os.environ.get(key_env)
     if key_env is not None and not key:
         raise ConfigError(f"--key-env {key_env}: that environment variable is empty or isn't set; put the key there")
-    serve_view(View(tuple(paths or ()), host, port, key, tokenizer, follow), on_ready=_tell)
+    serve_view(View(tuple(paths or ()), host, port, key, tokenizer, follow), on_ready=_print_address)
 
 
 def _export(
@@ -84,17 +84,17 @@ def _export(
 
     done = Terminal()
     written = write(paths, out, only=only, step=step, tokenizer=tokenizer, force=force, progress=done)
-    for line in dict.fromkeys(line for each in written for line in each.content.told):
+    for line in dict.fromkeys(line for export in written for line in export.content.told):
         typer.echo(printable(line), err=True)
-    for each in written:
-        content = each.content
+    for export in written:
+        content = export.content
         scored = "" if content.mean is None else f", mean score {100 * content.mean:.1f} %"
         player = "" if content.player is None else f" of the {content.player}"
         what = f"{counted(content.episodes, 'episode')}{player}{scored}"
-        typer.echo(f"{printable(str(each.path))}: {printable(what)}, {size_of(len(content.data))}")
+        typer.echo(f"{printable(str(export.path))}: {printable(what)}, {size_of(len(content.data))}")
 
 
-def _tell(url: str) -> None:
+def _print_address(url: str) -> None:
     """The address is the one line on stdout."""
     typer.echo(f"viewer at {url}/")
     sys.stdout.flush()
@@ -139,8 +139,8 @@ def replay(
     """
     from palimpsest.app.agent.replay_run import replay as play_on
 
-    given = _text(memory)
-    played = play_on(episode, turn=turn, memory=given, step=step, group=group, rollout=rollout, model=model, out=out)
+    text = _text(memory)
+    played = play_on(episode, turn=turn, memory=text, step=step, group=group, rollout=rollout, model=model, out=out)
     if json:
         from json import dumps
 

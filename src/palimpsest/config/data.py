@@ -25,18 +25,18 @@ OneOrMore = Annotated[
 """Several numbers, or one in their place."""
 
 
-def columns_of(given: Any) -> Any:
+def columns_of(value: Any) -> Any:
     """Columns by our name, of a mapping or of a text; behind a file's name those of that file alone.
 
     >>> columns_of("question=q, answers=gold.text, b.csv:question=text")
     {'question': 'q', 'answers': 'gold.text', 'b.csv:question': 'text'}
     """
-    if not isinstance(given, str):
-        return given
-    pairs = [pair.partition("=") for pair in given.split(",") if pair.strip()]
+    if not isinstance(value, str):
+        return value
+    pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
     if not all(ours.strip() and theirs.strip() for ours, _, theirs in pairs):
         raise ValueError(
-            f"data.columns={given}: expected pairs of our column and the file's, e.g. question=q,answers=gold"
+            f"data.columns={value}: expected pairs of our column and the file's, e.g. question=q,answers=gold"
         )
     return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
 
@@ -55,17 +55,17 @@ def columns_for(file: str | Path, columns: Mapping[str, str]) -> dict[str, str]:
 
 def check_columns(columns: Mapping[str, str], files: Iterable[str | Path]) -> None:
     """Raise ValueError for columns of a file that isn't among `files`."""
-    known = {Path(file): str(file) for file in files}
+    names = {Path(file): str(file) for file in files}
     for name, _, ours in (key.rpartition(":") for key in columns):
-        if name and Path(name) not in known:
+        if name and Path(name) not in names:
             raise ValueError(
-                f"data.columns {name}:{ours}: no file that is read is called {name}{nearest(name, known.values())}"
+                f"data.columns {name}:{ours}: no file that is read is called {name}{nearest(name, names.values())}"
             )
 
 
-def _alone(given: Any) -> Any:
+def _alone(value: Any) -> Any:
     """What a list of one holds; anything else as it is."""
-    return given[0] if isinstance(given, list) and len(given) == 1 else given
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 Sources = Annotated[str | tuple[str, ...], BeforeValidator(_alone)]
@@ -211,7 +211,7 @@ class DataConfig(Strict):
 
     @field_validator("format")
     @classmethod
-    def _known(cls, format: str | None) -> str | None:
+    def _check_format(cls, format: str | None) -> str | None:
         return format and check_name("format", format)
 
     @model_validator(mode="after")

@@ -14,13 +14,13 @@ ENGINES = tuple(KINDS["engine"].shipped)
 """Names of the engines inside the package."""
 ALIKE = ("embedded", "ray")
 """Those whose sections have the same keys."""
-OWN = "own"  # the tag of the section of a user's own engine; no key
+CUSTOM = "own"  # the tag of the section of a user's own engine; no key
 
 
 class _NamedEngineConfig(Strict):
     @field_validator("name", mode="before", check_fields=False)
     @classmethod
-    def _known(cls, name: Any) -> Any:
+    def _check_name(cls, name: Any) -> Any:
         if not isinstance(name, str):
             raise ValueError(f"engine.name={name!r}: choose one of {', '.join(ENGINES)}, or my_module:MyEngine")
         return check_name("engine", name)
@@ -96,13 +96,13 @@ def engines_with(key: str) -> list[str]:
     (['endpoint'], ['embedded', 'ray'], [])
     """
     sections = (EmbeddedEngineConfig, RayEngineConfig, EndpointEngineConfig)
-    return [str(each.model_fields["name"].default) for each in sections if key in each.model_fields]
+    return [str(section.model_fields["name"].default) for section in sections if key in section.model_fields]
 
 
 def _tag(section: Any) -> str:
     name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
     if isinstance(name, str) and ":" in name:
-        return OWN
+        return CUSTOM
     return str(name) if name in ENGINES else "embedded"
 
 
@@ -110,7 +110,7 @@ EngineConfig = Annotated[
     Annotated[EmbeddedEngineConfig, Tag("embedded")]
     | Annotated[RayEngineConfig, Tag("ray")]
     | Annotated[EndpointEngineConfig, Tag("endpoint")]
-    | Annotated[OwnEngineConfig, Tag(OWN)],
+    | Annotated[OwnEngineConfig, Tag(CUSTOM)],
     Discriminator(_tag),
 ]
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from palimpsest.config.engine import OWN, engines_with
+from palimpsest.config.engine import CUSTOM, engines_with
 from palimpsest.config.reward import LayerConfig
 from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.config.section import leaves
@@ -53,18 +53,18 @@ def all_keys() -> list[Key]:
 
 def keys_of(model: type[BaseModel], prefix: str, defaults: BaseModel | None) -> Iterator[Key]:
     """Keys of one section, sections inside it included. `defaults`: the section as it is where nothing is said."""
-    said = docstrings(model)
+    docs = docstrings(model)
     for name, field in model.model_fields.items():
         default = getattr(defaults, name) if defaults else field.get_default(call_default_factory=True)
         section = section_in(field.annotation)
         if section is None:
             shown = "required" if field.is_required() else yaml_words(default)
             values = type_words(field.annotation, bounds(field.metadata))
-            yield Key(prefix + name, values, shown, said.get(name, ""))
+            yield Key(prefix + name, values, shown, docs.get(name, ""))
             continue
         if default is None:
             about = (section.__doc__ or "").strip().splitlines()[0]
-            yield Key(prefix + name, "section or `null`", "`null`", said.get(name, about), section=True)
+            yield Key(prefix + name, "section or `null`", "`null`", docs.get(name, about), section=True)
         yield from keys_of(section, f"{prefix}{name}.", default)
 
 
@@ -73,30 +73,30 @@ def docstrings(cls: Any) -> Mapping[str, str]:
     """Field name to the string below it in the source."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(node, ast.ClassDef)
-    found = {}
+    docs = {}
     for field, below in zip(node.body, node.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             assert isinstance(field.target, ast.Name)
-            found[field.target.id] = " ".join(str(below.value.value).split())
-    return found
+            docs[field.target.id] = " ".join(str(below.value.value).split())
+    return docs
 
 
 def option_keys(cls: type[Any], prefix: str) -> list[Key]:
     """Options of a dataclass; what its base classes say of them holds where it says nothing itself."""
-    said: dict[str, str] = {}
-    for each in reversed(cls.__mro__[:-1]):
-        said |= docstrings(each)
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        docs |= docstrings(base)
     hints = typing.get_type_hints(cls, include_extras=True)
     return [
-        Key(f"{prefix}{each.name}", type_words(hints[each.name]), yaml_words(_default(each)), said.get(each.name, ""))
-        for each in dataclasses.fields(cls)
-        if each.init
+        Key(f"{prefix}{f.name}", type_words(hints[f.name]), yaml_words(_default(f)), docs.get(f.name, ""))
+        for f in dataclasses.fields(cls)
+        if f.init
     ]
 
 
-def _default(each: dataclasses.Field[Any]) -> Any:
-    made = each.default_factory
-    return each.default if made is dataclasses.MISSING else made()
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 _PLAIN = {str: "text", int: "integer", float: "number", bool: "`true`, `false`", Any: "any value"}
@@ -119,7 +119,7 @@ def type_words(annotation: Any, limits: str = "") -> str:
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("`null`" if each is type(None) else type_words(each, limits) for each in arguments)
+        return " or ".join("`null`" if arg is type(None) else type_words(arg, limits) for arg in arguments)
     if origin is tuple:
         return f"list of {type_words(arguments[0])}s"
     if origin in (dict, Mapping):
@@ -156,8 +156,8 @@ def sections_in(annotation: Any) -> list[type[BaseModel]]:
     """
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     options = list(typing.get_args(annotation)) if union else [annotation]
-    options = [typing.get_args(each)[0] if typing.get_origin(each) is typing.Annotated else each for each in options]
-    return [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
+    options = [typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind for kind in options]
+    return [kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
 def field_at(key: str) -> FieldInfo | None:
@@ -187,7 +187,7 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
     """One line per problem, at most `_LINES`. `overrides` maps dotted keys to the command-line text that set them."""
     details = error.errors(include_url=False)
     lines = []
-    for detail in map(_whole_list, details[:_LINES]):
+    for detail in map(_too_short_list, details[:_LINES]):
         key = ".".join(str(part) for part in _without_tag(detail["loc"]) if part != "[key]")
         name = _blamed(key, overrides)
         origin = f"override {overrides[name]}" if name else f"recipe {source}"
@@ -197,7 +197,7 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
     return "\n".join(dict.fromkeys(lines))
 
 
-def _whole_list(detail: ErrorDetails) -> ErrorDetails:
+def _too_short_list(detail: ErrorDetails) -> ErrorDetails:
     """A list that is too short is at fault, not the place in it that is missing."""
     if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):
         return {**detail, "type": "too_short", "loc": detail["loc"][:-1]}
@@ -239,23 +239,23 @@ def _sections_of(key: str) -> list[type[BaseModel]]:
     return models
 
 
-def known_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
+def dotted_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
     """Every dotted key of the configuration, sections included; one of several kinds of a section as often."""
     for name, field in model.model_fields.items():
         yield prefix + name
         for section in sections_in(field.annotation):
-            yield from known_keys(section, f"{prefix}{name}.")
+            yield from dotted_keys(section, f"{prefix}{name}.")
 
 
 def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
     if detail["type"] == "extra_forbidden":
-        if detail["loc"][:2] == ("engine", OWN):
+        if detail["loc"][:2] == ("engine", CUSTOM):
             leaf = key.rpartition(".")[2]
             return f"unknown key {key}: an engine of your own has options, e.g. engine.options.{leaf}"
-        if detail["loc"][0] == "engine" and len(detail["loc"]) == 3 and (others := engines_with(str(detail["loc"][2]))):
+        if detail["loc"][0] == "engine" and len(detail["loc"]) == 3 and (names := engines_with(str(detail["loc"][2]))):
             named = f"engine.name={detail['loc'][1]}"
             return (
-                f"{key} is a key of engine.name={' and '.join(others)}, not of {named}: leave it out, or name that one"
+                f"{key} is a key of engine.name={' and '.join(names)}, not of {named}: leave it out, or name that one"
             )
         full = override if override and override.startswith(f"{key}.") else key
         return f"unknown key {full}{_nearest_key(full)}"
@@ -264,7 +264,7 @@ def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
     if detail["type"] == "value_error":
         return detail["msg"].removeprefix("Value error, ").replace("\n", " ")  # a rule over several keys names them
     if detail["type"] == "model_type":
-        inner, _ = _asked_at(_without_tag(detail["loc"]))
+        inner, _ = _annotation_at(_without_tag(detail["loc"]))
         return f"{key} is a section with the keys {', '.join(inner.model_fields)}"
     if override is not None and len(override) > len(key):
         return f"{key} is a value, not a section"
@@ -283,7 +283,7 @@ def _demand(detail: ErrorDetails) -> str:
     where = _without_tag(detail["loc"])
     if where[-1] == "[key]":
         return "names there must be text"
-    annotation, metadata = _asked_at(where)
+    annotation, metadata = _annotation_at(where)
     if (allowed := choices(annotation)) is not None:
         return f"choose one of {', '.join(allowed)}{nearest(str(detail['input']), allowed)}"
     limits = _limits(metadata)
@@ -293,13 +293,13 @@ def _demand(detail: ErrorDetails) -> str:
     return f"must be {expected(annotation) or 'something else'}{limits}{finite}{empty}{example}"
 
 
-def _asked_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
+def _annotation_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
     """Annotation and metadata of what stands at a place of the configuration, in lists and mappings too."""
     annotation: Any = RunConfig
     metadata: list[Any] = []
     for part in where:
         sections, inner = sections_in(annotation), _inside(annotation)
-        field = next((each.model_fields[str(part)] for each in sections if part in each.model_fields), None)
+        field = next((section.model_fields[str(part)] for section in sections if part in section.model_fields), None)
         if field is not None:
             annotation, metadata = field.annotation, field.metadata
         elif inner:
@@ -310,9 +310,9 @@ def _asked_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
 def _inside(annotation: Any) -> list[Any]:
     """Annotations of the parts of a list or a mapping, or of a union with one; else nothing."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    for each in typing.get_args(annotation) if union else (annotation,):
-        if typing.get_origin(each) in (tuple, dict, list):
-            return [part for part in typing.get_args(each) if part is not ...]
+    for member in typing.get_args(annotation) if union else (annotation,):
+        if typing.get_origin(member) in (tuple, dict, list):
+            return [part for part in typing.get_args(member) if part is not ...]
     return []
 
 
@@ -327,16 +327,16 @@ def _limits(metadata: Iterable[Any]) -> str:
     """
     limits = [
         f"{word} {value:g}"
-        for each in metadata
+        for constraint in metadata
         for name, word in _BOUNDS.items()
-        if (value := getattr(each, name, None)) is not None
+        if (value := getattr(constraint, name, None)) is not None
     ]
     return f", {' and '.join(limits)}" if limits else ""
 
 
 _OTHER_NAMES: Mapping[str, str] = {
     other: key
-    for key, others in {
+    for key, aliases in {
         "optim.learning_rate": "lr",
         "optim.lr_scheduler_type": "schedule lr_scheduler lr_decay_style",
         "optim.max_grad_norm": "grad_clip clip_grad gradient_clip",
@@ -378,7 +378,7 @@ _OTHER_NAMES: Mapping[str, str] = {
         "reward.name": "strict sub_em",
         "reward.state.variant": "golds words before against",
     }.items()
-    for other in others.split()
+    for other in aliases.split()
 }
 """What verl, TRL, Transformers and others call a key, and what it was called here, by its last name."""
 _GUESSED = 4  # letters of a last name that is guessed from those of other sections at least
@@ -403,7 +403,7 @@ def _nearest_key(key: str) -> str:
         return close.replace("did you mean ", f"did you mean {prefix}")
     if other:
         return f"; did you mean {other}?"
-    keys = [name for name in dict.fromkeys(known_keys()) if section_of(name) is None]
+    keys = [name for name in dict.fromkeys(dotted_keys()) if section_of(name) is None]
     leaves = {name.rpartition(".")[2] for name in keys}
     wanted = _close(leaf, leaves) if len(leaf) >= _GUESSED and leaf not in leaves else leaf
     if namesake := [name for name in keys if name.rpartition(".")[2] == wanted]:
@@ -420,13 +420,13 @@ def _named_here(section: str, leaf: str) -> str | None:
     ('cold_start.max_steps', 'train.max_steps', 'evaluation.trained_baselines')
     """
     key = _OTHER_NAMES.get(f"{section}.{leaf}") or _OTHER_NAMES.get(leaf, "")
-    own = f"{section}.{key.rpartition('.')[2]}"
-    return own if key and field_at(own) is not None else key or None
+    local = f"{section}.{key.rpartition('.')[2]}"
+    return local if key and field_at(local) is not None else key or None
 
 
-def _close(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `name` is a slip of."""
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), None)
+def _close(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that `name` is a slip of."""
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.8)), None)
 
 
 # ---- Settings and their differences ------------------------------------------------------------------------
@@ -452,21 +452,21 @@ def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     'data.limit was 4, is 2'
     >>> difference({"sampling": {"temperature": 0.7}}, {"sampling": {"temperature": 0.7, "top_p": 1.0}})
     """
-    old, new = (dict(leaf for key, value in each.items() for leaf in leaves(value, key)) for each in (was, now))
+    old, new = (dict(leaf for key, value in settings.items() for leaf in leaves(value, key)) for settings in (was, now))
     differing = (key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key])
     keys = sorted(key for key in differing if key in old or not _is_default(key, new[key]))
-    told = [_changed(key, _shown(old, key), _shown(new, key)) for key in keys[:_SHOWN_DIFFERENCES]]
+    changes = [_changed(key, _shown(old, key), _shown(new, key)) for key in keys[:_SHOWN_DIFFERENCES]]
     if len(keys) > _SHOWN_DIFFERENCES:
-        told.append(f"{len(keys) - _SHOWN_DIFFERENCES} more keys differ")
-    return "; ".join(told) or None
+        changes.append(f"{len(keys) - _SHOWN_DIFFERENCES} more keys differ")
+    return "; ".join(changes) or None
 
 
 def _is_default(key: str, value: Any) -> bool:
     """Whether an identity's `key` has the default of the run's configuration."""
     section, _, name = key.partition(".")
-    known = default_settings()
+    defaults = default_settings()
     setting = f"{_SECTIONS.get(section, section)}.{name}"
-    return setting in known and known[setting] == value
+    return setting in defaults and defaults[setting] == value
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

@@ -154,8 +154,8 @@ def load_recipe(name_or_path: str | Path, overrides: Overrides = (), *, read_fil
     A file of prompts gives way to its texts, unless `read_files` is False (config/prompt_file.py).
     """
     if not isinstance(name_or_path, str | Path):
-        given = type(name_or_path).__name__
-        raise ConfigError(f"recipe: expected a name or a YAML file, got {given}; what it should change are overrides")
+        kind = type(name_or_path).__name__
+        raise ConfigError(f"recipe: expected a name or a YAML file, got {kind}; what it should change are overrides")
     name = str(name_or_path)
     return parse_config(recipe_text(name), name=name, overrides=overrides, read_files=read_files)
 
@@ -164,18 +164,18 @@ def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), 
     """`load_recipe` for YAML that is already text; `name` is what error messages call it."""
     values = _mapping(text, name)
     values.setdefault("recipe", Path(name).stem)
-    given = {}
+    texts = {}
     changes = list(split_overrides(overrides))
-    _leave_others(values, [(key, value) for key, value, _ in changes])
+    _drop_replaced(values, [(key, value) for key, value, _ in changes])
     for key, value, shown in changes:
         _put(values, key, value)
-        given[key] = shown
+        texts[key] = shown
     refuse_secrets(values, name)
     refuse_unwritable(values, "", name)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, source=name, overrides=given)) from None
+        raise ConfigError(explain(error, source=name, overrides=texts)) from None
     return with_texts(config) if read_files else config
 
 
@@ -248,7 +248,7 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
     return values
 
 
-def _leave_others(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
+def _drop_replaced(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
     """Drop what the recipe says of its engine, sampler and reward if an override names one whose keys are others."""
     before, engine = _name(values.get("engine")), _named(overrides, "engine")
     if engine not in (None, before):

@@ -45,12 +45,12 @@ class ModelConfig(Strict):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _variables(cls, given: dict[str, Any]) -> dict[str, Any]:
-        for key in given:
+    def _variables(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
             if not key.isidentifier() or key in _OURS_IN_TEMPLATES:
                 why = "is the prompt itself" if key in _OURS_IN_TEMPLATES else "is no name of a variable"
                 raise ValueError(f"model.chat_template_kwargs.{key} {why}; give those like enable_thinking")
-        return given
+        return value
 
 
 # ---- Where the model that a configuration names lies ---------------------------------------------------------

@@ -69,20 +69,20 @@ def with_texts(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
     `stored`: the configuration of the run that goes on; where it holds texts, they stay, whatever the file says now.
     """
     values = config.model_dump(mode="json")
-    known = {key: options.get(OPTION) for key, options in _options(stored.model_dump(mode="json"))} if stored else {}
-    found = False
+    saved = {key: options.get(OPTION) for key, options in _options(stored.model_dump(mode="json"))} if stored else {}
+    changed = False
     for key, options in _options(values):
         path = options.get(OPTION)
         if isinstance(path, str) and is_prompt_file(path):
-            found = True
-            texts = known.get(key)
+            changed = True
+            texts = saved.get(key)
             options[OPTION] = texts if isinstance(texts, dict) else read_prompt_file(path, f"{key}.{OPTION}")
     judge = values["reward"]["judge"]
     if judge is not None and is_criteria_file(judge["prompt"]):
-        found = True
-        kept = stored.reward.judge.prompt if stored and stored.reward.judge else judge["prompt"]
-        judge["prompt"] = read_criteria(judge["prompt"], "reward.judge.prompt") if is_criteria_file(kept) else kept
-    return RunConfig.model_validate(values) if found else config
+        changed = True
+        prompt = stored.reward.judge.prompt if stored and stored.reward.judge else judge["prompt"]
+        judge["prompt"] = read_criteria(judge["prompt"], "reward.judge.prompt") if is_criteria_file(prompt) else prompt
+    return RunConfig.model_validate(values) if changed else config
 
 
 def read_criteria(path: str, key: str) -> str:

@@ -91,7 +91,7 @@ class JudgeConfig(Strict):
 
     @field_validator("prompt")
     @classmethod
-    def _known_prompt(cls, prompt: str) -> str:
+    def _check_prompt(cls, prompt: str) -> str:
         if prompt not in JUDGE_PROMPTS and not is_criteria_file(prompt) and len(prompt.split()) < 3:
             raise ValueError(f"no prompt; choose {', '.join(JUDGE_PROMPTS)} or a .txt or .md file of criteria")
         return prompt
@@ -113,7 +113,7 @@ class LayerConfig(Strict):
 
     @field_validator("name")
     @classmethod
-    def _of_ones_own(cls, name: str) -> str:
+    def _check_plugin(cls, name: str) -> str:
         return check_name("layer", name)
 
 
@@ -140,7 +140,7 @@ class RewardConfig(Strict):
 
     @field_validator("name")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         return check_name("reward", name)
 
     @field_validator("layers", mode="before")
@@ -156,7 +156,7 @@ class RewardConfig(Strict):
         return self.state is not None or self.name not in REWARDS or bool(self.layers)
 
     @model_validator(mode="after")
-    def _judge_where_asked_for(self) -> RewardConfig:
+    def _check_judge(self) -> RewardConfig:
         judged = self.name == "final_answer" and self.final_answer.match == "judge"
         if judged and self.judge is None:
             raise ValueError(

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict
 
-OWN_ARGS = (
+RESERVED_ARGS = (
     "model",
     "host",
     "port",
@@ -35,20 +35,20 @@ OWN_ARGS = (
 )
 """Options of a server that follow from the run, under each of their names; and a file, which could hold any of them."""
 _ONE_PROCESS = "a server is one of the run's own processes on the GPUs of sampler.devices (sampler.servers starts more)"
-_OWN_LAYERS = "servers would compute otherwise than the learner, whose weights they are sent"
-_OWN_TOKENS = "servers are sent token ids and encode nothing; the tokenizer is that of model.path"
-_OWN_SAMPLING = "how tokens are drawn follows from `sampling`, and log-probabilities are read of the model alone"
+_LAYERS = "servers would compute otherwise than the learner, whose weights they are sent"
+_TOKENS = "servers are sent token ids and encode nothing; the tokenizer is that of model.path"
+_SAMPLING = "how tokens are drawn follows from `sampling`, and log-probabilities are read of the model alone"
 _OLD_CACHE = "keys and values that are kept outside the server would outlive the weights they are of"
 _OVER_SOCKET = "servers are asked by HTTP on a socket of the run's own"
 _ENDS = "the server would print and end"
 BREAKING = {
-    **dict.fromkeys(("quantization", "allow-deprecated-quantization", "model-class-overrides"), _OWN_LAYERS),
-    **dict.fromkeys(("hf-config-path", "revision", "code-revision", "runner", "convert"), _OWN_LAYERS),
+    **dict.fromkeys(("quantization", "allow-deprecated-quantization", "model-class-overrides"), _LAYERS),
+    **dict.fromkeys(("hf-config-path", "revision", "code-revision", "runner", "convert"), _LAYERS),
     **dict.fromkeys(("data-parallel", "pipeline-parallel", "prefill-context-parallel", "elastic-ep"), _ONE_PROCESS),
     **dict.fromkeys(("headless", "nnodes", "node-rank", "master-addr", "master-port"), _ONE_PROCESS),
     **dict.fromkeys(("api-server-count", "enable-elastic-ep"), _ONE_PROCESS),
-    "tokenizer": _OWN_TOKENS,
-    **dict.fromkeys(("logits-processors", "watermark", "override-generation-config"), _OWN_SAMPLING),
+    "tokenizer": _TOKENS,
+    **dict.fromkeys(("logits-processors", "watermark", "override-generation-config"), _SAMPLING),
     "max-logprobs": "log-probabilities of the likeliest tokens tell the server's mode, which is asked of each",
     **dict.fromkeys(("kv-transfer", "kv-offloading"), _OLD_CACHE),
     **dict.fromkeys(("grpc", "ssl", "root-path"), _OVER_SOCKET),
@@ -131,10 +131,10 @@ def _address_of(url: str) -> tuple[str, int]:
     (('127.0.0.1', 8000), ('::1', 80))
     """
     shown = f"={url!r:.80}" if "@" not in url else ""  # an address with a password in it
-    parts = _ADDRESS.fullmatch(url)
-    if parts is None:
+    match = _ADDRESS.fullmatch(url)
+    if match is None:
         raise ValueError(f"sampler.urls{shown}: give the address alone, like http://127.0.0.1:8000")
-    host, port = parts[1].strip("[]").lower(), int(parts[2] or 80)
+    host, port = match[1].strip("[]").lower(), int(match[2] or 80)
     if not 0 < port < 1 << 16:
         raise ValueError(f"sampler.urls{shown}: no port {port}; ports go from 1 to 65535")
     try:
@@ -159,12 +159,12 @@ def _check_arg(arg: Any) -> None:
             "text; write it like --enforce-eager or --max-num-seqs=64"
         )
     name = option[1].replace("_", "-").removeprefix("no-")
-    taken = next((own for own in OWN_ARGS if own.startswith(name)), None)
-    breaking = next((each for each in BREAKING if each.startswith(name) or name.startswith(f"{each}-")), None)
+    taken = next((reserved for reserved in RESERVED_ARGS if reserved.startswith(name)), None)
+    breaking = next((prefix for prefix in BREAKING if prefix.startswith(name) or name.startswith(f"{prefix}-")), None)
     if taken == "config":
         raise ValueError(f"sampler.args: {arg:.60} reads options from a file; name them in sampler.args instead")
     if taken is not None:
         raise ValueError(f"sampler.args: {arg:.60} sets --{taken}, which follows from the run; leave it out")
     if breaking is not None:
-        told = "--" + name if name.startswith(breaking) else f"--{breaking}"
-        raise ValueError(f"sampler.args: {told} can't be set, for {BREAKING[breaking]}; leave it out")
+        flag = "--" + name if name.startswith(breaking) else f"--{breaking}"
+        raise ValueError(f"sampler.args: {flag} can't be set, for {BREAKING[breaking]}; leave it out")

@@ -88,7 +88,7 @@ class CreditConfig(Strict):
 
     @field_validator("adv_estimator")
     @classmethod
-    def _known(cls, rule: str) -> str:
+    def _check_rule(cls, rule: str) -> str:
         return check_name("rule", rule)
 
     @model_validator(mode="after")
@@ -230,14 +230,14 @@ class FileSet(Strict):
 
     @field_validator("names")
     @classmethod
-    def _known_fields(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_fields(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             strange = {field for _, field, _, _ in Formatter().parse(name) if field is not None} - {"task", "size"}
             if strange or "/" in name:
                 raise ValueError(f"{name}: the name of a file, with {{task}} and {{size}} alone as fields")
         return names
 
-    def each(self, folder: Path) -> Iterator[tuple[tuple[str, ...], str]]:
+    def candidates(self, folder: Path) -> Iterator[tuple[tuple[str, ...], str]]:
         """(names of a file, the best first; the command that makes it and all others of its task not in `folder`)."""
         for task in self.tasks or ("",):
             files = {
@@ -291,7 +291,7 @@ class LoggingConfig(Strict):
 
     @field_validator("report_to")
     @classmethod
-    def _known(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_sinks(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_name("sink", sink) for sink in sinks)
 
 
@@ -410,8 +410,8 @@ def check_served(config: RunConfig) -> None:
     if copies := [key for key in config.cluster.no_default() if key in COPIES]:
         key, value = copies[0], getattr(config.cluster, copies[0])
         raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
-    if own := [name for name, role in config.roles.items() if role.model is not None]:
-        raise ValueError(f"roles.{own[0]}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
+    if name := next((name for name, role in config.roles.items() if role.model is not None), None):
+        raise ValueError(f"roles.{name}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
     if cut and (loss.old_logprobs != "recompute" or loss.importance_sampling_cap is not None):
         raise ValueError(

@@ -24,7 +24,7 @@ class Strict(BaseModel):
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         listed = isinstance(value, list | tuple)
-        truths = any(isinstance(each, bool) for each in value) if listed else isinstance(value, bool)
+        truths = any(isinstance(item, bool) for item in value) if listed else isinstance(value, bool)
         if truths and info.field_name is not None:
             kinds = _kinds(cls.model_fields[info.field_name].annotation)
             if kinds & {int, float} and bool not in kinds:
@@ -43,8 +43,8 @@ def _kinds(annotation: Any) -> set[Any]:
     >>> int in _kinds(tuple[int, ...] | None)
     True
     """
-    parts = typing.get_args(annotation) if typing.get_origin(annotation) is not typing.Literal else ()
-    return {annotation}.union(*map(_kinds, parts))
+    arguments = typing.get_args(annotation) if typing.get_origin(annotation) is not typing.Literal else ()
+    return {annotation}.union(*map(_kinds, arguments))
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -43,13 +43,13 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        own = [key for key, _ in node.value if key.tag != _MERGE]
-        seen = set()
-        for key in (self.construct_object(key, deep=deep) for key in own):
+        keys = [key for key, _ in node.value if key.tag != _MERGE]
+        used = set()
+        for key in (self.construct_object(key, deep=deep) for key in keys):
             if isinstance(key, Hashable):
-                if key in seen:
+                if key in used:
                     raise yaml.constructor.ConstructorError(None, None, f"key {key} given twice", node.start_mark)
-                seen.add(key)
+                used.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -107,20 +107,20 @@ def read(text: str) -> Any:
         raise yaml.YAMLError(f"a value can't be read: {str(error).splitlines()[0]}") from None
 
 
-def _size(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Nodes that `node` stands for, itself included; `known` are those counted before, 0 while one is counted."""
-    if node in known:
-        if known[node] == 0:
+def _size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
+    """Nodes that `node` stands for, itself included; `sizes` are those counted before, 0 while one is counted."""
+    if node in sizes:
+        if sizes[node] == 0:
             raise yaml.constructor.ConstructorError(None, None, "an alias stands within itself", node.start_mark)
-        return known[node]
-    known[node] = 0
+        return sizes[node]
+    sizes[node] = 0
     children: list[yaml.Node] = []
     if isinstance(node, yaml.SequenceNode):
         children = node.value
     elif isinstance(node, yaml.MappingNode):
         children = [part for pair in node.value for part in pair]
-    known[node] = 1 + sum(_size(child, known) for child in children)
-    return known[node]
+    sizes[node] = 1 + sum(_size(child, sizes) for child in children)
+    return sizes[node]
 
 
 def refuse_unwritable(value: Any, key: str, source: str) -> None:

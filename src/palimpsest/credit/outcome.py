@@ -56,7 +56,7 @@ def rule_advantages(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvan
     except PalimpsestError:
         raise
     except (Exception, SystemExit) as error:
-        raise RunError(f"{where}: it raised {plugins.told(error)}") from error
+        raise RunError(f"{where}: it raised {plugins.error_text(error)}") from error
     if len(result) != len(group.trajectories):
         raise RunError(f"{where}: {len(group.trajectories)} trajectories, advantages of {len(result)}")
     return [

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palimpsest.errors import ConfigError, PromptTooLong, raised_at
-from palimpsest.events import What, told
+from palimpsest.events import What, as_event
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.plugin_options import options_of, untyped
@@ -81,7 +81,7 @@ class ScriptedModel:
         return Completion(ids, (0.0,) * len(ids), stop)
 
     def event(self, what: What | str, /, **detail: Any) -> None:
-        told(what, detail)
+        as_event(what, detail)
 
     async def play(self, policy: MemoryPolicy, problem: Problem) -> Answered:
         """One episode; what the policy raises is raised."""

@@ -75,8 +75,8 @@ def _leads_inside(name: str) -> bool:
     >>> [_leads_inside(name) for name in ("a/b", "/a", "a/../../b", ".", "")]
     [True, False, False, False, False]
     """
-    parts = PurePosixPath(name).parts
-    return bool(parts) and "/".join(parts) == name and ".." not in parts
+    components = PurePosixPath(name).parts
+    return bool(components) and "/".join(components) == name and ".." not in components
 
 
 _SHA256 = re.compile("[0-9a-f]{64}")

@@ -56,7 +56,7 @@ def _inside(link: Path, folder: Path) -> bool:
     except (OSError, RuntimeError):  # broken, or in a circle
         return False
     blobs = [home.parent.parent / "blobs"] if home.parent.name == "snapshots" else []
-    return any(target.is_relative_to(place) for place in (home, *blobs))
+    return any(target.is_relative_to(root) for root in (home, *blobs))
 
 
 def read_object(name: str, file: Path) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def token_ids(value: object) -> tuple[int, ...]:
     ((2,), (2, 5), (), ())
     """
     several = value if isinstance(value, list) else [value]
-    return tuple(each for each in several if isinstance(each, int) and not isinstance(each, bool))
+    return tuple(token for token in several if isinstance(token, int) and not isinstance(token, bool))
 
 
 def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -206,8 +206,8 @@ def _shapes(name: str, file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
         header = stream.read(length)
     try:
         tensors = json.loads(header)
-        found = {key: tensor["shape"] for key, tensor in tensors.items() if key != "__metadata__"}
-        kinds = {key: str(tensor["dtype"]) for key, tensor in tensors.items() if key in found}
+        shapes = {key: tensor["shape"] for key, tensor in tensors.items() if key != "__metadata__"}
+        kinds = {key: str(tensor["dtype"]) for key, tensor in tensors.items() if key in shapes}
         ends = [int(tensor["data_offsets"][1]) for key, tensor in tensors.items() if key != "__metadata__"]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise ModelError(f"model {name}: {file.name} has a damaged header; save the model again") from None
@@ -218,7 +218,7 @@ def _shapes(name: str, file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
             raise ModelError(
                 f"model {name}: {key:.100} is of {kind} numbers; weights of {', '.join(_NUMBERS)} are read"
             )
-    yield from ((key, tuple(shape)) for key, shape in found.items())
+    yield from ((key, tuple(shape)) for key, shape in shapes.items())
 
 
 def check_sizes(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
@@ -246,7 +246,7 @@ def _check_count(name: str, key: str, value: Any) -> None:
 
 def check_layers(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
     """Refuse more layers than the weights are numbered for."""
-    held = max((int(found[1]) + 1 for weight in shapes for found in _LAYER.finditer(weight)), default=None)
+    held = max((int(match[1]) + 1 for weight in shapes for match in _LAYER.finditer(weight)), default=None)
     for prefix, section in sections(config):
         for key in sorted(_LAYERS & section.keys()) if prefix in _LANGUAGE else ():
             if held is not None and section[key] is not None and section[key] > held:
@@ -291,11 +291,11 @@ def check_tokenizer(name: str, folder: Path) -> None:
     """Raise ModelError for a tokenizer.json in `folder` of the model `name` whose steps lengthen text too much."""
     state = read_object(name, folder / "tokenizer.json")
     read = ["normalizer", "pre_tokenizer"]  # one after the other, so their factors multiply
-    for parts in (["normalizer"], read, ["decoder"]):
-        factor = math.prod(_factor(step) for part in parts for step in _steps(state.get(part)))
+    for keys in (["normalizer"], read, ["decoder"]):
+        factor = math.prod(_factor(step) for part in keys for step in _steps(state.get(part)))
         if factor > MOST:
             raise ModelError(
-                f"model {name}: tokenizer.json: steps of its {' and '.join(parts)} make up to {factor:,} characters of "
+                f"model {name}: tokenizer.json: steps of its {' and '.join(keys)} make up to {factor:,} characters of "
                 f"one, more than {MOST:,}; take the tokenizer of the model it was trained with"
             )
 
@@ -304,12 +304,12 @@ def _steps(step: Any) -> Iterator[Mapping[str, Any]]:
     """The single steps of one that may be a sequence."""
     if not isinstance(step, Mapping):
         return
-    inner = next((step[each] for each in ("normalizers", "pretokenizers", "decoders") if each in step), None)
+    inner = next((step[key] for key in ("normalizers", "pretokenizers", "decoders") if key in step), None)
     if not isinstance(inner, list):
         yield step
         return
-    for each in inner:
-        yield from _steps(each)
+    for child in inner:
+        yield from _steps(child)
 
 
 def _factor(step: Mapping[str, Any]) -> int:

@@ -63,11 +63,11 @@ def cached(name: str) -> Path | None:
 
     for file in (ADAPTER_SETTINGS, "config.json"):
         try:
-            place = try_to_load_from_cache(name, file)
+            path = try_to_load_from_cache(name, file)
         except HFValidationError:
             return None
-        if isinstance(place, str):
-            folder = Path(place).parent
+        if isinstance(path, str):
+            folder = Path(path).parent
             return folder if all((folder / weights).is_file() for weights in weight_names(name, folder)) else None
     return None
 
@@ -78,10 +78,10 @@ def cached_tokenizer(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        place = try_to_load_from_cache(name, "tokenizer.json")
+        path = try_to_load_from_cache(name, "tokenizer.json")
     except HFValidationError:
         return None
-    return Path(place).parent if isinstance(place, str) else None
+    return Path(path).parent if isinstance(path, str) else None
 
 
 def hub_folder(name: str, *, weights: bool = True) -> Path:
@@ -133,19 +133,19 @@ _LAYER_NAME = re.compile(r"[\w.-]+")
 _OBJECTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")
 
 
-def check_name(name: str, known: Iterable[str] = ()) -> None:
-    """Refuse at once a name that can't be a model: cheap, and asks nobody. `known`: other names there are."""
+def check_name(name: str, names: Iterable[str] = ()) -> None:
+    """Refuse at once a name that can't be a model: cheap, and asks nobody. `names`: other names there are."""
     folder = Path(name)
     if folder.is_dir():
         return
     if folder.exists():
         raise ModelError(f"model {name}: is a file; give the folder it is in")
     if _looks_like_a_path(name):
-        siblings = [each.name for each in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        siblings = [sibling.name for sibling in folder.parent.iterdir()] if folder.parent.is_dir() else []
         hint = nearest(folder.name, siblings)
         raise ModelError(f"model {name}: no such folder{hint}; give a Hugging Face folder or a hub id")
     if "/" not in name and cached(name) is None:
-        here = [*known, *(each.name for each in Path().iterdir() if each.is_dir())]
+        here = [*names, *(entry.name for entry in Path().iterdir() if entry.is_dir())]
         raise ModelError(
             f"model {name}: no such folder here{nearest(name, here)}; a hub id names its owner too, as Qwen/Qwen3-4B"
         )
@@ -178,7 +178,7 @@ def open_model(name: str) -> tuple[Path, int]:
         run = f"; it is a run: give {folder}/checkpoints/step-..." if (folder / "config.yaml").is_file() else ""
         raise ModelError(f"model {name}: no config.json and no {ADAPTER_SETTINGS}; expected a Hugging Face folder{run}")
     names = config.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+    if not isinstance(names, list) or not all(isinstance(entry, str) for entry in names):
         raise ModelError(f"model {name}: config.json says architectures={names!r:.60}; a list of names is needed")
     if config.get("quantization_config"):
         raise ModelError(f"model {name}: its weights are quantised, which is not supported; take the model they are of")
@@ -192,8 +192,8 @@ def open_model(name: str) -> tuple[Path, int]:
 def stored_dtype(name: str) -> str | None:
     """What config.json says that the weights of a model are, such as float32; None: nothing. Raises ModelError."""
     config = read_object(name, opened(name) / "config.json")
-    told = config.get("dtype") or config.get("torch_dtype")
-    return told if isinstance(told, str) else None
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return dtype if isinstance(dtype, str) else None
 
 
 def adapters_of(name: str) -> tuple[list[Path], str]:

@@ -133,11 +133,11 @@ class _Steps:
         overall.begin("steps", total)
         line.begin()
         self._overall, self._line, self._owner = overall, line, owner
-        self._begun = False
+        self._started = False
 
     def resumed(self, step: int) -> None:
         self._overall.moved(step, before=True)
-        self._begun = True
+        self._started = True
         self._line.begin()
 
     def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
@@ -158,9 +158,9 @@ class _Steps:
 
     def _first(self, step: int) -> None:
         """What lies before the first step was done by another process."""
-        if not self._begun:
+        if not self._started:
             self._overall.moved(step - 1, before=True)
-            self._begun = True
+            self._started = True
 
 
 # ---- Progress on stderr --------------------------------------------------------------------------------------
@@ -229,15 +229,15 @@ class _TerminalBar:
 class _Log:
     def __init__(self, overall: Overall, stream: TextIO) -> None:
         self._overall, self._stream = overall, stream
-        self._place = overall.place
+        self._position = overall.position
         self._printed = -_EVERY_S
 
     def begin(self) -> None:
         """Nothing has moved yet."""
 
     def show(self) -> None:
-        begun = self._overall.place[0] != self._place[0]
-        if begun or self._overall.at_an_end or time.monotonic() - self._printed >= _EVERY_S:
+        new_stage = self._overall.position[0] != self._position[0]
+        if new_stage or self._overall.at_an_end or time.monotonic() - self._printed >= _EVERY_S:
             self._print()
 
     def message(self, text: str) -> None:
@@ -247,7 +247,7 @@ class _Log:
         self._print()
 
     def _print(self) -> None:
-        if self._overall.place == self._place or self._overall.place[0] < 0:
+        if self._overall.position == self._position or self._overall.position[0] < 0:
             return
-        self._place, self._printed = self._overall.place, time.monotonic()
+        self._position, self._printed = self._overall.position, time.monotonic()
         print(f"[{self._overall.fraction:4.0%}] {self._overall.words()}", file=self._stream, flush=True)

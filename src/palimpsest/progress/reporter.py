@@ -153,15 +153,15 @@ class Overall:
         self._since = self._last = self._started  # the stage began, something moved
         self._marks: deque[tuple[float, float]] = deque([(self._started, 0.0)])  # of the stage: when, parts done here
 
-    def begin(self, name: str, parts: int, done: int = 0) -> None:
+    def begin(self, name: str, total: int, done: int = 0) -> None:
         """The next stage begins, of which `done` parts are done. Stages that a plan doesn't know are added to it."""
         self._at += 1
         if self._at == len(self._stages):
-            self._stages.append(Stage(name, parts, 0.0))
+            self._stages.append(Stage(name, total, 0.0))
             for values in (self._done, self._measured, self._took):
                 values.append(0.0)
         planned = self._stages[self._at]
-        self._stages[self._at] = Stage(planned.name, parts, planned.seconds_each)
+        self._stages[self._at] = Stage(planned.name, total, planned.seconds_each)
         self._done[: self._at] = [float(stage.parts) for stage in self._stages[: self._at]]
         self._done[self._at] = done
         self._since = self._last = self._clock()
@@ -180,7 +180,7 @@ class Overall:
         self._done[self._at] = done
 
     @property
-    def place(self) -> tuple[int, float]:
+    def position(self) -> tuple[int, float]:
         """Index of the stage, parts done: it changes where something moved."""
         return self._at, self._done[self._at] if self._at >= 0 else 0.0
 
@@ -192,14 +192,14 @@ class Overall:
     @property
     def fraction(self) -> float:
         """Of all work, from 0 to 1; 1 at its end only."""
-        parts = [stage.parts for stage in self._stages]
-        if all(done >= count for done, count in zip(self._done, parts, strict=True)):
-            return 1.0 if parts else 0.0
-        each = [self._each(index) for index in range(len(parts))]
-        each = each if any(each) else [1.0] * len(parts)  # nothing took any time
-        whole = sum(count * seconds for count, seconds in zip(parts, each, strict=True))
-        done = sum(count * seconds for count, seconds in zip(self._done, each, strict=True))
-        return min(done / whole, 0.99) if whole else 0.0
+        totals = [stage.parts for stage in self._stages]
+        if all(done >= count for done, count in zip(self._done, totals, strict=True)):
+            return 1.0 if totals else 0.0
+        seconds_per_part = [self._seconds_per_part(index) for index in range(len(totals))]
+        seconds_per_part = seconds_per_part if any(seconds_per_part) else [1.0] * len(totals)  # nothing took any time
+        total = sum(count * seconds for count, seconds in zip(totals, seconds_per_part, strict=True))
+        done = sum(count * seconds for count, seconds in zip(self._done, seconds_per_part, strict=True))
+        return min(done / total, 0.99) if total else 0.0
 
     @property
     def elapsed(self) -> float:
@@ -214,26 +214,26 @@ class Overall:
         if not any(self._measured) and not all(stage.seconds_each for stage in self._stages):
             return None
         left = [
-            (stage.parts - done) * self._each(index)
+            (stage.parts - done) * self._seconds_per_part(index)
             for index, (stage, done) in enumerate(zip(self._stages, self._done, strict=True))
         ]
         at, waited = max(0, self._at), self._clock() - self._last
         here, later = left[at], sum(left[at + 1 :])
         # what is overdue is expected to take as long again
-        return later + (max(here - waited, min(here, self._each(at)), waited - here) if here else 0.0)
+        return later + (max(here - waited, min(here, self._seconds_per_part(at)), waited - here) if here else 0.0)
 
-    def _each(self, index: int) -> float:
+    def _seconds_per_part(self, index: int) -> float:
         """Seconds that a part of a stage takes here: as measured, lately where it is the present one, or expected."""
         stage, measured = self._stages[index], self._measured[index]
         expected = (stage.seconds_each or 1.0) * self._ratio
         if not measured:
             return expected
-        own = self._took[index] / measured
+        pace = self._took[index] / measured
         (since, before), (last, done) = self._marks[0], self._marks[-1]
         if index == self._at and done > before:
-            own = (last - since) / (done - before)
+            pace = (last - since) / (done - before)
         trust = min(1.0, measured / (stage.parts * _TRUSTED)) if stage.seconds_each else 1.0
-        return trust * own + (1 - trust) * expected
+        return trust * pace + (1 - trust) * expected
 
     @property
     def _ratio(self) -> float:
@@ -289,5 +289,5 @@ def summary_line(metrics: Mapping[str, float], timings: Mapping[str, float]) -> 
     >>> summary_line({"reward/mean": 0.5, "curriculum/chunks": 2}, {"rollout_tokens_per_s": 1820.4})
     'reward 0.500  chunks 2  1,820 tok/s'
     """
-    known = {**metrics, **timings}
-    return "  ".join(form.format(known[name]) for name, form in _LINE if name in known)
+    values = {**metrics, **timings}
+    return "  ".join(form.format(values[name]) for name, form in _LINE if name in values)

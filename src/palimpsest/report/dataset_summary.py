@@ -88,7 +88,7 @@ def inspect_source(
     seed: int = 0,
 ) -> Inspection:
     """Read `path` as an evaluation with these settings would, and summarise. Raises DataError."""
-    names = dict.fromkeys(format_of(each, reading).name for each in paths_of(path))
+    names = dict.fromkeys(format_of(file, reading).name for file in paths_of(path))
     skipped = list[str]()
     problems: Iterable[Problem]
     if documents is None:
@@ -106,7 +106,7 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
     contexts: list[int] = []
     documents: list[int] = []
     golds: Counter[int] = Counter()
-    asked: Counter[int] = Counter()
+    question_counts: Counter[int] = Counter()
     sessions: list[int] = []
     invalid = ungraded = 0
     bins, lost, held = [0] * BINS, 0, 0
@@ -114,10 +114,10 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
     for problem in problems:
         sample = sample or problem
         questions.append(len(problem.question))
-        golds.update(len(each.answers) for each in problem.by_question)
-        asked[len(problem.questions) or objective_count(problem)] += 1
+        golds.update(len(item.answers) for item in problem.by_question)
+        question_counts[len(problem.questions) or objective_count(problem)] += 1
         invalid += bool(problem.metadata.get("invalid"))
-        ungraded += not all(each.answers for each in problem.by_question)
+        ungraded += not all(item.answers for item in problem.by_question)
         if isinstance(dated := problem.metadata.get("sessions"), list):
             sessions.append(len(dated))
         if isinstance(problem.metadata.get("num_docs"), int):
@@ -126,12 +126,12 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
             continue
         contexts.append(len(problem.context))
         text = problem.context.lower()
-        held += all(any(gold.lower() in text for gold in each.answers) for each in problem.by_question)
-        for place in evidence_places(problem):
-            if place is None:
+        held += all(any(gold.lower() in text for gold in item.answers) for item in problem.by_question)
+        for index in evidence_bins(problem):
+            if index is None:
                 lost += 1
             else:
-                bins[place] += 1
+                bins[index] += 1
     assert sample is not None
     return Inspection(
         path=path,
@@ -142,7 +142,7 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
         without_context=len(questions) - len(contexts),
         documents=Quantiles.of(documents) if documents else None,
         golds=dict(sorted(golds.items())),
-        objectives=dict(sorted(asked.items())),
+        objectives=dict(sorted(question_counts.items())),
         invalid=invalid,
         gold_in_context=held,
         evidence=tuple(bins),
@@ -153,15 +153,15 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
     )
 
 
-def evidence_places(problem: Problem) -> list[int | None]:
+def evidence_bins(problem: Problem) -> list[int | None]:
     """The bin of each piece of evidence by its first character's place in the context, None where it is absent.
 
-    >>> evidence_places(Problem("a", "?", ("x",), "....abc...", {"evidence": ["abc", "z"]}))
+    >>> evidence_bins(Problem("a", "?", ("x",), "....abc...", {"evidence": ["abc", "z"]}))
     [4, None]
     """
     context = problem.context or ""
-    found = (context.find(text) for text in problem.metadata.get("evidence", ()))
-    return [BINS * at // max(len(context), 1) if at >= 0 else None for at in found]
+    offsets = (context.find(text) for text in problem.metadata.get("evidence", ()))
+    return [BINS * at // max(len(context), 1) if at >= 0 else None for at in offsets]
 
 
 def render(inspection: Inspection) -> RenderableType:
@@ -218,12 +218,12 @@ def _histogram(inspection: Inspection) -> Iterator[Text]:
 def _worked(inspection: Inspection) -> Text:
     sample = inspection.sample
     lines = ["", f"first problem ({sample.id})"]
-    for asked in sample.by_question:
-        lines += [f"  question  {asked.question}", *(f"  gold      {gold}" for gold in asked.answers)]
+    for item in sample.by_question:
+        lines += [f"  question  {item.question}", *(f"  gold      {gold}" for gold in item.answers)]
     if sample.context is not None:
         lines.append(f"  context   {_ends(sample.context)}")
-    for piece, place in zip(sample.metadata.get("evidence", ()), evidence_places(sample), strict=True):
-        where = "not in the context" if place is None else f"{100 * place // BINS}-{100 * (place + 1) // BINS}%"
+    for piece, index in zip(sample.metadata.get("evidence", ()), evidence_bins(sample), strict=True):
+        where = "not in the context" if index is None else f"{100 * index // BINS}-{100 * (index + 1) // BINS}%"
         lines.append(f"  evidence  [{where}] {_ends(piece)}")
     return plain("\n".join(lines))
 

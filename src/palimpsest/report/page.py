@@ -87,16 +87,16 @@ class PlacedRow:
 
 def evidence_table(rows: Iterable[PlacedRow]) -> dict[str, Any] | None:
     """What evidence.html.j2 shows; None where no row has evidence."""
-    known = [row for row in rows if row.first]
-    if not known:
+    placed = [row for row in rows if row.first]
+    if not placed:
         return None
-    columns = [f"{part.start:.0%} to {part.end:.0%}" for part in known[0].first]
-    return {"columns": columns, "rows": [shown for row in known for shown in _shown(row)]}
+    columns = [f"{part.start:.0%} to {part.end:.0%}" for part in placed[0].first]
+    return {"columns": columns, "rows": [shown for row in placed for shown in _shown(row)]}
 
 
 def _shown(row: PlacedRow) -> Iterator[dict[str, Any]]:
-    parts = {"first evidence": row.first, "last evidence": row.last} if row.last else {"": row.first}
-    for which, cells in parts.items():
+    tables = {"first evidence": row.first, "last evidence": row.last} if row.last else {"": row.first}
+    for which, cells in tables.items():
         label = f"{row.label}, {which}" if which else row.label
         yield {"label": visible(label), "main": row.main, "cells": [_cell(part) for part in cells]}
 
@@ -149,7 +149,7 @@ class ToldTurn:
 
     number: int
     """From 0, as records and `palimpsest view` count."""
-    parts: Sequence[ToldPart]
+    pieces: Sequence[ToldPart]
     unchanged: int
 
 
@@ -170,7 +170,7 @@ class ToldStory:
     grade: str
 
 
-def told_beside(groups: Sequence[Group], codec: Codec) -> list[ToldStory]:
+def contrasting_stories(groups: Sequence[Group], codec: Codec) -> list[ToldStory]:
     """A failure and the success beside it, of the first problem that has both; a failure alone where none has; empty
     where there is nothing to tell."""
     graded = [
@@ -181,21 +181,21 @@ def told_beside(groups: Sequence[Group], codec: Codec) -> list[ToldStory]:
     if not wrong:
         return []
     at = (mixed or wrong)[0]
-    worst, best = min(graded[at]), max(graded[at], key=lambda each: (each[0], -each[1]))
+    worst, best = min(graded[at]), max(graded[at], key=lambda pair: (pair[0], -pair[1]))
     rollouts = [worst[1], *([best[1]] if mixed else [])]
     opened = Opened(groups[at], codec)
-    stories = [_told(opened.story(rollout), groups[at].grades[rollout]) for rollout in rollouts]
+    stories = [_shown_story(opened.story(rollout), groups[at].grades[rollout]) for rollout in rollouts]
     return stories if any(story.turns for story in stories) else []
 
 
-def _told(story: Story, grade: Grade) -> ToldStory:
+def _shown_story(story: Story, grade: Grade) -> ToldStory:
     turns, unchanged = list[ToldTurn](), 0
     for number, step in enumerate(story.steps):
-        parts = list(_parts(story, number))
-        if all(part.kind == "kept" for part in parts) and parts:
+        pieces = list(_pieces(story, number))
+        if all(part.kind == "kept" for part in pieces) and pieces:
             unchanged += 1
             continue
-        turns.append(ToldTurn(step.turn, parts, unchanged))
+        turns.append(ToldTurn(step.turn, pieces, unchanged))
         unchanged = 0
     value = grade.value
     kind = "ungraded" if value is None else "right" if value >= 1 else "wrong" if value <= 0 else "partly"
@@ -211,7 +211,7 @@ def _told(story: Story, grade: Grade) -> ToldStory:
     )
 
 
-def _parts(story: Story, number: int) -> Iterator[ToldPart]:
+def _pieces(story: Story, number: int) -> Iterator[ToldPart]:
     for part in story.diff(number).in_order:
         if isinstance(part, Dropped):
             yield ToldPart("lost" if part.evidence else "dropped", visible(part.text))

@@ -261,8 +261,8 @@ class LengthLabels:
 def accuracy_by_length(lines: Lines, axis: LengthLabels, form: str) -> bytes:
     """Accuracy of each side at each length, with 95% intervals, as `form` (svg or png)."""
     figure, axes = figure_and_axes()
-    for place, (label, points) in enumerate(lines.items()):
-        color, marker, line = _style(place)
+    for index, (label, points) in enumerate(lines.items()):
+        color, marker, line = _style(index)
         x = [point.size for point in points]
         axes.fill_between(x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0)
         axes.errorbar(
@@ -289,10 +289,10 @@ def accuracy_by_length(lines: Lines, axis: LengthLabels, form: str) -> bytes:
 def accuracy_by_cost(lines: Lines, form: str) -> bytes:
     """Accuracy of each side against the tokens it processed per problem, a point a length, as `form`."""
     figure, axes = figure_and_axes()
-    for place, (label, points) in enumerate(lines.items()):
-        color, marker, line = _style(place)
-        known = [point for point in points if point.tokens > 0]
-        x, y = [point.tokens for point in known], [point.mean for point in known]
+    for index, (label, points) in enumerate(lines.items()):
+        color, marker, line = _style(index)
+        measured = [point for point in points if point.tokens > 0]
+        x, y = [point.tokens for point in measured], [point.mean for point in measured]
         axes.plot(x, y, color=color, marker=marker, linestyle=line, linewidth=1, label=_label(label))
     if any(point.tokens > 0 for points in lines.values() for point in points):
         axes.set_xscale("log")
@@ -306,9 +306,9 @@ def _label(name: str) -> str:
     return printable(name).replace("$", r"\$")
 
 
-def _style(place: int) -> tuple[str, str, str]:
-    color, marker = STYLES[place % len(STYLES)]
-    return color, marker, _LINES[place // len(STYLES) % len(_LINES)]
+def _style(index: int) -> tuple[str, str, str]:
+    color, marker = STYLES[index % len(STYLES)]
+    return color, marker, _LINES[index // len(STYLES) % len(_LINES)]
 
 
 def _finish(figure: Figure, axes: Axes, lines: int) -> None:
@@ -404,7 +404,7 @@ def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, fl
     >>> _points([{"step": 1, "a": 2.0}, {"step": 2}, {"step": 3, "a": 4.0}], "a")
     [(1.0, 2.0), (3.0, 4.0)]
     """
-    numbered = ((float(row.get("step", place)), row.get(key)) for place, row in enumerate(rows, start=1))
+    numbered = ((float(row.get("step", number)), row.get(key)) for number, row in enumerate(rows, start=1))
     return [(step, float(value)) for step, value in numbered if value is not None and is_number(value)]
 
 

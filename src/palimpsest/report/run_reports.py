@@ -74,8 +74,8 @@ def write_evaluation_report(folder: Path, results: EvaluationResults) -> None:
 
 def lead(results: EvaluationResults) -> str:
     """The accuracy over everything, in a sentence of measured figures."""
-    agents = [each for each in results.rows.values() if not each.cell.baseline]
-    graded, ungraded = (sum(getattr(each, name) for each in agents) for name in ("graded", "ungraded"))
+    agents = [row for row in results.rows.values() if not row.cell.baseline]
+    graded, ungraded = (sum(getattr(row, name) for row in agents) for name in ("graded", "ungraded"))
     missing = f" Without a grade, and in no accuracy: {ungraded} of {graded + ungraded}." if ungraded else ""
     if results.accuracy.mean is None:
         return f"No episode was graded.{missing}"
@@ -107,7 +107,7 @@ def _outcomes(counts: Mapping[str, int]) -> str:
     >>> _outcomes({"answered": 60, "turn_limit": 4})
     '60 answered, 4 turn limit'
     """
-    ordered = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in ordered)
 
 

@@ -222,7 +222,7 @@ async def _call_reward(name: str, caller: Caller, below: Grade, *arguments: Any)
             raise
         if isinstance(error, OutOfTime):
             return _ungraded(f"{name} {error}, reward.timeout_s")
-        return _ungraded(f"{name} raised {plugins.told(error):.{_MESSAGE_CHARS}} ({raised_at(error)})")
+        return _ungraded(f"{name} raised {plugins.error_text(error):.{_MESSAGE_CHARS}} ({raised_at(error)})")
     try:
         if isinstance(result, Grade) and result.value is None:
             return _ungraded(str(result.reason or f"{name} gave no grade and no reason"))
@@ -230,7 +230,7 @@ async def _call_reward(name: str, caller: Caller, below: Grade, *arguments: Any)
         fault = fault_of(grade, trajectory)
         return _ungraded(f"{name} returned {fault}") if fault else _plain(grade)
     except Exception as error:  # noqa: BLE001  a field of another type fails wherever it is touched
-        return _ungraded(f"{name} returned a {type(result).__name__} that can't be read: {plugins.told(error)}")
+        return _ungraded(f"{name} returned a {type(result).__name__} that can't be read: {plugins.error_text(error)}")
 
 
 def _ungraded(reason: str) -> Grade:

@@ -24,7 +24,7 @@ from typing import Any
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import CompletionDelta, Sampler
 from palimpsest.errors import ConfigError, EngineError, PromptTooLong, SamplerError, being_cancelled, nearest, raised_at
-from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, ToolFailed, What, told
+from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, ToolFailed, What, as_event
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
@@ -149,7 +149,7 @@ class Recorder:
 
     def event(self, what: What | str, /, **detail: Any) -> None:
         """Record something that happened before the next turn."""
-        self.events.append(Event(told(what, detail), self._calls))
+        self.events.append(Event(as_event(what, detail), self._calls))
 
     def notify(self) -> None:
         """Have `on_turn` told of the turns it doesn't know of yet; events are told with the last of them."""

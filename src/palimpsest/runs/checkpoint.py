@@ -96,10 +96,10 @@ class Checkpoints:
         Warns of each damaged one it passes over. Raises CheckpointError if all are damaged, or if the newest good
         one belongs to another configuration.
         """
-        found = newest_intact(self.folder, self._warn)
-        if found is not None and found.identity != self._identity:
-            raise CheckpointError(f"{found.path} belongs to another configuration: start a new run folder")
-        return found
+        checkpoint = newest_intact(self.folder, self._warn)
+        if checkpoint is not None and checkpoint.identity != self._identity:
+            raise CheckpointError(f"{checkpoint.path} belongs to another configuration: start a new run folder")
+        return checkpoint
 
     def tidy(self, newest: Checkpoint | None) -> None:
         """Remove what a kill left of a save or a prune, before a run goes on from `newest`."""

@@ -127,23 +127,24 @@ class Driver:
 
     async def _resume(self) -> tuple[int, Path | None]:
         """Put learner, job and folder where the newest good checkpoint left them."""
-        found = self.folder.checkpoints.latest()
-        step = found.step if found else 0
-        if found is not None:
-            self.job.restore(found.state, found.path)  # first: a checkpoint that it rejects leaves the folder as it is
-        self.folder.checkpoints.tidy(found)
-        if found is None:
+        checkpoint = self.folder.checkpoints.latest()
+        step = checkpoint.step if checkpoint else 0
+        if checkpoint is not None:
+            # first: a checkpoint that it rejects leaves the folder as it is
+            self.job.restore(checkpoint.state, checkpoint.path)
+        self.folder.checkpoints.tidy(checkpoint)
+        if checkpoint is None:
             self.folder.begin_again()
             await self.learner.publish()
             return 0, None
         self.folder.rewind(step, recorded=self.job.records)
         self.loggers.resumed(step)
-        await self.learner.load(found.path)
+        await self.learner.load(checkpoint.path)
         if step < self.config.max_steps:  # nothing will be sampled otherwise: no server need start
             await self.learner.publish()
         self.folder.event("resumed", step=step)
-        self.loggers.message(Note("resumed", step=step, checkpoint=str(found.path)))
-        return step, found.path
+        self.loggers.message(Note("resumed", step=step, checkpoint=str(checkpoint.path)))
+        return step, checkpoint.path
 
     async def _one(self, step: int, saved: Path | None) -> None:
         version = self.learner.version
@@ -176,9 +177,9 @@ class Driver:
         if key not in measured:
             if "eval/accuracy" not in measured:
                 return  # nothing was graded
-            known = ", ".join(sorted(one.removeprefix("eval/") for one in measured))
+            names = ", ".join(sorted(one.removeprefix("eval/") for one in measured))
             mistyped = RunError(
-                f"train.metric_for_best_model={name}: no metric of the evaluation; choose one of {known}"
+                f"train.metric_for_best_model={name}: no metric of the evaluation; choose one of {names}"
             )
             if step:
                 await self._rescue(step, mistyped)  # it costs nothing that was learnt

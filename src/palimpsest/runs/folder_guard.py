@@ -116,15 +116,15 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and ((folder / EVENTS).exists() or (folder / NAME).exists())
 
 
-def refuse_moving(folder: Path, *, whole: bool) -> None:
+def refuse_moving(folder: Path, *, independent: bool) -> None:
     """Raise RunError if moving `folder` takes runs along, a part of a run, or what a process is writing.
 
-    `whole`: it holds something of its own, which a run around it does without.
+    `independent`: it holds something of its own, which a run around it does without.
     """
     for around in folder.resolve().parents:
         if is_run(around):
             refuse_in_use(around)
-            if not whole:
+            if not independent:
                 raise RunError(
                     f"{folder} is a part of the run {around}, which --force doesn't move: give another --out"
                 )
@@ -174,7 +174,7 @@ def check_free(out: Path, *, force: bool) -> None:
     if out.is_dir() and any(out.iterdir()):
         if not force:
             raise RunError(f"{out} is not empty: give another --out, or --force to move it aside")
-        refuse_moving(out, whole=False)
+        refuse_moving(out, independent=False)
 
 
 def free_file(out: Path, *, force: bool, progress: Progress, option: str = "--out") -> None:

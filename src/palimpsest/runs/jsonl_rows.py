@@ -151,44 +151,44 @@ def cut(file: Path, last: int, *, first: int = 1) -> str | None:
     """
     if not file.exists():
         return f"{file}: isn't there; the rows of steps {spans(range(1, last + 1))} are missing" if last else None
-    kept: dict[int, Mapping[str, Any]] = {}
+    rows: dict[int, Mapping[str, Any]] = {}
     unreadable, misplaced = [], []
     for line in read_lines(file):
         step = step_of(line.row)
         if step is None and (line.row is None or "step" not in line.row):
             unreadable.append(line.data)
-        elif line.row is None or step is None or step < first or step in kept:
+        elif line.row is None or step is None or step < first or step in rows:
             misplaced.append(line.data)
         elif step <= last:
-            kept[step] = line.row
-    missing = [step for step in range(1, last + 1) if step not in kept]
-    told = _told(file, kept=list(kept), last=last, missing=missing, aside=(unreadable, misplaced))
-    files.write_file(file, b"".join(encode_row(kept[step]) for step in sorted(kept)))
-    return told
+            rows[step] = line.row
+    missing = [step for step in range(1, last + 1) if step not in rows]
+    warning = _set_aside_lines(file, steps=list(rows), last=last, missing=missing, aside=(unreadable, misplaced))
+    files.write_file(file, b"".join(encode_row(rows[step]) for step in sorted(rows)))
+    return warning
 
 
-def _told(
+def _set_aside_lines(
     file: Path,
     *,
-    kept: Sequence[int],
+    steps: Sequence[int],
     last: int,
     missing: Sequence[int],
     aside: tuple[Sequence[bytes], Sequence[bytes]],
 ) -> str | None:
-    """Keep lines aside, and say what was wrong. `kept`: steps in the order of the file; `aside`: lines that can't be
+    """Keep lines aside, and say what was wrong. `steps`: in the order of the file; `aside`: lines that can't be
     read, and rows out of place."""
     unreadable, misplaced = aside
-    parts = []
+    faults = []
     if missing:
-        there = sum(step > 0 for step in kept)
-        parts.append(f"holds {there} of {last} steps before the checkpoint, not {spans(missing)}")
+        there = sum(step > 0 for step in steps)
+        faults.append(f"holds {there} of {last} steps before the checkpoint, not {spans(missing)}")
         if unreadable:
-            parts.append(f"lines that can't be read are kept in {_keep(file, unreadable)}")
+            faults.append(f"lines that can't be read are kept in {_keep(file, unreadable)}")
     if misplaced:
-        parts.append(f"{len(misplaced)} rows repeat a step or have none, and are kept in {_keep(file, misplaced)}")
-    if list(kept) != sorted(kept):
-        parts.append("rows stood out of order, and were sorted")
-    return f"{file}: {'; '.join(parts)}" if parts else None
+        faults.append(f"{len(misplaced)} rows repeat a step or have none, and are kept in {_keep(file, misplaced)}")
+    if list(steps) != sorted(steps):
+        faults.append("rows stood out of order, and were sorted")
+    return f"{file}: {'; '.join(faults)}" if faults else None
 
 
 def spans(steps: Sequence[int]) -> str:

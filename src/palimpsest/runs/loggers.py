@@ -259,5 +259,5 @@ def _merged(metrics: Row, timings: Row) -> dict[str, float]:
 
 def _run_id(folder: Path) -> str:
     """An id that a resumed run finds again, and a new folder in the place of an old one doesn't."""
-    place = f"{folder.resolve()}:{folder.stat().st_ino}"
-    return hashlib.sha256(place.encode()).hexdigest()[:16]
+    location = f"{folder.resolve()}:{folder.stat().st_ino}"
+    return hashlib.sha256(location.encode()).hexdigest()[:16]

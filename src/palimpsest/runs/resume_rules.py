@@ -115,8 +115,8 @@ def _verdict(key: str, values: tuple[Any, Any] | None = None, steps_matter: bool
         return "warned"
     if values and _meant(key, values[0]) == _meant(key, values[1]):
         return "warned"
-    parts = key.split(".")
-    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    names = key.split(".")
+    prefixes = (".".join(names[:length]) for length in range(len(names), 0, -1))
     return next((_RULES[prefix] for prefix in prefixes if prefix in _RULES), "refused")
 
 
@@ -176,8 +176,8 @@ def resume_command(run: str | os.PathLike[str], **changes: int) -> str:
     """
     overrides = {f"train.{key}": value for key, value in changes.items()}
     origin = origin_of(run)
-    if given := origin.detail.get(GIVEN):
-        objects = ", ".join(f"{argument}=..." for argument in given)
+    if arguments := origin.detail.get(GIVEN):
+        objects = ", ".join(f"{argument}=..." for argument in arguments)
         more = f", overrides={overrides!r}" if overrides else ""
         return f"palimpsest.{origin.command}(resume={os.fspath(run)!r}, {objects}{more})"
     words = [shlex.quote(os.fspath(run)), *(f"{key}={value}" for key, value in overrides.items())]

@@ -142,11 +142,11 @@ class RunFolder:
         and missing steps are warned of. `recorded`: whether steps have trajectories."""
         first = 0 if self.config.train.eval_on_start else 1
         for name in (METRICS, TIMINGS) if "jsonl" in self.config.logging.report_to else ():
-            if told := cut(self.path / name, step, first=first):
-                self.warn(told)
+            if warning := cut(self.path / name, step, first=first):
+                self.warn(warning)
         folder = self.path / TRAJECTORIES
         if recorded and (
-            missing := [each for each in self._recorded_steps(step) if not _record_of(folder, each).exists()]
+            missing := [number for number in self._recorded_steps(step) if not _record_of(folder, number).exists()]
         ):
             self.warn(Note("records_missing", folder=str(folder), steps=spans(missing)))
         files.remove_leftovers(folder)
@@ -159,15 +159,15 @@ class RunFolder:
         every = {self.config.train.record_steps}
         for row in read_rows(self.path / EVENTS):
             changed = row.get("changes", []) if row.get("kind") == "config_changed" else []
-            every |= {each["old"] for each in changed if each.get("key") == "train.record_steps"}
-        return [step for step in range(1, last + 1) if not any(step % each for each in every)]
+            every |= {change["old"] for change in changed if change.get("key") == "train.record_steps"}
+        return [step for step in range(1, last + 1) if not any(step % interval for interval in every)]
 
     def begin_again(self) -> None:
         """Make room for the first step of a run that has no checkpoint: what steps left is kept aside, and told."""
         left = [self.path / name for name in (METRICS, TIMINGS, TRAJECTORIES) if _holds(self.path / name)]
         if left:
-            kept = ", ".join(files.set_aside(path).name for path in left)
-            self.warn(Note("no_checkpoint", run=str(self.path), moved=kept))
+            names = ", ".join(files.set_aside(path).name for path in left)
+            self.warn(Note("no_checkpoint", run=str(self.path), moved=names))
 
 
 def _record_of(folder: Path, step: int) -> Path:
@@ -202,7 +202,7 @@ def open_run(
     if path.exists() and not force and not (path / LOCK).exists():
         _check(path, config, resume)  # what is refused gains no lock
     if path.exists() and force and not _empty(path):
-        refuse_moving(path, whole=is_run(path))
+        refuse_moving(path, independent=is_run(path))
     path.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(path)
     try:
@@ -242,8 +242,8 @@ def _compare_made_with(folder: RunFolder) -> None:
     """Record with what a run goes on, and warn where that is other versions or another machine than before."""
     was, now = made_with(folder.path), provenance()
     folder.event(CONTINUED, **{MADE_WITH: now})
-    if told := differences(was, now):
-        folder.warn(Note("environment_changed", differences=told))
+    if text := differences(was, now):
+        folder.warn(Note("environment_changed", differences=text))
 
 
 def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | None:
@@ -252,9 +252,9 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | N
     if _empty(path):
         return None
     if not (path / CONFIG).exists():
-        found = ", ".join(_visible(path)[:3])
+        names = ", ".join(_visible(path)[:3])
         raise RunError(
-            f"{path} holds {found} but no {CONFIG}: not a run, or a half-written one; --force moves it aside"
+            f"{path} holds {names} but no {CONFIG}: not a run, or a half-written one; --force moves it aside"
         )
     _refuse_lost_checkpoints(path)
     if not resume:

@@ -50,11 +50,11 @@ def test_a_protocol_is_whole(name: str, tmp_path: Path) -> None:
     assert re.search(r"^# Differs from the published protocol:\n# - ", text, re.M)
     config = load_recipe(name, needed(name))
     for each in config.evaluation.files:
-        for names, make in each.each(tmp_path):
+        for names, make in each.candidates(tmp_path):
             assert not re.search(r"[{}]", "".join(names)), names
             for command in re.findall(r"palimpsest (data \w+)", make):
                 app([*shlex.split(command), "--help"], standalone_mode=False)
-    (names, _) = next(config.evaluation.files[0].each(tmp_path))
+    (names, _) = next(config.evaluation.files[0].candidates(tmp_path))
     (tmp_path / names[0]).write_text("[]")
     request = EvalRequest(recipe=name, overrides=needed(name), data=tmp_path)
     assert request.names == (config.policy.name,)

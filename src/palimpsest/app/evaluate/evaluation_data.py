@@ -30,7 +30,7 @@ from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import IDENTITY, REQUESTED, SAMPLES, Cell, refuse_in_use
-from palimpsest.plugins import DATA, known, plain
+from palimpsest.plugins import DATA, named_objects, plain
 from palimpsest.runs.folder_guard import folders, refuse_moving
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.types import Problem
@@ -58,7 +58,7 @@ def own_problems(rows: Problems) -> list[Problem]:
     named = Counter(item.id for item in rows.items if isinstance(item, Problem))
     if twice := [name for name, count in named.items() if count > 1]:
         raise DataError(f"{rows.called}: two problems are called {twice[0]!r}: give each an id of its own")
-    with known({DATA: rows}):
+    with named_objects({DATA: rows}):
         if len(rows) == sum(named.values()):
             return [item for item, _ in zip(rows.items, rows, strict=True)]  # each checked as its row is made
         return list(file_problems(DATA))
@@ -172,7 +172,7 @@ def move_aside(out: Path | None, tell: Callable[[str], None]) -> None:
 
 def _refuse_moving(out: Path, names: list[str]) -> None:
     """Refuse to move what a process writes to, and runs that are in or around `out`; a run may be moved itself."""
-    refuse_moving(out, whole=IDENTITY in names or not names)
+    refuse_moving(out, independent=IDENTITY in names or not names)
     for folder in folders(out):
         refuse_in_use(folder)
 

@@ -177,7 +177,7 @@ def files_of(
     folder, files, corpora = Path(data), list[str](), list[Path]()
     commands: dict[str, list[str]] = {}
     for each in sets:
-        for names, make in each.each(folder):
+        for names, make in each.candidates(folder):
             there = [str(folder / name) for name in names if (folder / name).is_file()][:1]
             files += there
             if not there:

@@ -21,7 +21,7 @@ from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of, inter
 from palimpsest.notes import Note
 from palimpsest.plugins import plain
 from palimpsest.provenance import MADE_WITH, facts, provenance
-from palimpsest.report.page import ToldStory, told_beside, view_command
+from palimpsest.report.page import ToldStory, contrasting_stories, view_command
 from palimpsest.report.run_reports import EvaluationResults, write_evaluation_report
 from palimpsest.text.codec import Codec
 
@@ -211,4 +211,4 @@ def _told(out: Path, cells: list[Cell], codec: Codec) -> list[ToldStory]:
         for group in first_episodes(out / EPISODES)
         if any(group.trajectories[0].group_id == group_id(cell, group.problem.id) for cell in cells)
     ]
-    return told_beside(sorted(groups, key=lambda group: group.trajectories[0].group_id), codec)
+    return contrasting_stories(sorted(groups, key=lambda group: group.trajectories[0].group_id), codec)

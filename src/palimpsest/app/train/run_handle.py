@@ -16,7 +16,7 @@ from palimpsest.app.evaluate.evaluation_run import evaluate, evaluate_async
 from palimpsest.app.python_calls import Table
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, nearest
-from palimpsest.plugins import known
+from palimpsest.plugins import named_objects
 from palimpsest.runs.checkpoint import checkpoint_step
 from palimpsest.runs.jsonl_rows import read_rows, with_number
 from palimpsest.runs.run_folder import METRICS, load_config
@@ -109,34 +109,34 @@ class Run:
 
     def evaluate(self, **options: Any) -> Evaluation:
         """`palimpsest.evaluate` of the trained agent, under the run's own configuration."""
-        with known(self.given):
+        with named_objects(self.given):
             return evaluate(self.model, **self._options(options))
 
     async def evaluate_async(self, **options: Any) -> Evaluation:
         """`evaluate`, to be awaited."""
-        with known(self.given):
+        with named_objects(self.given):
             return await evaluate_async(self.model, **self._options(options))
 
     def play(self, problem: Problem | str | None = None, context: str | None = None, **options: Any) -> Episode:
         """`palimpsest.play` with the trained agent, under the run's own configuration."""
-        with known(self.given):
+        with named_objects(self.given):
             return play(problem, context, model=self.model, **self._options(options))
 
     async def play_async(
         self, problem: Problem | str | None = None, context: str | None = None, **options: Any
     ) -> Episode:
         """`play`, to be awaited."""
-        with known(self.given):
+        with named_objects(self.given):
             return await play_async(problem, context, model=self.model, **self._options(options))
 
     def ask(self, files: Files, question: str | Sequence[str], **options: Any) -> Asked:
         """`palimpsest.ask` with the trained agent, under the run's own configuration."""
-        with known(self.given):
+        with named_objects(self.given):
             return ask(self.model, files, question, **self._options(options))
 
     async def ask_async(self, files: Files, question: str | Sequence[str], **options: Any) -> Asked:
         """`ask`, to be awaited."""
-        with known(self.given):
+        with named_objects(self.given):
             return await ask_async(self.model, files, question, **self._options(options))
 
     def __repr__(self) -> str:

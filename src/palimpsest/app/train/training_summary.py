@@ -26,7 +26,7 @@ from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import T_975
 from palimpsest.metrics.reading_trace import GroupTexts, memories
 from palimpsest.provenance import facts
-from palimpsest.report.page import ToldStory, told_beside, view_command
+from palimpsest.report.page import ToldStory, contrasting_stories, view_command
 from palimpsest.report.run_reports import ToldEpisode, TrainingResults, write_training_report
 from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.jsonl_rows import read_rows, whole, with_number
@@ -212,7 +212,7 @@ def told_of_last_step(folder: Path, config: RunConfig) -> list[ToldStory]:
     """A failure of the last recorded step memory by memory, beside the success of the same problem where there is
     one."""
     groups = _last_groups(folder)
-    return told_beside(groups, Codec.load(model_path(config.model))) if groups else []
+    return contrasting_stories(groups, Codec.load(model_path(config.model))) if groups else []
 
 
 def _last_groups(folder: Path) -> tuple[Group, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from palimpsest.errors import SamplerError
-from palimpsest.http_services import RetryableError, told_error
+from palimpsest.http_services import RetryableError, error_in_reply
 from palimpsest.text.chat import messages_of
 from palimpsest.text.codec import Codec
 from palimpsest.types import SamplingParams, StopReason
@@ -104,7 +104,7 @@ class Form:
 
     def read(self, answer: Any, prompt_ids: Sequence[int], params: SamplingParams) -> RequestResult:
         """What was answered to it. Raises Again, or SamplerError where another attempt would bring the same."""
-        if error := told_error(answer):
+        if error := error_in_reply(answer):
             raise RetryableError(f"the endpoint answered an error: {error}")
         try:
             choice, usage = answer["choices"][0], answer.get("usage") or {}

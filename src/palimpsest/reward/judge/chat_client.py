@@ -29,10 +29,10 @@ from palimpsest.http_services import (
     ServiceDown,
     attempted,
     check_address,
+    error_in_reply,
     redacted,
     retry_after,
     token_from,
-    told_error,
 )
 
 _REPLY_BYTES = 8 << 20
@@ -132,7 +132,7 @@ class ChatClient:
     def _text(self, answer: HttpReply) -> str:
         try:
             body = answer.json()
-            if error := told_error(body, self._key):
+            if error := error_in_reply(body, self._key):
                 raise RetryableError(f"the judge answered an error: {error}")
             choice: Any = body["choices"][0]
             text, ended = choice["message"]["content"], choice.get("finish_reason")

@@ -48,7 +48,7 @@ from palimpsest.data.synthetic.documents import EvidenceChain, World, distractor
 from palimpsest.data.synthetic.search_problems import SearchStep, SyntheticSearchSource, plan
 from palimpsest.data.synthetic.world import FILLER, PEOPLE
 from palimpsest.errors import ConfigError
-from palimpsest.events import Event, What, told
+from palimpsest.events import Event, What, as_event
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.prune import PrunePolicy
@@ -368,7 +368,7 @@ class Teacher:
 
     def event(self, what: What | str, /, **detail: Any) -> None:
         """Record what the policy tells."""
-        self.events.append(Event(told(what, detail), len(self.turns)))
+        self.events.append(Event(as_event(what, detail), len(self.turns)))
 
     def _act(self, text: str, length: int) -> str:
         calls: list[tuple[str, Mapping[str, Any]]] = []
