@@ -15,7 +15,7 @@ from palimpsest.config.load import load_recipe
 from palimpsest.engines import preflight
 from palimpsest.engines.embedded import compute
 from palimpsest.engines.open import open_engine
-from palimpsest.engines.preflight import bytes_each, check_gpus, with_dtype
+from palimpsest.engines.preflight import bytes_per_weight, check_gpus, with_dtype
 from palimpsest.engines.protocol import Objective
 from palimpsest.errors import ConfigError
 
@@ -138,7 +138,7 @@ def test_servers_that_compute_on_a_cpu_or_are_the_users_take_no_gpu(
 def test_bytes_of_a_weight_are_those_that_were_measured(
     overrides: list[str], objective: Objective | None, bytes_of_one: float
 ) -> None:
-    assert bytes_each(load_recipe("memagent-7b", overrides), objective) == bytes_of_one
+    assert bytes_per_weight(load_recipe("memagent-7b", overrides), objective) == bytes_of_one
 
 
 def test_ranks_take_gpus_where_there_are_some(told: Told) -> None:

@@ -22,7 +22,7 @@ from typing import get_args
 from palimpsest import files
 from palimpsest.app.model_card import CARD, loading, model_card
 from palimpsest.config.model import SHIPPED, Dtype, ModelConfig, model_path
-from palimpsest.engines.open import cast, write_whole
+from palimpsest.engines.open import cast, write_merged
 from palimpsest.errors import CheckpointError, RunError
 from palimpsest.models.checkpoint_manifest import MANIFEST, read_manifest
 from palimpsest.models.model_files import ADAPTER_SETTINGS, read_object
@@ -134,7 +134,7 @@ def _source(run: str, step: int | None, warn: Callable[[str], None]) -> _Source:
 def _write(source: _Source, run: str, hidden: Path, dtype: str | None, untied: bool, adapter: bool) -> None:
     if source.files is None or untied or (source.has_adapter and not adapter):
         written = ModelConfig.model_validate({"path": source.model, "dtype": dtype or _dtype_of(source, run)})
-        return write_whole(written, hidden, untied=untied)
+        return write_merged(written, hidden, untied=untied)
     _copy(source, hidden)
     if dtype is not None:
         cast(hidden, dtype)

@@ -45,7 +45,7 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
         if Path(path).is_dir() or not isinstance(config.engine, OwnEngineConfig):
             opened(path)  # those of roles too, before the first is loaded
     if isinstance(config.engine, OwnEngineConfig):
-        return _own(config.engine, config, objective)
+        return _plugin_engine(config.engine, config, objective)
     from palimpsest.engines.preflight import check_gpus, with_dtype  # torch looks for GPUs
 
     config = with_dtype(config, objective)
@@ -125,10 +125,10 @@ def cast(folder: Path, dtype: str) -> None:
     cast_weights(folder, dtype)
 
 
-def write_whole(config: ModelConfig, folder: Path, *, untied: bool) -> None:
+def write_merged(config: ModelConfig, folder: Path, *, untied: bool) -> None:
     """Write the model that `config` names, adapters merged, in `config.dtype` into `folder`; `untied`: its output
     projection too where it is tied to the embeddings."""
-    from palimpsest.engines.embedded.model_export import write_whole as write
+    from palimpsest.engines.embedded.model_export import write_merged as write
 
     write(config, folder, untied=untied)
 
@@ -142,7 +142,7 @@ async def using(opened: Closes, work: Coroutine[Any, Any, T]) -> T:
     return await closed_after(work, opened.close, type(opened).__name__)
 
 
-def _own(section: OwnEngineConfig, config: RunConfig, objective: Objective | None) -> Engine:
+def _plugin_engine(section: OwnEngineConfig, config: RunConfig, objective: Objective | None) -> Engine:
     """The user's engine, made with the run's configuration, the objective and `engine.options`."""
     engine: Engine = plugins.build("engine", section.name, section.options, config=config, objective=objective)
     if missing := [name for name in _NEEDED if not hasattr(engine, name)]:

@@ -31,8 +31,8 @@ def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
     if objective is not None:
         raise ConfigError("model.dtype=auto is for models that are only sampled from: set float32 or bfloat16")
     on_gpu = model.device != "cpu" and bool(compute.memories())
-    whole = adapters_of(model_path(model))[1] if on_gpu else ""
-    dtype = "bfloat16" if on_gpu and stored_dtype(whole) == "bfloat16" else "float32"
+    base = adapters_of(model_path(model))[1] if on_gpu else ""
+    dtype = "bfloat16" if on_gpu and stored_dtype(base) == "bfloat16" else "float32"
     return config.model_copy(update={"model": ModelConfig.model_validate(model.model_dump() | {"dtype": dtype})})
 
 
@@ -96,22 +96,22 @@ class Use:
         if not twice or self.shares:
             return
         other = "the learner has" if twice[0] in self.learning else "another server has"
-        told = f"sampler.devices={list(settings.devices)}: a server would take GPU {twice[0]}, which {other}"
+        message = f"sampler.devices={list(settings.devices)}: a server would take GPU {twice[0]}, which {other}"
         needed = settings.servers * settings.tensor_parallel_size
         left = [name for name in self.gpus if self.config.engine.name == "ray" or name not in self.learning]
         if len(left) >= needed and len(left[-needed:]) + len(self.learning) <= len(self.gpus):
-            raise ConfigError(f"{told}; add 'sampler.devices=[{','.join(left[-needed:])}]'")
+            raise ConfigError(f"{message}; add 'sampler.devices=[{','.join(left[-needed:])}]'")
         fewer = "lower cluster.learners, or " if self.config.engine.name == "ray" else ""
         share = "sampler.gpu_memory_utilization=0.4" if needed == 1 and not fewer else "sampler.servers=1"
         raise ConfigError(
-            f"{told}, and this machine has {len(self.gpus)}; {fewer}add {share}, or sampler.name=embedded"
+            f"{message}, and this machine has {len(self.gpus)}; {fewer}add {share}, or sampler.name=embedded"
         )
 
     def check_memory(self, weights: int) -> None:
         """Raise ConfigError where weights and the optimiser's state are more than a GPU holds."""
         if not self.learning or not (memory := min(self.gpus[name] for name in self.learning)):
             return
-        needed = weights * bytes_each(self.config, self.objective)
+        needed = weights * bytes_per_weight(self.config, self.objective)
         if self.shares:
             memory = int(memory * (1 - self.config.sampler.gpu_memory_utilization))
         if needed <= memory:
@@ -128,16 +128,16 @@ class Use:
 
     def idle(self, weights: int) -> list[str]:
         """Warnings of GPUs that nothing uses, and of sampling on CPUs; [] where a small model needs no more."""
-        count, told = len({*self.learning, *self.serving}), list[str]()
+        count, messages = len({*self.learning, *self.serving}), list[str]()
         if not self.objective or self.config.model.path in SHIPPED:
-            return told
+            return messages
         if count < len(self.gpus):
-            told.append(f"{len(self.gpus) - count} of {len(self.gpus)} GPUs stay idle")
+            messages.append(f"{len(self.gpus) - count} of {len(self.gpus)} GPUs stay idle")
         copied = self.config.engine.name == "ray" and self.objective == "policy" and not self.serving
         if copied and not is_served(self.config, self.objective) and not self.config.cluster.gpus_per_sampler:
-            told.append("cluster.gpus_per_sampler=0: copies of the sampler compute on CPUs")
+            messages.append("cluster.gpus_per_sampler=0: copies of the sampler compute on CPUs")
         line = self._layout(weights)
-        return [f"{each}; to use GPUs add {line}" if line else each for each in told]
+        return [f"{message}; to use GPUs add {line}" if line else message for message in messages]
 
     def _layout(self, weights: int) -> str:
         """Overrides by which all GPUs are used and hold their share; empty: there are none."""
@@ -149,7 +149,7 @@ class Use:
         changed = {"engine": self.config.engine.model_copy(update={"name": "ray"})}
         cluster = self.config.cluster.model_copy(update={"learners": learners})
         ranks = self.config.model_copy(update={**changed, "cluster": cluster})
-        if memory and weights * bytes_each(ranks, self.objective) > _ROOM * memory:
+        if memory and weights * bytes_per_weight(ranks, self.objective) > _ROOM * memory:
             return ""
         line = f"engine.name=ray cluster.learners={learners} cluster.gpus_per_learner=1"
         devices_of = ",".join(names[learners:])
@@ -158,11 +158,11 @@ class Use:
         )
 
 
-def bytes_each(config: RunConfig, objective: Objective | None) -> float:
+def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
     """Bytes on a GPU for each weight: what it is held in, and of what is trained masters, gradients and moments of
     AdamW, at the peak of a step without activations (docs/cluster.md).
 
-    >>> bytes_each(RunConfig(), "policy"), bytes_each(RunConfig(model={"dtype": "bfloat16"}), None)
+    >>> bytes_per_weight(RunConfig(), "policy"), bytes_per_weight(RunConfig(model={"dtype": "bfloat16"}), None)
     (16, 2)
     """
     held = 2 if config.model.dtype == "bfloat16" else 4

@@ -120,22 +120,22 @@ def _claimed() -> Iterator[Path]:
     for parent in {_MEMORY, Path(tempfile.gettempdir())}:
         for folder in (path for name in _FOLDERS for path in parent.glob(name)):
             with suppress(OSError):
-                found = folder.lstat()
-                if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+                status = folder.lstat()
+                if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
                     yield folder
 
 
-def marked(mark: str, known: Iterable[psutil.Process] = ()) -> set[psutil.Process]:
-    """Processes started with the mark, those `known` to belong to them, and what they started; zombies left out.
+def marked(mark: str, tracked: Iterable[psutil.Process] = ()) -> set[psutil.Process]:
+    """Processes started with the mark, those `tracked` as belonging to them, and what they started; zombies left out.
 
     What was seen once is remembered: a process that names itself (vLLM's do) may overwrite its environment.
     """
-    found: set[psutil.Process] = set()
-    for process in {*known, *(each for each in psutil.process_iter() if _has(each, mark))}:
+    processes: set[psutil.Process] = set()
+    for process in {*tracked, *(candidate for candidate in psutil.process_iter() if _has(candidate, mark))}:
         with suppress(psutil.Error):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found |= {process, *process.children(recursive=True)}
-    return found
+                processes |= {process, *process.children(recursive=True)}
+    return processes
 
 
 def _has(process: psutil.Process, mark: str) -> bool:

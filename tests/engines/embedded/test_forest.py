@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.engines.embedded.forest.attention import plan_of, seen
+from palimpsest.engines.embedded.forest.attention import on_path, plan_of
 from palimpsest.engines.embedded.forest.layout import CUT_OVERHEAD, Forest, build_forests, cut
 from palimpsest.engines.protocol import StepBatch
 from support.forests import batch_of_rows, credited, grown
@@ -170,7 +170,7 @@ def test_parts_compute_every_visible_pair_once_and_no_other(
             count = part.mask[0, 0].exp()
         times[part.queries, part.keys] += count
     keys = torch.arange(forest.physical_tokens)
-    assert torch.equal(times, seen(plan.exits, plan.places, keys).float())
+    assert torch.equal(times, on_path(plan.exits, plan.places, keys).float())
 
 
 # ---- scale ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from palimpsest.engines.embedded.forest import attention as forest_flex
-from palimpsest.engines.embedded.forest.attention import AttentionPlan, dense, plan_of, seen
+from palimpsest.engines.embedded.forest.attention import AttentionPlan, dense, on_path, plan_of
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests
 from support.forests import batch_of_rows, grown
 
@@ -39,7 +39,7 @@ def test_the_mask_sees_the_path_and_nothing_else(seed: int, depth: int, everywhe
     queries, keys = torch.arange(len(plan.places))[:, None], torch.arange(forest.physical_tokens)[None]
     zero = torch.tensor(0)
     mask = forest_flex.mask_mod(plan.exits, plan.places)(zero, zero, queries, keys)
-    assert torch.equal(mask, seen(plan.exits, plan.places, keys[0]))
+    assert torch.equal(mask, on_path(plan.exits, plan.places, keys[0]))
 
 
 @given(seed=st.integers(0, 2**31), window=st.integers(1, 12))
@@ -51,7 +51,7 @@ def test_the_mask_of_a_window_sees_so_far_back_on_the_path_as_the_cpus_does(seed
     zero = torch.tensor(0)
     mask = forest_flex.mask_mod(plan.exits, plan.places, forest.positions, window)(zero, zero, queries, keys)
     back = forest.positions[:, None] - forest.positions[None]
-    assert torch.equal(mask, seen(plan.exits, plan.places, keys[0]) & (back < window))
+    assert torch.equal(mask, on_path(plan.exits, plan.places, keys[0]) & (back < window))
     if plan.window is None:
         assert int(forest.positions.max()) < window
     else:

@@ -58,7 +58,7 @@ def test_a_multimodal_model_s_text_model_is_untied_too(tmp_path: Path) -> None:
     model = built("Gemma3").float()
     write_untied(model, tmp_path / "embedded")
     (tmp_path / "ranks").mkdir()
-    _describe(model, tmp_path / "ranks", ModelConfig(), adapters=False, whole=True)
+    _describe(model, tmp_path / "ranks", ModelConfig(), adapters=False, merged=True)
     for folder in (tmp_path / "embedded", tmp_path / "ranks"):
         written = json.loads((folder / "config.json").read_text())
         assert written["tie_word_embeddings"] is written["text_config"]["tie_word_embeddings"] is False

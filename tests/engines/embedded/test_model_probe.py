@@ -21,7 +21,7 @@ from palimpsest.engines.embedded.forest import forest_model as forest_model
 from palimpsest.engines.embedded.forest import forest_model as hidden
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model
-from palimpsest.engines.embedded.parity import admit, gap, own_logits
+from palimpsest.engines.embedded.parity import admit, gap, model_logits
 from palimpsest.engines.embedded.sampling.forward import Masks
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.errors import ModelError, PromptTooLong
@@ -158,7 +158,7 @@ def with_huge_units(scale: float) -> Any:
 def states_of(model: Any, name: str) -> Tensor:
     rows = [tuple(_prompt(12))]
     model.set_attn_implementation(name)
-    return own_logits(model, rows)[0]
+    return model_logits(model, rows)[0]
 
 
 @pytest.mark.parametrize("scale", [1.0, 8.0, 40.0])

@@ -29,7 +29,7 @@ import ray._private.worker as rays
 from ray._private import services
 
 from palimpsest.engines.ray.actor_group import ActorGroup
-from palimpsest.engines.ray.ray_runtime import PRINTS, TRIES, open_sockets, patient, said_as_warnings
+from palimpsest.engines.ray.ray_runtime import PRINTS, TRIES, open_sockets, patient, prints_as_warnings
 
 tries: list[str] = []
 """How often Ray was to ask a head, at each time that it was called."""
@@ -207,7 +207,7 @@ def test_what_ray_prints_by_itself_is_a_warning_of_a_line(capsys: pytest.Capture
     def say(text: str) -> None:
         getattr(rays, PRINTS)({"lines": [text], "pid": "raylet", "is_err": False}, ignore_prefix=False)
 
-    with said_as_warnings(), pytest.warns(UserWarning, match=r"^Ray: A worker died\.$"):
+    with prints_as_warnings(), pytest.warns(UserWarning, match=r"^Ray: A worker died\.$"):
         say("\nA worker died.\nIts log follows.")
     assert capsys.readouterr() == ("", "")
     say("a line of Ray's for a Ray of somebody else")

@@ -122,7 +122,7 @@ def places(monkeypatch: pytest.MonkeyPatch, group: ActorGroup, ranks: list[float
     """What is reserved, then for each rank and sampler which of it is its own; None: Ray puts it anywhere."""
     monkeypatch.setattr(groups, "placement_group", lambda bundles, strategy: Placement(bundles, strategy))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 16.0})
-    found = [options.get("scheduling_strategy") for options in group._place(ranks, copies)]
+    found = [options.get("scheduling_strategy") for options in group._reserve(ranks, copies)]
     reserved = found[0].placement_group.bundles if found[0] else None
     return [reserved, *(each and each.placement_group_bundle_index for each in found)]
 
@@ -158,7 +158,7 @@ def test_a_process_without_a_gpu_of_its_own_computes_on_a_cpu_wherever_it_runs(
             made.append(config.model.device)
 
     monkeypatch.setattr(ray, "remote", lambda _: Actor())
-    monkeypatch.setattr(ActorGroup, "_place", lambda *_: [{}] * 3)
+    monkeypatch.setattr(ActorGroup, "_reserve", lambda *_: [{}] * 3)
     ranks, samplers = gpus
     settings = (f"cluster.gpus_per_learner={ranks}", f"cluster.gpus_per_sampler={samplers}", "cluster.learners=2")
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": 16.0})
@@ -191,7 +191,7 @@ def test_what_a_cluster_never_has_room_for_is_said_before_anything_is_waited_for
     monkeypatch.setattr(ray, "cluster_resources", lambda: there)
     monkeypatch.setattr(groups, "placement_group", lambda *_, **__: pytest.fail("waited for room"))
     with pytest.raises(EngineError, match=re.escape(told)):
-        group_of()._place([1.0, 1.0], [0.0])
+        group_of()._reserve([1.0, 1.0], [0.0])
 
 
 @pytest.mark.parametrize(

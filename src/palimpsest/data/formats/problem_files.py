@@ -168,14 +168,12 @@ def one_by_one(record: Record) -> Iterator[Record]:
         yield record
     shared = {key: value for key, value in record.metadata.items() if key not in _OF_ALL_QUESTIONS}
     categories = record.metadata.get("categories")
-    for number, question in enumerate(record.questions, 1):
+    for number, item in enumerate(record.questions, 1):
         metadata = {**shared, "question_number": number}
         if isinstance(categories, list) and len(categories) == len(record.questions):
             metadata["category"] = categories[number - 1]
         name = f"{record.id}-q{number}"
-        yield replace(
-            record, id=name, question=question.text, answers=question.answers, questions=(), metadata=metadata
-        )
+        yield replace(record, id=name, question=item.text, answers=item.answers, questions=(), metadata=metadata)
 
 
 _OF_ALL_QUESTIONS = ("evidence", "evidence_positions", "categories")

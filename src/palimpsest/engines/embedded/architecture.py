@@ -84,7 +84,7 @@ def ropes(config: Any) -> Iterator[Mapping[str, Any]]:
     if "rope_type" in parameters:
         yield parameters
     else:
-        yield from (each for each in parameters.values() if isinstance(each, Mapping))
+        yield from (rope for rope in parameters.values() if isinstance(rope, Mapping))
 
 
 def max_context(model: Any) -> int:
@@ -182,7 +182,7 @@ def is_plain(model: Any) -> bool:
 def _plain_layer(layer: Any, root: str) -> bool:
     """Linear layers without a bias, but for those of queries, keys and values, which have one all or none."""
     attention, mlp = _children(layer.self_attn), _children(layer.mlp)
-    if not _has_parts_of_a_last_layer(layer, root):
+    if not _has_last_layer_modules(layer, root):
         return False
     projections: list[Any] = [attention[name] for name in ("q_proj", "k_proj", "v_proj")]
     outward: list[Any] = [attention["o_proj"], *(mlp[name] for name in ("gate_proj", "up_proj", "down_proj"))]
@@ -209,14 +209,14 @@ def last_layer_is_plain(model: Any) -> bool:
     last = decoder.layers[-1]
     return (
         set(_children(decoder)) == DECODER
-        and _has_parts_of_a_last_layer(last, ROOT[type(base).__name__])
+        and _has_last_layer_modules(last, ROOT[type(base).__name__])
         and not any(_altered(module) for module in (decoder, last, last.self_attn))
         and not list(last.parameters(recurse=False))
         and not list(last.self_attn.parameters(recurse=False))
     )
 
 
-def _has_parts_of_a_last_layer(layer: Any, root: str) -> bool:
+def _has_last_layer_modules(layer: Any, root: str) -> bool:
     attention, norms = set(_children(layer.self_attn)), HEAD_NORMS if root == "Qwen3" else set()
     return (
         set(_children(layer)) == LAYER

@@ -80,25 +80,25 @@ _PLACES = "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint: {name: {"saved
 def read_shares(folder: Path, steps: int) -> dict[str, Tensor]:
     """Masters and moments after `steps` steps, as `Optimizer.state` gives them. Raises ValueError for a part that is
     missing."""
-    parts: dict[str, list[tuple[list[int], Tensor]]] = {}
+    shares: dict[str, list[tuple[list[int], Tensor]]] = {}
     for file in sorted(folder.glob("shard-*.safetensors")):
         with safe_open(file, framework="pt") as stored:
             places = json.loads(stored.metadata()[_PLACES])
             for name in stored.keys():  # noqa: SIM118 - no mapping
-                parts.setdefault(name, []).append((places[name]["saved_offsets"], stored.get_tensor(name)))
-    tensors = {name: _whole(name, each) for name, each in parts.items()}
+                shares.setdefault(name, []).append((places[name]["saved_offsets"], stored.get_tensor(name)))
+    tensors = {name: _assemble(name, pieces) for name, pieces in shares.items()}
     counts = {f"step/{name.removeprefix('exp_avg/')}" for name in tensors if name.startswith("exp_avg/")}
     return tensors | {name: torch.tensor(float(steps)) for name in counts}
 
 
-def _whole(name: str, parts: list[tuple[list[int], Tensor]]) -> Tensor:
-    ends = [[at + size for at, size in zip(start, part.shape, strict=True)] for start, part in parts]
-    whole = parts[0][1].new_empty([max(sizes) for sizes in zip(*ends, strict=True)])
-    if sum(part.numel() for _, part in parts) != whole.numel():
+def _assemble(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
+    ends = [[at + size for at, size in zip(start, part.shape, strict=True)] for start, part in pieces]
+    tensor = pieces[0][1].new_empty([max(sizes) for sizes in zip(*ends, strict=True)])
+    if sum(part.numel() for _, part in pieces) != tensor.numel():
         raise ValueError(f"a share of {name} is missing")
-    for start, part in parts:
-        whole[tuple(slice(at, at + size) for at, size in zip(start, part.shape, strict=True))] = part
-    return whole
+    for start, part in pieces:
+        tensor[tuple(slice(at, at + size) for at, size in zip(start, part.shape, strict=True))] = part
+    return tensor
 
 
 def fingerprint(folder: Path) -> str:

@@ -65,8 +65,8 @@ def gpus_but(servers: Sequence[int]) -> list[str]:
 
 def memories() -> dict[str, int]:
     """Bytes that each GPU holds, by the name that CUDA has for it; 0: not known."""
-    known = torch.cuda.is_available()
+    available = torch.cuda.is_available()
     return {
-        name: torch.cuda.get_device_properties(number).total_memory if known else 0
+        name: torch.cuda.get_device_properties(number).total_memory if available else 0
         for number, name in enumerate(gpus_but(()))
     }

@@ -56,7 +56,7 @@ def reading_of(encoder: str, preset: str = "auto", **changes: Any) -> EncoderPre
     """
     if preset == "auto":
         name = Path(encoder).name.lower()
-        preset = next((known for known in ("e5", "bge") if known in name.replace("_", "-").split("-")), "plain")
+        preset = next((choice for choice in ("e5", "bge") if choice in name.replace("_", "-").split("-")), "plain")
     if preset not in PRESETS:
         raise ConfigError(f"--preset {preset}: choose auto, {', '.join(PRESETS)}{nearest(preset, PRESETS)}")
     return replace(PRESETS[preset], **{name: value for name, value in changes.items() if value is not None})

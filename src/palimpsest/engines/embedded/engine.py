@@ -125,7 +125,7 @@ class EmbeddedEngine:
             self._sampling_thread = ComputeThread(settings.num_threads)
             sampled = copy.deepcopy(self.model).requires_grad_(False)
             self._weights = SharedWeights(self.model, sampled, self._thread, self._sampling_thread)
-        steps_each = config.train.num_minibatches if objective == "policy" else 1
+        steps_per_batch = config.train.num_minibatches if objective == "policy" else 1
         self.trainer = ForestLearner(
             self.model,
             optim=config.optim,
@@ -133,7 +133,7 @@ class EmbeddedEngine:
             objective=objective,
             temperature=config.sampling.temperature,
             micro_batch_tokens=settings.micro_batch_tokens,
-            total_steps=config.train.max_steps * steps_each,
+            total_steps=config.train.max_steps * steps_per_batch,
             tokenizer=self.codec.tokenizer,
         )
         self.learner = EmbeddedLearner(self.trainer, self._thread, self._weights)

@@ -267,7 +267,7 @@ def _fingerprint(model: Any) -> str:
     """SHA-256 over all weights but those of adapters, in order of their names."""
     digest = hashlib.sha256()
     weights = [(name, p) for name, p in model.named_parameters() if ".lora_" not in name]
-    for name, p in sorted(weights, key=lambda each: each[0]):
+    for name, p in sorted(weights, key=lambda item: item[0]):
         digest.update(name.encode())
         digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

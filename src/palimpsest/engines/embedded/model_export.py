@@ -58,7 +58,7 @@ def failing_as_the_system() -> Iterator[None]:
 # ---- A model as a folder of its own that others load ---------------------------------------------------------
 
 
-def write_whole(config: ModelConfig, folder: Path, *, untied: bool) -> None:
+def write_merged(config: ModelConfig, folder: Path, *, untied: bool) -> None:
     """Write the model that `config` names, adapters merged, in `config.dtype` into `folder`, which is empty.
 
     `untied`: its output projection is written out where it shares its tensor with the embeddings. Raises ModelError,

@@ -105,21 +105,21 @@ def plain_name(name: str) -> str:
 
 @torch.no_grad()
 def merged_weights(
-    model: Any, dtype: torch.dtype, *, whole: Callable[[Tensor], Tensor] = Tensor.detach, tied: bool = False
+    model: Any, dtype: torch.dtype, *, gather: Callable[[Tensor], Tensor] = Tensor.detach, tied: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
     """Every weight by its plain name, in `dtype`, adapters merged in float32, one after the other.
 
-    `whole` gathers a weight of which there are shares; `tied`: one that has two names comes under both.
+    `gather` joins the shares of a weight; `tied`: one that has two names comes under both.
     """
     modules = dict(model.named_modules())
     for name, weight in model.named_parameters(remove_duplicate=not tied):
         if ".lora_" in name:
             continue
-        value = whole(weight)
+        value = gather(weight)
         if name.endswith(".base_layer.weight"):
             value = value.to(torch.promote_types(weight.dtype, torch.float32))
             layer, key = modules[name.removesuffix(".base_layer.weight")], model.active_adapter
-            a, b = (whole(part[key].weight).to(value.dtype) for part in (layer.lora_A, layer.lora_B))
+            a, b = (gather(part[key].weight).to(value.dtype) for part in (layer.lora_A, layer.lora_B))
             value = value + layer.scaling[key] * (b @ a)
         yield plain_name(name), value.to(dtype)
 
@@ -166,14 +166,14 @@ def load_model(config: ModelConfig) -> Any:
     """
     path = model_path(config)
     adapters, base = adapters_of(path)
-    model = _load_whole(config, base)
+    model = _load_full(config, base)
     for adapter in reversed(adapters):
         model = merged(model, adapter, path)
         _check_finite(model, path)
     return model
 
 
-def _load_whole(config: ModelConfig, path: str) -> Any:
+def _load_full(config: ModelConfig, path: str) -> Any:
     """A model that is no adapter."""
     model = _read(config, path)
     disable_noise(model)

@@ -34,7 +34,7 @@ PIECE = 1 << 19
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """[] The norm of all gradients together, of any shapes; 0 of none."""
-    return nn.utils.get_total_norm([piece for each in gradients for piece in each.flatten().split(PIECE)])
+    return nn.utils.get_total_norm([piece for gradient in gradients for piece in gradient.flatten().split(PIECE)])
 
 
 def clip_grad_norm(parameters: list[nn.Parameter], bound: float) -> Tensor:

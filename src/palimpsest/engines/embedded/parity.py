@@ -53,8 +53,8 @@ def disagreement(
     with narrowed(model):
         for attempt in range(TRIES):
             drawn = [tuple((token * 7919 + attempt * 104_729) % vocab for token in row) for row in rows]
-            own, noise = reference(model, drawn, places)
-            off = gap(compute(drawn), own)
+            expected, noise = reference(model, drawn, places)
+            off = gap(compute(drawn), expected)
             if off <= max(FLOOR.get(model.dtype, LEAST), FACTOR * noise):  # False where it is NaN
                 return None
     return f"logits differ from its own by {off:.2g} of their spread, where rounding makes {noise:.1g}"
@@ -64,32 +64,32 @@ def disagreement(
 def reference(model: Any, rows: Sequence[Ids], places: Sequence[Place]) -> tuple[Tensor, float]:
     """[U, V] logits of the model's own eager forward of each row, and how far rounding moves them."""
     with attention(model, "eager"):
-        own = own_logits(model, rows)
-        exact = torch.stack([own[row][at] for row, at in places])
+        logits = model_logits(model, rows)
+        exact = torch.stack([logits[row][at] for row, at in places])
     width = max(map(len, rows))
     with attention(model, PRECISE):
-        padded = own_logits(model, [tuple(row) + (row[-1],) * (width - len(row)) for row in rows], together=True)
+        padded = model_logits(model, [tuple(row) + (row[-1],) * (width - len(row)) for row in rows], together=True)
     return exact, gap(torch.stack([padded[row][at] for row, at in places]), exact)
 
 
 @torch.no_grad()
-def own_logits(model: Any, rows: Sequence[Ids], *, together: bool = False) -> list[Tensor]:
+def model_logits(model: Any, rows: Sequence[Ids], *, together: bool = False) -> list[Tensor]:
     """For each row [its length, V] logits; `together` in one call, for which all must be of one length."""
     device, decoder = model.get_input_embeddings().weight.device, model.get_decoder()
     calls = [torch.tensor(rows, device=device)] if together else [torch.tensor([row], device=device) for row in rows]
     states = [decoder(input_ids=ids, use_cache=False).last_hidden_state for ids in calls]
-    return [head_of(model)(each) for state in states for each in state]
+    return [head_of(model)(row) for state in states for row in state]
 
 
-def gap(found: Tensor, wanted: Tensor) -> float:
+def gap(actual: Tensor, wanted: Tensor) -> float:
     """Root mean square of the difference of logits [U, V], relative to the spread of those wanted.
 
     >>> gap(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 2.0]]))  # a shift of all changes no probability
     0.0
     """
-    kept = wanted.isfinite().all(0)  # a class may mask ids with -inf
-    found, wanted = found[:, kept].double(), wanted[:, kept].double()
-    off = found - wanted
+    finite = wanted.isfinite().all(0)  # a class may mask ids with -inf
+    actual, wanted = actual[:, finite].double(), wanted[:, finite].double()
+    off = actual - wanted
     off = off - off.mean(-1, keepdim=True)
     spread = (wanted - wanted.mean(-1, keepdim=True)).square().mean().sqrt()
     return float(off.square().mean().sqrt() / (spread + 1e-30))
@@ -151,7 +151,7 @@ def admit(model: Any) -> None:
         if model._can_set_attn_implementation():
             register()
             model.set_attn_implementation(NAME)
-        _check_parts(model)
+        _check_modules(model)
         _check_causal(model)
         pool = KVPool(KVShape.of(model))
         _check_head(model)
@@ -182,7 +182,7 @@ def steps(forward: Forward, pool: KVPool, rows: list[Ids]) -> Tensor:
     return torch.cat([forward.step(*call) for call in calls])
 
 
-def _check_parts(model: Any) -> None:
+def _check_modules(model: Any) -> None:
     projection, decoder = model.get_output_embeddings(), model.get_decoder()
     if not isinstance(projection, torch.nn.Linear) or not isinstance(decoder, PreTrainedModel) or decoder is model:
         raise ModelError(
@@ -198,12 +198,12 @@ def _check_head(model: Any) -> None:
     handle = projection.register_forward_hook(lambda module, inputs, logits: logits * 1000)
     try:
         with torch.no_grad():
-            whole = model(input_ids=ids, use_cache=False).logits.float()
+            full = model(input_ids=ids, use_cache=False).logits.float()
             states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
             ours = head_of(model)(states).float()
     finally:
         handle.remove()
-    if not torch.allclose(whole, ours, rtol=1e-3, atol=1e-3, equal_nan=True):
+    if not torch.allclose(full, ours, rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ModelError(f"{type(model).__name__} can't be sampled: it changes its logits after the output projection")
 
 
@@ -212,7 +212,7 @@ def _check_causal(model: Any) -> None:
     half = len(ROWS[0]) // 2
     vocab = model.get_output_embeddings().weight.shape[0]
     start, rest, other = (tuple(t * 7919 % vocab for t in row) for row in (ROWS[0][:half], ROWS[0][half:], ROWS[1]))
-    (one,), (two,) = (own_logits(model, [start + end]) for end in (rest, other[: len(rest)]))
+    (one,), (two,) = (model_logits(model, [start + end]) for end in (rest, other[: len(rest)]))
     if any(bool((logits.isnan() | logits.isposinf()).any()) for logits in (one, two)):  # a class may mask with -inf
         raise ModelError(
             f"{type(model).__name__} can't be sampled: its weights give logits that are not finite; take another copy "
@@ -233,11 +233,11 @@ def _check_positions(model: Any) -> None:
     far = torch.tensor([[0, 1], [last - 2, last - 1]], device=device)
     turns = []
     for positions in (near, far):
-        with _rotations(model) as seen, torch.no_grad():
+        with _rotations(model) as rotations, torch.no_grad():
             model.get_decoder()(input_ids=ids, position_ids=positions, use_cache=False)
-        turns.append(seen)
-    for alone, beside in zip(*turns, strict=True):
-        if alone.shape[0] == 2 and not torch.equal(alone[0], beside[0]):
+        turns.append(rotations)
+    for alone, batched in zip(*turns, strict=True):
+        if alone.shape[0] == 2 and not torch.equal(alone[0], batched[0]):
             raise ModelError(
                 f"{type(model).__name__} can't be sampled: how it turns a token depends on the longest position in "
                 "the call, so requests would change each other"
@@ -247,15 +247,15 @@ def _check_positions(model: Any) -> None:
 @contextmanager
 def _rotations(model: Any) -> Iterator[list[Tensor]]:
     """Within it, what the model's rotary positions give is added to the list, first rows first."""
-    seen: list[Tensor] = []
+    rotations: list[Tensor] = []
 
     def keep(module: Any, inputs: Any, output: Any) -> None:
-        seen.extend(output if isinstance(output, tuple) else (output,))
+        rotations.extend(output if isinstance(output, tuple) else (output,))
 
     modules = [m for m in model.get_decoder().modules() if "rotary" in type(m).__name__.lower()]
     handles = [module.register_forward_hook(keep) for module in modules]
     try:
-        yield seen
+        yield rotations
     finally:
         for handle in handles:
             handle.remove()

@@ -36,7 +36,7 @@ def write_untied(model: Any, folder: Path) -> None:
     head = model.get_output_embeddings()
     if head.weight is not model.get_input_embeddings().weight:
         return
-    (module,) = [name for name, each in model.named_modules() if each is head]
+    (module,) = [name for name, submodule in model.named_modules() if submodule is head]
     weight = {f"{module}.weight": head.weight.detach().cpu().contiguous()}
     save_file(weight, folder / _HEAD, metadata={"format": "pt"})
     index = _index(folder)
@@ -78,6 +78,6 @@ def _index(folder: Path) -> Any:
     """Which tensor is in which file. A file that is alone gets another name: under its own no index is looked for."""
     if (folder / _INDEX).is_file():
         return json.loads((folder / _INDEX).read_text())
-    whole = (folder / _WHOLE).rename(folder / _REST)
-    with safe_open(whole, framework="pt") as tensors:
+    file = (folder / _WHOLE).rename(folder / _REST)
+    with safe_open(file, framework="pt") as tensors:
         return {"metadata": {}, "weight_map": dict.fromkeys(tensors.keys(), _REST)}

@@ -68,8 +68,8 @@ _URL = "engine.url (--base-url)"
 class EndpointRejected(SamplerError):
     """The endpoint took offence at the request itself (400, 404, 422...): another one may pass."""
 
-    def __init__(self, said: str, status: int) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -157,24 +157,24 @@ class EndpointClient:
 
     def _failure(self, reply: HttpReply) -> Exception:
         """What a status other than 200 means."""
-        said = f"status {reply.status}: {reply.quoted(300, self._key)}"
-        told = f"{self.url}: {said}"
+        status = f"status {reply.status}: {reply.quoted(300, self._key)}"
+        message = f"{self.url}: {status}"
         if 300 <= reply.status < 400:
-            place = redacted(reply.headers.get("location", "nowhere"), self._key)
-            return EngineError(f"{self.url}: redirects to {place:.200}, which is not followed; set {_URL} to that")
+            target = redacted(reply.headers.get("location", "nowhere"), self._key)
+            return EngineError(f"{self.url}: redirects to {target:.200}, which is not followed; set {_URL} to that")
         if reply.status in (401, 403):
             fix = "check the key in" if self._key else "name the environment variable that holds the key:"
-            return EngineError(f"{told}; {fix} engine.api_key_env (--api-key-env)")
-        if reply.status == 429 and _NO_QUOTA.search(said):
-            return EngineError(f"{told}; the account behind the key has nothing left")
+            return EngineError(f"{message}; {fix} engine.api_key_env (--api-key-env)")
+        if reply.status == 429 and _NO_QUOTA.search(status):
+            return EngineError(f"{message}; the account behind the key has nothing left")
         if reply.status in (408, 429):
-            return _Busy(said, retry_after(reply.headers))
+            return _Busy(status, retry_after(reply.headers))
         if reply.status >= 500:
             kind = _Broken if reply.status in (500, 501) else Down
-            return kind(said, retry_after(reply.headers))
-        if reply.status in (400, 413, 422) and _TOO_LONG.search(said):
-            return PromptTooLong(f"{told}; lower the budgets, or say its window by engine.max_model_len")
-        return EndpointRejected(told, reply.status)
+            return kind(status, retry_after(reply.headers))
+        if reply.status in (400, 413, 422) and _TOO_LONG.search(status):
+            return PromptTooLong(f"{message}; lower the budgets, or say its window by engine.max_model_len")
+        return EndpointRejected(message, reply.status)
 
 
 # ---- Probe of what an endpoint supports ----------------------------------------------------------------------
@@ -222,11 +222,11 @@ async def probe(
     client: EndpointClient,
     settings: EndpointEngineConfig,
     model: str,
-    own: Codec | None,
+    native: Codec | None,
     counting: Codec,
     more: Mapping[str, Any],
 ) -> Found:
-    """How `model` is asked there. `own`: the model's tokenizer, None: it isn't known; `counting`: any tokenizer;
+    """How `model` is asked there. `native`: the model's tokenizer, None: it isn't known; `counting`: any tokenizer;
     `more`: variables of its chat template.
 
     Raises EngineError for an endpoint that isn't there, has no time or wants another key, ConfigError for a mode or a
@@ -234,9 +234,9 @@ async def probe(
     """
     models = await client.look("GET", f"{client.url}/models")
     reasons = dict[str, str]()
-    for form in _forms(settings, model, own, counting, more):
+    for form in _forms(settings, model, native, counting, more):
         try:
-            answered, name = await _asked(client, form)
+            answered, name = await _try_form(client, form)
         except Unavailable as error:
             raise EngineError(f"{error}; try again later") from None  # another mode would be another evaluation
         except (RetryableError, SamplerError) as error:
@@ -249,17 +249,17 @@ async def probe(
 
 
 def _forms(
-    settings: EndpointEngineConfig, model: str, own: Codec | None, counting: Codec, more: Mapping[str, Any]
+    settings: EndpointEngineConfig, model: str, native: Codec | None, counting: Codec, more: Mapping[str, Any]
 ) -> Iterator[Form]:
     """What to try, the best first."""
     modes = ("tokens", "completions", "chat") if settings.mode == "auto" else (settings.mode,)
     logprobs = {"logprobs": 1} if settings.logprobs else {}
-    if "tokens" in modes and own is not None:
-        yield from (TokenForm(own, model, fields, {**logprobs}) for fields in COMPLETION_FIELDS)
+    if "tokens" in modes and native is not None:
+        yield from (TokenForm(native, model, fields, {**logprobs}) for fields in COMPLETION_FIELDS)
         if logprobs:
-            yield from (TokenForm(own, model, fields, {}) for fields in COMPLETION_FIELDS)
-    if "completions" in modes and own is not None:
-        yield from (TextForm(own, model, fields, {}) for fields in COMPLETION_FIELDS)
+            yield from (TokenForm(native, model, fields, {}) for fields in COMPLETION_FIELDS)
+    if "completions" in modes and native is not None:
+        yield from (TextForm(native, model, fields, {}) for fields in COMPLETION_FIELDS)
     if "chat" in modes:
         codec = neutral_codec(counting)
         options = {"chat_template_kwargs": dict(more)} if more else {}
@@ -267,7 +267,7 @@ def _forms(
             yield ChatForm(codec, model, replace(fields, spare=settings.thinking_tokens), options)
 
 
-async def _asked(client: EndpointClient, form: Form) -> tuple[RequestResult, str | None]:
+async def _try_form(client: EndpointClient, form: Form) -> tuple[RequestResult, str | None]:
     """Its answer to a word, and what it calls the model. Raises SamplerError or Again where it is not understood."""
     prompt = user_turn(form.codec, _WORD, ()).fill({})
     params = SamplingParams(max_tokens=_TOKENS, temperature=0.0, stop_ids=form.codec.stop_ids)
@@ -295,7 +295,7 @@ def _window(models: Any, model: str) -> int | None:
 def _card(models: Any, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the list of models says of one, and its `meta`; nothing where it says nothing."""
     listed = _listed(models)
-    card = next((each for each in listed if each.get("id") == model or len(listed) == 1), {})
+    card = next((entry for entry in listed if entry.get("id") == model or len(listed) == 1), {})
     meta = card.get("meta")
     return card, meta if isinstance(meta, dict) else {}
 
@@ -320,7 +320,7 @@ def _served(models: Any, model: str, name: str | None) -> str:
 
 def _listed(models: Any) -> list[dict[str, Any]]:
     data = models.get("data") if isinstance(models, dict) else None
-    return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
 
 
 async def _agrees(client: EndpointClient, model: str, codec: Codec) -> bool:
@@ -329,8 +329,8 @@ async def _agrees(client: EndpointClient, model: str, codec: Codec) -> bool:
     for text in HOSTILE:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         body |= {"content": text, "add_special": False, "parse_special": True}  # llama.cpp's names
-        told = await client.look("POST", f"{root}/tokenize", body)
-        theirs = told.get("tokens") if told is not None else None
+        answer = await client.look("POST", f"{root}/tokenize", body)
+        theirs = answer.get("tokens") if answer is not None else None
         if not isinstance(theirs, list):
             return False
         ours = codec.encode_trusted(text)
@@ -346,7 +346,7 @@ async def _agrees(client: EndpointClient, model: str, codec: Codec) -> bool:
 
 def _why_not(url: str, model: str, models: Any, reasons: Mapping[str, str]) -> str:
     """What to do about an endpoint that answered nothing as it should."""
-    names = [str(each.get("id")) for each in _listed(models)]
+    names = [str(entry.get("id")) for entry in _listed(models)]
     if names and model not in names:
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
         return f"{url}: no model {model}{nearest(model, names)}; it has {shown}: name one by --model (model.path)"

@@ -36,8 +36,8 @@ class EndpointSampler:
 
     version = 0
 
-    def __init__(self, client: EndpointClient, found: Found, *, vocab: int, max_context: int) -> None:
-        self._client, self._found, self._vocab = client, found, vocab
+    def __init__(self, client: EndpointClient, result: Found, *, vocab: int, max_context: int) -> None:
+        self._client, self._result, self._vocab = client, result, vocab
         self.max_context = max_context
         self._counts = Counts()
 
@@ -49,12 +49,12 @@ class EndpointSampler:
         Raises EngineError where the endpoint is gone, or refuses whatever it is asked.
         """
         check_prompt(prompt_ids, params.max_tokens, vocab=self._vocab, max_context=self.max_context)
-        form = self._found.form
+        form = self._result.form
         with self._counts.counted():
             answered = await self._client.post(
                 form.path,
                 form.body(prompt_ids, params),
-                lambda answer: self._as_found(answer, form.read(answer, prompt_ids, params)),
+                lambda answer: self._as_probed(answer, form.read(answer, prompt_ids, params)),
                 key=params.seed,
             )
         self._counts.prompt_tokens += answered.prompt_tokens or len(prompt_ids)
@@ -65,13 +65,13 @@ class EndpointSampler:
         logprobs = answered.logprobs or (0.0,) * len(answered.token_ids)
         return Completion(answered.token_ids, logprobs, answered.stop_reason)
 
-    def _as_found(self, answer: Any, answered: RequestResult) -> RequestResult:
+    def _as_probed(self, answer: Any, answered: RequestResult) -> RequestResult:
         """`answered`, if it is by the model that was found and as exact as `limits.endpoint` says. Raises Again, and
         EngineError for another model."""
-        probed, name = self._found.answered, model_of(answer)
-        if name and self._found.model and name != self._found.model:
+        probed, name = self._result.answered, model_of(answer)
+        if name and self._result.model and name != self._result.model:
             raise EngineError(
-                f"{self._client.url}: replies are by model {name!r:.80} now, by {self._found.model!r:.80} when it was "
+                f"{self._client.url}: replies are by model {name!r:.80} now, by {self._result.model!r:.80} when it was "
                 "first asked; what was played is kept, and figures of both would be of neither: name one of them by "
                 "--model (model.path)"
             )
@@ -107,25 +107,25 @@ class EndpointEngine:
         """Asks the endpoint what it can do. Raises ConfigError, ModelError, or EngineError if it isn't there."""
         settings = config.engine
         assert isinstance(settings, EndpointEngineConfig)
-        own, folder = _tokenizer(settings, config.model)
-        counting = own or Codec.load(ModelConfig())
+        native, folder = _tokenizer(settings, config.model)
+        counting = native or Codec.load(ModelConfig())
         more = config.model.chat_template_kwargs
-        found = _finished(_found(settings, config.model.path, own, counting, more))
-        self.codec = found.form.codec
-        window, vocab = _window(settings, found, folder, config.model.path), _vocabulary(folder, self.codec)
+        result = _finished(_probe(settings, config.model.path, native, counting, more))
+        self.codec = result.form.codec
+        window, vocab = _window(settings, result, folder, config.model.path), _vocabulary(folder, self.codec)
         self._client = EndpointClient(settings)
-        self.sampler = EndpointSampler(self._client, found, vocab=vocab, max_context=window)
+        self.sampler = EndpointSampler(self._client, result, vocab=vocab, max_context=window)
         endpoint = Endpoint(
             url=self._client.url,
             model=config.model.path,
-            mode=found.form.mode,
-            exact_prompt_ids=found.exact_prompt,
-            exact_ids=found.exact_prompt and found.answered.exact,
-            logprobs=found.answered.logprobs is not None,
+            mode=result.form.mode,
+            exact_prompt_ids=result.exact_prompt,
+            exact_ids=result.exact_prompt and result.answered.exact,
+            logprobs=result.answered.logprobs is not None,
             tokenizer=_fingerprint(counting),
-            served=found.served,
+            served=result.served,
         )
-        note = told(endpoint, found, window, counting_only=own is None)
+        note = describe(endpoint, result, window, counting_only=native is None)
         self.limits = Limits(vocab, window, concurrency=settings.concurrency, note=note, endpoint=endpoint)
 
     async def close(self) -> None:
@@ -133,10 +133,10 @@ class EndpointEngine:
         await self._client.close()
 
 
-async def _found(settings: EndpointEngineConfig, model: str, own: Codec | None, counting: Codec, more: Any) -> Found:
+async def _probe(settings: EndpointEngineConfig, model: str, native: Codec | None, counting: Codec, more: Any) -> Found:
     client = EndpointClient(settings)  # of its own: this is another event loop than the one that plays
     try:
-        return await probe(client, settings, model, own, counting, more)
+        return await probe(client, settings, model, native, counting, more)
     finally:
         await client.close()
 
@@ -163,16 +163,16 @@ def _tokenizer(settings: EndpointEngineConfig, model: ModelConfig) -> tuple[Code
     return codec, folder
 
 
-def _window(settings: EndpointEngineConfig, found: Found, folder: Path | None, model: str) -> int:
+def _window(settings: EndpointEngineConfig, result: Found, folder: Path | None, model: str) -> int:
     """Tokens of prompt plus completion. Raises ConfigError where nobody says them."""
-    known = found.window
-    if known is None and folder is not None:
-        known = _size(read_object(model, folder / "config.json"), "max_position_embeddings")
-    if settings.max_model_len is not None and found.window is not None and settings.max_model_len > found.window:
+    size = result.window
+    if size is None and folder is not None:
+        size = _size(read_object(model, folder / "config.json"), "max_position_embeddings")
+    if settings.max_model_len is not None and result.window is not None and settings.max_model_len > result.window:
         raise ConfigError(
-            f"engine.max_model_len={settings.max_model_len}: the endpoint's window is {found.window} tokens; lower it"
+            f"engine.max_model_len={settings.max_model_len}: the endpoint's window is {result.window} tokens; lower it"
         )
-    window = settings.max_model_len or known
+    window = settings.max_model_len or size
     if window is None:
         raise ConfigError(
             f"engine.max_model_len: {settings.url} doesn't say how long a prompt of {model} may be; give its tokens, "
@@ -198,21 +198,21 @@ def _fingerprint(codec: Codec) -> str:
     return hashlib.sha256(f"{codec.tokenizer.backend_tokenizer.to_str()}\0{template}".encode()).hexdigest()[:16]
 
 
-def told(endpoint: Endpoint, found: Found, window: int, *, counting_only: bool) -> str:
+def describe(endpoint: Endpoint, result: Found, window: int, *, counting_only: bool) -> str:
     """On one line, how the endpoint is asked and what of it is exact."""
     exact = {
         (True, True): "prompts and replies are exact token ids",
         (True, False): "prompts are exact token ids, replies are encoded again from text",
         (False, False): "prompts and replies pass as text, no token ids are exact",
     }[endpoint.exact_prompt_ids, endpoint.exact_ids]
-    parts = [
+    notes = [
         f"mode {endpoint.mode}: {exact}",
         f"{'with' if endpoint.logprobs else 'no'} log-probabilities",
     ]
     if counting_only:
-        parts.append(f"counted by the packaged tokenizer, as {endpoint.model} names none that opens (--tokenizer does)")
+        notes.append(f"counted by the packaged tokenizer, as {endpoint.model} names none that opens (--tokenizer does)")
     elif endpoint.mode != "chat":
-        parts.append("tokenizer " + ("compared with the server's" if found.checked else "taken on trust"))
-    if not found.form.fields.sampling:
-        parts.append("temperature, top-p and seed are the endpoint's own")
-    return f"{endpoint.url}, {', '.join(parts)}, window {window}"
+        notes.append("tokenizer " + ("compared with the server's" if result.checked else "taken on trust"))
+    if not result.form.fields.sampling:
+        notes.append("temperature, top-p and seed are the endpoint's own")
+    return f"{endpoint.url}, {', '.join(notes)}, window {window}"

@@ -154,24 +154,24 @@ class TokenForm(Form):
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         """See `Form.body`."""
-        asked: dict[str, Any] = {"prompt": list(prompt_ids)}
+        request: dict[str, Any] = {"prompt": list(prompt_ids)}
         if self.fields.extended:
-            asked |= {"return_token_ids": True, "stop_token_ids": list(params.stop_ids), "skip_special_tokens": False}
+            request |= {"return_token_ids": True, "stop_token_ids": list(params.stop_ids), "skip_special_tokens": False}
         else:
-            asked |= {"stop": stop_texts(self.codec, params)}
-        return self._body(params) | asked
+            request |= {"stop": stop_texts(self.codec, params)}
+        return self._body(params) | request
 
     def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> RequestResult:
         """See `Form.reply`."""
-        told = choice.get("logprobs") or {}
-        ids = sampled_ids(choice, told)
+        logprobs = choice.get("logprobs") or {}
+        ids = sampled_ids(choice, logprobs)
         if ids is None:
             return Form.reply(self, choice, params, ended)
-        if not all(type(each) is int and each >= 0 for each in ids):
+        if not all(type(id_) is int and id_ >= 0 for id_ in ids):
             raise ValueError("a token is no id")
         if len(ids) > params.max_tokens:
             raise ValueError(f"{len(ids)} tokens came back, max_tokens is {params.max_tokens}")
-        return RequestResult(ids or self.codec.stop_ids[:1], checked_logprobs(told, len(ids)), ended, exact=True)
+        return RequestResult(ids or self.codec.stop_ids[:1], checked_logprobs(logprobs, len(ids)), ended, exact=True)
 
     def check_prompt(self, choice: Any, prompt_ids: Sequence[int]) -> None:
         """See `Form.check_prompt`."""
@@ -194,8 +194,8 @@ class TextForm(Form):
                 "the document, or a reply, holds a role marker of the model, which a prompt sent as text can't keep "
                 "from being one; an endpoint that takes token ids can"
             )
-        asked: dict[str, Any] = {"prompt": text, "stop": stop_texts(self.codec, params)}
-        return self._body(params) | asked | ({"add_special_tokens": False} if self.fields.extended else {})
+        request: dict[str, Any] = {"prompt": text, "stop": stop_texts(self.codec, params)}
+        return self._body(params) | request | ({"add_special_tokens": False} if self.fields.extended else {})
 
     def _control_ids(self, ids: Sequence[int]) -> list[int]:
         return [i for i in ids if i in self.codec.control_ids]
@@ -219,13 +219,13 @@ class ChatForm(Form):
         return choice["message"]["content"] or ""
 
 
-def _count(told: Any) -> int:
+def _count(value: Any) -> int:
     """Tokens that an endpoint counted; 0 for what can't be their number.
 
     >>> _count(12), _count(None), _count(-12), _count(1e300)
     (12, 0, 0, 0)
     """
-    count = int(told or 0)
+    count = int(value or 0)
     return count if 0 < count < _MOST_TOKENS else 0
 
 
@@ -243,14 +243,14 @@ def sampled_ids(choice: Any, logprobs: Any) -> tuple[int, ...] | None:
     return tuple(token["id"] for token in content) if content and all("id" in token for token in content) else None
 
 
-def checked_logprobs(told: Any, count: int) -> tuple[float, ...] | None:
+def checked_logprobs(answer: Any, count: int) -> tuple[float, ...] | None:
     """[T] nats of `count` tokens, None if there are none. Raises ValueError for what can't be log-probabilities."""
-    given = told.get("token_logprobs")
-    if given is None:
-        given = [token.get("logprob") for token in told.get("content") or []] or None
-    if given is None or any(each is None for each in given):
+    values = answer.get("token_logprobs")
+    if values is None:
+        values = [token.get("logprob") for token in answer.get("content") or []] or None
+    if values is None or any(value is None for value in values):
         return None
-    logprobs = tuple(float(each) for each in given)
+    logprobs = tuple(float(value) for value in values)
     if len(logprobs) != count:
         raise ValueError(f"{count} tokens came with {len(logprobs)} log-probabilities")
     if not all(map(math.isfinite, logprobs)) or max(logprobs, default=0.0) > _ROUNDING:

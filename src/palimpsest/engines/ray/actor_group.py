@@ -43,7 +43,7 @@ from palimpsest.engines.ray.ray_runtime import (
     on_loopback,
     open_sockets,
     patient,
-    said_as_warnings,
+    prints_as_warnings,
     watch,
 )
 from palimpsest.errors import GOES_ON, EngineError, PalimpsestError, ProcessesLost
@@ -70,7 +70,7 @@ class ActorGroup:
         """Where weights lie on their way to the samplers."""
         self._guard: process_guard.ProcessGuard | None = None
         self._owns_ray = False
-        self._said = ExitStack()
+        self._ray_output = ExitStack()
         """While it is open, what Ray says is a warning."""
         self._ended = threading.Event()
         self._answers = GroupResults()
@@ -107,10 +107,10 @@ class ActorGroup:
         with _STARTING:
             if not ray.is_initialized():
                 self._owns_ray = True
-                self._said.enter_context(said_as_warnings())
+                self._ray_output.enter_context(prints_as_warnings())
                 os.environ[process_guard.MARK] = mark
                 try:
-                    with _signals_kept():
+                    with _signals_restored():
                         self._connect(home / "r", mark)  # Ray lets everybody write there, ours nobody in
                 finally:
                     del os.environ[process_guard.MARK]
@@ -122,8 +122,8 @@ class ActorGroup:
         starting = [rank.start.remote(meeting, self.folder) for rank in self.ranks]
         starting += [sampler.start.remote(self.folder) for sampler in self.samplers]
         self.collect(starting, self.limit("timeout_s"), "starting")
-        if cluster.address is None and (found := open_sockets(process_guard.marked(mark))):
-            warnings.warn(f"other machines reach {found[0]}, where a call can end this run: {_FIREWALL}", stacklevel=2)
+        if cluster.address is None and (ports := open_sockets(process_guard.marked(mark))):
+            warnings.warn(f"other machines reach {ports[0]}, where a call can end this run: {_FIREWALL}", stacklevel=2)
 
     def _connect(self, temporary: Path, mark: str) -> None:
         cluster = self._cluster
@@ -170,7 +170,7 @@ class ActorGroup:
         learners = cluster.learners if self._objective else 0
         gpus = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
         rank_gpus, sampler_gpus = cluster.rank_gpus(gpus, config.model.device), cluster.gpus_per_sampler
-        placed = self._place([rank_gpus] * learners, [sampler_gpus] * self._copies)
+        placed = self._reserve([rank_gpus] * learners, [sampler_gpus] * self._copies)
         environment = {"OMP_NUM_THREADS": str(config.engine.num_threads)}  # type: ignore[union-attr]
         if cluster.address is None:
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -185,24 +185,24 @@ class ActorGroup:
             for s in range(self._copies)
         ]
 
-    def _place(self, ranks: Sequence[float], samplers: Sequence[float]) -> list[dict[str, Any]]:
+    def _reserve(self, ranks: Sequence[float], samplers: Sequence[float]) -> list[dict[str, Any]]:
         """Options of each rank and sampler that put it on the GPU that is reserved for it; raises EngineError."""
         shares = [*ranks, *samplers]
         if self._cluster.placement == "colocated":
-            whole = [1.0] * max(len(ranks), len(samplers))
+            reserved = [1.0] * max(len(ranks), len(samplers))
             indices = [*range(len(ranks)), *range(len(samplers))]
         else:
-            whole, indices = list(shares), list(range(len(shares)))
+            reserved, indices = list(shares), list(range(len(shares)))
         if not any(shares):
             return [{}] * len(shares)
-        bundles = [{"GPU": gpus} if gpus else {"CPU": 1.0} for gpus in whole]
+        bundles = [{"GPU": gpus} if gpus else {"CPU": 1.0} for gpus in reserved]
         _check_room(bundles, ray.cluster_resources())  # type: ignore[no-untyped-call]
         group = placement_group(bundles, strategy="PACK")
         self._placed.append(group)
         if not group.wait(self._cluster.timeout_s):
             there = ray.available_resources()  # type: ignore[no-untyped-call]
             raise EngineError(
-                f"the cluster had no room for {sum(whole):g} GPUs within cluster.timeout_s; free are {there}: "
+                f"the cluster had no room for {sum(reserved):g} GPUs within cluster.timeout_s; free are {there}: "
                 "lower cluster.learners or cluster.samplers"
             )
         strategies = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index) for index in indices]
@@ -225,7 +225,7 @@ class ActorGroup:
                 ray.shutdown()
         self.ranks, self.samplers, self._placed = [], [], []
         self._owns_ray = False  # another group may start it
-        self._said.close()
+        self._ray_output.close()
         if self._guard is not None:
             self._guard.finish()
             self._guard = None
@@ -244,9 +244,9 @@ class ActorGroup:
         """By a key of `cluster`."""
         return Limit(key, getattr(self._cluster, key), times)
 
-    def call(self, actors: Sequence[Any], method: str, *each: Any, limit: Limit) -> list[Any]:
+    def call(self, actors: Sequence[Any], method: str, *arguments: Any, limit: Limit) -> list[Any]:
         """`method` of all `actors` at once, with the same arguments. Raises as `collect` does."""
-        return self.collect([getattr(actor, method).remote(*each) for actor in actors], limit, method)
+        return self.collect([getattr(actor, method).remote(*arguments) for actor in actors], limit, method)
 
     def collect(self, calls: Sequence[Any], limit: Limit, what: str) -> list[Any]:
         """What `calls` answer. On the first error, or after `limit`, all processes are ended and the error is raised:
@@ -322,7 +322,7 @@ def _tries(timeout: float) -> str:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def _signals_restored() -> Iterator[None]:
     """Have signals handled afterwards as before: Ray's own handler aborts on a SIGTERM, which is to end a run tidily.
 
     Python would let the main thread alone do so.

@@ -30,7 +30,7 @@ from palimpsest.errors import CheckpointError, RunError, SamplerError
 from palimpsest.types import Completion, SamplingParams
 
 
-def check_seen(folder: Path, key: str) -> None:
+def check_visible(folder: Path, key: str) -> None:
     """Raises RunError where this node doesn't see a folder of the driver's."""
     if not folder.is_dir():
         raise RunError(f"{key}: {platform.node()} does not see {folder}; give a folder that every node sees")
@@ -51,7 +51,7 @@ class Rank:
 
     def start(self, meeting: str, folder: Path) -> None:
         """Meet the others and load the model."""
-        check_seen(folder, "cluster.folder")
+        check_visible(folder, "cluster.folder")
         cluster = self._config.cluster
         on_gpu = pick_device(self._config.model.device).type == "cuda"
         dist.init_process_group(
@@ -83,7 +83,7 @@ class Rank:
         return self._learner.version
 
     def publish(self, folder: Path) -> None:
-        check_seen(folder, "sampler.folder")
+        check_visible(folder, "sampler.folder")
         self._learner.publish(folder)
 
     def score(self, ids: Sequence[int]) -> tuple[float, ...]:
@@ -126,7 +126,7 @@ class SamplerCopy:
 
     def start(self, folder: Path) -> None:
         """Answers once the model is loaded."""
-        check_seen(folder, "cluster.folder")
+        check_visible(folder, "cluster.folder")
 
     def pid(self) -> int:
         return os.getpid()

@@ -139,8 +139,8 @@ class Samplers:
 
     def stats(self) -> SamplerStats:
         """The sum over all copies."""
-        each = [sampler.stats() for sampler in self._samplers]
-        return SamplerStats(**{f.name: sum(getattr(stats, f.name) for stats in each) for f in fields(SamplerStats)})
+        per_copy = [sampler.stats() for sampler in self._samplers]
+        return SamplerStats(**{f.name: sum(getattr(stats, f.name) for stats in per_copy) for f in fields(SamplerStats)})
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Have every copy sample from the model in `folder`; returns once the last does."""
@@ -172,9 +172,9 @@ class RayLearner:
         dealt = await asyncio.to_thread(self._plan, steps)
         answers = await asyncio.to_thread(self._update, dealt)
         self.version = answers[0][1]
-        each = [stats for stats, _ in answers[:: self._cluster.tensor_parallel_size]]  # the others computed the same
+        ranks = [stats for stats, _ in answers[:: self._cluster.tensor_parallel_size]]  # the others computed the same
         idle = {"learner/idle_share": dealt.idle_share, "learner/padding_share": dealt.padding_share}
-        return [merged(of_step, idle) for of_step in zip(*each, strict=True)]
+        return [merged(of_step, idle) for of_step in zip(*ranks, strict=True)]
 
     def _plan(self, steps: Sequence[StepBatch]) -> RankPlan:
         settings = self._config.engine
@@ -252,8 +252,8 @@ class RayEngine:
         settings, cluster = config.engine, config.cluster
         assert isinstance(settings, RayEngineConfig)
         if cluster.folder is not None and not (Path(cluster.folder).is_dir() and os.access(cluster.folder, os.W_OK)):
-            told = "no folder that can be written to; make it, or name another"
-            raise ConfigError(f"cluster.folder={cluster.folder}: {told}")
+            reason = "no folder that can be written to; make it, or name another"
+            raise ConfigError(f"cluster.folder={cluster.folder}: {reason}")
         copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
         check_gpus(config, cluster.learners if objective else 0, copies)
         self.codec = Codec.load(config.model)

@@ -102,9 +102,9 @@ class RankLearner:
         self._codec = Codec.load(config.model)
         check_savable(checked_copy(source_of(config.model)), self._codec.tokenizer)
         self._root: Any = self._shard()  # FSDP adds methods to its class
-        steps_each = config.train.num_minibatches if objective == "policy" else 1
+        steps_per_batch = config.train.num_minibatches if objective == "policy" else 1
         self._optimizer = Optimizer(
-            self._model.named_parameters(), config.optim, config.train.max_steps * steps_each, clip=clip_by_mesh
+            self._model.named_parameters(), config.optim, config.train.max_steps * steps_per_batch, clip=clip_by_mesh
         )
         adapted, compares = config.model.lora is not None, objective == "policy" and config.loss.kl_loss_coef > 0
         self._reference = None
@@ -164,7 +164,7 @@ class RankLearner:
         self._root.reshard()
         try:
             with on_disk():
-                write_model(self._model, folder, self._config.model, self._codec, whole=True)
+                write_model(self._model, folder, self._config.model, self._codec, merged=True)
         except NotWritten as error:  # told here: once ranks are ended, the folder is gone
             key = "sampler.folder" if is_served(self._config, self._objective) else "cluster.folder"
             needed = size_of(skeleton(source_of(self._config.model)), DTYPES[self._config.model.dtype])

@@ -77,7 +77,7 @@ class RankPart:
         advantages, weights, logprobs = (np.split(column.astype(np.float64), cut) for column in columns)
         return [
             SegmentRow(
-                index=int(place),
+                index=int(index),
                 tokens=ids[r][:-1],
                 before=before[r],
                 targets=ids[r][before[r] + 1],
@@ -85,7 +85,7 @@ class RankPart:
                 weights=weights[r],
                 logprobs=logprobs[r],
             )
-            for r, place in enumerate(self.places)
+            for r, index in enumerate(self.places)
         ]
 
 
@@ -130,11 +130,11 @@ def plan(
         dealt.append(deal(_enough(rows, micro_batch_tokens, ranks), ranks))
     slots = [max(map(len, hands)) for hands in dealt]
     padded = [[*hand, *[None] * (size - len(hand))] for hands, size in zip(dealt, slots, strict=True) for hand in hands]
-    parts = tuple(_part(number, slots, padded[rank::ranks]) for rank in range(ranks))
+    shares = tuple(_part(number, slots, padded[rank::ranks]) for rank in range(ranks))
     spent = sum(cost(forest) for hand in padded for forest in hand if forest)
     held = ranks * sum(max(cost(f) if f else 0.0 for f in at) for hands in dealt for at in _passes(hands))
     empty = sum(forest is None for hand in padded for forest in hand)
-    return RankPlan(parts, 1 - spent / held if held else 0.0, empty / max(1, ranks * sum(slots)))
+    return RankPlan(shares, 1 - spent / held if held else 0.0, empty / max(1, ranks * sum(slots)))
 
 
 def _passes(hands: Sequence[Sequence[Packed]]) -> list[list[Packed | None]]:
@@ -146,7 +146,7 @@ def _enough(rows: Sequence[SegmentRow], max_tokens: int, ranks: int) -> list[Pac
     """Forests of `max_tokens`, or of fewer as long as there are fewer than ranks and rows to part."""
     packed = pack(rows, max_tokens)
     while len(packed) < min(ranks, len(rows)) and max_tokens > 1:
-        max_tokens = min(max_tokens, max(each.physical_tokens for each in packed)) // 2
+        max_tokens = min(max_tokens, max(forest.physical_tokens for forest in packed)) // 2
         packed = pack(rows, max(1, max_tokens))
     return packed
 
@@ -181,7 +181,7 @@ def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | 
         passes=np.array(passes, np.int32),
         rows=np.array([len(forest.rows) if forest else 0 for forest in forests], np.int32),
         places=np.array([row.index for row in rows], np.int32),
-        lengths=np.array([len(each) for each in ids], np.int32),
+        lengths=np.array([len(tokens) for tokens in ids], np.int32),
         shared=np.concatenate([np.zeros(0), *(forest.shared for forest in forests if forest)]).astype(np.int32),
         counts=np.array([len(row.before) for row in rows], np.int32),
         ids=np.concatenate([np.zeros(0), *ids]).astype(np.int32),
@@ -192,24 +192,24 @@ def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | 
     )
 
 
-def merged(parts: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateStats:
+def merged(stats: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateStats:
     """One optimiser step of all ranks.
 
     >>> one = merged([UpdateStats(loss=0.5, tokens=3, seconds=1.0), UpdateStats(loss=0.25, seconds=2.0)], {})
     >>> one.loss, one.tokens, one.seconds
     (0.75, 3, 2.0)
     """
-    names = dict.fromkeys(name for part in parts for name in part.token_sums)
-    largest = dict.fromkeys(name for part in parts for name in part.maxima)
+    names = dict.fromkeys(name for part in stats for name in part.token_sums)
+    largest = dict.fromkeys(name for part in stats for name in part.maxima)
     return replace(
-        parts[0],
-        loss=sum(part.loss for part in parts),
-        tokens=sum(part.tokens for part in parts),
-        segments=sum(part.segments for part in parts),
-        logical_tokens=sum(part.logical_tokens for part in parts),
-        physical_tokens=sum(part.physical_tokens for part in parts),
-        token_sums={name: sum(part.token_sums.get(name, 0.0) for part in parts) for name in names},
-        maxima={name: max(part.maxima.get(name, 0.0) for part in parts) for name in largest},
-        seconds=max(part.seconds for part in parts),
+        stats[0],
+        loss=sum(part.loss for part in stats),
+        tokens=sum(part.tokens for part in stats),
+        segments=sum(part.segments for part in stats),
+        logical_tokens=sum(part.logical_tokens for part in stats),
+        physical_tokens=sum(part.physical_tokens for part in stats),
+        token_sums={name: sum(part.token_sums.get(name, 0.0) for part in stats) for name in names},
+        maxima={name: max(part.maxima.get(name, 0.0) for part in stats) for name in largest},
+        seconds=max(part.seconds for part in stats),
         extra=dict(extra),
     )

@@ -87,7 +87,7 @@ class GroupResults:
         """Take note of a failure of `what`; the first one, to be raised."""
         with self._changed:
             if self._first is None:
-                self._first = _told(error, what)
+                self._first = _user_error(error, what)
             return again(self._first)
 
     def settle(self) -> None:
@@ -114,7 +114,7 @@ def again(error: PalimpsestError) -> PalimpsestError:
     return other
 
 
-def _told(error: BaseException, what: str) -> PalimpsestError:
+def _user_error(error: BaseException, what: str) -> PalimpsestError:
     """What the user is told: what was raised if the user can mend it, ProcessesLost otherwise."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, PalimpsestError):
@@ -143,7 +143,7 @@ _TOLD = 200  # characters of what Ray says
 
 
 @contextmanager
-def said_as_warnings() -> Iterator[None]:
+def prints_as_warnings() -> Iterator[None]:
     """While this lasts, what Ray prints by itself is a warning."""
     prints = getattr(rays, PRINTS)
     setattr(rays, PRINTS, _warn)
@@ -155,8 +155,8 @@ def said_as_warnings() -> Iterator[None]:
 
 def _warn(data: Mapping[str, Any], *_: object, **__: object) -> None:
     for message in data["lines"]:
-        told = next(filter(None, map(str.strip, message.splitlines())), "")
-        warnings.warn(f"Ray: {told:.{_TOLD}}", stacklevel=2)
+        line = next(filter(None, map(str.strip, message.splitlines())), "")
+        warnings.warn(f"Ray: {line:.{_TOLD}}", stacklevel=2)
 
 
 @contextmanager
@@ -173,12 +173,12 @@ def on_loopback() -> Iterator[None]:
 
 def open_sockets(processes: Iterable[psutil.Process]) -> list[str]:
     """`NAME at ADDRESS:PORT` for each socket of `processes` that listens on more than loopback."""
-    found = []
+    sockets = []
     for process in processes:
         with suppress(psutil.Error):
-            listening = [each.laddr for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
-            found += [f"{process.name()} at {at.ip}:{at.port}" for at in listening if not _is_loopback(at.ip)]
-    return found
+            listening = [conn.laddr for conn in process.net_connections("inet") if conn.status == psutil.CONN_LISTEN]
+            sockets += [f"{process.name()} at {at.ip}:{at.port}" for at in listening if not _is_loopback(at.ip)]
+    return sockets
 
 
 def _is_loopback(ip: str) -> bool:
@@ -225,12 +225,12 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 def needed_of(mark: str) -> set[psutil.Process]:
     """Those that Ray can't do without, of a cluster that was started with the mark."""
-    found = set()
+    processes = set()
     for process in process_guard.marked(mark):
         with suppress(psutil.Error):
             if process.name() in NEEDED:
-                found.add(process)
-    return found
+                processes.add(process)
+    return processes
 
 
 def watch(processes: Collection[psutil.Process], ended: threading.Event, lost: Callable[[str], None]) -> None:

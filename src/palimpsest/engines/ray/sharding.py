@@ -374,36 +374,36 @@ def _reason(error: BaseException) -> str:
 # ---- Full model ----------------------------------------------------------------------------------------------
 
 
-def write_model(model: Any, folder: Path, config: ModelConfig, codec: Codec, *, whole: bool = False) -> list[Path]:
+def write_model(model: Any, folder: Path, config: ModelConfig, codec: Codec, *, merged: bool = False) -> list[Path]:
     """Write the model as Hugging Face has it, gathered weight by weight, on rank 0; collective.
 
-    `whole`: adapters are merged and the output projection is written beside the embeddings it is tied to; else an
+    `merged`: adapters are merged and the output projection is written beside the embeddings it is tied to; else an
     adapted model is its adapters alone. Returns the files it wrote, on other ranks none.
     """
     adapted, first = hasattr(model, "peft_config"), dist.get_rank() == 0
-    if adapted and not whole:
+    if adapted and not merged:
         weights = _adapters(model)
     else:
-        weights = merged_weights(model, DTYPES[config.dtype], whole=full, tied=whole)
+        weights = merged_weights(model, DTYPES[config.dtype], gather=full, tied=merged)
     before = set(folder.rglob("*")) if first else set()
-    names = _write(weights, folder, "adapter_model" if adapted and not whole else "model", first)
+    names = _write(weights, folder, "adapter_model" if adapted and not merged else "model", first)
     if not first:
         return []
     if len(names) > 1:
         index = {"metadata": {}, "weight_map": {key: file for file, keys in names.items() for key in keys}}
         files.write_plain(folder / "model.safetensors.index.json", json.dumps(index, indent=1).encode())
-    _describe(model, folder, config, adapters=adapted and not whole, whole=whole)
+    _describe(model, folder, config, adapters=adapted and not merged, merged=merged)
     codec.tokenizer.save_pretrained(folder)
     return sorted(path for path in set(folder.rglob("*")) - before if path.is_file())
 
 
-def _describe(model: Any, folder: Path, config: ModelConfig, *, adapters: bool, whole: bool) -> None:
+def _describe(model: Any, folder: Path, config: ModelConfig, *, adapters: bool, merged: bool) -> None:
     if adapters:
         model.peft_config[model.active_adapter].save_pretrained(folder)
         sort_targets(folder)
         return
     base = getattr(model, "get_base_model", lambda: model)()
-    (untied(base.config) if whole else base.config).save_pretrained(folder)
+    (untied(base.config) if merged else base.config).save_pretrained(folder)
     described = json.loads((folder / "config.json").read_text())
     described |= {"architectures": [type(base).__name__], "dtype": config.dtype}
     files.write_plain(folder / "config.json", (json.dumps(described, indent=2, sort_keys=True) + "\n").encode())
@@ -436,7 +436,7 @@ def _write(weights: Iterator[tuple[str, Tensor]], folder: Path, stem: str, first
     for name, value in weights:
         if not first:
             continue
-        if held and sum(each.nbytes for each in held.values()) + value.nbytes > FILE_BYTES:
+        if held and sum(tensor.nbytes for tensor in held.values()) + value.nbytes > FILE_BYTES:
             flush()
         held[name] = value.to("cpu", copy=True).contiguous()  # two names of one tensor can't be saved
     if held:

@@ -69,11 +69,11 @@ def read_completion(answer: Any, prompt_tokens: int, params: SamplingParams) -> 
     """The completion of a prompt of so many tokens."""
     (choice,) = answer["choices"]
     ids, content = tuple(choice["token_ids"]), choice["logprobs"]["content"]
-    if not ids or [each["token_id"] for each in content] != list(ids):
+    if not ids or [token["token_id"] for token in content] != list(ids):
         raise WrongAnswer("tokens and log-probabilities don't belong together")
     if not all(type(id_) is int and id_ >= 0 for id_ in ids):
         raise WrongAnswer("a token is no id")
-    logprobs = tuple(_nats(each["logprob"]) for each in content)
+    logprobs = tuple(_nats(token["logprob"]) for token in content)
     if choice["finish_reason"] not in _STOPS:
         raise WrongAnswer(f"ended the request by {choice['finish_reason']!r}")
     reason = _STOPS[choice["finish_reason"]]
@@ -86,7 +86,7 @@ def read_completion(answer: Any, prompt_tokens: int, params: SamplingParams) -> 
 
 def _check_end(ids: Sequence[int], reason: StopReason, params: SamplingParams) -> None:
     """Refuse a completion that ends neither by its first stop token nor by its length."""
-    first_stop = next((place for place, id_ in enumerate(ids) if id_ in params.stop_ids), None)
+    first_stop = next((index for index, id_ in enumerate(ids) if id_ in params.stop_ids), None)
     if len(ids) > params.max_tokens:
         raise WrongAnswer(f"sampled {len(ids)} tokens where at most {params.max_tokens} were asked for")
     if first_stop is not None and first_stop < len(ids) - 1:
@@ -109,7 +109,7 @@ def read_scores(answer: Any, prompt_tokens: int, ids: Sequence[int]) -> tuple[fl
 def read_likeliest(answer: Any) -> dict[int, float]:
     """Nats of the likeliest tokens after a prompt, by their ids."""
     (token,) = answer["choices"][0]["logprobs"]["content"]
-    return {int(each["token_id"]): _nats(each["logprob"]) for each in token["top_logprobs"]}
+    return {int(entry["token_id"]): _nats(entry["logprob"]) for entry in token["top_logprobs"]}
 
 
 def _nats(value: Any) -> float:
@@ -140,7 +140,7 @@ def probe_ids(vocab: int, window: int) -> tuple[int, ...]:
     (0, 9, 8, 7)
     """
     first, last = (_SPECIAL, vocab // 2) if vocab > _LARGE else (0, vocab)
-    return tuple(first + place * _STRIDE % (last - first) for place in range(min(_IDS, window - 1)))
+    return tuple(first + index * _STRIDE % (last - first) for index in range(min(_IDS, window - 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def check_loaded(answer: Any) -> None:
     results = answer.get("results") if isinstance(answer, dict) else None
     if results is None:
         return
-    failed = [each for each in results if each in (False, "False") or "error" in str(each).lower()]
+    failed = [result for result in results if result in (False, "False") or "error" in str(result).lower()]
     if not results or failed:
         raise WrongAnswer(f"answered {failed or results!r} when it was to load new weights")
 
@@ -203,7 +203,7 @@ def is_tied(model: str) -> bool:
     except (OSError, ValueError):
         return False
     sections = [described, described.get("text_config")] if isinstance(described, dict) else []
-    return any(isinstance(each, dict) and each.get("tie_word_embeddings") is True for each in sections)
+    return any(isinstance(section, dict) and section.get("tie_word_embeddings") is True for section in sections)
 
 
 # ---- HTTP client ---------------------------------------------------------------------------------------------
@@ -270,9 +270,9 @@ class VllmClient:
         distance = warm[both[-1]] - warm[both[0]] if both else 0.0
         if distance < 1e-3:
             raise ServerFailed(f"{self.name}: the model finds every token equally likely, so nothing tells its mode")
-        found = "processed_logprobs" if cold[both[-1]] - cold[both[0]] > 1.5 * distance else "raw_logprobs"
-        if found != mode:
-            raise ServerFailed(f"{self.name} gives {found}, this run needs --logprobs-mode {mode}: start it with that")
+        actual = "processed_logprobs" if cold[both[-1]] - cold[both[0]] > 1.5 * distance else "raw_logprobs"
+        if actual != mode:
+            raise ServerFailed(f"{self.name} gives {actual}, this run needs --logprobs-mode {mode}: start it with that")
 
     async def load(self, folder: Path, version: str) -> None:
         """Sample from the weights in `folder` from now on, with nothing left of those before. Raises ServerFailed."""
@@ -302,9 +302,9 @@ class VllmClient:
 
     async def check_version(self, version: str) -> None:
         """Raise ServerFailed unless it says `version` of its weights."""
-        told = await self._ask("GET", "/weight_info")
-        if not isinstance(told, dict) or told.get("weight_version") != version:
-            raise self._failure(f"says {told!r} of its weights instead of {version}")
+        answer = await self._ask("GET", "/weight_info")
+        if not isinstance(answer, dict) or answer.get("weight_version") != version:
+            raise self._failure(f"says {answer!r} of its weights instead of {version}")
 
     async def _likeliest(self, temperature: float) -> dict[int, float]:
         """Nats of some of the likeliest tokens after a prompt."""
@@ -334,16 +334,16 @@ class VllmClient:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise self._failure(f"not the answer of a server of vLLM ({error!r})") from None
 
-    def _failure(self, told: str) -> ServerFailed:
+    def _failure(self, message: str) -> ServerFailed:
         """A server may quote the key that it was sent."""
-        return ServerFailed(f"{self.name}: {redacted(told, self._key):.300}")
+        return ServerFailed(f"{self.name}: {redacted(message, self._key):.300}")
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
             reply = await self._connections.ask(method, f"{self._url}{path}", body, limit=_REPLY_BYTES)
             if reply.status != 200:
-                told = f"{self.name}{path.partition('?')[0]}: status {reply.status}: {reply.quoted(300, self._key)}"
-                raise (SamplerError if reply.status in (400, 422) else ServerFailed)(told)
+                message = f"{self.name}{path.partition('?')[0]}: status {reply.status}: {reply.quoted(300, self._key)}"
+                raise (SamplerError if reply.status in (400, 422) else ServerFailed)(message)
             return reply.json() if reply.body else None
         except (Unanswered, BadReply, ValueError) as error:
             raise ServerFailed(f"{self.name}{path.partition('?')[0]}: {error or type(error).__name__}") from None

@@ -76,7 +76,7 @@ class Member:
         return self._busy_s + (perf_counter() - self._since if self.in_flight else 0.0)
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def serving(self) -> Iterator[None]:
         """While one request is in flight."""
         if not self.in_flight:
             self._since = perf_counter()
@@ -102,7 +102,7 @@ class time_limit:
 
     def __init__(self, seconds: float, name: str, key: str | None = None) -> None:
         fix = "" if key is None else f"; raise sampler.{key}"
-        self._timeout, self._told = asyncio.timeout(seconds), f"{name}: no answer within {seconds:g} s{fix}"
+        self._timeout, self._message = asyncio.timeout(seconds), f"{name}: no answer within {seconds:g} s{fix}"
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
@@ -111,7 +111,7 @@ class time_limit:
         try:
             await self._timeout.__aexit__(*error)  # type: ignore[arg-type]
         except TimeoutError:
-            raise ServerFailed(self._told) from None
+            raise ServerFailed(self._message) from None
 
 
 # ---- The servers of a run ------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Pool:
     @property
     def reading(self) -> set[Path]:
         """Folders that servers are being started on."""
-        starting = [each for each in self._members if each.starting is not None and not each.starting.done()]
+        starting = [member for member in self._members if member.starting is not None and not member.starting.done()]
         return {member.starts_on for member in starting if member.starts_on is not None}
 
     # ---- which server ---------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Pool:
         assert published is not None
         assert client is not None
         try:
-            with member.asked():
+            with member.serving():
                 try:
                     yield client, published.tag
                 except ServerFailed as error:
@@ -205,10 +205,10 @@ class Pool:
             async with time_limit(_LOOK_S, client.name):
                 await client.check_health()
                 await client.check_version(tag)
-        except SamplerError as found:
+        except SamplerError as failure:
             same = self.published is not None and self.published.tag == tag and member.client is client
             if same and member.sound and not self._lock.locked():  # nobody saw to it meanwhile
-                self._leave(member, f"{error}; {found}")
+                self._leave(member, f"{error}; {failure}")
 
     def _leave(self, member: Member, reason: str) -> None:
         member.sound, member.started, member.reason = False, False, reason
@@ -273,12 +273,12 @@ class Pool:
 
     async def _load(self, member: Member, published: PublishedWeights) -> None:
         """Have a server that is up sample from the published weights, or leave."""
-        known, member.sound = member.up, False
+        was_up, member.sound = member.up, False
         assert member.client is not None
         try:
             async with time_limit(self._settings.timeout_s, member.client.name, "timeout_s"):
                 await member.client.load(published.folder, published.tag)
-                if not known:
+                if not was_up:
                     await self._admit(member.client)
                 await self._check_weights(member, member.client, published)
             member.sound = True

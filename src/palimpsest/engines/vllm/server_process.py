@@ -91,8 +91,8 @@ class ServerProcess:
             with self._log.open("rb") as log:
                 log.seek(max(0, self._log.stat().st_size - _TAIL))
                 lines = log.read().decode("utf-8", "replace").splitlines()
-            told = [line.strip() for line in lines if line.strip()]
-            reason = next((line for line in reversed(told) if "Error" in line), (told or [reason])[-1])
+            filled = [line.strip() for line in lines if line.strip()]
+            reason = next((line for line in reversed(filled) if "Error" in line), (filled or [reason])[-1])
         raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
 
     def _command(self, model: Path, socket: Path) -> list[str]:
@@ -164,10 +164,10 @@ def _torch_of() -> str:
     fix = other if named else f"{install_line('vllm')}, or {other}"
     code = "from importlib import metadata, util; print(util.find_spec('vllm') is not None, metadata.version('torch'))"
     try:
-        told = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60, text=True).stdout
+        output = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60, text=True).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"sampler.name=vllm: {python}: {error}; {fix}") from None
-    there, _, version = told.strip().partition(" ")
+    there, _, version = output.strip().partition(" ")
     if there != "True":
         raise ConfigError(f"sampler.name=vllm: {python} has no vLLM: {fix}")
     return version

@@ -112,33 +112,31 @@ def read_conversations(path: str | Path, *, memory_first: bool = False) -> Itera
         yield Conversation(name, row.where, tuple(parsed), tuple(map(_without_none, tools)), thinking)
 
 
-def _message(row: Row, message: Any, location: str, memory_first: bool) -> dict[str, Any]:
-    role = fields.get(row, message, "role", location)
+def _message(row: Row, message: Any, field: str, memory_first: bool) -> dict[str, Any]:
+    role = fields.get(row, message, "role", field)
     if role not in _ROLES:
-        raise DataError(f"{row.where}: {location}.role={role!r:.40}: expected one of {', '.join(_ROLES)}")
+        raise DataError(f"{row.where}: {field}.role={role!r:.40}: expected one of {', '.join(_ROLES)}")
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        raise DataError(
-            f"{row.where}: {location}.content must be a string, is {type(content).__name__}: {content!r:.60}"
-        )
+        raise DataError(f"{row.where}: {field}.content must be a string, is {type(content).__name__}: {content!r:.60}")
     rest = {str(key): _without_none(value) for key, value in message.items() if value is not None}
     rest = {**rest, "role": role, "content": content or ""}
-    calls = _list(row, rest.pop("tool_calls", None) or [], f"{location}.tool_calls")
+    calls = _list(row, rest.pop("tool_calls", None) or [], f"{field}.tool_calls")
     if calls:
         rest["tool_calls"] = [
-            _call(row, call, f"{location}.tool_calls[{i}]", memory_first) for i, call in enumerate(calls)
+            _call(row, call, f"{field}.tool_calls[{i}]", memory_first) for i, call in enumerate(calls)
         ]
     return rest
 
 
-def _call(row: Row, call: Any, location: str, memory_first: bool) -> dict[str, Any]:
+def _call(row: Row, call: Any, field: str, memory_first: bool) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else call
-    name = fields.text(row, fields.get(row, function, "name", location), f"{location}.name")
+    name = fields.text(row, fields.get(row, function, "name", field), f"{field}.name")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        arguments = _parsed(row, arguments, f"{location}.arguments")
+        arguments = _parsed(row, arguments, f"{field}.arguments")
     if not isinstance(arguments, Mapping):
-        raise DataError(f"{row.where}: {location}.arguments must be an object, is {arguments!r:.60}")
+        raise DataError(f"{row.where}: {field}.arguments must be an object, is {arguments!r:.60}")
     arguments = dict(arguments)
     if memory_first and name == PRUNE:
         arguments = {key: arguments[key] for key in MEMORY_FIRST if key in arguments} | arguments

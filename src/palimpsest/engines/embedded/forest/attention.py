@@ -62,8 +62,8 @@ def mask_mod(exits: Tensor, places: Tensor, depths: Tensor | None = None, window
     """
 
     def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        place = places[q]
-        return (k <= place) & (place < exits[k])
+        position = places[q]
+        return (k <= position) & (position < exits[k])
 
     if depths is None:
         return sees
@@ -153,12 +153,12 @@ def plan_of(
             near = block_mask(exits, where, depths, window)
         return AttentionPlan((), exits, where, block_mask(exits, where), window, near)
     if window is not None:
-        visible = seen(exits, where, torch.arange(len(exits))) & (depths[where][:, None] - depths < window)
+        visible = on_path(exits, where, torch.arange(len(exits))) & (depths[where][:, None] - depths < window)
         near = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)[None, None]
     return AttentionPlan(tuple(_Planner(forest, where.numpy(), dtype).parts), exits, where, None, window, near)
 
 
-def seen(exits: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+def on_path(exits: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """[Q, K] whether the place of each key is on the path of the place of each query."""
     return (keys <= queries[:, None]) & (queries[:, None] < exits[keys])
 
@@ -221,7 +221,7 @@ class _Planner:
         """Queries of whole subtrees on their keys, with a mask."""
         queries = self._queries(start, stop)
         if queries.start < queries.stop:
-            hidden = ~seen(self._exits, self._places[queries], torch.arange(start, stop))
+            hidden = ~on_path(self._exits, self._places[queries], torch.arange(start, stop))
             mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf)
             self.parts.append(AttentionPart(queries, slice(start, stop), mask=mask[None, None]))
 
@@ -282,8 +282,8 @@ def eager(
         mask = torch.ones(size, dtype=torch.bool, device=query.device).tril(size[1] - size[0])[None, None]
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
-    own = sys.modules[type(module).__module__].eager_attention_forward
-    return own(module, query, key, value, mask, **options)[0], None
+    forward = sys.modules[type(module).__module__].eager_attention_forward
+    return forward(module, query, key, value, mask, **options)[0], None
 
 
 def _precise(
@@ -308,7 +308,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale
 def dense(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float | None = None) -> Tensor:
     """`attend` with a mask of all pairs."""
     return _masked(
-        query, key, value, seen(plan.exits, plan.places, torch.arange(len(plan.exits), device=query.device)), scale
+        query, key, value, on_path(plan.exits, plan.places, torch.arange(len(plan.exits), device=query.device)), scale
     )
 
 
@@ -347,19 +347,19 @@ class _Parts(torch.autograd.Function):
         exact = torch.promote_types(query.dtype, torch.float32)
         sums = [torch.zeros(x.transpose(1, 2).shape, dtype=exact).transpose(1, 2) for x in (query, key, value)]
         for part in ctx.plan.parts:
-            own, seen = part.queries, part.keys
+            queries, keys = part.queries, part.keys
             shares = _backward(
-                grad[:, :, own],
-                query[:, :, own],
-                key[:, :, seen],
-                value[:, :, seen],
-                total[:, :, own],
-                norm[:, :, own],
+                grad[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                total[:, :, queries],
+                norm[:, :, queries],
                 0.0,
                 part.causal,
                 attn_mask=part.mask,
                 scale=ctx.scale,
             )
-            for whole, share, where in zip(sums, shares, (own, seen, seen), strict=True):
-                whole[:, :, where] += share
+            for target, share, where in zip(sums, shares, (queries, keys, keys), strict=True):
+                target[:, :, where] += share
         return *(s.to(query.dtype) for s in sums), None, None

@@ -213,8 +213,8 @@ class _Chunks:
 
     def all_of(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[N] log-probabilities and [N] entropies in the order of `rows`."""
-        parts = [self.of(number, piece) for number, piece in enumerate(hidden.split(self.size))]
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        chunks = [self.of(number, piece) for number, piece in enumerate(hidden.split(self.size))]
+        return torch.cat([p[0] for p in chunks]), torch.cat([p[1] for p in chunks])
 
 
 class _Recomputed(torch.autograd.Function):

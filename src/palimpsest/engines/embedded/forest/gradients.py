@@ -79,10 +79,10 @@ class ForestGradients:
         recomputing(self._model)
         try:
             for forest in forests:
-                part, parts, gap = self._micro_step(forest, forward, old)
+                part, metrics, gap = self._micro_step(forest, forward, old)
                 if not forest.indices:
                     continue
-                for name, value in parts.items():
+                for name, value in metrics.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
                 loss += float(part)
                 largest_gap = max(largest_gap, gap)

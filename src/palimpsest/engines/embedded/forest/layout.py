@@ -87,8 +87,8 @@ def with_signal(segments: Sequence[TrainSegment]) -> list[int]:
     has a gradient (of zeros) and metrics.
     """
     trained = [index for index, item in enumerate(segments) if any(item.segment.loss_mask)]
-    found = [i for i in trained if any(compress(segments[i].advantages, segments[i].segment.loss_mask))]
-    return found or sorted(trained, key=lambda i: len(segments[i].segment.token_ids))[:1]
+    selected = [i for i in trained if any(compress(segments[i].advantages, segments[i].segment.loss_mask))]
+    return selected or sorted(trained, key=lambda i: len(segments[i].segment.token_ids))[:1]
 
 
 # ---- Trie of token rows, in depth-first order ----------------------------------------------------------------
@@ -297,15 +297,15 @@ def build_forests(
     ValueError for a segment longer than the model's window (`max_context`) or trained at its first token.
     """
     packed = pack(rows_of(segments, max_context, chosen), max_tokens, min_shared)
-    return [each.lay_out(device, dtype) for each in packed]
+    return [forest.lay_out(device, dtype) for forest in packed]
 
 
 def rows_of(
     segments: Sequence[TrainSegment], max_context: int, chosen: Sequence[int] | None = None
 ) -> list[SegmentRow]:
     """The segments with a trained token, or the `chosen` of them, in lexicographic order. Raises as `build_forests`."""
-    found = (row_of(segments[i], i) for i in (range(len(segments)) if chosen is None else chosen))
-    rows = [row for row in found if row is not None]
+    candidates = (row_of(segments[i], i) for i in (range(len(segments)) if chosen is None else chosen))
+    rows = [row for row in candidates if row is not None]
     for row in rows:
         if len(row.tokens) + 1 > max_context:
             raise ValueError(
@@ -339,8 +339,8 @@ def _forest(rows: list[SegmentRow], lengths: Ids, shared: Ids, device: torch.dev
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     def column(name: str) -> Tensor:
-        whole = put(np.concatenate([getattr(row, name) for row in rows]))
-        return whole.to(dtype) if whole.is_floating_point() else whole
+        values = put(np.concatenate([getattr(row, name) for row in rows]))
+        return values.to(dtype) if values.is_floating_point() else values
 
     return Forest(
         indices=tuple(row.index for row in rows),

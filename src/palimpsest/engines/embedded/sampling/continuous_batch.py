@@ -44,11 +44,11 @@ def score(model: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[fl
     sequence = torch.tensor([[*prompt_ids, *ids[:-1]]], device=device)
     hidden = model.get_decoder()(input_ids=sequence, use_cache=False).last_hidden_state[0, len(prompt_ids) - 1 :]
     targets = torch.tensor(ids, device=device)
-    parts = [
+    chunks = [
         log_probabilities(head(states), 1.0).gather(1, wanted[:, None])[:, 0]
         for states, wanted in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True)
     ]
-    return tuple(torch.cat(parts).tolist())
+    return tuple(torch.cat(chunks).tolist())
 
 
 # ---- Continuous batching -------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class ContinuousBatch:
                 left += self._waiting[index:]
                 break
             width = max(width, size)
-            self._place(request, len(stored))
+            self._assign_row(request, len(stored))
             batch.append(request)
             if len(stored):
                 copies.append((request.row, 0, stored))
@@ -285,7 +285,7 @@ class ContinuousBatch:
         self._waiting = left
         return batch
 
-    def _place(self, request: Request, stored: int) -> None:
+    def _assign_row(self, request: Request, stored: int) -> None:
         """Take the lowest free row, of which `stored` tokens are about to be copied from the cache."""
         request.row = self._rows.assign(request.prompt, request.params)
         request.stored, request.computed, request.version = stored, len(request.prompt) - stored, self.version

@@ -77,12 +77,12 @@ class PoolCache(Cache):
         pool: KVPool,
         write: tuple[Tensor, Tensor],
         read: slice | Tensor,
-        kept: Tensor | None,
+        indices: Tensor | None,
         length: int,
     ):
-        """`write`: row and position of each new token; `kept`: its index in the padded [N * S] call, None if all."""
+        """`write`: row and position of each new token; `indices`: its index in the padded [N * S] call, None if all."""
         super().__init__(layers=[])
-        self._pool, self._write, self._read, self._kept, self._length = pool, write, read, kept, length
+        self._pool, self._write, self._read, self._indices, self._length = pool, write, read, indices, length
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         layer = self._pool.layers[layer_idx]
@@ -91,7 +91,7 @@ class PoolCache(Cache):
         for store, new in zip(layer, (key_states, value_states), strict=True):
             flat = new.transpose(1, 2).flatten(0, 1)
             _, heads, dim = flat.shape  # of this layer: the pool has room for the largest
-            store[rows, :heads, positions, :dim] = flat if self._kept is None else flat[self._kept]
+            store[rows, :heads, positions, :dim] = flat if self._indices is None else flat[self._indices]
             result.append(store[self._read, :heads, : self._length, :dim])
         return result[0], result[1]
 
@@ -120,12 +120,12 @@ class Masks:
         near = self._form(full & (keys > at - self._sliding))
         return {FULL: self._form(full), SLIDING: near} if self._mixed else near
 
-    def _form(self, seen: Tensor) -> Tensor:
+    def _form(self, mask: Tensor) -> Tensor:
         """Eager attention adds its mask, and would add True as 1."""
         if self._additive is None:
-            return seen
+            return mask
         lowest = max(torch.finfo(self._additive).min, torch.finfo(torch.float32).min)
-        return torch.zeros(seen.shape, dtype=self._additive, device=seen.device).masked_fill_(~seen, lowest)
+        return torch.zeros(mask.shape, dtype=self._additive, device=mask.device).masked_fill_(~mask, lowest)
 
 
 class HFForward:
@@ -144,10 +144,10 @@ class HFForward:
     @torch.inference_mode()
     def step(self, decode: Decode | None, prefill: Prefill | None) -> Tensor:
         """See `Forward.step`; two calls of the model."""
-        parts = [self._decode(decode)] if decode is not None else []
+        outputs = [self._decode(decode)] if decode is not None else []
         if prefill is not None:
-            parts.append(self._prefill(prefill))
-        return torch.cat(parts)
+            outputs.append(self._prefill(prefill))
+        return torch.cat(outputs)
 
     def _prefill(self, work: Prefill) -> Tensor:
         sizes = np.array([len(s) for s in work.suffixes])

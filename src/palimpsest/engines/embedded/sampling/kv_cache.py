@@ -113,8 +113,8 @@ class KVPool:
 
     def places(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """[N * 2 * H] places of each token's keys, then values, among a layer's [2, R, H, C] vectors."""
-        parts = np.arange(2)[None, :, None] * self.rows + rows[:, None, None]
-        places = (parts * self.shape.heads + np.arange(self.shape.heads)) * self.capacity + positions[:, None, None]
+        blocks = np.arange(2)[None, :, None] * self.rows + rows[:, None, None]
+        places = (blocks * self.shape.heads + np.arange(self.shape.heads)) * self.capacity + positions[:, None, None]
         return torch.from_numpy(places.reshape(-1)).to(self.shape.device)
 
 
@@ -162,7 +162,7 @@ class PrefixCache:
         self._order: OrderedDict[_Node, None] = OrderedDict()  # by last use; a parent is always after its children
         self._free = np.arange(self.capacity)
         self._unused = self.capacity  # the first so many of `_free` are free slots
-        self._told: list[Copy] = []
+        self._pending: list[Copy] = []
 
     @property
     def tokens(self) -> int:
@@ -198,7 +198,7 @@ class PrefixCache:
         node.children[new.first] = new
         self._order[new] = None
         self._touch(new)
-        self._told.append((row, length, slots))
+        self._pending.append((row, length, slots))
 
     def load(self, copies: list[Copy]) -> None:
         """Copy what the slots hold into rows of the pool."""
@@ -211,10 +211,10 @@ class PrefixCache:
 
     def flush(self) -> None:
         """Copy what was inserted since the last call out of the pool."""
-        if not self._told:
+        if not self._pending:
             return
-        slots, places = self._indices(self._told)
-        self._told = []
+        slots, places = self._indices(self._pending)
+        self._pending = []
         for store, layer in zip(self._layers, self._pool.layers, strict=True):
             vectors = layer.view(-1, layer.shape[-1])
             store.index_copy_(0, slots, vectors.index_select(0, places).view(-1, *store.shape[1:]))
