@@ -308,7 +308,7 @@ def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_mod
     command += ["policy.options.chunk_size=24", "policy.options.memory_tokens=8"]
     command += [
         f"evaluation.baselines.{name}.options.question_tokens=60"
-        for name in ("full_window", "last_window", "retrieval")
+        for name in ("agent_ungrounded", "full_window", "last_window", "retrieval")
     ]
     command += ["policy.options.question_tokens=60"]
     done = palimpsest(*command)
@@ -316,12 +316,13 @@ def test_quickstart_keeps_its_contract(palimpsest: Run, tmp_path: Path, tiny_mod
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary) == [
         "method", "seed", "training_chunks", "planned_chunks", "wall_s",
-        "accuracy", "copy_fidelity", "tokens_per_document", "made_with",
+        "accuracy", "copy_fidelity", "dropped_share", "tokens_per_document", "made_with",
     ]  # fmt: skip
     assert (summary["method"], summary["seed"], summary["planned_chunks"]) == ("memagent", 5, 2)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert summary["training_chunks"] == max(row["curriculum/chunks"] for row in rows)
-    assert set(summary["accuracy"]) == {"agent_before", "agent", "full_window", "last_window", "retrieval"}
+    baselines = {"agent_ungrounded", "full_window", "last_window", "retrieval"}
+    assert set(summary["accuracy"]) == {"agent_before", "agent", *baselines}
     assert all(set(row) == {"1", "2"} for row in (*summary["accuracy"].values(), summary["tokens_per_document"]))
     assert set(summary["copy_fidelity"]) == {"before", "after"}
     assert (out / "report.html").stat().st_size > 10_000
@@ -368,9 +369,7 @@ def test_quickstart_of_pruning_keeps_its_contract(palimpsest: Run, tmp_path: Pat
     out = tmp_path / "run"
     command = ["quickstart", "memact", "--seed", "5", "--out", str(out), f"model.path={tiny_model_folder}"]
     command += ["train.max_steps=2", "train.batch_size=2", "train.num_minibatches=1", "train.group_size=2"]
-    command += ["cold_start.max_steps=2", "cold_start.batch_size=4", "cold_start.distinct=4"]
-    command += ["cold_start.objectives=[1, 2]", "data.curriculum.objectives=[1, 2]"]
-    command += ["evaluation.problems=3", "evaluation.sizes=[1, 2]"]
+    command += ["data.search.objectives=[1, 2]", "evaluation.problems=3", "evaluation.sizes=[1, 2]"]
     others = ("no_prune", "full_history", "sliding_window", "summary")
     for policy in ("policy", *(f"evaluation.baselines.{name}" for name in others)):
         command += [f"{policy}.options.context_tokens=500", f"{policy}.options.turn_tokens=60"]
@@ -383,7 +382,7 @@ def test_quickstart_of_pruning_keeps_its_contract(palimpsest: Run, tmp_path: Pat
         "input_tokens_per_episode", "prunes_per_episode", "mean_prunes_per_episode",
         "segments_per_trajectory", "mean_segments_per_trajectory", "made_with",
     ]  # fmt: skip
-    assert (summary["method"], summary["seed"], summary["training_objectives"]) == ("memact", 5, 1)
+    assert (summary["method"], summary["seed"], summary["training_objectives"]) == ("memact", 5, 2)
     for key in ("accuracy", "all_right", "answers_right", "input_tokens_per_episode"):
         assert set(summary[key]) == {"prune_before", "prune", *others}
         assert all(set(row) == {"1", "2"} for row in summary[key].values())
