@@ -47,7 +47,9 @@ class Told:
 
 def told(run: palimpsest.Run, chunks: int, number: int) -> Told:
     """Held-out problem `number` of `chunks` paragraphs, played by the run."""
-    problem = build_source(run.config.data, run.config.seed, split="eval").problems(step=0, count=number + 1, size=chunks)[number]
+    problem = build_source(run.config.data, run.config.seed, split="eval").problems(
+        step=0, count=number + 1, size=chunks
+    )[number]
     episode = run.play(problem)
     texts = GroupTexts(Codec.load(run.model))
     sections = [
