@@ -188,7 +188,7 @@ class ServedAgent:
 
     def plan(self, query: Query) -> EpisodePlan:
         text = query.document.text
-        problem = Problem.asking("question", [Question(each, ()) for each in query.asked], text)
+        problem = Problem.asking("question", [Question(each, ()) for each in query.prompts], text)
         if (tokens := question_length(problem, self.codec)) > (most := self._question_room):
             raise PromptTooLong(f"the question has {tokens} tokens, at most {most} fit")
         policy = self._fitted(problem, query.answer_tokens)
