@@ -26,7 +26,7 @@ from palimpsest.retrieval.search import check_token
 from palimpsest.runs.folder_guard import free_file, refuse_inside
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.viewer_server import ViewerService
-from palimpsest.viewer.export.inline_page import MOST_BYTES, Content, Place, collect, page_files, single_page
+from palimpsest.viewer.export.inline_page import MOST_BYTES, Content, EpisodeIndex, collect, page_files, single_page
 from palimpsest.viewer.export.inspect_log import inspect_logs
 from palimpsest.viewer.records.sources import Library, Source
 from palimpsest.viewer.screens.viewer_api import ViewerApi
@@ -68,7 +68,7 @@ def export(
     return _written(out, made, force=force, progress=progress)
 
 
-def places(only: str | None) -> tuple[Place, ...]:
+def places(only: str | None) -> tuple[EpisodeIndex, ...]:
     """The episodes that `--only` names. Raises ConfigError.
 
     >>> places("3/2, 0/1")
@@ -97,7 +97,7 @@ def _only_source(library: Library, paths: Sequence[Path]) -> Source:
     return found[0]
 
 
-def _page(answers: ViewerApi, source: Source, out: Path, only: Sequence[Place], step: str | None) -> Content:
+def _page(answers: ViewerApi, source: Source, out: Path, only: Sequence[EpisodeIndex], step: str | None) -> Content:
     found = collect(answers, source, only, step)
     page = single_page(page_files(), found.answers, f"{source.name} · palimpsest").data
     if len(page) > MOST_BYTES:
@@ -106,7 +106,7 @@ def _page(answers: ViewerApi, source: Source, out: Path, only: Sequence[Place], 
             f"--export {out}: {what} would take {len(page) / 1e6:.1f} MB, {MOST_BYTES / 1e6:.0f} are the most; give "
             "fewer episodes with --only GROUP/ROLLOUT,..."
         )
-    return Content(page, len(found.episodes), found.told)
+    return Content(page, len(found.episodes), found.notes)
 
 
 def player_path(out: Path, player: str) -> Path:

@@ -84,7 +84,7 @@ def _export(
 
     done = Terminal()
     written = write(paths, out, only=only, step=step, tokenizer=tokenizer, force=force, progress=done)
-    for line in dict.fromkeys(line for each in written for line in each.content.told):
+    for line in dict.fromkeys(line for each in written for line in each.content.notes):
         typer.echo(printable(line), err=True)
     for each in written:
         content = each.content
