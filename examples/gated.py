@@ -26,7 +26,7 @@ from palimpsest.memory import overwrite
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
 from palimpsest.memory.policy import Answered, Model
 from palimpsest.text.codec import Codec
-from palimpsest.text.reply_tags import Cutter, Fault, find_parts, the_one
+from palimpsest.text.reply_tags import Cutter, Fault, find_tags, the_one
 from palimpsest.text.sentences import flat
 from palimpsest.types import Grade, Problem, Trajectory
 
@@ -111,7 +111,7 @@ class GatedPolicy(OverwritePolicy):
 def read_gates(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> Decision | Fault:
     """Both gates of a reply, and the memory it writes where the first is open."""
     cutter = Cutter.of(ids, codec, before)
-    parts = find_parts(cutter.text, ("check", "update", "next"))
+    parts = find_tags(cutter.text, ("check", "update", "next"))
     if isinstance(parts, Fault):
         return parts
     opened = []

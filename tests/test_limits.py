@@ -68,7 +68,7 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2697, 15),
-    "app": (9065, 43),
+    "app": (9067, 43),
     "cli": (2126, 14),
     "config": (2498, 13),
     "credit": (902, 8),
@@ -84,11 +84,11 @@ BUDGET: dict[str, tuple[int, int]] = {
     "reward": (1578, 9),
     "rollout": (1258, 5),
     "runs": (1766, 9),
-    "servers": (3380, 16),
+    "servers": (3390, 16),
     "text": (3101, 14),
     "tools": (279, 3),
     "training": (1924, 10),
-    "viewer": (5544, 24),
+    "viewer": (5556, 24),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A feature that needs more raises its line here,
 in the same commit; what gets smaller lowers it."""

@@ -56,7 +56,7 @@ def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> N
     assert answers["/api/runs/run/steps"] == [2]
     assert len(answers["/api/runs/run/steps/2/episodes"]["rows"]) == 8
     assert (written.content.episodes, len(written.content.data)) == (2, written.path.stat().st_size)
-    assert "6 of the step's 8 episodes are left out; --only names others" in written.content.told
+    assert "6 of the step's 8 episodes are left out; --only names others" in written.content.notes
     assert state_of(run) == before
 
 
@@ -103,7 +103,7 @@ def test_a_log_holds_the_chosen_episodes_or_all(run: Path, tmp_path: Path) -> No
     assert chosen.content.mean == header["results"]["scores"][0]["metrics"]["mean"]["value"] == 0.5
     (whole,) = export([run], tmp_path / "all" / "out.eval")
     assert whole.content.episodes == 8
-    assert "episodes are of step 2" in whole.content.told
+    assert "episodes are of step 2" in whole.content.notes
 
 
 def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Pat
     (run / "metrics.jsonl").write_text('{"step": 1, "wide": 100000000000000000000000}\n')
     (written,) = export([run], tmp_path / name)
     assert written.content.episodes == 2
-    assert not any("left out" in told for told in written.content.told)
+    assert not any("left out" in told for told in written.content.notes)
     assert written.path.read_bytes() == written.content.data
 
 
@@ -196,7 +196,7 @@ def test_an_episode_that_cannot_be_told_is_left_out_alone_and_a_defect_is_not_hi
     error = DataError("a broken\nepisode")
     (written,) = export([run], tmp_path / "out.html", only="0/0,0/1")
     assert episodes_in(held(written.path)) == {"0/0"}
-    assert "episode 0/1 is left out: it can't be told (a broken episode)" in written.content.told
+    assert "episode 0/1 is left out: it can't be told (a broken episode)" in written.content.notes
     error = TypeError("a defect")
     with pytest.raises(TypeError, match="a defect"):
         export([run], tmp_path / "defect.html", only="0/0,0/1")
@@ -212,8 +212,8 @@ def test_what_is_damaged_and_odd_is_left_out_and_told(name: str, tmp_path: Path)
     path.write_bytes(b"".join(frames) + encode_groups([group("cut", (1.0,))])[:-5])
     (written,) = export([path], tmp_path / name)
     assert written.content.episodes == 1
-    assert any("g-odd" in told and "left out" in told for told in written.content.told)
-    assert any("cut short or damaged after 2 whole groups" in told for told in written.content.told)
+    assert any("g-odd" in told and "left out" in told for told in written.content.notes)
+    assert any("cut short or damaged after 2 whole groups" in told for told in written.content.notes)
 
 
 def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, palimpsest: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.data.files.text_files import TextDocument
 from palimpsest.servers.openai.message_documents import DocumentRule
-from palimpsest.servers.openai.request_bodies import ChatBody, Message, Own
+from palimpsest.servers.openai.request_bodies import ChatBody, ExtraFields, Message
 from palimpsest.servers.openai.request_query import query_of
 
 STORY = "Cora makes baskets. Omar sells tea. Anna drinks mead."
@@ -87,10 +87,10 @@ class Room:
 
 def found_query(messages: Sequence[Message], room: int, **own: Any) -> FoundQuery:
     """`room`: characters of the longest question."""
-    body = ChatBody(model="palimpsest", messages=list(messages), palimpsest=Own(**own))
+    body = ChatBody(model="palimpsest", messages=list(messages), palimpsest=ExtraFields(**own))
     agent: Any = Room(room)
     query, told = query_of(body, agent)
     left_out = told.get("instructions") == "left_out"
     return FoundQuery(
-        DocumentRule(told["input"]), query.document, query.questions, query.instructions, left_out, query.asked
+        DocumentRule(told["input"]), query.document, query.questions, query.instructions, left_out, query.prompts
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.text.reply_tags import Cutter, Fault, RecallReply, find_parts, read_recall_reply
+from palimpsest.text.reply_tags import Cutter, Fault, RecallReply, find_tags, read_recall_reply
 from support.agents import family_codec
 from support.fakes import LetterCodec
 
@@ -151,7 +151,7 @@ def test_any_cut_says_exactly_its_characters(tiny_codec: Any, text: str, start: 
 @given(st.lists(st.sampled_from(["<update>", "</update>", "<recall>", "</recall>", "<think>", "</think>", "a", "\n"])))
 def test_no_order_of_tags_is_read_twice_or_raises(pieces: list[str]) -> None:
     text = "".join(pieces)
-    parts = find_parts(text, ("update", "recall"))
+    parts = find_tags(text, ("update", "recall"))
     if not isinstance(parts, Fault):
         ends = [place for part in parts for place in part.outer]
         assert ends == sorted(ends)

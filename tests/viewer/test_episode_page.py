@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.agent.recorded_origin import EpisodePlace, place_of
+from palimpsest.app.agent.recorded_origin import EpisodeRef, locate_episode
 from palimpsest.events import Event, Replayed
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Grade, Group
@@ -190,14 +190,14 @@ def test_the_command_that_plays_on_with_the_memory_in_sight_is_told(browser: Any
     memory = turn_view(Opened(group, base_codec()), 0, 1)["memory"]["after"].strip()
     with viewer(run, tmp_path / "alone.jsonl.zst", tokenizer="embedded") as url, watching(browser, url) as watched:
         for step, place in (
-            ("7", EpisodePlace(run / "trajectories" / "step-000007.jsonl.zst", 0, 0)),
-            ("after.shard-1-of-1", EpisodePlace(evaluation / "episodes.jsonl.zst", 0, 0)),
+            ("7", EpisodeRef(run / "trajectories" / "step-000007.jsonl.zst", 0, 0)),
+            ("after.shard-1-of-1", EpisodeRef(evaluation / "episodes.jsonl.zst", 0, 0)),
         ):
             page = watched.go(f"#/r/it-s/s/{step}/e/0/0/t/1?tab=replay")
             page.wait_for_selector(".command")
             words = shlex.split(page.locator(".command").inner_text())
             assert words[:2] == ["palimpsest", "replay"]
-            assert place_of(words[2]) == place
+            assert locate_episode(words[2]) == place
             assert words[3:] == ["--turn", "2", "--memory", memory]
         page = watched.go("#/r/alone.jsonl.zst/s/all/e/0/0/t/1?tab=replay")
         page.wait_for_selector("text=replayed from its run or evaluation")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from palimpsest.metrics.memory_metrics import evidence_retention, memory_steps, unsupported
 from palimpsest.types import Problem, Question
-from palimpsest.viewer.analysis.episode_timeline import evidence_of, place_of
+from palimpsest.viewer.analysis.episode_timeline import evidence_of, span_of
 from palimpsest.viewer.records.recorded_episodes import IdsCodec
 from palimpsest.viewer.screens.episode_screen import EvidenceStatus, fates
 from palimpsest.viewer.screens.open_groups import Opened
@@ -107,5 +107,5 @@ def test_every_policy_is_told_as_it_is_measured(name: str) -> None:
 
 def test_a_place_is_found_across_white_space_and_case_between_words() -> None:
     text = "Joann lives. ANN\n  lives in Rome."
-    assert place_of("ann lives in rome.", text) == (13, len(text))
-    assert place_of("ann lived", text) is None
+    assert span_of("ann lives in rome.", text) == (13, len(text))
+    assert span_of("ann lived", text) is None

@@ -162,7 +162,7 @@ def test_a_group_of_other_types_is_told_in_a_line_and_the_rest_is_shown(odd: str
         assert len(str(told.value)) < 250
         assert answers.get(f"{at}/groups/1{inner}")
     (written,) = export([path], tmp_path / "out.html")
-    assert any("g-odd" in each for each in written.content.told)
+    assert any("g-odd" in each for each in written.content.notes)
 
 
 def merged(levels: int) -> str:

@@ -122,10 +122,10 @@ def test_only_the_last_few_groups_stay_open(tmp_path: Path, monkeypatch: pytest.
     told = answers(run)
     for place in range(6):
         told.get(f"/api/runs/first/steps/1/groups/{place}")
-    assert len(told.opened._kept) == open_groups.MOST_GROUPS
+    assert len(told.opened._groups) == open_groups.MOST_GROUPS
     monkeypatch.setattr(open_groups, "MOST_TOKENS", 1)
     told.get("/api/runs/first/steps/1/groups/0")
-    assert len(told.opened._kept) == 1
+    assert len(told.opened._groups) == 1
 
 
 def test_nothing_that_is_asked_for_changes_the_folder(tmp_path: Path, tiny_codec: Codec) -> None:

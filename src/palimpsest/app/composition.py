@@ -70,11 +70,11 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
     if max_context < SMALL_WINDOW:
         options = {**_small_options(config.name), **options}
     chosen = PolicyConfig(name=config.name, options=options)
-    known = options_of(policy_class(config.name))
-    if "question_tokens" in known and "question_tokens" not in config.options:
+    names = options_of(policy_class(config.name))
+    if "question_tokens" in names and "question_tokens" not in config.options:
         longest = max((question_length(problem, codec) for problem in problems), default=0)
         chosen = _with(chosen, question_tokens=max(longest, _value(chosen, "question_tokens")))
-    if "chunk_size" in known and "chunk_size" not in config.options:
+    if "chunk_size" in names and "chunk_size" not in config.options:
         over = build_policy(chosen).required_context(codec) - max_context
         size = _value(chosen, "chunk_size")
         if 0 < over < size:
@@ -228,11 +228,11 @@ class Evaluator:
         )
         return await playing if self.cast is not None else await using(cast, playing)
 
-    def _episodes(self, out: Path | None, tell: Callable[[str], None] | None) -> EpisodeFile | None:
-        kept = self.config.evaluation.record
-        if out is None or kept == "none":
+    def _episodes(self, out: Path | None, warn: Callable[[str], None] | None) -> EpisodeFile | None:
+        selection = self.config.evaluation.record
+        if out is None or selection == "none":
             return None
-        return EpisodeFile(out, kept, tell, self.engine.codec.digest)
+        return EpisodeFile(out, selection, warn, self.engine.codec.digest)
 
     async def _open_cast(self) -> Cast:
         return await asyncio.to_thread(open_roles, self.config, self.engine.codec)
@@ -261,7 +261,7 @@ def evaluation_identity(
     }
     texts = text_digests(Path(model_path(config.model))) if endpoint is None else {}
     digests = {"model_files": texts, "modules": source_digests(identity)}
-    return identity | {key: each for key, each in digests.items() if each}
+    return identity | {key: digest for key, digest in digests.items() if digest}
 
 
 def _same_endpoint(endpoint: Endpoint) -> dict[str, str]:

@@ -71,9 +71,9 @@ def _from_checkpoint(config: RunConfig) -> RunConfig:
 def _run_in(folder: Path) -> RunConfig | None:
     """The configuration of the run in a folder, or of the run that a checkpoint's folder belongs to."""
     folder = folder.resolve()
-    for place in (folder, *([folder.parent.parent] if folder.parent.name == CHECKPOINTS else [])):
-        if (place / CONFIG).is_file():
-            return load_config(place)
+    for parent in (folder, *([folder.parent.parent] if folder.parent.name == CHECKPOINTS else [])):
+        if (parent / CONFIG).is_file():
+            return load_config(parent)
     return None
 
 
@@ -122,8 +122,8 @@ class Remote:
 
     def section(self) -> dict[str, Any]:
         """As overrides of a configuration."""
-        given = {"api_key_env": self.api_key_env, "tokenizer": self.tokenizer and os.fspath(self.tokenizer)}
-        keys = {"name": "endpoint", "url": self.url} | {name: value for name, value in given.items() if value}
+        optional = {"api_key_env": self.api_key_env, "tokenizer": self.tokenizer and os.fspath(self.tokenizer)}
+        keys = {"name": "endpoint", "url": self.url} | {name: value for name, value in optional.items() if value}
         return {f"engine.{name}": value for name, value in keys.items()}
 
 
@@ -156,8 +156,8 @@ class Agent:
         Whatever a run was trained on, its agent is played by the embedded engine, unless overrides name another or its
         own is a user's. Options of the policy may still be open. Raises ConfigError.
         """
-        known = self.known()
-        base = known or RunConfig()
+        origin = self.base_config()
+        base = origin or RunConfig()
         policy = self.policy or base.policy.name
         run = _run_in(Path(self.model)) if base.evaluation.files else None
         trained = run.policy if run is not None and run.policy.name == policy else base.policy  # with its budgets
@@ -165,8 +165,8 @@ class Agent:
         changes: dict[str, Any] = {}
         for key, value, _ in split_overrides(self.overrides):
             (changes if "." in key else options)[key] = value
-        named = "reward.name" in changes or self.recipe is not None or (known and policy == known.policy.name)
-        reward = {} if named else _own_reward(policy)
+        named = "reward.name" in changes or self.recipe is not None or (origin and policy == origin.policy.name)
+        reward = {} if named else _policy_reward(policy)
         changed = on_embedded(base).model_copy(
             update={
                 "policy": PolicyConfig(name=policy, options=options),
@@ -177,7 +177,7 @@ class Agent:
             }
         )
         remote = {} if self.remote is None else self.remote.section()
-        unsaid = known is None or bool(known.evaluation.files)
+        unsaid = origin is None or bool(origin.evaluation.files)
         dtype = {"model.dtype": "auto"} if unsaid and self.remote is None else {}
         overrides = {**dtype, **reward, **remote, **changes, **(more or {})}
         config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
@@ -200,7 +200,7 @@ class Agent:
         run, notes = _run_in(Path(self.model)), list[str]()
         self.model_name(notes.append)
         if self.recipe is not None and os.fspath(self.model) == EMBEDDED:
-            recipes = (self.known() or RunConfig()).model.path
+            recipes = (self.base_config() or RunConfig()).model.path
             if recipes != EMBEDDED:
                 notes.append(Note("model_of_recipe", recipe=recipes, model=EMBEDDED))
         if run is None:
@@ -208,7 +208,7 @@ class Agent:
         if config is not None and _trained_on(run, config):
             notes.append(Note("trained_on_these_problems"))
         if config is None:
-            played = self.policy or (self.known() or run).policy.name
+            played = self.policy or (self.base_config() or run).policy.name
         else:
             played = config.policy.name
         trained = run.policy.name
@@ -216,7 +216,7 @@ class Agent:
         other = [] if played == trained else [Note("other_policy", model=model, trained=trained, policy=played)]
         return notes + other
 
-    def known(self) -> RunConfig | None:
+    def base_config(self) -> RunConfig | None:
         """What the recipe says, or the run that the model comes from: who was trained to recall is not played as one
         that overwrites. None if there is neither."""
         if self.recipe is None:
@@ -238,11 +238,11 @@ def _trained_on(run: RunConfig, played: RunConfig) -> bool:
     trained, data = run.data.train_files, played.data.val_files or played.data.train_files
     if trained in GENERATED:
         return False
-    paths, played_paths = ({Path(each).resolve() for each in listed(sources)} for sources in (trained, data))
+    paths, played_paths = ({Path(path).resolve() for path in listed(sources)} for sources in (trained, data))
     return bool(paths & played_paths)
 
 
-def _own_reward(policy: str) -> dict[str, str]:
+def _policy_reward(policy: str) -> dict[str, str]:
     """The reward that a policy names for itself."""
     reward = policy_class(policy).reward
     return {} if reward is None else {"reward.name": reward}
@@ -267,9 +267,9 @@ def evaluation_config(
     """
     section: dict[str, Any] = {"limit": limit, "curriculum": None}
     section |= {} if columns is None else {"columns": dict(columns)}
-    if data is None and agent.known() is not None:
-        given = {"documents": documents, "corpus": None if corpus is None else str(corpus)}
-        section |= {name: value for name, value in given.items() if value is not None}
+    if data is None and agent.base_config() is not None:
+        optional = {"documents": documents, "corpus": None if corpus is None else str(corpus)}
+        section |= {name: value for name, value in optional.items() if value is not None}
     else:
         source = data if isinstance(data, tuple) else str(data or "synthetic")
         section |= {"train_files": source, "val_files": None, "documents": documents}
@@ -278,8 +278,8 @@ def evaluation_config(
             section["search"] = None
         if source in GENERATED:
             section |= {"format": None, "format_options": {}, "columns": {}, "shuffle": True}  # what only files have
-    asked = {} if objectives is None else {"data.search.objectives": list(objectives)}
-    config = agent.config(section, asked)
+    search = {} if objectives is None else {"data.search.objectives": list(objectives)}
+    config = agent.config(section, search)
     if not _searches_document(config.policy):
         return config
     if objectives is not None:

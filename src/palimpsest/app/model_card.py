@@ -51,39 +51,39 @@ def model_card(
     """As Markdown, for the model in `folder`, of `run`; `evaluations`: folders of `palimpsest eval` outside of the
     run's. Raises RunError for an evaluation of other weights."""
     config = load_config(run) if (Path(run) / CONFIG).is_file() else None
-    base, known_license = _base(run if config is None else config.model.path)
+    base, license_name = _base(run if config is None else config.model.path)
     front = {
         "library_name": "peft" if adapter else "transformers",
         **({"base_model": base} if base else {}),
-        **({"license": known_license} if known_license else {}),
+        **({"license": license_name} if license_name else {}),
         "tags": ["palimpsest", "memory-agent", "long-context", "reinforcement-learning"],
     }
     rows = list(_accuracies(Path(run), folder, evaluations))
     table = ["| data | accuracy | 95% interval | graded |", "|---|---|---|---|", *rows[:_MOST_ROWS]]
     shown = f", {_MOST_ROWS} of {len(rows)} sets" if len(rows) > _MOST_ROWS else ""
     lines = loading(printable(name), None if config is None else config.policy, adapter=adapter)
-    parts = [
+    sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
         f"# {_plain(name)}",
-        _origin(config, step, base, known_license),
+        _origin(config, step, base, license_name),
         f"## Accuracy of the checkpoint{shown}",
         "\n".join(table) if rows else "These weights were not evaluated by palimpsest.",
         "## Use",
         "\n".join(f"    {line}" for line in lines.values()),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
-def _origin(config: RunConfig | None, step: int | None, base: str | None, known_license: str | None) -> str:
-    told = [f"Written by [palimpsest]({_REPOSITORY})."]
+def _origin(config: RunConfig | None, step: int | None, base: str | None, license_name: str | None) -> str:
+    lines = [f"Written by [palimpsest]({_REPOSITORY})."]
     if config is not None:
         after = "" if step is None else f" for {step:,} steps"
         recipe, policy = _plain(Path(config.recipe).name), _plain(config.policy.name)
-        told += [f"Trained{after} by the recipe {recipe}, reward {_plain(config.reward.name)}, seed {config.seed}."]
-        told += [f"The memory policy {policy} builds prompts and memory; it is not in the weights, and named below."]
-    told += [f"Base model: {_plain(base)}."] if base else []
-    told += [f"License of the base model: {_plain(known_license)}."] if known_license else []
-    return "\n".join(told)
+        lines += [f"Trained{after} by the recipe {recipe}, reward {_plain(config.reward.name)}, seed {config.seed}."]
+        lines += [f"The memory policy {policy} builds prompts and memory; it is not in the weights, and named below."]
+    lines += [f"Base model: {_plain(base)}."] if base else []
+    lines += [f"License of the base model: {_plain(license_name)}."] if license_name else []
+    return "\n".join(lines)
 
 
 def loading(name: str, policy: PolicyConfig | None, *, adapter: bool = False) -> dict[str, str]:
@@ -113,8 +113,8 @@ def _as_options(policy: PolicyConfig) -> str:
     """Those that fit on a command line: no mappings, no files."""
     plain = {name: value for name, value in policy.options.items() if isinstance(value, bool | int | float)}
     names = {name: value for name, value in policy.options.items() if isinstance(value, str) and value.isidentifier()}
-    given = {name: json.dumps(value) for name, value in plain.items()} | names
-    settings = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in given.items())
+    options = {name: json.dumps(value) for name, value in plain.items()} | names
+    settings = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in options.items())
     return f" --policy {shlex.quote(policy.name)}{settings}"
 
 
@@ -130,41 +130,41 @@ def _base(name: str) -> tuple[str | None, str | None]:
         front = yaml.safe_load(text.split("\n---", 1)[0].removeprefix("---")) if text.startswith("---\n") else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         pass  # it has no card, or none that can be read
-    base, known = (front.get(key) if isinstance(front, dict) else None for key in ("base_model", "license"))
-    return name if on_hub else base if isinstance(base, str) else None, known if isinstance(known, str) else None
+    base, terms = (front.get(key) if isinstance(front, dict) else None for key in ("base_model", "license"))
+    return name if on_hub else base if isinstance(base, str) else None, terms if isinstance(terms, str) else None
 
 
-def _accuracies(run: Path, folder: Path, asked: Sequence[Path]) -> Iterator[str]:
+def _accuracies(run: Path, folder: Path, requested: Sequence[Path]) -> Iterator[str]:
     """Rows of the table: the agent's figures of every evaluation of the weights in `folder`. Raises RunError."""
     weights = weights_fingerprint(str(folder))
-    for place in asked:
-        if not (place / SUMMARY).is_file():
-            raise RunError(f"--evaluation {place}: holds no {SUMMARY}; give the --out of palimpsest eval")
-        if read_identity(place).get("weights") != weights:
-            raise RunError(f"--evaluation {place}: evaluated other weights than those of {folder}; leave it out")
+    for evaluation in requested:
+        if not (evaluation / SUMMARY).is_file():
+            raise RunError(f"--evaluation {evaluation}: holds no {SUMMARY}; give the --out of palimpsest eval")
+        if read_identity(evaluation).get("weights") != weights:
+            raise RunError(f"--evaluation {evaluation}: evaluated other weights than those of {folder}; leave it out")
     inside = sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in run.glob(f"{depth}/{IDENTITY}"))
-    ours = [place for place in inside if read_identity(place).get("weights") == weights]
-    if any(place.parent == run / _QUICKSTART / "after" for place in ours):
+    ours = [path for path in inside if read_identity(path).get("weights") == weights]
+    if any(path.parent == run / _QUICKSTART / "after" for path in ours):
         ours.append(run / _QUICKSTART)
-    for place in dict.fromkeys((*ours, *asked)):
-        if (place / SUMMARY).is_file():
+    for evaluation in dict.fromkeys((*ours, *requested)):
+        if (evaluation / SUMMARY).is_file():
             try:
-                yield from _rows(run, place)
+                yield from _rows(run, evaluation)
             except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                raise RunError(f"{place / SUMMARY}: can't be read as figures; restore it, or remove it") from None
+                raise RunError(f"{evaluation / SUMMARY}: can't be read as figures; restore it, or remove it") from None
 
 
-def _rows(run: Path, place: Path) -> Iterator[str]:
-    found = json.loads(read_regular(place / SUMMARY, _MOST_BYTES))
-    if place != run / _QUICKSTART:
-        for row in found["evaluations"]:
+def _rows(run: Path, evaluation: Path) -> Iterator[str]:
+    summary = json.loads(read_regular(evaluation / SUMMARY, _MOST_BYTES))
+    if evaluation != run / _QUICKSTART:
+        for row in summary["evaluations"]:
             cell = Cell(row["set"].rpartition("/")[2], row["size"], row["unit"], row["player"])
             yield _row(row, cell.title)
         return
-    config, told = load_config(run), json.loads(read_regular(run / SUMMARY, _MOST_BYTES))
+    config, run_summary = load_config(run), json.loads(read_regular(run / SUMMARY, _MOST_BYTES))
     words = DOCUMENTS if config.data.train_files == "synthetic" else QUESTIONS
-    for row in found[config.evaluation.agent].values():
-        size = words.heading(row["size"], told[f"training_{words.key}"])
+    for row in summary[config.evaluation.agent].values():
+        size = words.heading(row["size"], run_summary[f"training_{words.key}"])
         yield _row(row, f"{config.data.train_files}, {size}")
 
 

@@ -82,7 +82,7 @@ def export(
         raise RunError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
     if untied and adapter:
         raise RunError("--adapter writes no output projection: leave out it or --untied")
-    with _told(to):
+    with _reporting_errors(to):
         if os.path.lexists(to):
             raise RunError(f"--to {to}: is there already; give a folder that isn't")
         if Path(run).resolve() in to.resolve().parents:
@@ -153,8 +153,8 @@ def _dtype_of(source: _Source, run: str) -> str:
     if source.has_adapter:
         return load_config(Path(run)).model.dtype if (Path(run) / CONFIG).is_file() else "float32"
     described = read_object(source.model, source.folder / "config.json")
-    told = described.get("dtype") or described.get("torch_dtype")
-    return told if told in DTYPES else "float32"
+    dtype = described.get("dtype") or described.get("torch_dtype")
+    return dtype if dtype in DTYPES else "float32"
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def _published(to: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _told(to: Path) -> Iterator[None]:
+def _reporting_errors(to: Path) -> Iterator[None]:
     """Have errors of the system be told in words."""
     try:
         yield
@@ -189,6 +189,6 @@ def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpo
         return newest
     path = folder / step_name(step)
     if not path.is_dir():
-        there = ", ".join(str(checkpoint_step(each)) for each in checkpoint_paths(folder)) or "none"
+        there = ", ".join(str(checkpoint_step(path)) for path in checkpoint_paths(folder)) or "none"
         raise CheckpointError(f"{run}: has no checkpoint of step {step}; it has those of {there}")
     return verify(path)

@@ -102,8 +102,8 @@ def kind_of(name: str, options: Collection[str] = ()) -> str:
         return "engine"
     fits = [kind for kind, spec in KINDS.items() if spec.takes and spec.takes == tuple(taken[: len(spec.takes)])]
     if not fits and call is target and isinstance(target, type):
-        known = ", ".join(dict.fromkeys(spec.method for spec in KINDS.values() if spec.method))
-        raise ConfigError(f"has none of the methods {known}; give --kind", key="check", value=name)
+        names = ", ".join(dict.fromkeys(spec.method for spec in KINDS.values() if spec.method))
+        raise ConfigError(f"has none of the methods {names}; give --kind", key="check", value=name)
     return max(fits, key=lambda kind: len(KINDS[kind].takes), default="reward")
 
 
@@ -123,16 +123,16 @@ def _check_rule(config: CreditConfig) -> list[Finding]:
         "a single trajectory": _group((1.0,), (2,)),
     }
     try:
-        given = {title: rule_advantages(rule, group, name) for title, group in groups.items()}
+        advantages = {title: rule_advantages(rule, group, name) for title, group in groups.items()}
     except RunError as error:
         return [Finding("advantages", False, str(error))]
-    total = sum(map(len, given.values()))
+    total = sum(map(len, advantages.values()))
     return [
         Finding("advantages", True, f"{total} trajectories in {len(groups)} groups"),
-        _determinism(name, config, given, groups),
-        _order(rule, name, groups["uneven turns"], given["uneven turns"]),
+        _determinism(name, config, advantages, groups),
+        _order(rule, name, groups["uneven turns"], advantages["uneven turns"]),
         _equal(rule, name),
-        _direction(given["even turns"]),
+        _direction(advantages["even turns"]),
     ]
 
 
@@ -142,30 +142,30 @@ def _group(rewards: Sequence[float], turns: Sequence[int]) -> Group:
         Trajectory(
             "check",
             "check",
-            place,
+            index,
             tuple(Turn((0,), completion, step, "act") for step in range(count)),
             Outcome.ANSWERED,
         )
-        for place, count in enumerate(turns)
+        for index, count in enumerate(turns)
     )
     grades = (Grade(reward, per_turn=(0.0,) * count) for reward, count in zip(rewards, turns, strict=True))
     return Group(Problem("check", "Which?", ("this",)), played, tuple(grades))
 
 
-def _determinism(name: str, config: CreditConfig, given: Mapping[str, Any], groups: Mapping[str, Group]) -> Finding:
+def _determinism(name: str, config: CreditConfig, first: Mapping[str, Any], groups: Mapping[str, Group]) -> Finding:
     again = build_rule(config)
-    changed = [title for title in list(groups)[::-1] if rule_advantages(again, groups[title], name) != given[title]]
+    changed = [title for title in list(groups)[::-1] if rule_advantages(again, groups[title], name) != first[title]]
     if changed:
         return Finding("determinism", False, f"other advantages when made and asked again: {', '.join(changed)}")
     return Finding("determinism", True, "the same advantages when made and asked again, in another order of groups")
 
 
-def _order(rule: Rule, name: str, group: Group, given: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
+def _order(rule: Rule, name: str, group: Group, advantages: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
     turned = Group(group.problem, group.trajectories[::-1], group.grades[::-1])
     other = rule_advantages(rule, turned, name)[::-1]
     same = all(
         isclose(turn_mean(left), turn_mean(right), abs_tol=_TOLERANCE)
-        for mine, theirs in zip(given, other, strict=True)
+        for mine, theirs in zip(advantages, other, strict=True)
         for left, right in zip(mine, theirs, strict=True)
     )
     if same:
@@ -174,15 +174,15 @@ def _order(rule: Rule, name: str, group: Group, given: Sequence[tuple[TurnAdvant
 
 
 def _equal(rule: Rule, name: str) -> Finding:
-    given = rule_advantages(rule, _group((0.5,) * 3, (1, 2, 3)), name)
-    largest = max(abs(turn_mean(value)) for turns in given for value in turns)
+    advantages = rule_advantages(rule, _group((0.5,) * 3, (1, 2, 3)), name)
+    largest = max(abs(turn_mean(value)) for turns in advantages for value in turns)
     if largest <= _TOLERANCE:
         return Finding("equal rewards", True, "advantages of 0")
     return Finding("equal rewards", False, f"a group of equal rewards gets advantages of up to {largest:g}")
 
 
-def _direction(given: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
-    ranked = sorted(zip(REWARDS, (fsum(map(turn_mean, turns)) for turns in given), strict=True))
+def _direction(advantages: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
+    ranked = sorted(zip(REWARDS, (fsum(map(turn_mean, turns)) for turns in advantages), strict=True))
     for (less, below), (more, above) in pairwise(ranked):
         if above < below - _TOLERANCE:
             return Finding("direction", False, f"a reward of {more:g} has less advantage than one of {less:g}")
@@ -287,8 +287,8 @@ def _range(grades: Mapping[str, Grade]) -> Finding:
     values = [grade.value for grade in grades.values() if grade.value is not None]
     if not values or min(values) == max(values):
         return Finding("range", False, "all episodes are worth the same, so nothing can be learnt from it")
-    parts = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades.values())]
-    mixed = f"; gives {' and '.join(parts)}, which credit.adv_estimator=state_mix mixes in" if parts else ""
+    optional = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades.values())]
+    mixed = f"; gives {' and '.join(optional)}, which credit.adv_estimator=state_mix mixes in" if optional else ""
     return Finding("range", True, f"{min(values):g} to {max(values):g}{mixed}")
 
 

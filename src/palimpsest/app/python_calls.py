@@ -86,12 +86,12 @@ def _loop_runs_here() -> bool:
 
 def _in_thread(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop) -> T:
     outcome: Future[T] = Future()
-    begun: Future[Callable[[], object]] = Future()  # how to cancel it
+    started: Future[Callable[[], object]] = Future()  # how to cancel it
 
     async def cancellable() -> T:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        started.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
         return await work()
 
     def body() -> None:
@@ -104,10 +104,10 @@ def _in_thread(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop) -
     thread = threading.Thread(target=context.run, args=(body,), name="palimpsest", daemon=True)
     with _interrupts():
         thread.start()
-        return _wait(outcome, begun, thread, stop)
+        return _wait(outcome, started, thread, stop)
 
 
-def _wait(outcome: Future[T], begun: Future[Callable[[], object]], thread: threading.Thread, stop: GracefulStop) -> T:
+def _wait(outcome: Future[T], started: Future[Callable[[], object]], thread: threading.Thread, stop: GracefulStop) -> T:
     while True:
         try:
             return outcome.result()
@@ -117,7 +117,7 @@ def _wait(outcome: Future[T], begun: Future[Callable[[], object]], thread: threa
             if stop.watched and not stop.requested:
                 stop.request("interrupt")
                 continue
-            begun.result()()
+            started.result()()
             thread.join()
             raise
         except CancelledError:

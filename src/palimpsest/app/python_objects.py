@@ -155,9 +155,9 @@ class Objects:
         """(policy, overrides) that name what `evaluate`, `play` and `ask` were given; `logged`: into a folder that a
         later call may go on with. Raises ConfigError."""
         if isinstance(policy, list | tuple):
-            if other := [each for each in policy if not isinstance(each, str | type)]:
+            if other := [item for item in policy if not isinstance(item, str | type)]:
                 self._refuse("policy", other[0], "names or classes where there are several")
-            policy = [each if isinstance(each, str) else self._name("policy", each) for each in policy]
+            policy = [item if isinstance(item, str) else self._name("policy", item) for item in policy]
         elif policy is not None and not isinstance(policy, str):
             self.take_policy(policy)
             policy = self.changes.pop("policy.name")
@@ -186,14 +186,14 @@ class Objects:
         no objects."""
         listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
         names = self.changes["logging.report_to"] = [sink for sink in sinks if not sink.startswith(OBJECT)]
-        for each in listed:
-            call = each if isinstance(each, type) else getattr(each, "log", each)
+        for callback in listed:
+            call = callback if isinstance(callback, type) else getattr(callback, "log", callback)
             if not callable(call):
-                self._refuse("callbacks", each, "functions (step, metrics, timings), or objects with log of these")
+                self._refuse("callbacks", callback, "functions (step, metrics, timings), or objects with log of these")
             names.append(self._name("sink", call))
 
     @contextmanager
-    def known(self) -> Iterator[None]:
+    def in_scope(self) -> Iterator[None]:
         """While this lasts, the names mean the objects, and an error of one shows the argument that it was given as."""
         with named_objects(self.held):
             try:

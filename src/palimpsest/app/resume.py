@@ -44,7 +44,7 @@ Resume = bool | str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRun:
+class RequestedRun:
     """A run to begin or to go on with."""
 
     config: RunConfig
@@ -52,7 +52,7 @@ class AskedRun:
     resume: bool
 
 
-def asked_run(
+def requested_run(
     recipe: Recipe | None,
     overrides: Overrides | None = None,
     *,
@@ -60,16 +60,16 @@ def asked_run(
     seed: int | None = None,
     out: str | Path | None = None,
     resume: Resume = False,
-) -> AskedRun:
+) -> RequestedRun:
     """The run that these options of `palimpsest COMMAND` mean. Raises ConfigError, or RunError for a folder without
     one."""
     run = resumed_run(recipe, out, resume, command)
     if run is not None:
-        return AskedRun(run_config(load_config(run), overrides, seed=seed), run, True)
+        return RequestedRun(run_config(load_config(run), overrides, seed=seed), run, True)
     if recipe is None:
         raise ConfigError(f"{command}: give a recipe, or the run to go on with: palimpsest {command} --resume RUN")
     config = run_config(recipe, overrides, seed=seed, out=out, resume=bool(resume))
-    return AskedRun(config, default_folder(config) if out is None else Path(out), bool(resume))
+    return RequestedRun(config, default_folder(config) if out is None else Path(out), bool(resume))
 
 
 def resumed_run(recipe: Recipe | None, out: str | Path | None, resume: Resume, command: str) -> Path | None:
@@ -87,8 +87,8 @@ def resumed_run(recipe: Recipe | None, out: str | Path | None, resume: Resume, c
         return None
     if out is not None and Path(out).resolve() != run.resolve():
         raise ConfigError(f"out={out}: {run} goes on in its own folder; leave out the other")
-    if (run / CONFIG).is_file() and (begun := origin_of(run).command) != command:
-        raise ConfigError(f"{run} was begun by palimpsest {begun}; {resume_command(run)} continues it")
+    if (run / CONFIG).is_file() and (started_by := origin_of(run).command) != command:
+        raise ConfigError(f"{run} was begun by palimpsest {started_by}; {resume_command(run)} continues it")
     return run
 
 
@@ -140,41 +140,41 @@ class Asking:
     adapted: list[str] = field(default_factory=list)
     """What is said of keys that were adapted to the objects."""
 
-    def run(self, given: Objects, things: Things) -> AskedRun:
+    def run(self, objects: Objects, things: Things) -> RequestedRun:
         """The run, with the objects named in its configuration. Raises ConfigError."""
-        asked = self._with(given, things) if things.named else self._asked(self.overrides)
-        missing = [argument for argument, name in objects_in(asked.config).items() if name not in given.held]
+        request = self._with(objects, things) if things.named else self._requested(self.overrides)
+        missing = [argument for argument, name in objects_in(request.config).items() if name not in objects.held]
         if missing:
             again = ", ".join(f"{argument}=..." for argument in missing)
-            first = f"resume={str(asked.folder)!r}" if asked.resume else "recipe"
+            first = f"resume={str(request.folder)!r}" if request.resume else "recipe"
             raise ConfigError(
-                f"{asked.folder}: its configuration names Python objects, which no file holds: give them again, "
+                f"{request.folder}: its configuration names Python objects, which no file holds: give them again, "
                 f"palimpsest.train({first}, {again})"
             )
-        return asked
+        return request
 
-    def _with(self, given: Objects, things: Things) -> AskedRun:
+    def _with(self, objects: Objects, things: Things) -> RequestedRun:
         changed = {key: value for key, value, _ in split_overrides(self.overrides)}
-        self._refuse_doubles(given, things, changed)
+        self._refuse_doubles(objects, things, changed)
         base = self._base()
         if things.reward is not None:
-            given.take_reward(things.reward)
+            objects.take_reward(things.reward)
         if things.policy is not None:
-            given.take_policy(things.policy, None if base is None else base.policy)
+            objects.take_policy(things.policy, None if base is None else base.policy)
         if things.data is not None:
-            given.take_data(things.data)
+            objects.take_data(things.data)
         if things.callbacks is not None:
             sinks = changed.pop("logging.report_to", base.logging.report_to if base else ())
-            given.take_callbacks(things.callbacks, sinks)
+            objects.take_callbacks(things.callbacks, sinks)
         if isinstance(things.model, str) or hasattr(things.model, "__fspath__"):
             changed["model.path"] = str(things.model)
         elif things.model is not None or things.tokenizer is not None:
-            folder = self._asked(given.changes | changed).folder
-            changed["model.path"] = str(write_loaded(things.model, things.tokenizer, folder, given.called))
-        return self._fitted(given, given.changes | changed)
+            folder = self._requested(objects.changes | changed).folder
+            changed["model.path"] = str(write_loaded(things.model, things.tokenizer, folder, objects.called))
+        return self._fitted(objects, objects.changes | changed)
 
-    def _asked(self, overrides: Overrides) -> AskedRun:
-        return asked_run(self.recipe, overrides, seed=self.seed, out=self.out, resume=self.resume)
+    def _requested(self, overrides: Overrides) -> RequestedRun:
+        return requested_run(self.recipe, overrides, seed=self.seed, out=self.out, resume=self.resume)
 
     def _base(self) -> RunConfig | None:
         """The configuration without the objects; None where neither a recipe nor a run is named, which is refused."""
@@ -183,7 +183,7 @@ class Asking:
             return load_config(run)
         return None if self.recipe is None else run_config(self.recipe)
 
-    def _refuse_doubles(self, given: Objects, things: Things, changed: Mapping[str, Any]) -> None:
+    def _refuse_doubles(self, objects: Objects, things: Things, changed: Mapping[str, Any]) -> None:
         """Raise ConfigError for what is given as an object and in the overrides."""
         keys = {argument: key for key, argument in ARGUMENTS.items() if argument != "callbacks"} | {
             "model": "model.path"
@@ -191,21 +191,21 @@ class Asking:
         for argument in things.named:
             if keys.get(argument) in changed:
                 raise ConfigError(
-                    f"{given.called}({argument}=...) and the override {keys[argument]} both name one: leave one out"
+                    f"{objects.called}({argument}=...) and the override {keys[argument]} both name one: leave one out"
                 )
 
-    def _fitted(self, given: Objects, changes: dict[str, Any]) -> AskedRun:
+    def _fitted(self, objects: Objects, changes: dict[str, Any]) -> RequestedRun:
         """With steps that take no more problems than a list holds."""
-        asked = self._asked(changes)
-        train, problems = asked.config.train, given.held.get(DATA)
+        request = self._requested(changes)
+        train, problems = request.config.train, objects.held.get(DATA)
         if problems is None or "train.batch_size" in changes or len(problems) >= train.batch_size:
-            return asked
+            return request
         count = len(problems)
-        if (asked.folder / CONFIG).is_file() and asked.resume:
+        if (request.folder / CONFIG).is_file() and request.resume:
             raise ConfigError(
-                f"{problems.called} holds {count} problems, a step of {asked.folder} takes {train.batch_size}: "
+                f"{problems.called} holds {count} problems, a step of {request.folder} takes {train.batch_size}: "
                 "give the data that the run started with"
             )
         self.adapted.append(f"{problems.called} holds {count}: train.batch_size is {count}, not {train.batch_size}")
         updates = min(train.num_minibatches, count)
-        return self._asked({**changes, "train.batch_size": count, "train.num_minibatches": updates})
+        return self._requested({**changes, "train.batch_size": count, "train.num_minibatches": updates})

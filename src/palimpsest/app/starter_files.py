@@ -30,13 +30,13 @@ from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.plugin_kinds import KINDS
 
 SCAFFOLDS = ("policy", "tool", "reward")
-_PARTS = {"{name}.py": "{kind}.py.txt", "{name}.yaml": "{kind}.yaml", "test_{name}.py": "{kind}.test.py.txt"}
+_FILES = {"{name}.py": "{kind}.py.txt", "{name}.yaml": "{kind}.yaml", "test_{name}.py": "{kind}.test.py.txt"}
 """File to write, and the template it is made of."""
 _SPECIAL = ("conftest", "setup", "sitecustomize", "usercustomize", "test", "tests")
 
 
 def write_scaffold(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the files of a `kind` called `name` into `folder`, in the order of `_PARTS`; where they are.
+    """Write the files of a `kind` called `name` into `folder`, in the order of `_FILES`; where they are.
 
     Raises ConfigError for an unknown kind, a name that is no module's, and files that are there.
     """
@@ -45,7 +45,7 @@ def write_scaffold(kind: str, name: str, folder: Path) -> list[Path]:
     _check_name(kind, name)
     templates = resources.files("palimpsest") / "assets" / "new"
     texts = {}
-    for file, template in _PARTS.items():
+    for file, template in _FILES.items():
         path = folder / file.format(name=name)
         if os.path.lexists(path):  # a link to nothing too
             raise ConfigError(f"new {kind} {name}: {path} is there already; give another name, or --out another folder")
@@ -70,7 +70,7 @@ def _check_name(kind: str, name: str) -> None:
 def _installed(name: str) -> bool:
     """Whether `import name` gives a module, but for one in the current folder."""
     here = Path.cwd()
-    return PathFinder.find_spec(name, [place for place in sys.path if Path(place).resolve() != here]) is not None
+    return PathFinder.find_spec(name, [path for path in sys.path if Path(path).resolve() != here]) is not None
 
 
 def renamed(text: str, kind: str, name: str) -> str:
@@ -148,11 +148,11 @@ def explained(recipe: str, overrides: Overrides = ()) -> list[Setting]:
 
 def _options(config: RunConfig) -> Sequence[Setting]:
     """Options of the configured policy; those of a class that is no dataclass as they are given."""
-    cls, given = policy_class(config.policy.name), config.policy.options
+    cls, options = policy_class(config.policy.name), config.policy.options
     if not dataclasses.is_dataclass(cls):
-        return [Setting(Key(_OPTIONS + name, "value", "", ""), yaml_words(value)) for name, value in given.items()]
+        return [Setting(Key(_OPTIONS + name, "value", "", ""), yaml_words(value)) for name, value in options.items()]
     keys = option_keys(cls, _OPTIONS)
-    values = {key.name: given.get(key.name.removeprefix(_OPTIONS), ...) for key in keys}
+    values = {key.name: options.get(key.name.removeprefix(_OPTIONS), ...) for key in keys}
     return [Setting(key, key.default if values[key.name] is ... else yaml_words(values[key.name])) for key in keys]
 
 
@@ -168,7 +168,7 @@ def _setting(config: RunConfig, key: Key) -> Setting | None:
             return Setting(key, "`null`") if key.section else None
     if section_in(type(value)) is not None:
         return None
-    if isinstance(value, dict) and any(section_in(type(each)) for each in value.values()):
+    if isinstance(value, dict) and any(section_in(type(item)) for item in value.values()):
         return Setting(key, "`{" + ", ".join(value) + "}`")
     return Setting(key, yaml_words(value))
 
@@ -199,8 +199,8 @@ def _about(slots: Slots) -> str:
     >>> _about(Slots("question", optional=("tools",))), _about(Slots(may_be_empty=True)), _about(Slots("a", when="b=c"))
     ('{question} once; may hold {tools}', 'may be empty', '{a} once; shown with b=c')
     """
-    parts = [f"{', '.join(f'{{{name}}}' for name in slots.names)} once"] if slots.names else []
-    parts += [f"may hold {', '.join(f'{{{name}}}' for name in slots.optional)}"] if slots.optional else []
-    parts += ["may be empty"] if slots.may_be_empty else []
-    parts += [f"shown with {slots.when}"] if slots.when else []
-    return "; ".join(parts) or "no slot"
+    rules = [f"{', '.join(f'{{{name}}}' for name in slots.names)} once"] if slots.names else []
+    rules += [f"may hold {', '.join(f'{{{name}}}' for name in slots.optional)}"] if slots.optional else []
+    rules += ["may be empty"] if slots.may_be_empty else []
+    rules += [f"shown with {slots.when}"] if slots.when else []
+    return "; ".join(rules) or "no slot"

@@ -25,7 +25,7 @@ from palimpsest.retrieval.search import check_token
 from palimpsest.runs.folder_guard import free_file, refuse_inside
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.viewer_server import ViewerService
-from palimpsest.viewer.export.inline_page import MOST_BYTES, Content, Place, collect, page_files, single_page
+from palimpsest.viewer.export.inline_page import MOST_BYTES, Content, EpisodeIndex, collect, page_files, single_page
 from palimpsest.viewer.export.inspect_log import inspect_logs
 from palimpsest.viewer.records.sources import Library, Source
 from palimpsest.viewer.screens.viewer_api import ViewerApi
@@ -67,45 +67,45 @@ def export(
     return _written(out, made, force=force, progress=progress)
 
 
-def places(only: str | None) -> tuple[Place, ...]:
+def places(only: str | None) -> tuple[EpisodeIndex, ...]:
     """The episodes that `--only` names. Raises ConfigError.
 
     >>> places("3/2, 0/1")
     ((3, 2), (0, 1))
     """
-    found = []
+    locations = []
     if only is not None and not only.strip(", "):
         raise ConfigError(f"--only {only!r}: names no episode; give GROUP/ROLLOUT, several as 0/1,3/2, or leave it out")
-    for each in (part.strip() for part in (only or "").split(",") if part.strip()):
-        if not (match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", each)):
-            raise ConfigError(f"--only {each}: expected GROUP/ROLLOUT, several as 0/1,3/2, as in the viewer's links")
-        found.append((int(match[1]), int(match[2])))
-    return tuple(dict.fromkeys(found))
+    for item in (part.strip() for part in (only or "").split(",") if part.strip()):
+        if not (match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", item)):
+            raise ConfigError(f"--only {item}: expected GROUP/ROLLOUT, several as 0/1,3/2, as in the viewer's links")
+        locations.append((int(match[1]), int(match[2])))
+    return tuple(dict.fromkeys(locations))
 
 
 def _only_source(library: Library, paths: Sequence[Path]) -> Source:
     """What is exported: the path that was given, or the one thing that lies in it."""
     sources = library.sources()
-    given = [source for source in sources if source.path in {path.absolute() for path in paths}]
-    found = given or list(sources)
-    if len(found) != 1:
-        names = ", ".join(source.name for source in found[:3])
+    named = [source for source in sources if source.path in {path.absolute() for path in paths}]
+    candidates = named or list(sources)
+    if len(candidates) != 1:
+        names = ", ".join(source.name for source in candidates[:3])
         raise ConfigError(
-            f"--export writes one run, evaluation or record; here are {len(found)} ({names}...): name one"
+            f"--export writes one run, evaluation or record; here are {len(candidates)} ({names}...): name one"
         )
-    return found[0]
+    return candidates[0]
 
 
-def _page(answers: ViewerApi, source: Source, out: Path, only: Sequence[Place], step: str | None) -> Content:
-    found = collect(answers, source, only, step)
-    page = single_page(page_files(), found.answers, f"{source.name} · palimpsest").data
+def _page(answers: ViewerApi, source: Source, out: Path, only: Sequence[EpisodeIndex], step: str | None) -> Content:
+    collected = collect(answers, source, only, step)
+    page = single_page(page_files(), collected.answers, f"{source.name} · palimpsest").data
     if len(page) > MOST_BYTES:
-        what = f"its {len(found.episodes)} episodes" if found.episodes else "its figures"
+        what = f"its {len(collected.episodes)} episodes" if collected.episodes else "its figures"
         raise ConfigError(
             f"--export {out}: {what} would take {len(page) / 1e6:.1f} MB, {MOST_BYTES / 1e6:.0f} are the most; give "
             "fewer episodes with --only GROUP/ROLLOUT,..."
         )
-    return Content(page, len(found.episodes), found.told)
+    return Content(page, len(collected.episodes), collected.notes)
 
 
 def player_path(out: Path, player: str) -> Path:
@@ -119,14 +119,14 @@ def player_path(out: Path, player: str) -> Path:
 
 
 def _written(out: Path, made: Sequence[Content], *, force: bool, progress: Progress) -> list[ExportedView]:
-    further = (ExportedView(player_path(out, str(each.player)), each) for each in made[1:])
+    further = (ExportedView(player_path(out, str(content.player)), content) for content in made[1:])
     written = [ExportedView(out, made[0]), *further]
-    for each in written:
-        free_file(each.path, force=force, progress=progress, option="--export")
+    for exported in written:
+        free_file(exported.path, force=force, progress=progress, option="--export")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        for each in written:
-            files.write_file(each.path, each.content.data)
+        for exported in written:
+            files.write_file(exported.path, exported.content.data)
     except OSError as error:
         raise RunError(f"--export {out}: can't be written ({error.strerror}); give another path") from None
     return written
@@ -156,18 +156,18 @@ class View:
     """Whether the page asks again by itself."""
 
 
-def view(asked: View, *, on_ready: Callable[[str], None]) -> None:
+def view(request: View, *, on_ready: Callable[[str], None]) -> None:
     """Serve the viewer until a signal; `on_ready` is told its address.
 
     Raises RunError for a path with nothing to look at, ConfigError for an address that can't be taken.
     """
-    check_host(asked.host, asked.key, "--key-env NAME")
-    check_token(asked.key, "--key-env")
-    library = Library(chosen(asked.paths), wait=asked.follow)
-    answers = ViewerApi(library, tokenizer=asked.tokenizer)
+    check_host(request.host, request.key, "--key-env NAME")
+    check_token(request.key, "--key-env")
+    library = Library(chosen(request.paths), wait=request.follow)
+    answers = ViewerApi(library, tokenizer=request.tokenizer)
     with (
-        bound(asked.host, asked.port) as taken,
-        closing(ViewerService(answers, token=asked.key, follow=asked.follow)) as service,
+        bound(request.host, request.port) as taken,
+        closing(ViewerService(answers, token=request.key, follow=request.follow)) as service,
     ):
         server = Server(service.app(), taken, grace_seconds=2)
         service.read_ahead()
@@ -191,7 +191,7 @@ def _rare_collections() -> Iterator[None]:
 
 def chosen(paths: Sequence[Path]) -> tuple[Path, ...]:
     """The paths that were named, or `runs`, or this folder. Raises ConfigError for one that is named twice."""
-    twice = [path for place, path in enumerate(paths) if path.absolute() in map(Path.absolute, paths[:place])]
+    twice = [path for index, path in enumerate(paths) if path.absolute() in map(Path.absolute, paths[:index])]
     if twice:
         raise ConfigError(f"{twice[0]} is given twice; name it once")
     return tuple(paths) or ((RUNS,) if RUNS.is_dir() else (Path("."),))

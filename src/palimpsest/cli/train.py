@@ -51,9 +51,9 @@ def train(
       palimpsest train --resume runs/first
       palimpsest train my_recipe.yaml data.train_files=hotpot_train.json data.documents=20
     """
-    from palimpsest.app.resume import asked_run
+    from palimpsest.app.resume import requested_run
 
-    request = asked_run(recipe, overrides, seed=seed, out=out, resume=resume)
+    request = requested_run(recipe, overrides, seed=seed, out=out, resume=resume)
     with going_on(resumed(request.folder, force=force)):
         Terminal().message(f"loading {request.config.model.path}")
         from palimpsest.app.train.training_run import train as train_run  # after the configuration is known to be right
@@ -121,9 +121,9 @@ def sft(
       palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
       palimpsest sft --resume runs/cold-start
     """
-    from palimpsest.app.resume import SFT, asked_run
+    from palimpsest.app.resume import SFT, requested_run
 
-    request = asked_run(recipe, overrides, command=SFT, seed=seed, out=out, resume=resume)
+    request = requested_run(recipe, overrides, command=SFT, seed=seed, out=out, resume=resume)
     recorded = origin_of(request.folder).detail if request.resume else {}
     imitated: Imitated | None
     if recorded and records is None and data is None:

@@ -84,7 +84,7 @@ def _export(
 
     done = Terminal()
     written = write(paths, out, only=only, step=step, tokenizer=tokenizer, force=force, progress=done)
-    for line in dict.fromkeys(line for export in written for line in export.content.told):
+    for line in dict.fromkeys(line for export in written for line in export.content.notes):
         typer.echo(printable(line), err=True)
     for export in written:
         content = export.content

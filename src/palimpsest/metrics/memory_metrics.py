@@ -34,7 +34,7 @@ from statistics import fmean
 
 from palimpsest.metrics.reading_trace import GroupTexts, ReadingTurn, readings
 from palimpsest.text.codec import Codec
-from palimpsest.text.sentences import flat, place_in, sentences, stands_in
+from palimpsest.text.sentences import flat, offset_in, sentences, stands_in
 from palimpsest.types import Group, Problem, StopReason, Trajectory
 
 EVIDENCE_FIRST, EVIDENCE_LAST = "evidence_first", "evidence_last"
@@ -192,7 +192,7 @@ def evidence_position(problem: Problem) -> dict[str, float]:
     """
     document, places = flat(problem.context or ""), list[float]()
     for piece in map(flat, _evidence(problem)):
-        if (start := place_in(piece, document)) >= 0:
+        if (start := offset_in(piece, document)) >= 0:
             places.append(start / max(1, len(document) - len(piece)))
     return {EVIDENCE_FIRST: min(places), EVIDENCE_LAST: max(places)} if places else {}
 

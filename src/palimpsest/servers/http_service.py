@@ -152,15 +152,15 @@ class RequestGuard:
     async def _no_route(self, request: Request, error: Exception) -> Response:
         def refuse(_: Request) -> Response:
             assert isinstance(error, HTTPException)
-            said = f"allowed: {error.headers['Allow']}" if error.headers else "no such path"
-            raise Refused(error.status_code, f"{request.method} {shown(request.scope['path'])}: {said}")
+            detail = f"allowed: {error.headers['Allow']}" if error.headers else "no such path"
+            raise Refused(error.status_code, f"{request.method} {shown(request.scope['path'])}: {detail}")
 
         return await self.guarded(refuse)(request)
 
     async def _failed(self, _: Request, error: Exception) -> Response:
         """A defect, or a full disk: in the form of every error; starlette raises it again, so that it is logged."""
-        said = f"the server failed ({type(error).__name__}); its log says why"
-        return json_response(self._form(Refused(500, said)), 500)
+        message = f"the server failed ({type(error).__name__}); its log says why"
+        return json_response(self._form(Refused(500, message)), 500)
 
     def _check(self, request: Request) -> None:
         hosts = request.headers.getlist("host")
@@ -173,23 +173,23 @@ class RequestGuard:
             origin = request.headers.get("origin")
             _check_page("".join(hosts), None if origin in self._origins else origin)
 
-    def _check_token(self, token: str, given: str) -> None:
+    def _check_token(self, token: str, header: str) -> None:
         if self._basic:
-            given = _without_name(given)
-        if hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            header = _without_name(header)
+        if hmac.compare_digest(header.encode(), f"Bearer {token}".encode()):
             return
-        asked = {"WWW-Authenticate": 'Basic realm="palimpsest", charset="UTF-8"'} if self._basic else {}
+        challenge = {"WWW-Authenticate": 'Basic realm="palimpsest", charset="UTF-8"'} if self._basic else {}
         advice = "send the token of this server as 'Authorization: Bearer TOKEN'"
-        if given:
-            raise Refused(401, f"not the token of this server; {advice}", code="invalid_api_key", headers=asked)
-        raise Refused(401, f"no token is given; {advice}", headers=asked)
+        if header:
+            raise Refused(401, f"not the token of this server; {advice}", code="invalid_api_key", headers=challenge)
+        raise Refused(401, f"no token is given; {advice}", headers=challenge)
 
 
-def _without_name(given: str) -> str:
+def _without_name(header: str) -> str:
     """The password that a browser sends, as a bearer's token; anything else as it is."""
-    kind, _, coded = given.partition(" ")
+    kind, _, coded = header.partition(" ")
     if kind.lower() != "basic":
-        return given
+        return header
     try:
         return f"Bearer {base64.b64decode(coded, validate=True).decode().partition(':')[2]}"
     except ValueError:
@@ -219,10 +219,10 @@ def _loopback(authority: str) -> str | None:
     >>> _loopback("[::1]:8400"), _loopback("localhost"), _loopback("evil.com@127.0.0.1"), _loopback("[::1].evil.com")
     ('8400', '', None, None)
     """
-    found = _AUTHORITY.fullmatch(authority)
-    if found is None or not is_loopback(found[1].strip("[]").lower()):
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None or not is_loopback(match[1].strip("[]").lower()):
         return None
-    return found[2] or ""
+    return match[2] or ""
 
 
 def is_loopback(host: str) -> bool:
@@ -412,8 +412,8 @@ class Intake:
                     if len(body) + len(piece) > most:
                         raise Refused(413, f"the body exceeds {most} bytes; {advice}")
                     if self._held + len(piece) > self._together:
-                        said = f"bodies being received hold {self._held} bytes, at most {self._together}"
-                        raise Refused(503, said, code="too_many_bodies", headers={"Retry-After": "2"})
+                        message = f"bodies being received hold {self._held} bytes, at most {self._together}"
+                        raise Refused(503, message, code="too_many_bodies", headers={"Retry-After": "2"})
                     body += piece
                     self._held += len(piece)
         except TimeoutError:
@@ -456,11 +456,11 @@ class ReadingThreads:
             self._queue.put(None)
 
     def _work(self) -> None:
-        while (asked := self._queue.get()) is not None:
-            future, work = asked
+        while (job := self._queue.get()) is not None:
+            future, work = job
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
                 except BaseException as error:  # noqa: BLE001  it is raised again where it is awaited
                     future.set_exception(error)
-            del asked, future, work  # what they hold, a document say, isn't kept until there is more to do
+            del job, future, work  # what they hold, a document say, isn't kept until there is more to do

@@ -38,29 +38,29 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status, whole = time.monotonic(), 500, False  # a defect is answered by starlette, outside of this
+        began, status, complete = time.monotonic(), 500, False  # a defect is answered by starlette, outside of this
         first: float | None = None
         streamed = False
         scope[_NOTES] = {}
 
         async def sending(message: Message) -> None:
-            nonlocal status, whole, first, streamed
+            nonlocal status, complete, first, streamed
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif message["type"] == "http.response.body":
                 if first is None and message.get("body"):
                     first = time.monotonic() - began
-                whole = not message.get("more_body", False)
-                streamed = streamed or not whole
+                complete = not message.get("more_body", False)
+                streamed = streamed or not complete
             await send(message)
 
         try:
             await self._app(scope, receive, sending)
         finally:
             path = scope["path"].replace(self._secret, "***") if self._secret else scope["path"]
-            asked = ((scope.get("client") or ("-", 0))[0], scope["method"], path, str(status))
-            words = [*asked, f"{time.monotonic() - began:.3f}s"]
-            if not whole:
+            fields = ((scope.get("client") or ("-", 0))[0], scope["method"], path, str(status))
+            words = [*fields, f"{time.monotonic() - began:.3f}s"]
+            if not complete:
                 words.append("left")
             if streamed and first is not None:
                 words.append(f"first_byte={first:.3f}s")

@@ -65,35 +65,35 @@ class BytesCache:
 
     def __init__(self, entries: int, size: int) -> None:
         self._limits = (entries, size)
-        self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._entries: OrderedDict[Hashable, bytes] = OrderedDict()
         self.size = self.hits = self.misses = 0
 
     def get(self, key: Hashable) -> bytes | None:
-        found = self._kept.get(key)
-        if found is None:
+        value = self._entries.get(key)
+        if value is None:
             self.misses += 1
             return None
         self.hits += 1
-        self._kept.move_to_end(key)
-        return found
+        self._entries.move_to_end(key)
+        return value
 
     def put(self, key: Hashable, answer: bytes) -> None:
-        self.size += len(answer) - len(self._kept.pop(key, b""))
-        self._kept[key] = answer
-        while len(self._kept) > self._limits[0] or self.size > self._limits[1]:
-            self.size -= len(self._kept.popitem(last=False)[1])
+        self.size += len(answer) - len(self._entries.pop(key, b""))
+        self._entries[key] = answer
+        while len(self._entries) > self._limits[0] or self.size > self._limits[1]:
+            self.size -= len(self._entries.popitem(last=False)[1])
 
     def clear(self) -> int:
         """Forget everything; how many entries there were."""
-        count = len(self._kept)
-        self._kept.clear()
+        count = len(self._entries)
+        self._entries.clear()
         self.size = 0
         return count
 
     def status(self) -> dict[str, int]:
         entries, size = self._limits
         return {
-            "entries": len(self._kept),
+            "entries": len(self._entries),
             "bytes": self.size,
             "max_entries": entries,
             "max_bytes": size,
@@ -149,7 +149,7 @@ class RetrievalService:
         self._guard = RequestGuard(token)
         self._intake = Intake(self.limits.bodies_bytes)
         self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="search")
-        self._searches = Coalescer(self._found, running=self.limits.threads, together=self.limits.together)
+        self._searches = Coalescer(self._run_search, running=self.limits.threads, together=self.limits.together)
         self._waiting = 0
         self._queries, self._seconds = 0, 0.0
 
@@ -180,14 +180,14 @@ class RetrievalService:
         answers = {query: self.cache.get((query, topk, ask.return_scores)) for query in ask.queries}
         missing = [query for query, answer in answers.items() if answer is None]
         if missing:
-            found = await self._search(missing, topk, ask.return_scores)
-            for query, answer in zip(missing, found, strict=True):
+            results = await self._search(missing, topk, ask.return_scores)
+            for query, answer in zip(missing, results, strict=True):
                 answers[query] = answer
                 self.cache.put((query, topk, ask.return_scores), answer)
         self._queries += len(ask.queries)
         self._seconds += time.perf_counter() - began
-        whole = b",".join(answers[query] or b"[]" for query in ask.queries)
-        return Response(b'{"result":[' + whole + b"]}", media_type="application/json")
+        joined = b",".join(answers[query] or b"[]" for query in ask.queries)
+        return Response(b'{"result":[' + joined + b"]}", media_type="application/json")
 
     async def _search(self, queries: list[str], topk: int, scores: bool) -> list[bytes]:
         """The hits of each query as JSON."""
@@ -195,11 +195,11 @@ class RetrievalService:
             raise Refused(503, f"{self._waiting} requests are waiting already; try again later")
         self._waiting += 1
         try:
-            return [found[not scores] for found in await self._searches.ask(queries, topk)]
+            return [pair[not scores] for pair in await self._searches.ask(queries, topk)]
         finally:
             self._waiting -= 1
 
-    async def _found(self, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:
+    async def _run_search(self, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, _answers, self._index, queries, topk)
 
@@ -210,8 +210,8 @@ class RetrievalService:
             raise Refused(400, f"the body is not JSON ({error})") from None
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the body"
-            raise Refused(400, f"{place}: {first['msg']}, is {shown(first['input'])}") from None
+            field = ".".join(map(str, first["loc"])) or "the body"
+            raise Refused(400, f"{field}: {first['msg']}, is {shown(first['input'])}") from None
         limits = self.limits
         longest = max(map(len, ask.queries))
         for name, value, most in (
@@ -253,8 +253,8 @@ def serve(service: RetrievalService, taken: socket.socket, ready: Callable[[str]
 def _answers(index: Index, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:
     """JSON of each query's hits, with scores and without."""
     different = list(dict.fromkeys(queries))
-    found = {query: _answer(hits) for query, hits in zip(different, index.search(different, topk), strict=True)}
-    return [found[query] for query in queries]
+    by_query = {query: _answer(hits) for query, hits in zip(different, index.search(different, topk), strict=True)}
+    return [by_query[query] for query in queries]
 
 
 def _answer(hits: Sequence[Hit]) -> tuple[bytes, bytes]:

@@ -202,8 +202,8 @@ class _Marks(dict[int, str]):
     def __missing__(self, code: int) -> str:
         character = chr(code)
         category = unicodedata.category(character)
-        kept = category[0] != "P" or code < 128 or character in "·‰‱§"
-        self[code] = character if kept else "-" if category == "Pd" else " "
+        retained = category[0] != "P" or code < 128 or character in "·‰‱§"
+        self[code] = character if retained else "-" if category == "Pd" else " "
         return self[code]
 
 

@@ -59,11 +59,11 @@ def extract(text: str) -> Extracted | None:
     >>> extract("It is Paris.") is None
     True
     """
-    said = spoken(text)
-    box = last_box(said)
+    reply = spoken(text)
+    box = last_box(reply)
     if box is not None:
         return Extracted(box, "boxed")
-    stated = stated_answer(said)
+    stated = stated_answer(reply)
     return None if stated is None else Extracted(stated, "answer_is")
 
 
@@ -233,7 +233,7 @@ class NamedAnswers:
     """Why there is no object, or why one of its values is no answer; None if nothing is wrong."""
 
 
-def named_answers(said: str | None, names: Sequence[str]) -> NamedAnswers:
+def named_answers(text: str | None, names: Sequence[str]) -> NamedAnswers:
     r"""The answers to the questions `names`, from what follows the marker.
 
     A number or a boolean is its JSON text; null is no answer, and an object or an array neither: which part of it would
@@ -249,23 +249,23 @@ def named_answers(said: str | None, names: Sequence[str]) -> NamedAnswers:
     'the answer to Q1 is an object; expected text or a number'
     """
     try:
-        given = _object(said)
+        answers = _object(text)
     except Unreadable as unreadable:
         return NamedAnswers({}, tuple(names), fault=unreadable.reason)
-    values = {name: given[name] for name in names if given.get(name) is not None}
+    values = {name: answers[name] for name in names if answers.get(name) is not None}
     unclear = {name: kind(value) for name, value in values.items() if isinstance(value, dict | list)}
     return NamedAnswers(
         {name: _text(value) for name, value in values.items() if name not in unclear},
         tuple(name for name in names if name not in values or name in unclear),
-        tuple(name for name in given if name not in names),
+        tuple(name for name in answers if name not in names),
         next((f"the answer to {name} is {what}; expected text or a number" for name, what in unclear.items()), None),
     )
 
 
-def _object(said: str | None) -> dict[str, Any]:
-    if said is None:
+def _object(text: str | None) -> dict[str, Any]:
+    if text is None:
         raise Unreadable(f"there is no {MARKER}")
-    body = _FINAL_DRESS.sub("", said)
+    body = _FINAL_DRESS.sub("", text)
     if not body.startswith("{"):
         raise Unreadable(f"expected a JSON object, found {shown(body)}")
     value = loaded(body[: end_of_value(body, 0, min(len(body), MAX_CHARS))], wide=True)

@@ -86,12 +86,12 @@ class ChatPieces:
 
     def open_exchange(self, reply: Sequence[int], results: Sequence[Sequence[int]]) -> Prompt:
         """[T] a reply with its results, the last of them not yet closed."""
-        parts = [reply]
+        pieces = [reply]
         if not (reply and reply[-1] in self.stop_ids):
-            parts.append(self.end)
+            pieces.append(self.end)
         for number, result in enumerate(results):
-            parts += [self.between if number else self.to_results, result]
-        return Prompt.joined(parts)
+            pieces += [self.between if number else self.to_results, result]
+        return Prompt.joined(pieces)
 
 
 @lru_cache(maxsize=32)
@@ -101,17 +101,17 @@ def chat_pieces(codec: Codec) -> ChatPieces:
         raise ModelError("the model has no chat template, which an agent with tools needs: take an instruction model")
     generation = _generation(codec)
     for reply in (_PLAIN, _CALLING):
-        found = _parts(codec, [_USER, reply, _result("one"), _result("two")], ("user", "reply", "one", "two"))
-        if found is None:
+        around = _texts_around(codec, [_USER, reply, _result("one"), _result("two")], ("user", "reply", "one", "two"))
+        if around is None:
             continue
-        end, to_results = _ending(codec, found[2], plain=reply is _PLAIN)
-        following = _parts(codec, [_USER, reply, _result("one"), _next_user()], ("user", "reply", "one", "next"))
+        end, to_results = _ending(codec, around[2], plain=reply is _PLAIN)
+        following = _texts_around(codec, [_USER, reply, _result("one"), _next_user()], ("user", "reply", "one", "next"))
         return ChatPieces(
             generation=generation,
             end=end,
             to_results=to_results,
-            between=_encoded(codec, found[3]),
-            last=_encoded(codec, found[4]),
+            between=_encoded(codec, around[3]),
+            last=_encoded(codec, around[4]),
             stop_ids=frozenset(codec.stop_ids),
             to_user=None if following is None else _encoded(codec, following[3]),
             after_user=() if following is None else _encoded(codec, following[4]),
@@ -121,11 +121,11 @@ def chat_pieces(codec: Codec) -> ChatPieces:
 
 def _as_user_message(codec: Codec, generation: Tokens) -> ChatPieces:
     """The results of a reply together are one user message: for templates without a role for them."""
-    found = _parts(codec, [_USER, _PLAIN, {"role": "user", "content": mark("one")}], ("user", "reply", "one"))
-    if found is None:
+    around = _texts_around(codec, [_USER, _PLAIN, {"role": "user", "content": mark("one")}], ("user", "reply", "one"))
+    if around is None:
         raise ModelError("the model's chat template renders neither tool messages nor a second user message")
-    end, to_results = _ending(codec, found[2], plain=True)
-    gap, last = _encoded(codec, "\n\n"), _encoded(codec, found[3])
+    end, to_results = _ending(codec, around[2], plain=True)
+    gap, last = _encoded(codec, "\n\n"), _encoded(codec, around[3])
     return ChatPieces(generation, end, to_results, gap, last, frozenset(codec.stop_ids), gap, last)
 
 
@@ -137,14 +137,14 @@ def opening(codec: Codec, system: str, user: str, slots: tuple[str, ...], tools:
     in words, for templates that leave `tools` out. An empty `system` is no message.
     """
     content, offered = marked_slots(user, slots), json.loads(tools)
-    told = "\n\n".join(part for part in (system, described if offered else "") if part)
+    instructions = "\n\n".join(part for part in (system, described if offered else "") if part)
     tries: list[tuple[str, str, list[Any]]] = [(system, content, offered)] if offered else []
-    tries += [(told, content, []), ("", "\n\n".join(part for part in (told, content) if part), [])]
-    for said, asked, given in tries:
-        messages: list[Message] = [{"role": "system", "content": said}] if said else []
-        messages.append({"role": "user", "content": asked})
-        text = _rendered(codec, messages, tools=given or None, speak=False)
-        if text is None or (given and not _tools_shown(codec, text, messages, given)):
+    tries += [(instructions, content, []), ("", "\n\n".join(part for part in (instructions, content) if part), [])]
+    for system_text, user_text, functions in tries:
+        messages: list[Message] = [{"role": "system", "content": system_text}] if system_text else []
+        messages.append({"role": "user", "content": user_text})
+        text = _rendered(codec, messages, tools=functions or None, speak=False)
+        if text is None or (functions and not _tools_shown(codec, text, messages, functions)):
             continue
         template = cut_at_marks(codec, text)
         if sorted(template.slots) == sorted(slots):
@@ -188,24 +188,24 @@ def _generation(codec: Codec) -> Tokens:
 def _ending(codec: Codec, text: str, *, plain: bool) -> tuple[Tokens, Tokens]:
     """Of what stands between a reply and its first result: what ends the reply, and the rest."""
     ids = _encoded(codec, text)
-    at = next((place for place, i in enumerate(ids) if i in codec.stop_ids), None)
+    at = next((index for index, i in enumerate(ids) if i in codec.stop_ids), None)
     if at is None:
         return (), ids
     return ids[: at + 1] if plain else ids[at : at + 1], ids[at + 1 :]
 
 
-def _parts(codec: Codec, messages: Sequence[Message], names: Sequence[str]) -> list[str] | None:
+def _texts_around(codec: Codec, messages: Sequence[Message], names: Sequence[str]) -> list[str] | None:
     """The text around the marks `names`, None if the template refuses these messages or shows others."""
     text = _rendered(codec, messages, speak=True)
     if text is None:
         return None
-    parts = []
+    texts = []
     for name in names:
-        before, found, text = text.partition(mark(name))
-        if not found or mark(name) in text:
+        before, separator, text = text.partition(mark(name))
+        if not separator or mark(name) in text:
             return None
-        parts.append(before)
-    return [*parts, text]
+        texts.append(before)
+    return [*texts, text]
 
 
 def _rendered(codec: Codec, messages: Sequence[Message], *, speak: bool, tools: list[Any] | None = None) -> str | None:
@@ -262,6 +262,6 @@ def messages_of(ids: Sequence[int], codec: Codec) -> list[dict[str, str]]:
             raise ValueError("the prompt is no row of whole messages, which chat endpoints need")
         messages.append({"role": role, "content": codec.decode(content)})
         rest = rest[at + 1 :]
-    if not messages or [roles.get(each) for each in rest] != ["assistant"]:
+    if not messages or [roles.get(token_id) for token_id in rest] != ["assistant"]:
         raise ValueError("the prompt doesn't end where a reply begins, which chat endpoints need")
     return messages

@@ -54,9 +54,9 @@ class Refusal(Exception):
 
 def render(tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, Any], **options: Any) -> str:
     """The conversation as the tokenizer's template writes it. Raises Refusal."""
-    given = {"date_string": DATE, "strftime_now": lambda form: DATE, **variables, **options}
+    context = {"date_string": DATE, "strftime_now": lambda form: DATE, **variables, **options}
     try:
-        text = tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, **given)
+        text = tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, **context)
     except Exception as error:  # noqa: BLE001  a template is foreign code: whatever it raises, it refuses
         raise Refusal((str(error).strip() or type(error).__name__).splitlines()[0][:200]) from None
     return str(text)
@@ -71,17 +71,17 @@ def check_template(name: str, tokenizer: Any, variables: Mapping[str, Any]) -> N
         if any(variables.values()):
             raise ModelError(f"model {name}: {KEY} is given, but the model has no chat template; leave it out")
         return
-    known: set[str] = set()
+    looked_up: set[str] = set()
     for template in templates.values() if isinstance(templates, dict) else [templates]:
         if not isinstance(template, str):
             raise ModelError(f"model {name}: its chat template is a {type(template).__name__}, a text is needed")
-        found = _probed(template, json.dumps(dict(variables), sort_keys=True), _texts_of(tokenizer))
-        if isinstance(found, str):
-            raise ModelError(f"model {name}: its chat template {found}; take another copy of the model")
-        known |= found
+        result = _probed(template, json.dumps(dict(variables), sort_keys=True), _texts_of(tokenizer))
+        if isinstance(result, str):
+            raise ModelError(f"model {name}: its chat template {result}; take another copy of the model")
+        looked_up |= result
     for key, value in variables.items():
-        hint = nearest(key, known)
-        if key not in known and (value or hint):  # one that is off where nothing could be on changes nothing
+        hint = nearest(key, looked_up)
+        if key not in looked_up and (value or hint):  # one that is off where nothing could be on changes nothing
             raise ModelError(f"model {name}: {KEY}.{key}={value!r}: the chat template looks up no {key}{hint}")
 
 

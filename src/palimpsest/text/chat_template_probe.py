@@ -58,8 +58,8 @@ def probe(task: dict[str, Any]) -> dict[str, Any]:
     template = environment.from_string(task["template"])
     for messages, tools, speak in task["tries"]:
         try:
-            given = {"messages": messages, "tools": tools, "add_generation_prompt": speak}
-            text = template.render(**given, **task["variables"])
+            context = {"messages": messages, "tools": tools, "add_generation_prompt": speak}
+            text = template.render(**context, **task["variables"])
             shown.append(text.count(task["marker"]))
             lengths.append(len(text))
             errors.append(None)

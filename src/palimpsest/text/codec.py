@@ -69,13 +69,13 @@ class Remembered:
     def add(self, text: str, ids: Sequence[int]) -> list[int]:
         """[T] `ids`, whose numbers are shared with all that is remembered; the oldest texts make room."""
         share = self._numbers.setdefault
-        kept = [share(i, i) for i in ids]
+        shared = [share(i, i) for i in ids]
         with self._lock:
-            self._tokens += len(kept) - len(self._ids.pop(text, ()))
-            self._ids[text] = kept
+            self._tokens += len(shared) - len(self._ids.pop(text, ()))
+            self._ids[text] = shared
             while self._tokens > self._most:
                 self._tokens -= len(self._ids.pop(next(iter(self._ids))))
-        return kept.copy()
+        return shared.copy()
 
 
 # ---- Encoding that keeps data and control apart --------------------------------------------------------------
@@ -190,15 +190,15 @@ class Codec:
 
     def _after_a_reply(self) -> list[int]:
         """The control token, if there is one, that the chat template puts right after what an assistant said."""
-        asked, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": _REPLY}
+        user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": _REPLY}
         if not self.has_template:
             return []
         try:
-            _, found, after = self.render([asked, said, asked]).partition(_REPLY)
+            _, separator, after = self.render([user, assistant, user]).partition(_REPLY)
         except Refusal:
             return []
-        ids = self.encode_trusted(after) if found else []
-        text = next((place for place, i in enumerate(ids) if i in self.control_ids or self.decode([i]).strip()), None)
+        ids = self.encode_trusted(after) if separator else []
+        text = next((index for index, i in enumerate(ids) if i in self.control_ids or self.decode([i]).strip()), None)
         return [] if text is None or ids[text] not in self.control_ids else [ids[text]]
 
     @property
@@ -213,8 +213,8 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """[T] ids of data text; never a control token."""
-        if (known := self._long.get(text)) is not None:
-            return known
+        if (cached := self._long.get(text)) is not None:
+            return cached
         ids = self._ids(_clean(text))
         if not self.control_ids.isdisjoint(ids):
             ids = self._encode_by_halves(_clean(text))
@@ -231,8 +231,8 @@ class Codec:
 
     def decode(self, ids: Iterable[int], *, control: bool = True) -> str:
         """Text of `ids`; `control=False` leaves control tokens out."""
-        kept = list(ids) if control else [i for i in ids if i not in self.control_ids]
-        text: str = self.tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=False)
+        retained = list(ids) if control else [i for i in ids if i not in self.control_ids]
+        text: str = self.tokenizer.backend_tokenizer.decode(retained, skip_special_tokens=False)
         return text
 
     def strip_stop(self, ids: Sequence[int]) -> tuple[int, ...]:
@@ -284,8 +284,8 @@ def _ends(path: str) -> tuple[int, ...]:
     """Ids that end a turn, as a model's folder names them; an adapter's may be those of the model it belongs to."""
     for folder in dict.fromkeys((opened(path), opened(adapters_of(path)[1]))):
         for file in (GENERATION, "config.json"):
-            if found := token_ids(read_object(path, folder / file).get("eos_token_id")):
-                return found
+            if end_ids := token_ids(read_object(path, folder / file).get("eos_token_id")):
+                return end_ids
     return ()
 
 
@@ -309,30 +309,30 @@ class Edges:
         """Of the text of `ids` [T]."""
         text = codec.decode(ids)
         counts, places = [0], [0]
-        back, seen = (
+        back, prefix = (
             0,
             "",
         )  # the stretch before the last edge, decoded with what follows: some decoders strip a beginning
         for count in range(1, len(ids) + 1):
             decoded = codec.decode(ids[back:count])
-            if decoded.startswith(seen) and text.startswith(decoded[len(seen) :], places[-1]):
-                places.append(places[-1] + len(decoded) - len(seen))
-                back, seen = counts[-1], codec.decode(ids[counts[-1] : count])
+            if decoded.startswith(prefix) and text.startswith(decoded[len(prefix) :], places[-1]):
+                places.append(places[-1] + len(decoded) - len(prefix))
+                back, prefix = counts[-1], codec.decode(ids[counts[-1] : count])
                 counts.append(count)
         if counts[-1] < len(ids) or places[-1] < len(text):
             counts.append(len(ids))
             places.append(len(text))
         return cls(text, tuple(counts), tuple(places))
 
-    def at(self, place: int) -> int | None:
+    def at(self, offset: int) -> int | None:
         """How many tokens make up the text before a character, None if no number does."""
-        number = self.first_from(place)
-        return self.counts[number] if number < len(self.places) and self.places[number] == place else None
+        number = self.first_from(offset)
+        return self.counts[number] if number < len(self.places) and self.places[number] == offset else None
 
-    def first_from(self, place: int) -> int:
+    def first_from(self, offset: int) -> int:
         """Number of the first edge at or after a character; one more than there are if there is none."""
-        return bisect_left(self.places, place)
+        return bisect_left(self.places, offset)
 
-    def last_until(self, place: int) -> int:
+    def last_until(self, offset: int) -> int:
         """Number of the last edge at or before a character."""
-        return bisect_right(self.places, place) - 1
+        return bisect_right(self.places, offset) - 1

@@ -23,7 +23,7 @@ import orjson
 MAX_DEPTH = 64
 """Of objects and lists inside each other; what lies deeper becomes text."""
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 def is_wide(number: int) -> bool:
@@ -40,7 +40,7 @@ def valid(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
-def storable(value: Any, changed: list[str], place: Place = ()) -> Any:
+def storable(value: Any, changed: list[str], path: KeyPath = ()) -> Any:
     """`value` made of None, bool, integers of 64 bits, finite floats, strings, lists, tuples and dicts with such keys.
 
     Sets become sorted lists. `changed` gains the place of whatever became text.
@@ -51,16 +51,16 @@ def storable(value: Any, changed: list[str], place: Place = ()) -> Any:
     >>> changed
     ['n', 'near.1', 'raw']
     """
-    if len(place) < MAX_DEPTH:
+    if len(path) < MAX_DEPTH:
         if isinstance(value, Mapping):
-            inner = {key: (*place, _text(key)) for key in value}
+            inner = {key: (*path, _text(key)) for key in value}
             return {_key(key, changed, inner[key]): storable(one, changed, inner[key]) for key, one in value.items()}
         if isinstance(value, set | frozenset):
             value = sorted(value, key=lambda one: (_text(type(one)), _text(one)))
         if isinstance(value, list | tuple):
             if set(map(type, value)) == {int} and not is_wide(min(value)) and not is_wide(max(value)):
                 return value  # token ids: many, and walked in no time
-            items = [storable(one, changed, (*place, str(at))) for at, one in enumerate(value)]
+            items = [storable(one, changed, (*path, str(at))) for at, one in enumerate(value)]
             return tuple(items) if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool) or (isinstance(value, int) and not is_wide(value)):
         return value
@@ -68,7 +68,7 @@ def storable(value: Any, changed: list[str], place: Place = ()) -> Any:
         return float(value)  # numpy's is a float too, but orjson doesn't know it
     if isinstance(value, str) and valid(value) == value:
         return value
-    changed.append(".".join(place))
+    changed.append(".".join(path))
     return _text(value)
 
 
@@ -84,10 +84,10 @@ def to_json(value: object) -> bytes:
         return orjson.dumps(storable(value, []))
 
 
-def _key(key: Any, changed: list[str], place: Place) -> str:
-    if not isinstance(key, str) or key != place[-1]:
-        changed.append(".".join(place))
-    return place[-1]
+def _key(key: Any, changed: list[str], path: KeyPath) -> str:
+    if not isinstance(key, str) or key != path[-1]:
+        changed.append(".".join(path))
+    return path[-1]
 
 
 def _text(value: Any) -> str:
@@ -165,8 +165,8 @@ def loaded(piece: str, *, wide: bool = False) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        keys: set[str] = set()
+        twice = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
         raise Unreadable(f"the key {shown(twice)} stands there twice", bounded=True)
     return made
 

@@ -84,8 +84,8 @@ def left_open(text: str) -> str:
     >>> left_open("<|assistant|>\\n<think>\\n"), left_open("Write <think> first."), left_open("<think>\\n</think>")
     ('<think>', '', '')
     """
-    found = _LEFT_OPEN.search(text)
-    return found[0] if found else ""
+    match = _LEFT_OPEN.search(text)
+    return match[0] if match else ""
 
 
 def native_spans(text: str) -> list[tuple[int, int]]:
@@ -133,33 +133,33 @@ class Fault:
     reason: str
 
 
-def find_parts(text: str, names: Sequence[str]) -> list[TagContent] | Fault:
+def find_tags(text: str, names: Sequence[str]) -> list[TagContent] | Fault:
     """The parts called one of `names`, in order, outside of thinking.
 
-    >>> parts = find_parts("<update>a\\nb</update> <recall>c</recall>", ("update", "recall"))
+    >>> parts = find_tags("<update>a\\nb</update> <recall>c</recall>", ("update", "recall"))
     >>> [(part.name, part.text) for part in parts]
     [('update', 'a\\nb'), ('recall', 'c')]
-    >>> find_parts("<update>a <recall>b</recall></update>", ("update", "recall"))
+    >>> find_tags("<update>a <recall>b</recall></update>", ("update", "recall"))
     Fault(reason='<recall> inside <update>')
-    >>> find_parts("<thinking>an <update>?</thinking><update>a</update>", ("update",))[0].text
+    >>> find_tags("<thinking>an <update>?</thinking><update>a</update>", ("update",))[0].text
     'a'
     """
     unclosed = next((thought.unclosed for thought in thoughts(text) if thought.unclosed), None)
     if unclosed is not None:
         return Fault(f"{unclosed} is not closed")
-    found: list[TagContent] = []
+    contents: list[TagContent] = []
     tag = re.compile(f"<(/?)({'|'.join(names)})>")
     for start, end in spoken_spans(text):
-        parts = _parts_within(text, start, end, tag)
-        if isinstance(parts, Fault):
-            return parts
-        found += parts
-    return found
+        within = _tags_within(text, start, end, tag)
+        if isinstance(within, Fault):
+            return within
+        contents += within
+    return contents
 
 
-def _parts_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list[TagContent] | Fault:
+def _tags_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list[TagContent] | Fault:
     """The parts of characters [start, end), between which nothing is thought."""
-    found: list[TagContent] = []
+    contents: list[TagContent] = []
     opened: re.Match[str] | None = None
     for match in tag.finditer(text, start, end):
         closing, name = match[1] == "/", match[2]
@@ -169,22 +169,22 @@ def _parts_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list
             opened = match
         elif closing and name == opened[2]:
             inner = (opened.end(), match.start())
-            found.append(TagContent(name, text[slice(*inner)], inner, (opened.start(), match.end())))
+            contents.append(TagContent(name, text[slice(*inner)], inner, (opened.start(), match.end())))
             opened = None
         else:
             return Fault(f"<{'/' * closing}{name}> inside <{opened[2]}>")
     if opened is None:
-        return found
+        return contents
     return Fault(f"thinking inside <{opened[2]}>" if end < len(text) else f"<{opened[2]}> is not closed")
 
 
-def the_one(parts: Sequence[TagContent], name: str) -> TagContent | Fault:
+def the_one(contents: Sequence[TagContent], name: str) -> TagContent | Fault:
     """The only part called `name`, which must not be blank.
 
     >>> the_one([], "update"), the_one([TagContent("update", " ", (8, 9), (0, 18))], "update")
     (Fault(reason='no <update>'), Fault(reason='<update> is empty'))
     """
-    mine = [part for part in parts if part.name == name]
+    mine = [part for part in contents if part.name == name]
     if len(mine) != 1:
         return Fault(f"{len(mine)} times <{name}>" if mine else f"no <{name}>")
     return mine[0] if mine[0].text.strip() else Fault(f"<{name}> is empty")
@@ -203,8 +203,8 @@ class Cutter:
     def of(cls, ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> Cutter:
         """For the ids of a completion; `before` is our own text that its prompt ends with. Thinking that this opens is
         part of the reply's."""
-        kept = thoughtful(ids, codec, before)
-        return cls(kept, Edges.of(kept, codec), codec)
+        reply_ids = thoughtful(ids, codec, before)
+        return cls(reply_ids, Edges.of(reply_ids, codec), codec)
 
     @property
     def text(self) -> str:
@@ -226,11 +226,11 @@ class Cutter:
 
     def without(self, spans: Sequence[tuple[int, int]]) -> list[int]:
         """The ids of all characters but those of `spans`, which are in order and apart."""
-        kept, start = [], 0
+        remaining, start = [], 0
         for begin, end in (*spans, (len(self.text), len(self.text))):
-            kept += self.cut(start, begin)
+            remaining += self.cut(start, begin)
             start = end
-        return [i for i in kept if i not in self.codec.control_ids]
+        return [i for i in remaining if i not in self.codec.control_ids]
 
 
 def thoughtful(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> tuple[int, ...]:
@@ -247,15 +247,15 @@ def without_thinking(ids: Sequence[int], codec: Codec, before: Sequence[int] = (
 
     `before`: our own text that its prompt ends with, which may open thinking. Blanks after thinking go with it.
     """
-    kept = thoughtful(ids, codec, before)
-    text = codec.decode(kept)
+    reply_ids = thoughtful(ids, codec, before)
+    text = codec.decode(reply_ids)
     spans = spoken_spans(text)
     if spans == [(0, len(text))]:
         return list(codec.strip_stop(ids))
-    cutter, said = Cutter.of(ids, codec, before), list[int]()
+    cutter, speech = Cutter.of(ids, codec, before), list[int]()
     for start, end in spans:
-        said += cutter.cut(start + len(text[start:end]) - len(text[start:end].lstrip()) if start else 0, end)
-    return said
+        speech += cutter.cut(start + len(text[start:end]) - len(text[start:end].lstrip()) if start else 0, end)
+    return speech
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,27 +281,27 @@ def read_recall_reply(
     one only.
     """
     cutter = Cutter.of(ids, codec, before)
-    parts = find_parts(cutter.text, ("update", "recall"))
+    contents = find_tags(cutter.text, ("update", "recall"))
     if lenient:
-        return _accepted(cutter, [] if isinstance(parts, Fault) else parts)
-    if isinstance(parts, Fault):
-        return parts
-    update = the_one(parts, "update")
+        return _accepted(cutter, [] if isinstance(contents, Fault) else contents)
+    if isinstance(contents, Fault):
+        return contents
+    update = the_one(contents, "update")
     if isinstance(update, Fault):
         return update
-    recalls = [part for part in parts if part.name == "recall"]
+    recalls = [part for part in contents if part.name == "recall"]
     if len(recalls) > 1:
         return Fault(f"{len(recalls)} times <recall>")
     return _reply(cutter, update, recalls)
 
 
-def _accepted(cutter: Cutter, parts: Sequence[TagContent]) -> RecallReply:
-    found = find_parts(cutter.text, ("update",))  # on its own: a recall that was cut short doesn't undo it
-    update = found if isinstance(found, Fault) else the_one(found, "update")
-    recalls = [part for part in parts if part.name == "recall"]
-    if isinstance(found, Fault) or not isinstance(update, Fault):
+def _accepted(cutter: Cutter, contents: Sequence[TagContent]) -> RecallReply:
+    updates = find_tags(cutter.text, ("update",))  # on its own: a recall that was cut short doesn't undo it
+    update = updates if isinstance(updates, Fault) else the_one(updates, "update")
+    recalls = [part for part in contents if part.name == "recall"]
+    if isinstance(updates, Fault) or not isinstance(update, Fault):
         return _reply(cutter, update, recalls)
-    first = next((part for part in found if part.text.strip()), update)
+    first = next((part for part in updates if part.text.strip()), update)
     return replace(_reply(cutter, first, recalls), fault=update.reason)
 
 

@@ -83,13 +83,13 @@ def stands_in(piece: str, text: str) -> bool:
     >>> stands_in("the code is 12.", "the code is 12. more."), stands_in("the code is 1", "the code is 12.")
     (True, False)
     """
-    return place_in(piece, text) >= 0
+    return offset_in(piece, text) >= 0
 
 
-def place_in(piece: str, text: str) -> int:
+def offset_in(piece: str, text: str) -> int:
     """Where `piece` first is in `text`, between word boundaries, in characters; -1 where it doesn't. Both flat.
 
-    >>> place_in("ann ran.", "joann ran. ann ran."), place_in("", "ann")
+    >>> offset_in("ann ran.", "joann ran. ann ran."), offset_in("", "ann")
     (11, -1)
     """
     start = text.find(piece) if piece else -1

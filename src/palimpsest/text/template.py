@@ -43,10 +43,10 @@ class Template:
         >>> prompt, prompt.spans
         ((1, 2, 7, 8, 3), {'memory': (2, 4)})
         """
-        parts: list[Sequence[int]] = [self.pieces[0]]
+        pieces: list[Sequence[int]] = [self.pieces[0]]
         for slot, piece in zip(self.slots, self.pieces[1:], strict=True):
-            parts += [Prompt.named(slot, values[slot]), piece]
-        return Prompt.joined(parts)
+            pieces += [Prompt.named(slot, values[slot]), piece]
+        return Prompt.joined(pieces)
 
 
 @lru_cache(maxsize=256)
@@ -110,6 +110,6 @@ def insert(text: str, values: Mapping[str, str]) -> str:
 
 def cut_at_marks(codec: Codec, marked: str) -> Template:
     """The template of a rendered text: cut at its marks, each literal piece tokenised as our own text."""
-    parts = _MARKED.split(marked)
-    pieces = tuple(tuple(codec.encode_trusted(part)) if part else () for part in parts[0::2])
-    return Template(pieces, tuple(parts[1::2]))
+    texts = _MARKED.split(marked)
+    pieces = tuple(tuple(codec.encode_trusted(part)) if part else () for part in texts[0::2])
+    return Template(pieces, tuple(texts[1::2]))

@@ -102,8 +102,8 @@ def find_calls(text: str, style: CallStyle) -> tuple[ToolCall | Malformed, ...]:
         elif (opener := text.find(_OPENERS[style])) >= 0:
             reader.refuse(f"{thought.unclosed} is not closed", opener)
     except _Full:
-        reader.found[-1] = Malformed(f"more than {MAX_CALLS} calls in one reply", reader.found[-1].start, len(text))
-    return tuple(reader.found)
+        reader.calls[-1] = Malformed(f"more than {MAX_CALLS} calls in one reply", reader.calls[-1].start, len(text))
+    return tuple(reader.calls)
 
 
 class _Full(Exception):
@@ -116,12 +116,12 @@ class _CallReader:
 
     text: str
     argument_keys: tuple[str, ...]
-    found: list[ToolCall | Malformed] = field(default_factory=list)
+    calls: list[ToolCall | Malformed] = field(default_factory=list)
     visited: int = 0
 
-    def add(self, found: ToolCall | Malformed) -> None:
-        self.found.append(found)
-        if len(self.found) > MAX_CALLS:
+    def add(self, call: ToolCall | Malformed) -> None:
+        self.calls.append(call)
+        if len(self.calls) > MAX_CALLS:
             raise _Full
 
     def refuse(self, reason: str, start: int, end: int | None = None) -> None:
@@ -159,16 +159,16 @@ class _CallReader:
 
 def _name_and_arguments(value: Any, argument_keys: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     """Of a call as JSON; `id` and `type` may stand beside them."""
-    given = [key for key in argument_keys if key in value]
-    if "name" not in value or not given:
+    present = [key for key in argument_keys if key in value]
+    if "name" not in value or not present:
         lacking = argument_keys[0] if "name" in value else "name"
         raise Unreadable(f'a call needs "name" and "{argument_keys[0]}": "{lacking}" is missing')
-    strange = [key for key in value if key not in ("name", "id", "type", given[0])]
+    strange = [key for key in value if key not in ("name", "id", "type", present[0])]
     if strange:
-        raise Unreadable(f'a call has no key {shown(strange[0])}: what the tool is given goes inside "{given[0]}"')
-    arguments = value[given[0]]
+        raise Unreadable(f'a call has no key {shown(strange[0])}: what the tool is given goes inside "{present[0]}"')
+    arguments = value[present[0]]
     if not isinstance(arguments, dict):
-        raise Unreadable(f'"{given[0]}" must be a JSON object, not {kind(arguments)}')
+        raise Unreadable(f'"{present[0]}" must be a JSON object, not {kind(arguments)}')
     return _checked_name(value["name"]), arguments
 
 
@@ -262,7 +262,7 @@ def _find_mistral(reader: _CallReader, start: int) -> None:
             else:
                 start = _read_array(reader, marker, _skip(text, begin))
         except Unreadable as fault:
-            first = max([marker, *(found.end for found in reader.found[-1:])])
+            first = max([marker, *(call.end for call in reader.calls[-1:])])
             return reader.refuse(fault.reason, _skip(text, first, _BETWEEN))
 
 
@@ -324,8 +324,8 @@ def check_schema(schema: Schema, where: str = "parameters") -> None:
     """
     for keyword in schema:
         if keyword not in _KEYWORDS:
-            known = ", ".join(sorted(_KEYWORDS))
-            raise ConfigError(f"tool schema {where}.{keyword}: not supported; known are {known}")
+            keywords = ", ".join(sorted(_KEYWORDS))
+            raise ConfigError(f"tool schema {where}.{keyword}: not supported; known are {keywords}")
     for name in _types(schema):
         if name not in _TYPES:
             hint = nearest(str(name), _TYPES) or f"; one of {', '.join(_TYPES)}"
@@ -366,7 +366,7 @@ def _fault(value: Any, schema: Schema, path: str) -> str | None:
     if isinstance(value, dict):
         return _object_fault(value, schema, path)
     if isinstance(value, list) and "items" in schema:
-        faults = (_fault(one, schema["items"], f"{path}[{place}]") for place, one in enumerate(value))
+        faults = (_fault(one, schema["items"], f"{path}[{index}]") for index, one in enumerate(value))
         return next((fault for fault in faults if fault is not None), None)
     return None
 
@@ -376,8 +376,8 @@ def _object_fault(value: Mapping[str, Any], schema: Schema, path: str) -> str | 
     properties: Mapping[str, Schema] | None = schema.get("properties")
     for key in value:
         if properties is not None and key not in properties:
-            known = f"give only {', '.join(properties)}" if properties else "give none"
-            return f"{prefix}{_cut(key)} is not an argument: {known}{nearest(key[:80], properties)}"
+            advice = f"give only {', '.join(properties)}" if properties else "give none"
+            return f"{prefix}{_cut(key)} is not an argument: {advice}{nearest(key[:80], properties)}"
     for key in schema.get("required", ()):
         if key not in value:
             types = " or ".join(_types((properties or {}).get(key, {})))
@@ -387,8 +387,8 @@ def _object_fault(value: Mapping[str, Any], schema: Schema, path: str) -> str | 
 
 
 def _types(schema: Schema) -> list[str]:
-    given = schema.get("type", [])
-    return [given] if isinstance(given, str) else list(given)
+    value = schema.get("type", [])
+    return [value] if isinstance(value, str) else list(value)
 
 
 def _is(value: Any, name: str) -> bool:

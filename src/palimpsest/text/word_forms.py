@@ -174,22 +174,22 @@ class Sentence:
 
     def add(self, exact: str, kind: WordKind, clause: int, dot: bool = False) -> None:
         """One more word."""
-        place = len(self.exact)
+        index = len(self.exact)
         form = stem(exact) if kind in (WordKind.WORD, WordKind.NAME) else exact
         self.exact.append(exact)
         self.stems.append(form)
         self.kinds.append(kind)
         self.clauses.append(clause)
-        self.places.setdefault(exact, []).append(place)
-        self.places.setdefault("~" + form, []).append(place)
+        self.places.setdefault(exact, []).append(index)
+        self.places.setdefault("~" + form, []).append(index)
         if dot:
-            self.dotted.add(place)
+            self.dotted.add(index)
 
     def extend(self, more: Sentence) -> None:
         """The words of another sentence of the same text."""
         start = len(self)
-        for place, exact in enumerate(more.exact):
-            self.add(exact, more.kinds[place], more.clauses[place], place in more.dotted)
+        for index, exact in enumerate(more.exact):
+            self.add(exact, more.kinds[index], more.clauses[index], index in more.dotted)
         assert len(self) == start + len(more)
 
 
@@ -265,15 +265,15 @@ class _WordReader:
         self.ranged = False  # the last token joined two numbers
 
     def read(self) -> Iterator[Sentence]:
-        for found in _TOKEN.finditer(self.text):
-            what, piece = found.lastgroup or "", found[0]
+        for match in _TOKEN.finditer(self.text):
+            what, piece = match.lastgroup or "", match[0]
             what = {"tail": "number", "dot": "word"}.get(what, what)
             if what == "end" or len(self.now) >= LONGEST:
                 yield self._next("\n\n" in piece)
             if what == "clause":
                 self.clause += 1
             elif what not in ("end", "range"):
-                ends = self._take(what, found)
+                ends = self._take(what, match)
                 if ends:
                     yield self._next(False)
             self.ranged = what == "range"
@@ -285,9 +285,9 @@ class _WordReader:
         self.now = Sentence(ended.paragraph + new_paragraph)
         return ended
 
-    def _take(self, what: str, found: re.Match[str]) -> bool:
+    def _take(self, what: str, match: re.Match[str]) -> bool:
         """Add a token; whether its period ends the sentence."""
-        piece = found[what]
+        piece = match[what]
         if what == "number":
             self._number(piece)
         elif what == "sign":
@@ -305,7 +305,7 @@ class _WordReader:
         elif what == "unspaced":
             self._pairs(piece)
         else:
-            return self._word(piece, found["dot"] is not None, found.end())
+            return self._word(piece, match["dot"] is not None, match.end())
         return False
 
     def _number(self, piece: str) -> None:
@@ -354,14 +354,14 @@ class _WordReader:
         return dot and _AFTER_END.match(self.text, end) is not None
 
     def _scaled(self, scale: int) -> None:
-        place = len(self.now) - 1
+        last = len(self.now) - 1
         try:
-            value = number_value(str(float(self.now.exact[place]) * scale))
+            value = number_value(str(float(self.now.exact[last]) * scale))
         except ValueError:
             return
-        self.now.exact[place] = self.now.stems[place] = value
+        self.now.exact[last] = self.now.stems[last] = value
         for key in (value, "~" + value):
-            self.now.places.setdefault(key, []).append(place)
+            self.now.places.setdefault(key, []).append(last)
 
 
 def number_value(written: str) -> str:
@@ -373,12 +373,12 @@ def number_value(written: str) -> str:
     if written[0] in "-−":
         return f"-{number_value(written[1:])}"
     digits = "".join(str(unicodedata.digit(c)) if c.isdigit() else c for c in written)
-    parts = digits.split(",")
-    if len(parts) == 2 and len(parts[1]) != 3 and "." not in digits:
-        digits = ".".join(parts)  # a decimal comma
+    groups = digits.split(",")
+    if len(groups) == 2 and len(groups[1]) != 3 and "." not in digits:
+        digits = ".".join(groups)  # a decimal comma
     digits = digits.replace(",", "")
     if digits.count(".") > 1:
         return digits
-    whole, _, fraction = digits.partition(".")
+    integer, _, fraction = digits.partition(".")
     fraction = fraction.rstrip("0")
-    return (whole.lstrip("0") or "0") + (f".{fraction}" if fraction else "")
+    return (integer.lstrip("0") or "0") + (f".{fraction}" if fraction else "")

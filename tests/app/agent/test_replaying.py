@@ -17,7 +17,7 @@ import zstandard
 import palimpsest
 from palimpsest import train
 from palimpsest.app.agent import replay_run
-from palimpsest.app.agent.recorded_origin import EpisodePlace, place_of
+from palimpsest.app.agent.recorded_origin import EpisodeRef, locate_episode
 from palimpsest.app.agent.replay_run import Replay, replay
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES, read_episodes
@@ -264,31 +264,31 @@ def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path
 @pytest.mark.parametrize(
     ("episode", "options", "place"),
     [
-        ("a.jsonl.zst#3/2", {"turn": 5}, EpisodePlace(Path("a.jsonl.zst"), 3, 2, 5)),
-        ("a.jsonl.zst", {"group": 3, "rollout": 2}, EpisodePlace(Path("a.jsonl.zst"), 3, 2)),
-        ("RUN#/r/q/s/7/e/3/2/t/5", {}, EpisodePlace(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 5)),
+        ("a.jsonl.zst#3/2", {"turn": 5}, EpisodeRef(Path("a.jsonl.zst"), 3, 2, 5)),
+        ("a.jsonl.zst", {"group": 3, "rollout": 2}, EpisodeRef(Path("a.jsonl.zst"), 3, 2)),
+        ("RUN#/r/q/s/7/e/3/2/t/5", {}, EpisodeRef(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 5)),
         (
             "RUN#/r/q/s/7/e/3/2/t/5?sort=reward",
             {"turn": 1},
-            EpisodePlace(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 1),
+            EpisodeRef(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 1),
         ),
         (
             "RUN",
             {"step": 7, "group": 0, "rollout": 1},
-            EpisodePlace(Path("RUN/trajectories/step-000007.jsonl.zst"), 0, 1),
+            EpisodeRef(Path("RUN/trajectories/step-000007.jsonl.zst"), 0, 1),
         ),
-        ("EVAL#/e/3/2/t/5", {}, EpisodePlace(Path("EVAL") / EPISODES, 3, 2, 5)),
-        ("EVAL#/r/eval/s/all/e/3/2", {}, EpisodePlace(Path("EVAL") / EPISODES, 3, 2)),
+        ("EVAL#/e/3/2/t/5", {}, EpisodeRef(Path("EVAL") / EPISODES, 3, 2, 5)),
+        ("EVAL#/r/eval/s/all/e/3/2", {}, EpisodeRef(Path("EVAL") / EPISODES, 3, 2)),
     ],
 )
 def test_an_episode_is_named_in_the_forms_people_have_it_in(
-    episode: str, options: dict[str, int], place: EpisodePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    episode: str, options: dict[str, int], place: EpisodeRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN" / "trajectories").mkdir(parents=True)
     (tmp_path / "EVAL").mkdir()
     (tmp_path / "EVAL" / EPISODES).touch()
-    assert place_of(episode, **options) == place
+    assert locate_episode(episode, **options) == place
 
 
 def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_memory_within_its_budget_writes_no_control_token(tmp_path: Path, tiny
 @pytest.mark.parametrize("link", ["/r/q/s/{}/e/0/0/t/0", "/e/{}/0/t/0", "/e/0/0/t/{}", "{}/0"])
 def test_a_number_of_thousands_of_digits_is_refused_in_a_line(link: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names no episode; give") as refused:
-        place_of(f"{tmp_path}#{link.format('9' * 5000)}")
+        locate_episode(f"{tmp_path}#{link.format('9' * 5000)}")
     assert len(str(refused.value)) < 500
 
 

@@ -127,7 +127,7 @@ def test_a_file_that_is_there_is_refused_before_anything_is_asked(server: Server
 
 
 def test_names_are_found_and_near_ones_hinted(refused: Callable[..., str], tmp_path: Path) -> None:
-    assert find("memagent-eval-200").place == "BytedTsinghua-SIA/hotpotqa/eval_200.json"
+    assert find("memagent-eval-200").path == "BytedTsinghua-SIA/hotpotqa/eval_200.json"
     assert find("owner/set/data/x.json") == Published("owner/set/data/x.json")
     assert all(each.file.endswith((".json", ".parquet")) for each in PUBLISHED.values())
     assert "did you mean hotpotqa-dev" in refused("data", "download", "hotpotqa-dve", "--out", str(tmp_path))

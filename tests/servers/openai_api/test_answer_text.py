@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from palimpsest.servers.openai.answer_text import AnswerText, whole
+from palimpsest.servers.openai.answer_text import AnswerText, final_text
 from support.agents import base_codec
 
 TEXTS = (
@@ -25,7 +25,7 @@ TEXTS = (
 def test_the_pieces_in_a_row_are_the_whole(text: str, stops: tuple[str, ...]) -> None:
     codec = base_codec()
     ids = codec.encode(text)
-    said, _ = whole(text, stops)
+    said, _ = final_text(text, stops)
     draw = random.Random(3)
     for _ in range(5):
         stream, given, rest = AnswerText(codec, stops), "", list(ids)

@@ -58,7 +58,7 @@ def test_tags_that_nothing_closes_are_a_part_of_the_message() -> None:
     """At once; with a quadratic rule this test would not end for an hour."""
     message = "<document>" * 200_000
     found = read(user(message), room=10**7)
-    assert (found.rule, text_of(found), found.questions) == (DocumentRule.WHOLE, message, (message,))
+    assert (found.rule, text_of(found), found.questions) == (DocumentRule.UNDIVIDED, message, (message,))
 
 
 @pytest.mark.parametrize("room", [5, 1000])
@@ -82,7 +82,7 @@ def test_a_first_paragraph_that_ends_with_a_colon_asks_too() -> None:
 def test_one_paragraph_is_read_and_asked() -> None:
     """The agent always reads, whatever a message looks like."""
     found = read(user("Anna sells tea. Who sells tea?"))
-    assert (found.rule, text_of(found)) == (DocumentRule.WHOLE, "Anna sells tea. Who sells tea?")
+    assert (found.rule, text_of(found)) == (DocumentRule.UNDIVIDED, "Anna sells tea. Who sells tea?")
     assert found.questions == (text_of(found),)
 
 

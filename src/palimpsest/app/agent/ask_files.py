@@ -67,8 +67,8 @@ class Asked:
     @property
     def kept_out(self) -> int:
         """Units of replies that `policy.options.grounded` kept out of the memory."""
-        found = of_type(self.trajectory.events, MemoryUngrounded)
-        return sum(len(event.dropped) for event in found)
+        events = of_type(self.trajectory.events, MemoryUngrounded)
+        return sum(len(event.dropped) for event in events)
 
     @property
     def outcome(self) -> Outcome:
@@ -90,10 +90,10 @@ class Asked:
         return sum(len(turn.completion.token_ids) for turn in self.trajectory.turns)
 
     def __repr__(self) -> str:
-        said = self.answer if self.answer is not None else f"no answer: {self.failure or self.outcome}"
+        reply = self.answer if self.answer is not None else f"no answer: {self.failure or self.outcome}"
         count = len(self.unsupported)
         made_up = f", {count} sentence{'s' if count > 1 else ''} of the memory in no file" if count else ""
-        head = f"Asked {_short(self.question)!r}: {_short(said)!r}, {len(self.trajectory.turns)} turns{made_up}"
+        head = f"Asked {_short(self.question)!r}: {_short(reply)!r}, {len(self.trajectory.turns)} turns{made_up}"
         return "\n".join([head, *(f"  {q.file}:{q.start}-{q.end}  {_short(q.text)}" for q in self.quotes)])
 
     @cached_property
@@ -161,7 +161,7 @@ async def ask_async(
     questions = _questions(question)
     things = Objects("palimpsest.ask", model)
     shown = progress or suitable_progress(quiet=quiet)
-    with things.known(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
+    with things.in_scope(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
         policy, overrides = things.agent(policy, overrides, None)
         remote = Remote.named(base_url, api_key_env, tokenizer)
         config = Agent(model, policy, recipe, overrides, seed, remote).config({})
@@ -177,7 +177,7 @@ async def chat_async(
     config: RunConfig,
     document: TextDocument,
     next_question: Callable[[], str | None],
-    told: Callable[[Asked], None],
+    on_answer: Callable[[Asked], None],
     *,
     on_memory: OnMemory | None = None,
     progress: Progress | None = None,
@@ -189,7 +189,7 @@ async def chat_async(
 
     async def work(agent: OpenAgent) -> None:
         while (question := next_question()) is not None:
-            told(await _answer(agent, document, _questions(question), on_memory, progress or Silent()))
+            on_answer(await _answer(agent, document, _questions(question), on_memory, progress or Silent()))
 
     await with_agent(config, work)
 
@@ -200,7 +200,7 @@ chat = blocking(chat_async)
 async def _answer(
     agent: OpenAgent, document: TextDocument, questions: Sequence[str], on_memory: OnMemory | None, progress: Progress
 ) -> Asked:
-    problem = Problem.asking("question", [Question(each, ()) for each in questions], document.text)
+    problem = Problem.asking("question", [Question(question, ()) for question in questions], document.text)
     codec = agent.engine.codec
     policy = agent.policy_for(problem)
     prepared = policy.prepare(problem, codec)
@@ -215,10 +215,10 @@ async def _answer(
                 on_memory(change)
 
         trajectory = await agent.play(problem, policy, "ask", prepare=lambda: prepared, on_turn=on_turn)
-    return asked_of(agent.config, problem, document, trajectory, codec)
+    return result_of(agent.config, problem, document, trajectory, codec)
 
 
-def asked_of(
+def result_of(
     config: RunConfig, problem: Problem, document: TextDocument, trajectory: Trajectory, codec: Codec
 ) -> Asked:
     """What an episode came to, with the places in the document that its last memory is from."""
@@ -231,12 +231,12 @@ def asked_of(
     spans = origins(sentences, document.text, read)
     places = [None if span is None else document.locate(*span) for span in spans]
     quotes = tuple(
-        Quote(document.text[span[0] : span[1]], *place, kept)
-        for kept, span, place in zip(sentences, spans, places, strict=True)
-        if span is not None and place is not None
+        Quote(document.text[span[0] : span[1]], *position, sentence)
+        for sentence, span, position in zip(sentences, spans, places, strict=True)
+        if span is not None and position is not None
     )
     replies = trajectory.answers or (trajectory.answer,) * len(problem.by_question)  # no answers: none of any question
-    answers = tuple(_said(reply, config.reward.name) for reply in replies)
+    answers = tuple(_answer_text(reply, config.reward.name) for reply in replies)
     return Asked(
         question=problem.question,
         answer=answers[0],
@@ -244,36 +244,36 @@ def asked_of(
         document=document,
         trajectory=trajectory,
         quotes=quotes,
-        unsupported=tuple(kept for kept, span in zip(sentences, spans, strict=True) if span is None),
+        unsupported=tuple(sentence for sentence, span in zip(sentences, spans, strict=True) if span is None),
         _problem=problem,
         _codec=codec,
     )
 
 
-def _said(reply: str | None, reward: str) -> str | None:
+def _answer_text(reply: str | None, reward: str) -> str | None:
     """What a reply gives as its answer."""
     if reply is None:
         return None
     if reward == "final_answer" and (named := final_answer(reply)) is not None:
         return named
-    found = extract(reply)
-    return found.text if found is not None else spoken(reply).strip()
+    answer = extract(reply)
+    return answer.text if answer is not None else spoken(reply).strip()
 
 
 def _questions(question: str | Sequence[str]) -> tuple[str, ...]:
     """One or several. Raises ConfigError for none, or a blank one."""
     questions = (question,) if isinstance(question, str) else tuple(question)
-    if not questions or not all(isinstance(each, str) and each.strip() for each in questions):
+    if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
         raise ConfigError("ask: the question is blank; say what you want to know of the files")
     return questions
 
 
 def _named(files: Files) -> list[str]:
     listed = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
-    for each in listed:
-        if not isinstance(each, str | os.PathLike):
+    for path in listed:
+        if not isinstance(path, str | os.PathLike):
             raise ConfigError(
-                f"palimpsest.ask(files=...): {each!r:.60} is of type {type(each).__name__}: give files or folders; "
+                f"palimpsest.ask(files=...): {path!r:.60} is of type {type(path).__name__}: give files or folders; "
                 "palimpsest.play takes a text, palimpsest.evaluate a list of problems"
             )
-    return [os.fspath(each) for each in listed]
+    return [os.fspath(path) for path in listed]

@@ -10,7 +10,7 @@ from typing import Any
 
 from palimpsest.app.composition import OpenAgent, with_agent
 from palimpsest.app.config_resolution import Agent, Recipe, Remote
-from palimpsest.app.evaluate.evaluation_data import own_problems
+from palimpsest.app.evaluate.evaluation_data import as_problems
 from palimpsest.app.python_calls import Table, blocking
 from palimpsest.app.python_objects import Objects, as_folder, check_problem, problems_of
 from palimpsest.config.load import Overrides
@@ -81,7 +81,7 @@ class Episode:
     def __repr__(self) -> str:
         lines = [text if number is None else f"{number:>3} {text}" for number, text in self._shown()]
         value = "" if self.grade is None else f", reward {self.grade.value}"
-        cut = "".join(f", {kept:,} of {tokens:,} tokens of the document read" for tokens, kept in self._cuts())
+        cut = "".join(f", {read:,} of {tokens:,} tokens of the document read" for tokens, read in self._cuts())
         error = failure(self.trajectory) if self.answer is None else None
         ended = f"{self.outcome}{f' ({_one_line(error)})' if error else ''}"
         head = f"Episode of {self.problem.id}: {len(self.turns)} turns, {ended}{value}{cut}"
@@ -90,9 +90,9 @@ class Episode:
     def _shown(self) -> list[tuple[int | None, str]]:
         """Memories with their numbers, each short; of many those at both ends."""
         numbered = list(enumerate(self.memories))
-        kept = [numbered] if len(numbered) <= _SHOWN else [numbered[: _SHOWN // 2], numbered[-_SHOWN // 2 :]]
-        parts: list[list[tuple[int | None, str]]] = [[(number, _short(text)) for number, text in part] for part in kept]
-        return parts[0] if len(parts) == 1 else [*parts[0], (None, "..."), *parts[1]]
+        ends = [numbered] if len(numbered) <= _SHOWN else [numbered[: _SHOWN // 2], numbered[-_SHOWN // 2 :]]
+        shown: list[list[tuple[int | None, str]]] = [[(number, _short(text)) for number, text in part] for part in ends]
+        return shown[0] if len(shown) == 1 else [*shown[0], (None, "..."), *shown[1]]
 
     def _cuts(self) -> list[tuple[int, int]]:
         """(tokens of the document, those that were read), if some were not."""
@@ -149,26 +149,26 @@ async def play_async(
     Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
     """
     things = Objects("palimpsest.play", model)
-    with things.known(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
+    with things.in_scope(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
         policy, overrides = things.agent(policy, overrides, reward)
         remote = Remote.named(base_url, api_key_env, tokenizer)
         agent = Agent(model, policy, recipe, overrides, seed, remote)
         config = agent.config({})
         agent.model_name((lambda line: None) if quiet else (lambda line: warnings.warn(line, stacklevel=3)))
-        asked = _problem(problem, context, answers, chunks, config)
-        return await with_agent(config, lambda agent: _played(agent, asked))
+        prepared = _problem(problem, context, answers, chunks, config)
+        return await with_agent(config, lambda agent: _played(agent, prepared))
 
 
 play = blocking(play_async)
 
 
-async def _played(agent: OpenAgent, asked: Problem) -> Episode:
-    trajectory = await agent.play(asked, agent.policy_for(asked), "play")
+async def _played(agent: OpenAgent, problem: Problem) -> Episode:
+    trajectory = await agent.play(problem, agent.policy_for(problem), "play")
     grade = None
-    if asked.answers:
+    if problem.answers:
         reward = build_reward(agent.config.reward, agent.engine.codec)
-        grade = await closing(reward, graded(reward.answer, asked, trajectory))
-    return in_words(asked, trajectory, agent.engine.codec, grade)
+        grade = await closing(reward, graded(reward.answer, problem, trajectory))
+    return in_words(problem, trajectory, agent.engine.codec, grade)
 
 
 def _problem(
@@ -186,7 +186,7 @@ def _problem(
     if chunks is not None:
         raise ConfigError(f"chunks={chunks}: the size of a problem that is drawn; leave it out with one of your own")
     if isinstance(problem, Mapping):
-        (problem,) = own_problems(problems_of([problem], "palimpsest.play(problem=...)"))
+        (problem,) = as_problems(problems_of([problem], "palimpsest.play(problem=...)"))
     if isinstance(problem, Problem):
         if context is not None or answers:
             raise ConfigError(f"play: problem {problem.id} has a context and answers of its own; leave out the others")
@@ -201,7 +201,7 @@ def _problem(
 def _check_types(problem: Any, context: Any, answers: Any) -> None:
     """Raise ConfigError that names an argument of another type than it takes."""
     texts = [answers] if isinstance(answers, str) else answers
-    listed = isinstance(texts, Sequence) and all(isinstance(each, str) for each in texts)
+    listed = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
     for name, value, right, wanted in (
         ("problem", problem, isinstance(problem, Problem | Mapping | str | None), "a question, a Problem or a dict"),
         ("context", context, isinstance(context, str | None), "one text, several of them joined: '\\n'.join(texts)"),

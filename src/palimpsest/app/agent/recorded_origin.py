@@ -58,7 +58,7 @@ _FORMS = "FILE.jsonl.zst#GROUP/ROLLOUT, or a folder and the viewer's link, RUN#/
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodePlace:
+class EpisodeRef:
     """Where an episode lies, and a turn of it."""
 
     file: Path
@@ -69,48 +69,48 @@ class EpisodePlace:
     def owners(self) -> list[Path]:
         """The file, and the run and evaluation that it belongs to."""
         above = self.file.resolve().parents[:2]
-        return [self.file, *(each for each in above if (each / CONFIG).is_file() or (each / SAMPLES).is_file())]
+        return [self.file, *(parent for parent in above if (parent / CONFIG).is_file() or (parent / SAMPLES).is_file())]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
     """An episode of a file. Its problem is without the document, which a record leaves out."""
 
-    place: EpisodePlace
+    location: EpisodeRef
     group: Group
 
     @property
     def trajectory(self) -> Trajectory:
-        return self.group.trajectories[self.place.rollout]
+        return self.group.trajectories[self.location.rollout]
 
     @property
     def grade(self) -> Grade:
-        return self.group.grades[self.place.rollout]
+        return self.group.grades[self.location.rollout]
 
 
-def place_of(
+def locate_episode(
     episode: str,
     *,
     step: int | None = None,
     group: int | None = None,
     rollout: int | None = None,
     turn: int | None = None,
-) -> EpisodePlace:
+) -> EpisodeRef:
     """What `episode` and the options together name. Raises ConfigError, DataError."""
     path, _, fragment = episode.partition("#")
     match = _LINK.fullmatch(fragment.partition("?")[0]) or _SHORT.fullmatch(fragment)
     if fragment and match is None:
         raise ConfigError(f"{path}: #{fragment:.80} names no episode; give {_FORMS}")
     linked = {} if match is None else {name: value for name, value in match.groupdict().items() if value is not None}
-    given = {"step": step, "group": group, "rollout": rollout, "turn": turn}
-    known = linked | {name: value for name, value in given.items() if value is not None}
-    if not known.keys() & {"group", "rollout"} and (Path(path) / EPISODES).is_file():
-        known |= {"group": _first_of_an_agent(Path(path)) or 0, "rollout": 0}
+    options = {"step": step, "group": group, "rollout": rollout, "turn": turn}
+    ids = linked | {name: value for name, value in options.items() if value is not None}
+    if not ids.keys() & {"group", "rollout"} and (Path(path) / EPISODES).is_file():
+        ids |= {"group": _first_of_an_agent(Path(path)) or 0, "rollout": 0}
     for name in ("group", "rollout"):
-        if name not in known:
+        if name not in ids:
             raise ConfigError(f"{episode}: which {name} is not said; give --{name}, or {_FORMS}")
-    numbers = {name: int(value) for name, value in known.items() if name != "step"}
-    return EpisodePlace(_file(Path(path), known.get("step")), numbers["group"], numbers["rollout"], numbers.get("turn"))
+    numbers = {name: int(value) for name, value in ids.items() if name != "step"}
+    return EpisodeRef(_file(Path(path), ids.get("step")), numbers["group"], numbers["rollout"], numbers.get("turn"))
 
 
 def _file(path: Path, step: int | str | None) -> Path:
@@ -126,22 +126,22 @@ def _file(path: Path, step: int | str | None) -> Path:
     raise DataError(f"{path}: holds neither {TRAJECTORIES}/ nor {EPISODES}; give {_FORMS}")
 
 
-def read_episode(place: EpisodePlace) -> RecordedEpisode:
+def read_episode(location: EpisodeRef) -> RecordedEpisode:
     """The episode at a place. Raises DataError for one that isn't there, or of other types than a record's."""
-    recording = read_episodes(place.file) if place.file.name == EPISODES else read_groups(place.file)
+    recording = read_episodes(location.file) if location.file.name == EPISODES else read_groups(location.file)
     groups = recording.groups
-    if place.group >= len(groups):
+    if location.group >= len(groups):
         torn = f"; {recording.torn}" if recording.torn else ""
         raise DataError(
-            f"{place.file}: --group {place.group} is not one of its {len(groups)} groups, 0 the first{torn}"
+            f"{location.file}: --group {location.group} is not one of its {len(groups)} groups, 0 the first{torn}"
         )
-    group = groups[place.group]
-    if place.rollout >= len(group.trajectories):
+    group = groups[location.group]
+    if location.rollout >= len(group.trajectories):
         raise DataError(
-            f"{place.file}: --rollout {place.rollout} is not one of the {len(group.trajectories)} of group "
-            f"{place.group}, 0 the first"
+            f"{location.file}: --rollout {location.rollout} is not one of the {len(group.trajectories)} of group "
+            f"{location.group}, 0 the first"
         )
-    return RecordedEpisode(place, checked(place.file, group))
+    return RecordedEpisode(location, checked(location.file, group))
 
 
 # ---- Origin of an episode, read from the record and the files around it --------------------------------------
@@ -172,8 +172,8 @@ class EpisodeOrigin:
         """The same problem with its document, from the data; None if it isn't there, or the data no longer is."""
         wanted = (problem.id, problem.question, problem.answers)
         try:
-            found = (each for each in self._problems(problem) if (each.id, each.question, each.answers) == wanted)
-            return next(found, None)
+            matches = (item for item in self._problems(problem) if (item.id, item.question, item.answers) == wanted)
+            return next(matches, None)
         except (PalimpsestError, OSError):
             return None
 
@@ -194,7 +194,7 @@ def origin_of(episode: RecordedEpisode, model: str | None) -> EpisodeOrigin:
 
     Raises ConfigError, DataError or RunError.
     """
-    file, key = episode.place.file, episode.group.key
+    file, key = episode.location.file, episode.group.key
     folder = file.absolute().parent
     is_training = (folder.parent / CONFIG).is_file()
     if not is_training and not (folder / IDENTITY).is_file():
@@ -210,15 +210,15 @@ def origin_of(episode: RecordedEpisode, model: str | None) -> EpisodeOrigin:
 def _of_training(episode: RecordedEpisode, run: Path, model: str | None) -> EpisodeOrigin:
     config, trajectory, key = load_config(run), episode.trajectory, episode.group.key
     variant = build_variant(config) if is_variant(trajectory) else None
-    path, told = _given(model) if model is not None else _trained_weights(run, config, trajectory, int(key[2]))
+    path, weights = _weights_at(model) if model is not None else _trained_weights(run, config, trajectory, int(key[2]))
     return EpisodeOrigin(
-        _with_model(config, path), variant.policy if variant else build_policy(config.policy), key, told
+        _with_model(config, path), variant.policy if variant else build_policy(config.policy), key, weights
     )
 
 
 def _of_evaluation(episode: RecordedEpisode, folder: Path, model: str | None) -> EpisodeOrigin:
     identity, played = read_identity(folder), episode.trajectory.group_id
-    cell = next((each.cell for each in read_samples(folder / SAMPLES)[0] if each.group_id == played), None)
+    cell = next((sample.cell for sample in read_samples(folder / SAMPLES)[0] if sample.group_id == played), None)
     if cell is None:
         raise RunError(f"{folder / SAMPLES}: holds no line of {played}, so how it was played isn't known")
     if "endpoint" in identity and model is None:
@@ -226,11 +226,11 @@ def _of_evaluation(episode: RecordedEpisode, folder: Path, model: str | None) ->
             f"{folder}: was played at an endpoint, whose draws nothing repeats; give --model of weights here"
         )
     policy = _policy(identity, cell, folder)
-    path, told = _given(model) if model is not None else _evaluated_weights(folder, identity)
+    path, weights = _weights_at(model) if model is not None else _evaluated_weights(folder, identity)
     run = Path(path).absolute().parent.parent  # that a checkpoint belongs to
     in_run = Path(path).parent.name == CHECKPOINTS and (run / CONFIG).is_file()
     config = _identified(load_config(run) if in_run else RunConfig(), identity, policy, folder)
-    return EpisodeOrigin(_with_model(config, path), build_policy(policy), episode.group.key, told)
+    return EpisodeOrigin(_with_model(config, path), build_policy(policy), episode.group.key, weights)
 
 
 def _policy(identity: Mapping[str, Any], cell: Cell, folder: Path) -> PolicyConfig:
@@ -250,7 +250,7 @@ def _first_of_an_agent(folder: Path) -> int | None:
     before it. Raises DataError."""
     agents = {sample.group_id for sample in read_samples(folder / SAMPLES)[0] if not sample.baseline}
     groups = enumerate(read_episodes(folder / EPISODES).groups)
-    return next((place for place, group in groups if group.trajectories[0].group_id in agents), None)
+    return next((index for index, group in groups if group.trajectories[0].group_id in agents), None)
 
 
 def _identified(config: RunConfig, identity: Mapping[str, Any], policy: PolicyConfig, folder: Path) -> RunConfig:
@@ -274,7 +274,7 @@ Weights = tuple[str, str]
 """A model's folder, and in words which weights these are."""
 
 
-def _given(model: str) -> Weights:
+def _weights_at(model: str) -> Weights:
     return model, f"the weights of {model}, as asked for"
 
 
@@ -283,19 +283,19 @@ def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step:
     version = trajectory.turns[0].completion.policy_version if trajectory.turns else None
     saved = checkpoint_paths(run / CHECKPOINTS)
     models = [_first_model(run, config), *map(str, saved)]
-    told = ["the weights that training began with", *(f"the checkpoint {path.name}" for path in saved)]
-    for at, known in enumerate([0, *map(_version, saved)]):
-        if version is not None and known == version:
-            return models[at], f"{told[at]}, which sampled it"
+    names = ["the weights that training began with", *(f"the checkpoint {path.name}" for path in saved)]
+    for at, updates in enumerate([0, *map(_version, saved)]):
+        if version is not None and updates == version:
+            return models[at], f"{names[at]}, which sampled it"
     steps = [0, *map(checkpoint_step, saved)]
-    at = min(range(len(steps)), key=lambda each: (abs(steps[each] - (step - 1)), -steps[each]))
-    return models[at], f"{told[at]}, the nearest: those after step {step - 1}, which sampled it, weren't kept"
+    at = min(range(len(steps)), key=lambda index: (abs(steps[index] - (step - 1)), -steps[index]))
+    return models[at], f"{names[at]}, the nearest: those after step {step - 1}, which sampled it, weren't kept"
 
 
 def _first_model(run: Path, config: RunConfig) -> str:
     """What training with rewards began with: the end of the cold start, where there was one."""
-    begun = checkpoint_paths(run / COLD_START / CHECKPOINTS)
-    return str(begun[-1]) if config.cold_start is not None and begun else named(config.model.path)
+    saved = checkpoint_paths(run / COLD_START / CHECKPOINTS)
+    return str(saved[-1]) if config.cold_start is not None and saved else named(config.model.path)
 
 
 def _version(checkpoint: Path) -> object:
@@ -317,7 +317,7 @@ def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> Weights:
 def _models_around(folder: Path) -> Iterator[str]:
     if isinstance(model := (read_object(folder / SUMMARY) or {}).get("model"), str):
         yield named(model)
-    run = next((each for each in folder.parents if (each / CONFIG).is_file()), None)
+    run = next((parent for parent in folder.parents if (parent / CONFIG).is_file()), None)
     if run is not None:
         yield from map(str, reversed(checkpoint_paths(run / CHECKPOINTS)))
         yield _first_model(run, load_config(run))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import files
-from palimpsest.app.agent.recorded_origin import EpisodeOrigin, RecordedEpisode, origin_of, place_of, read_episode
+from palimpsest.app.agent.recorded_origin import EpisodeOrigin, RecordedEpisode, locate_episode, origin_of, read_episode
 from palimpsest.app.composition import OpenAgent, with_agent
 from palimpsest.app.evaluate.regrading import UNSET_URL
 from palimpsest.app.python_calls import blocking
@@ -71,14 +71,14 @@ class Edit:
 def edited(memory: str, recorded: Trajectory, origin: EpisodeOrigin, turn: int, codec: Codec) -> Edit:
     """`memory` as what `turn` of a recorded episode is to remember. Raises ConfigError where it can't."""
     policy, name, memory = origin.policy.teachable(), origin.config.policy.name, memory if memory.strip() else ""
-    known = _remembered(recorded, turn, codec)
+    tokens = _remembered(recorded, turn, codec)
     if policy is None or (turn == 0 and not origin.policy.takes_memory):
         raise ConfigError(f"--memory: {name} tells no form in which its memory could be written; leave it out")
     if turn and recorded.turns[turn - 1].piece("section") is None:
         raise ConfigError(f"--memory: the turn before {turn} writes no memory; give another --turn, or leave it out")
-    empty, was = codec.encode(policy.texts.empty_memory), codec.decode(known)
-    if memory.strip() == was.strip() or (not memory and list(known) == empty):
-        return Edit(memory and was, tuple(known), None, changes=False)
+    empty, was = codec.encode(policy.texts.empty_memory), codec.decode(tokens)
+    if memory.strip() == was.strip() or (not memory and list(tokens) == empty):
+        return Edit(memory and was, tuple(tokens), None, changes=False)
     if memory and memory == memory.lstrip():  # the space before it is the model's
         memory = was[: len(was) - len(was.lstrip())] + memory
     ids = codec.encode(memory) if memory else empty if turn == 0 or len(empty) <= policy.memory_tokens else []
@@ -94,8 +94,8 @@ def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
             f"--memory: turn {turn} ({recorded.turns[turn].name}) shows no memory that could be changed; leave it out, "
             "or give another --turn"
         )
-    written = (each for each in readings(recorded, GroupTexts(codec)) if turn and each.turn is recorded.turns[turn - 1])
-    return next((each.memory_after.ids or codec.encode(each.memory_after.text) for each in written), piece)
+    written = (read for read in readings(recorded, GroupTexts(codec)) if turn and read.turn is recorded.turns[turn - 1])
+    return next((read.memory_after.ids or codec.encode(read.memory_after.text) for read in written), piece)
 
 
 def _writing(
@@ -118,8 +118,8 @@ def _writing(
 
 def _reply(policy: Teachable, ids: Sequence[int], recorded: Trajectory, turn: int, codec: Codec) -> list[int]:
     """With the query that the recorded reply asked for, if it did."""
-    asked = of_type((event for event in recorded.events if event.before_turn == turn), Recalled)
-    return policy.reply(codec, ids, codec.encode(asked[0].query) if asked else None)
+    searches = of_type((event for event in recorded.events if event.before_turn == turn), Recalled)
+    return policy.reply(codec, ids, codec.encode(searches[0].query) if searches else None)
 
 
 # ---- Replay from a turn --------------------------------------------------------------------------------------
@@ -189,14 +189,14 @@ async def replay_async(
 
     Raises ConfigError, DataError or RunError, each in a line that names key, value and fix.
     """
-    place = place_of(episode, step=step, group=group, rollout=rollout, turn=turn)
-    known = read_episode(place)
-    first = _checked(known, place.turn)
-    origin = origin_of(known, model)
-    refuse_inside(Path(out), place.owners(), "--out")
+    location = locate_episode(episode, step=step, group=group, rollout=rollout, turn=turn)
+    recorded = read_episode(location)
+    first = _checked(recorded, location.turn)
+    origin = origin_of(recorded, model)
+    refuse_inside(Path(out), location.owners(), "--out")
 
     async def work(agent: OpenAgent) -> Replay:
-        return await _replayed(known, origin, agent, first, memory, Path(out))
+        return await _replayed(recorded, origin, agent, first, memory, Path(out))
 
     return await with_agent(origin.config, work)
 
@@ -210,8 +210,8 @@ def _checked(episode: RecordedEpisode, turn: int | None) -> int:
         raise ConfigError("which turn to play on from is not said; give --turn, 0 for the first")
     if not 0 <= turn < len(episode.trajectory.turns):
         raise ConfigError(f"--turn {turn}: the episode has {len(episode.trajectory.turns)} turns, 0 the first")
-    if any(of_type(each.events, Replayed) for each in episode.group.trajectories):
-        raise ConfigError(f"{episode.place.file}: holds a replay already; replay the episode that it was made from")
+    if any(of_type(trajectory.events, Replayed) for trajectory in episode.group.trajectories):
+        raise ConfigError(f"{episode.location.file}: holds a replay already; replay the episode that it was made from")
     return turn
 
 
@@ -219,20 +219,20 @@ async def _replayed(
     episode: RecordedEpisode, origin: EpisodeOrigin, agent: OpenAgent, first: int, memory: str | None, out: Path
 ) -> Replay:
     recorded, codec = episode.trajectory, agent.engine.codec
-    known = list(recorded.turns[:first])
+    turns = list(recorded.turns[:first])
     problem, prepare, document = _with_document(episode.group.problem, recorded, origin, codec)
     edit = None if memory is None else edited(memory, recorded, origin, first, codec)
     if edit is not None and edit.changes:
         if first == 0:
             problem = replace(problem, memory=edit.text)
         elif edit.reply is not None:
-            known[-1] = replace(known[-1], completion=edit.reply)
-    trajectory = await _play(problem, origin, agent, known, prepare, recorded)
+            turns[-1] = replace(turns[-1], completion=edit.reply)
+    trajectory = await _play(problem, origin, agent, turns, prepare, recorded)
     _refuse_other_prompts(recorded, trajectory, first)
-    first_seen = None if edit is None else _first_seen(edit, trajectory, first)
+    first_shown = None if edit is None else _first_shown(edit, trajectory, first)
     text = None if edit is None else edit.text
-    given = text if edit is not None and edit.changes else None
-    mark = Replayed(f"{recorded.group_id}, rollout {recorded.rollout}", first, given)
+    replacement = text if edit is not None and edit.changes else None
+    mark = Replayed(f"{recorded.group_id}, rollout {recorded.rollout}", first, replacement)
     marked = replace(trajectory, events=(*trajectory.events, Event(mark, first)))  # graders see what was given
     grade = await _graded(problem, marked, origin, agent.engine)
     played, grades = (replace(recorded, rollout=0), replace(marked, rollout=1)), (episode.grade, grade)
@@ -241,9 +241,9 @@ async def _replayed(
         replayed=_end(trajectory, grade, codec),
         turn=first,
         memory=text,
-        given=given is not None,
-        first_seen=first_seen,
-        parts_at=_parts_at(recorded, trajectory, first),
+        given=replacement is not None,
+        first_seen=first_shown,
+        parts_at=_diverges_at(recorded, trajectory, first),
         weights=origin.weights,
         model=origin.config.model.path,
         document=document,
@@ -255,7 +255,7 @@ async def _play(
     problem: Problem,
     origin: EpisodeOrigin,
     agent: OpenAgent,
-    known: Sequence[Turn],
+    turns: Sequence[Turn],
     prepare: Callable[[], Any] | None,
     recorded: Trajectory,
 ) -> Trajectory:
@@ -271,7 +271,7 @@ async def _play(
         rollout=recorded.rollout,
         roles=agent.cast.roles,
         prepare=prepare,
-        recorded=known,
+        recorded=turns,
     )
 
 
@@ -281,13 +281,13 @@ def _with_document(
     """The problem with its document, what its policy prepares of it, and where it is from."""
     sections = [section for turn in trajectory.turns if (section := turn.piece("section")) is not None]
     if sections and isinstance(origin.policy, OverwritePolicy) and _read_to_the_end(trajectory):
-        kept = sum(map(len, sections))
+        tokens = sum(map(len, sections))
         cuts = of_type(trajectory.events, DocumentTruncated)
-        document = Document(cuts[0].tokens if cuts else kept, sections)
+        document = Document(cuts[0].tokens if cuts else tokens, sections)
         context = codec.decode([i for section in sections for i in section])
         return replace(problem, context=context), lambda: document, "the document is from the recorded prompts"
-    if (whole := origin.find_problem(problem)) is not None:
-        return whole, None, "the document is from the data that it was played on"
+    if (full := origin.find_problem(problem)) is not None:
+        return full, None, "the document is from the data that it was played on"
     if not trajectory.turns[0].spans.keys() & {"section", "document"} and _needs_none(problem, origin, codec):
         return problem, None, "it reads no document"
     raise DataError(
@@ -307,17 +307,17 @@ def _needs_none(problem: Problem, origin: EpisodeOrigin, codec: Codec) -> bool:
 
 def _read_to_the_end(trajectory: Trajectory) -> bool:
     """Whether every section stands in a prompt."""
-    unread = sum(each.unread for each in of_type(trajectory.events, ReadingEnded))
+    unread = sum(event.unread for event in of_type(trajectory.events, ReadingEnded))
     return not unread and trajectory.turns[-1].piece("section") is None
 
 
-def _first_seen(edit: Edit, trajectory: Trajectory, first: int) -> int | None:
+def _first_shown(edit: Edit, trajectory: Trajectory, first: int) -> int | None:
     """The first turn whose prompt shows what was put in the memory's place. Raises ConfigError where none does."""
-    seen = next((at for at in range(first, len(trajectory.turns)) if edit.is_in(trajectory.turns[at])), None)
-    if seen is None and edit.text:
+    shown = next((at for at in range(first, len(trajectory.turns)) if edit.is_in(trajectory.turns[at])), None)
+    if shown is None and edit.text:
         ended = failure(trajectory) or trajectory.outcome
         raise ConfigError(f"--memory: no prompt from turn {first} on shows it ({ended}); give another --turn")
-    return seen
+    return shown
 
 
 def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: int) -> None:
@@ -341,8 +341,8 @@ async def _graded(problem: Problem, trajectory: Trajectory, origin: EpisodeOrigi
     return await closing(reward, graded(reward if origin.training else reward.answer, problem, trajectory))
 
 
-def _parts_at(recorded: Trajectory, replayed: Trajectory, first: int) -> int | None:
-    replies = ([turn.completion.token_ids for turn in each.turns] for each in (recorded, replayed))
+def _diverges_at(recorded: Trajectory, replayed: Trajectory, first: int) -> int | None:
+    replies = ([turn.completion.token_ids for turn in trajectory.turns] for trajectory in (recorded, replayed))
     pairs = list(zip_longest(*replies))
     return next((at for at in range(first, len(pairs)) if pairs[at][0] != pairs[at][1]), None)
 
@@ -367,9 +367,9 @@ def _written(path: Path, data: bytes) -> Path:
 
 def _name(episode: RecordedEpisode, turn: int, memory: str | None) -> str:
     """Tells replays apart; the same replay writes the same file."""
-    place = episode.place
-    stem = place.file.name.partition(".")[0]
-    parts = [stem, str(place.group), str(place.rollout), f"turn-{turn}"]
+    location = episode.location
+    stem = location.file.name.partition(".")[0]
+    fields = [stem, str(location.group), str(location.rollout), f"turn-{turn}"]
     if memory is not None:
-        parts.append(hashlib.blake2b(memory.encode("utf-8", "replace"), digest_size=4).hexdigest())
-    return "-".join(parts) + ".jsonl.zst"
+        fields.append(hashlib.blake2b(memory.encode("utf-8", "replace"), digest_size=4).hexdigest())
+    return "-".join(fields) + ".jsonl.zst"

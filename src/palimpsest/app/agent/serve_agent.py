@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.agent.ask_files import asked_of
+from palimpsest.app.agent.ask_files import result_of
 from palimpsest.app.composition import OpenAgent, fitted, open_agent, weights_fingerprint
 from palimpsest.app.config_resolution import Agent
 from palimpsest.app.python_calls import finish
@@ -45,7 +45,7 @@ _CHARACTERS = 16
 """A token has hardly ever more."""
 _LARGE = 50_000
 """Tokens of a document after whose encoding, which takes some 640 bytes a token for a moment, memory is given back."""
-_READS_PARTS = (SlidingWindowPolicy, PassagesPolicy)
+_READS_CHUNKS = (SlidingWindowPolicy, PassagesPolicy)
 """Policies that leave out most of a long document on purpose; `full_context` rejects one that doesn't fit."""
 _TRIED = Problem("question", "Why?", (), "A text.")
 
@@ -71,8 +71,8 @@ def default_store() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "palimpsest" / "serve"
 
 
-def serve_agent(agent: Agent, service: Service, told: Callable[[str], None]) -> None:
-    """Take the address, open the agent, serve until a signal; `told` is told the address.
+def serve_agent(agent: Agent, service: Service, announce: Callable[[str], None]) -> None:
+    """Take the address, open the agent, serve until a signal; `announce` gets the address.
 
     Raises ConfigError for an address, a token or a policy that can't be served, RunError for a store in use.
     """
@@ -88,7 +88,7 @@ def serve_agent(agent: Agent, service: Service, told: Callable[[str], None]) -> 
         store = None if service.store is None else Store(service.store)
         if store is not None:
             stack.callback(store.close)
-        finish(lambda: _serve(agent, config, service, taken, store, told))
+        finish(lambda: _serve(agent, config, service, taken, store, announce))
 
 
 async def _serve(
@@ -97,7 +97,7 @@ async def _serve(
     service: Service,
     taken: socket.socket,
     store: Store | None,
-    told: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> None:
     open_one = await _opened_agent(config)
     try:
@@ -110,7 +110,7 @@ async def _serve(
             options=service.options,
         )
         server = Server(served.app(), taken, grace_seconds=service.drain_seconds)
-        told(f"{os.fspath(agent.model)} at {server.url}/v1")
+        announce(f"{os.fspath(agent.model)} at {server.url}/v1")
         await server.serve_here()
         await served.close()
     finally:
@@ -144,8 +144,8 @@ class ServedAgent:
     def fingerprint(self) -> str:
         """Of the weights' files; of a model of the hub its name, of one at an endpoint what that says of it, too."""
         if isinstance(self._config.engine, EndpointEngineConfig):
-            told = self._opened.engine.limits.endpoint
-            served = f" ({told.served})" if told is not None and told.served else ""
+            endpoint = self._opened.engine.limits.endpoint
+            served = f" ({endpoint.served})" if endpoint is not None and endpoint.served else ""
             return f"{self._config.model.path} at {self._config.engine.url}{served}"
         return weights_fingerprint(model_path(self._config.model)) or self._config.model.path
 
@@ -165,7 +165,7 @@ class ServedAgent:
     def card(self) -> Card:
         policy = self._fitted(_TRIED, None)
         chunk = getattr(policy, "chunk_size", None)
-        longest = None if chunk is not None or isinstance(policy, _READS_PARTS) else self._window
+        longest = None if chunk is not None or isinstance(policy, _READS_CHUNKS) else self._window
         if longest is not None and isinstance(policy, FullContextPolicy):
             longest -= policy.required_context(self.codec) - (policy.window_tokens or 1)
             longest = min(longest, policy.window_tokens or longest)
@@ -183,17 +183,17 @@ class ServedAgent:
         if sum(map(len, questions)) > _CHARACTERS * most:
             return False
         return (
-            question_length(Problem.asking("question", [Question(each, ()) for each in questions]), self.codec) <= most
+            question_length(Problem.asking("question", [Question(text, ()) for text in questions]), self.codec) <= most
         )
 
     def plan(self, query: Query) -> EpisodePlan:
         text = query.document.text
-        problem = Problem.asking("question", [Question(each, ()) for each in query.asked], text)
+        problem = Problem.asking("question", [Question(question, ()) for question in query.prompts], text)
         if (tokens := question_length(problem, self.codec)) > (most := self._question_room):
             raise PromptTooLong(f"the question has {tokens} tokens, at most {most} fit")
         policy = self._fitted(problem, query.answer_tokens)
         prepared = policy.prepare(problem, self.codec)
-        if isinstance(policy, FullContextPolicy) and not isinstance(policy, _READS_PARTS):
+        if isinstance(policy, FullContextPolicy) and not isinstance(policy, _READS_CHUNKS):
             room = policy.room(problem, self.codec, self._window)
             if prepared is not None and len(prepared) > room:
                 raise PromptTooLong(f"the document has {len(prepared)} tokens, at most {room} fit")
@@ -235,10 +235,10 @@ class ServedAgent:
     def facts(self, plan: EpisodePlan, trajectory: Trajectory) -> dict[str, Any]:
         cuts = [event.detail for event in trajectory.events if event.kind == DocumentTruncated.kind]
         cut = {"truncated": {"tokens": cuts[0]["tokens"], "kept": cuts[0]["kept"]}} if cuts else {}
-        asked = asked_of(self._config, plan.problem, plan.query.document, trajectory, self.codec)
-        told = asked.to_json()
-        kept = ("answer", "answers", "quotes", "unsupported", "kept_out")
-        return {name: told[name] for name in kept if name in told} | {"failure": asked.failure} | cut
+        result = result_of(self._config, plan.problem, plan.query.document, trajectory, self.codec)
+        values = result.to_json()
+        names = ("answer", "answers", "quotes", "unsupported", "kept_out")
+        return {name: values[name] for name in names if name in values} | {"failure": result.failure} | cut
 
     @cached_property
     def _question_room(self) -> int:
@@ -250,8 +250,8 @@ class ServedAgent:
             return int(config.options["question_tokens"])
 
         def beyond(tokens: int) -> bool:
-            asked = PolicyConfig(name=config.name, options={**config.options, "question_tokens": tokens})
-            chosen = fitted(asked, problems=[], codec=self.codec, max_context=self._window)
+            policy = PolicyConfig(name=config.name, options={**config.options, "question_tokens": tokens})
+            chosen = fitted(policy, problems=[], codec=self.codec, max_context=self._window)
             return build_policy(chosen).required_context(self.codec) > self._window
 
         return bisect_left(range(1, self._window), True, key=beyond)

@@ -65,7 +65,7 @@ class Contexts:
             raise ConfigError(f"--documents {self.documents}: numbers from 1")
         if self.order not in ("any", "forward", "reverse"):
             raise ConfigError(f"--order {self.order}: choose one of any, forward, reverse")
-        if any(not 0 <= place <= 1 for place in self.positions):
+        if any(not 0 <= position <= 1 for position in self.positions):
             raise ConfigError(f"--positions {self.positions}: from 0 (first document) to 1 (last)")
         if self.positions and (self.order != "any" or self.min_distance):
             raise ConfigError("--positions says where gold documents stand: leave out --order and --min-distance")
@@ -112,10 +112,10 @@ class _Split:
 
 
 def read_contexts(
-    given: Mapping[str, Any], *, split: str, where: Sequence[str], without_yes_no: bool
+    fields: Mapping[str, Any], *, split: str, where: Sequence[str], without_yes_no: bool
 ) -> tuple[Contexts, Filters]:
     """What a command line asks for: fields of `Contexts`, splits and filters as texts. Raises ConfigError."""
-    return Contexts(**given, splits=read_splits(split)), Filters(read_where(where), without_yes_no)
+    return Contexts(**fields, splits=read_splits(split)), Filters(read_where(where), without_yes_no)
 
 
 def build_contexts(
@@ -143,13 +143,13 @@ def build_contexts(
             exclude=_paths(exclude),
             answered=_paths(answered),
             filters=filters,
-            kept="paragraphs" if contexts.documents else "rows",
+            content="paragraphs" if contexts.documents else "rows",
         )
         planned = _planned(read, contexts)
         with progress.count("contexts", sum(len(split.records) for *_, split in planned)) as tick:
             problems = {
-                name: write_problems(folder / name, _ticked(own.problems(size, contexts), tick))
-                for name, size, own in planned
+                name: write_problems(folder / name, _ticked(split.problems(size, contexts), tick))
+                for name, size, split in planned
             }
         sizes = {name: {"documents": size} if size else {} for name, size, _ in planned}
         edition = write_manifest(
@@ -178,8 +178,8 @@ def _planned(read: Questions, contexts: Contexts) -> list[tuple[str, int | None,
     ]
 
 
-def _paths(given: Sequence[str | Path]) -> list[Path]:
-    return [Path(path) for path in given]
+def _paths(paths: Sequence[str | Path]) -> list[Path]:
+    return [Path(path) for path in paths]
 
 
 def _splits(read: Questions, contexts: Contexts) -> Sequence[_Split]:
@@ -203,7 +203,7 @@ def _apart(splits: Sequence[_Split], excluded_gold: Iterable[str]) -> Iterator[_
     """Each split without the gold documents of the others, and without those that are excluded."""
     golds = {split.name: {text for record in split.records for text in record.needed} for split in splits}
     for split in splits:
-        theirs = set(excluded_gold).union(*(own for name, own in golds.items() if name != split.name))
+        theirs = set(excluded_gold).union(*(gold for name, gold in golds.items() if name != split.name))
         records = tuple(
             replace(record, paragraphs=tuple(text for text in record.paragraphs or () if text not in theirs))
             for record in split.records
@@ -241,7 +241,7 @@ def make_objectives(
     """Problems of so many questions each, `count` of each size, or as many as there are. Raises DataError."""
     progress = progress or Silent()
     with new_folder(out, force=force, progress=progress) as folder:
-        read = read_questions(_paths(sources), kept="paragraphs" if documents else "questions")
+        read = read_questions(_paths(sources), content="paragraphs" if documents else "questions")
         order = sorted(read.records, key=lambda record: derive_seed(seed, "several", question_key(record.question)))
         groups = {size: _groups(order, size, count) for size in sizes}
         problems: dict[str, int] = {}
@@ -275,8 +275,8 @@ def _groups(order: Sequence[Record], size: int, count: int | None) -> list[Seque
 
 def _searched(groups: Sequence[Sequence[Record]]) -> Iterator[Problem]:
     for group in groups:
-        asked = [Objective(each.question, each.answers) for each in group]
-        yield search_problem(_name(group), asked)
+        objectives = [Objective(record.question, record.answers) for record in group]
+        yield search_problem(_name(group), objectives)
 
 
 def _on_documents(groups: Sequence[Sequence[Record]], read: Questions, documents: int, seed: int) -> Iterator[Problem]:
@@ -287,16 +287,16 @@ def _on_documents(groups: Sequence[Sequence[Record]], read: Questions, documents
 
 def _together(group: Sequence[Record]) -> Record:
     """One record that asks all of them, with all their paragraphs; each of one question."""
-    asked = Problem.asking(_name(group), [Question(each.question, each.answers) for each in group])
+    problem = Problem.asking(_name(group), [Question(record.question, record.answers) for record in group])
     return Record(
-        asked.id,
-        asked.question,
-        asked.answers,
-        paragraphs=tuple(dict.fromkeys(text for each in group for text in each.paragraphs or ())),
-        gold=tuple(dict.fromkeys(text for each in group for text in each.needed)),
-        questions=asked.questions,
+        problem.id,
+        problem.question,
+        problem.answers,
+        paragraphs=tuple(dict.fromkeys(text for record in group for text in record.paragraphs or ())),
+        gold=tuple(dict.fromkeys(text for record in group for text in record.needed)),
+        questions=problem.questions,
     )
 
 
 def _name(group: Sequence[Record]) -> str:
-    return "+".join(each.id for each in group)
+    return "+".join(record.id for record in group)

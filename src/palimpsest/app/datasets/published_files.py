@@ -30,14 +30,14 @@ _TIMEOUT = 30.0  # seconds without a byte
 class Published:
     """A file that somebody publishes."""
 
-    place: str
+    path: str
     """OWNER/NAME/FILE of the hub, or an address."""
     licence: str = "not known here: ask its page"
 
     @property
     def file(self) -> str:
         """Its name."""
-        return self.place.rpartition("/")[2]
+        return self.path.rpartition("/")[2]
 
 
 _MEMAGENT, _HOTPOT = "BytedTsinghua-SIA/hotpotqa", "CC BY-SA 4.0 (HotpotQA, Yang et al. 2018)"
@@ -78,9 +78,9 @@ def download(published: Published, folder: Path, *, force: bool = False, progres
         free_file(out, force=False, progress=progress)
     partial = files.hidden_name(out)
     partial.mkdir(parents=True, exist_ok=True)
-    match = _OF_THE_HUB.fullmatch(published.place)
+    match = _OF_THE_HUB.fullmatch(published.path)
     try:
-        fetched = _of_the_hub(match[1], match[2], partial) if match else _of_a_page(published.place, partial / out.name)
+        fetched = _of_the_hub(match[1], match[2], partial) if match else _of_a_page(published.path, partial / out.name)
         free_file(out, force=force, progress=progress)
         files.sync(fetched)
         files.rename(fetched, out)

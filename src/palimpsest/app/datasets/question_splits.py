@@ -72,8 +72,8 @@ def _read_split(part: str, text: str) -> Split:
         number = None if size == REST else float(size)
     except ValueError:
         number = 0.0
-    whole = number is None or 0 < number < 1 or (number >= 1 and number.is_integer())
-    if not _NAME.fullmatch(name) or not whole:
+    valid = number is None or 0 < number < 1 or (number >= 1 and number.is_integer())
+    if not _NAME.fullmatch(name) or not valid:
         raise ConfigError(f"--split {text}: expected names with a number, a share or {REST}: train={REST},test=128")
     return Split(name, number)
 
@@ -116,8 +116,8 @@ def deal(
         if len(free) < wanted and split.size is not None:
             raise DataError(f"split {split.name}: asks for {wanted:,} questions, {len(free):,} are left; lower it")
         chosen[split.name] = tuple(free[:wanted])
-        own = {record.id for record in chosen[split.name]}
-        left = [record for record in left if record.id not in own]
+        ids = {record.id for record in chosen[split.name]}
+        left = [record for record in left if record.id not in ids]
         if disjoint_gold:
             taken.update(text for record in chosen[split.name] for text in record.needed)
     shared = sum(not taken.isdisjoint(record.needed) for record in left) if disjoint_gold else 0
@@ -138,7 +138,7 @@ _LICENCES = {
 }
 _TYPES_OF_2WIKI = {"compositional", "inference", "bridge_comparison"}
 _CLOSED_BOOK_EVAL = "palimpsest eval --policy closed_book --data FILE --out DIR"
-Kept = Literal["paragraphs", "rows", "questions"]
+Content = Literal["paragraphs", "rows", "questions"]
 """What is kept of a row: a question with its paragraphs, of which contexts are made; the row as it is, with one
 question or several; the question alone."""
 
@@ -191,59 +191,59 @@ def read_questions(
     exclude: Sequence[Path] = (),
     answered: Sequence[Path] = (),
     filters: Filters | None = None,
-    kept: Kept = "paragraphs",
+    content: Content = "paragraphs",
 ) -> Questions:
     """The questions of `sources` but for those that `exclude` asks too, and those that the evaluations in the folders
     `answered` got right without a document. Raises DataError."""
     questions, ids, filters = Questions(), Counter[str](), filters or Filters()
     excluded = {key for path in exclude for key in _excluded(path, questions)}
-    known = {key for folder in answered for key in _answered(folder, questions)}
-    seen = set[str]()
+    solved = {key for folder in answered for key in _answered(folder, questions)}
+    keys = set[str]()
     for path in sources:
         made: Counter[str] = Counter()
-        for record in _records(path, questions.paragraphs, kept):
+        for record in _records(path, questions.paragraphs, content):
             made[_data_set(record)] += 1
             key = question_key(record.question)
-            reason = "excluded" if not excluded.isdisjoint(_asked(record)) else filters.reason(record)
-            reason = reason or ("answered without the document" if key in known else None)
-            if reason := reason or ("asked before" if key in seen else None):
+            reason = "excluded" if not excluded.isdisjoint(_question_keys(record)) else filters.reason(record)
+            reason = reason or ("answered without the document" if key in solved else None)
+            if reason := reason or ("asked before" if key in keys else None):
                 questions.left_out[reason] += 1
             else:
-                seen.add(key)
+                keys.add(key)
                 questions.records.append(replace(record, id=unused_id(record.id, ids)))
         questions.sources.append(_described(path, "source", questions=made.total(), licences=_licences(made)))
     for path in corpora:
-        found = read_corpus(path).paragraphs
-        questions.paragraphs.update((text, text) for text in found if text not in questions.paragraphs)
-        questions.sources.append(_described(path, "corpus", documents=len(found)))
+        texts = read_corpus(path).paragraphs
+        questions.paragraphs.update((text, text) for text in texts if text not in questions.paragraphs)
+        questions.sources.append(_described(path, "corpus", documents=len(texts)))
     if not questions.records:
         why = ", ".join(f"{reason}: {count:,}" for reason, count in questions.left_out.items())
         raise DataError(f"{sources[0]}: no question is left ({why}); lift a filter or read another file")
     return questions
 
 
-def read_where(given: Sequence[str]) -> dict[str, frozenset[str]]:
+def read_where(texts: Sequence[str]) -> dict[str, frozenset[str]]:
     """Filters as a command line gives them. Raises ConfigError.
 
     >>> read_where(["type=bridge"])
     {'type': frozenset({'bridge'})}
     """
-    pairs = [text.partition("=") for text in given]
+    pairs = [text.partition("=") for text in texts]
     for key, equals, values in pairs:
         if not key or not equals or not values:
             raise ConfigError(f"--where {key}{equals}{values}: expected KEY=VALUE or KEY=VALUE,VALUE of the metadata")
     return {key: frozenset(values.split(",")) for key, _, values in pairs}
 
 
-def _records(path: Path, paragraphs: dict[str, str], kept: Kept) -> Iterator[Record]:
+def _records(path: Path, paragraphs: dict[str, str], content: Content) -> Iterator[Record]:
     """The file's records, their paragraphs shared with those in `paragraphs`."""
     for record in read_records(path):
         named = {"source": path.name, **record.metadata}
-        if kept == "rows":
+        if content == "rows":
             yield replace(record, metadata=named)
         elif record.questions or record.metadata.get("objectives"):
             raise DataError(f"{path}: problem {record.id} asks several questions already; give files of single ones")
-        elif kept == "questions":
+        elif content == "questions":
             yield Record(record.id, record.question, record.answers, metadata=named)
         elif record.paragraphs is None:
             raise DataError(
@@ -251,14 +251,14 @@ def _records(path: Path, paragraphs: dict[str, str], kept: Kept) -> Iterator[Rec
                 "2WikiMultiHopQA or MuSiQue, or leave out --documents"
             )
         else:
-            own = tuple(paragraphs.setdefault(text, text) for text in record.paragraphs)
-            yield replace(record, paragraphs=own, gold=tuple(paragraphs[text] for text in record.gold), metadata=named)
+            docs = tuple(paragraphs.setdefault(text, text) for text in record.paragraphs)
+            yield replace(record, paragraphs=docs, gold=tuple(paragraphs[text] for text in record.gold), metadata=named)
 
 
-def _asked(record: Record) -> Iterator[str]:
+def _question_keys(record: Record) -> Iterator[str]:
     """Keys of its questions, one by one."""
-    for asked in record.problem(None, record.metadata).by_question:
-        yield question_key(asked.question)
+    for question in record.problem(None, record.metadata).by_question:
+        yield question_key(question.question)
     for objective in record.metadata.get("objectives", ()):
         yield question_key(objective["question"])
 
@@ -267,7 +267,7 @@ def _excluded(path: Path, questions: Questions) -> Iterator[str]:
     number = 0
     for number, record in enumerate(read_records(path), 1):  # noqa: B007  told in the manifest
         questions.excluded_gold.update(record.gold or record.metadata.get("evidence", ()))
-        yield from _asked(record)
+        yield from _question_keys(record)
     questions.sources.append(_described(path, "excluded", questions=number))
 
 
@@ -278,16 +278,16 @@ def _answered(folder: Path, questions: Questions) -> set[str]:
     policies = {policy["name"] for policy in read_identity(folder).get("policies", {}).values()}
     agents = policies == {"closed_book"}
     logged, _ = read_samples(folder / SAMPLES)
-    samples = [each for each in logged if (each.player == CLOSED_BOOK if each.baseline else agents)]
+    samples = [sample for sample in logged if (sample.player == CLOSED_BOOK if sample.baseline else agents)]
     if not samples:
         raise DataError(f"--drop-answered {folder}: nothing was asked without a document; {_CLOSED_BOOK_EVAL} does")
-    questions.sources.append(_described(folder / SAMPLES, "answered", questions=len({each.id for each in samples})))
+    questions.sources.append(_described(folder / SAMPLES, "answered", questions=len({sample.id for sample in samples})))
     return {question_key(sample.question) for sample in samples if sample.value == 1.0}
 
 
-def _described(path: Path, role: str, **known: object) -> dict[str, object]:
+def _described(path: Path, role: str, **facts: object) -> dict[str, object]:
     kind = {"format": format_of(path).name} if role in ("source", "excluded") else {}
-    return {"file": path.name, "role": role, "sha256": files.sha256(path), **kind, **known}
+    return {"file": path.name, "role": role, "sha256": files.sha256(path), **kind, **facts}
 
 
 def _data_set(record: Record) -> str:
@@ -301,5 +301,5 @@ def _data_set(record: Record) -> str:
 
 def _licences(made: Counter[str]) -> list[str]:
     """A line for each set that is recognised; 2Wiki's comparisons look like nobody's: its other rows speak for them."""
-    known = [f"{name}: {_LICENCES[name]}" for name in sorted(made) if name]
-    return known or ["not recognised: ask whoever published the file"]
+    lines = [f"{name}: {_LICENCES[name]}" for name in sorted(made) if name]
+    return lines or ["not recognised: ask whoever published the file"]

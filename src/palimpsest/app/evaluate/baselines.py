@@ -38,46 +38,46 @@ _LEAST_PASSAGES = 4  # that a small context holds, so that there is something to
 _QUESTION = "question_tokens"
 _ANSWERS = ("answer_tokens", "turn_tokens")  # options that bound an agent's answer
 
-Parts = Mapping[Cell, Sequence[Problem]]
+CellProblems = Mapping[Cell, Sequence[Problem]]
 """Problems by part: cells whose player is not chosen yet."""
 
 
 def with_baselines(
     agents: Sequence[Entry],
-    parts: Parts,
+    cells: CellProblems,
     config: RunConfig,
     played: Sequence[PolicyConfig],
     engine: Engine,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     done: Container[SampleKey] = (),
 ) -> list[Entry]:
     """`agents`, which play the policies `played`, with the number of documents that fit the window, and the baselines
-    of `parts`. `tell` gets a message with their number and cost; `done`: episodes that need not be played."""
-    if any(each.memory for problems in parts.values() for each in outlines(problems)):
-        tell("no baselines: problems begin with a memory, which a baseline has no place for")
+    of `cells`. `notify` gets a message with their number and cost; `done`: episodes that need not be played."""
+    if any(outline.memory for problems in cells.values() for outline in outlines(problems)):
+        notify("no baselines: problems begin with a memory, which a baseline has no place for")
         return list(agents)
-    policies = {name: _policy(name, config, played[0], parts, engine, tell) for name in _POLICIES}
-    tokens, asked = 0, {each.name for each in played}
+    policies = {name: _policy(name, config, played[0], cells, engine, notify) for name in _POLICIES}
+    tokens, names = 0, {policy.name for policy in played}
     baselines, fits = list[Entry](), dict[Cell, int]()
-    for part, problems in parts.items():
+    for part, problems in cells.items():
         lengths, documents, longer = _looked(problems, policies, engine)
-        fitting = [place for place, length in enumerate(lengths) if length is not None]
+        fitting = [index for index, length in enumerate(lengths) if length is not None]
         if documents:
             fits[part] = len(fitting)
         places = {CLOSED_BOOK: range(len(lengths)), WHOLE_DOCUMENT: fitting, RETRIEVAL: documents if longer else ()}
-        for name, own in places.items():
+        for name, indices in places.items():
             policy = policies[name]
-            if not own or policy is None or _POLICIES[name] in asked:
+            if not indices or policy is None or _POLICIES[name] in names:
                 continue
             cell = replace(part, player=name, baseline=True)
-            fewer = len(problems) if len(own) < len(problems) else None
-            baselines.append(Entry(cell, policy, some_of(problems, own), part_problems=fewer))
+            fewer = len(problems) if len(indices) < len(problems) else None
+            baselines.append(Entry(cell, policy, some_of(problems, indices), part_problems=fewer))
             if name == WHOLE_DOCUMENT:
                 left = zip(outlines(problems), lengths, strict=True)
-                tokens += sum(size or 0 for each, size in left if (cell, each.id, 0) not in done)
+                tokens += sum(size or 0 for outline, size in left if (cell, outline.id, 0) not in done)
     if baselines:
-        tell(_told(baselines, tokens))
-    return [replace(each, fits_window=fits.get(replace(each.cell, player=""))) for each in agents] + baselines
+        notify(_cost_message(baselines, tokens))
+    return [replace(entry, fits_window=fits.get(replace(entry.cell, player=""))) for entry in agents] + baselines
 
 
 def _looked(
@@ -86,19 +86,19 @@ def _looked(
     """[problems] tokens of the documents that fit the window whole; which problems have a document; whether one is
     longer than retrieval shows."""
     lengths, documents, longer = list[int | None](), list[int](), False
-    for place, problem in enumerate(problems):  # each is built for it, so once
+    for index, problem in enumerate(problems):  # each is built for it, so once
         lengths.append(_length(problem, policies[WHOLE_DOCUMENT], engine))
         if problem.context is not None:
-            documents.append(place)
+            documents.append(index)
             longer = longer or (bool(problem.context.strip()) and _length(problem, policies[RETRIEVAL], engine) is None)
     return lengths, documents, longer
 
 
-def _told(baselines: Sequence[Entry], tokens: int) -> str:
-    counts = {name: sum(len(each.problems) for each in baselines if each.cell.player == name) for name in _POLICIES}
-    parts = [f"{name} on {count:,} problems" for name, count in counts.items() if count]
+def _cost_message(baselines: Sequence[Entry], tokens: int) -> str:
+    counts = {name: sum(len(entry.problems) for entry in baselines if entry.cell.player == name) for name in _POLICIES}
+    counted = [f"{name} on {count:,} problems" for name, count in counts.items() if count]
     read = f", {tokens:,} tokens of documents to read" if tokens else ""
-    return f"baselines: {', '.join(parts)}{read} (--no-baselines leaves them out)"
+    return f"baselines: {', '.join(counted)}{read} (--no-baselines leaves them out)"
 
 
 def _length(problem: Problem, policy: Any, engine: Engine) -> int | None:
@@ -112,34 +112,34 @@ def _policy(
     baseline: str,
     config: RunConfig,
     agent: PolicyConfig,
-    parts: Parts,
+    cells: CellProblems,
     engine: Engine,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> Any:
     """The baseline with the agent's budget for an answer and the form of answer that the reward reads; None, and why,
     where its questions don't fit the window."""
     name, window = _POLICIES[baseline], engine.sampler.max_context
-    own = next((each.options for each in config.evaluation.baselines.values() if each.name == name), {})
+    overrides = next((spec.options for spec in config.evaluation.baselines.values() if spec.name == name), {})
     short = agent.options.get("prompts") == "short" or window < SMALL_WINDOW
     form = "final" if config.reward.name == "final_answer" else "standard"
-    options = {"prompts": form if not short else "short_final" if form == "final" else "short", **own}
-    budgets = [agent.options[each] for each in _ANSWERS if each in agent.options]
-    if budgets and "answer_tokens" not in own:
+    options = {"prompts": form if not short else "short_final" if form == "final" else "short", **overrides}
+    budgets = [agent.options[name] for name in _ANSWERS if name in agent.options]
+    if budgets and "answer_tokens" not in overrides:
         options["answer_tokens"] = budgets[0]
-    if _QUESTION in own:  # what was asked for the agent's questions holds for the same questions here
-        options[_QUESTION] = max(own[_QUESTION], agent.options.get(_QUESTION, 0))
+    if _QUESTION in overrides:  # what was asked for the agent's questions holds for the same questions here
+        options[_QUESTION] = max(overrides[_QUESTION], agent.options.get(_QUESTION, 0))
     elif baseline == RETRIEVAL and _QUESTION in agent.options:  # what it leaves is for passages
         options[_QUESTION] = agent.options[_QUESTION]
     try:
-        given = PolicyConfig(name=name, options=options)
-        asked = [each for problems in parts.values() for each in outlines(problems)]
-        policy = build_policy(fitted(given, problems=asked, codec=engine.codec, max_context=window))
-        if isinstance(policy, PassagesPolicy) and "window_tokens" not in own:
+        settings = PolicyConfig(name=name, options=options)
+        outlined = [outline for problems in cells.values() for outline in outlines(problems)]
+        policy = build_policy(fitted(settings, problems=outlined, codec=engine.codec, max_context=window))
+        if isinstance(policy, PassagesPolicy) and "window_tokens" not in overrides:
             policy = _as_wide(policy, _context_of(build_policy(agent), engine), engine)
-        read = (each for each in chain.from_iterable(parts.values()) if each.context is not None)
-        admit_all(policy, asked if baseline == CLOSED_BOOK else read, engine.codec, window)
+        read = (problem for problem in chain.from_iterable(cells.values()) if problem.context is not None)
+        admit_all(policy, outlined if baseline == CLOSED_BOOK else read, engine.codec, window)
     except (ConfigError, DataError) as error:
-        tell(f"no baseline {baseline}: {error}")
+        notify(f"no baseline {baseline}: {error}")
         return None
     return policy
 

@@ -60,8 +60,8 @@ def write_folder(comparison: Comparison, out: Path) -> list[Path]:
 def _lines(comparison: Comparison) -> tuple[Lines, LengthLabels]:
     tasks = list(dict.fromkeys(comparison.task(cell) for cell in comparison.cells))
     sized = all(cell.size for cell in comparison.cells)
-    places = {cell: float(cell.size if sized and cell.size else place) for place, cell in enumerate(comparison.cells)}
-    names = {place: f"{cell.size:,}" if sized else comparison.label(cell) for cell, place in places.items()}
+    places = {cell: float(cell.size if sized and cell.size else index) for index, cell in enumerate(comparison.cells)}
+    names = {position: f"{cell.size:,}" if sized else comparison.label(cell) for cell, position in places.items()}
     axis = LengthLabels("size of the problems (chunks or documents)" if sized else "set", names, sized)
     if _is_one_configuration(comparison):
         return _seed_lines(comparison, places), axis
@@ -123,7 +123,7 @@ def _page(comparison: Comparison) -> str:
         notes=[visible(note) for note in comparison.notes],
         figures=embedded(figures),
         flips=_flips(comparison),
-        config="\n".join(f"{visible(key)}: {visible(_values(each))}" for key, each in comparison.differs.items()),
+        config="\n".join(f"{visible(key)}: {visible(_values(values))}" for key, values in comparison.differs.items()),
     )
 
 
@@ -164,8 +164,8 @@ def requests_of(models: Sequence[Model], like: EvalRequest, out: Path | None) ->
         if (out / name).exists():
             raise RunError(f"{out} holds {name}, so it is one evaluation or a run: give several another --out")
     requests = [replace(like, model=model) for model in models]
-    check_taken(like.overrides, [policy for each in requests for policy in each.names])
-    return {out / name: _with_its_own(each) for name, each in zip(names_of(models), requests, strict=True)}
+    check_taken(like.overrides, [policy for request in requests for policy in request.names])
+    return {out / name: _with_overrides(request) for name, request in zip(names_of(models), requests, strict=True)}
 
 
 def names_of(models: Sequence[Model]) -> list[str]:
@@ -175,8 +175,8 @@ def names_of(models: Sequence[Model]) -> list[str]:
     >>> names_of(["runs/a", "runs/b", "embedded"]), names_of(["runs/a/checkpoints/step-1", "b/checkpoints/step-1"])
     (['a', 'b', 'embedded'], ['a-checkpoints-step-1', 'b-checkpoints-step-1'])
     """
-    given = [Path(model) if Path(model).name.strip(".") else Path(model).resolve() for model in models]
-    paths = [[part for part in path.parts if part not in ("/", "..")] for path in given]
+    resolved = [Path(model) if Path(model).name.strip(".") else Path(model).resolve() for model in models]
+    paths = [[part for part in path.parts if part not in ("/", "..")] for path in resolved]
     for count in range(1, max(map(len, paths)) + 1):
         names = ["-".join(path[-count:]) for path in paths]
         if len(set(names)) == len(names):
@@ -185,11 +185,11 @@ def names_of(models: Sequence[Model]) -> list[str]:
     raise ConfigError(f"model {twice} is given twice; name each model once")
 
 
-def _with_its_own(request: EvalRequest) -> EvalRequest:
+def _with_overrides(request: EvalRequest) -> EvalRequest:
     """With those overrides that are for it."""
-    given = list(split_overrides(request.overrides))
-    kept = {key: value for key, value, _ in given if any(takes(policy, key) for policy in request.names)}
-    return replace(request, overrides=kept)
+    overrides = list(split_overrides(request.overrides))
+    taken = {key: value for key, value, _ in overrides if any(takes(policy, key) for policy in request.names)}
+    return replace(request, overrides=taken)
 
 
 def check_alike(plans: Sequence[EvalPlan]) -> None:

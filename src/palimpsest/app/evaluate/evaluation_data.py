@@ -41,19 +41,19 @@ DRAWN_PROBLEMS = 64
 """Problems per length where `limit` doesn't say, of data that is drawn and so never ends."""
 
 
-def given(data: Data | None, called: str = "palimpsest.evaluate") -> tuple[Sources | None, list[Problem] | None]:
+def split_data(data: Data | None, called: str = "palimpsest.evaluate") -> tuple[Sources | None, list[Problem] | None]:
     """(what is to be read, the problems that were given themselves): one of them, or neither. `called`: the function,
     for messages. Raises ConfigError or DataError."""
     if data is None or isinstance(data, str | os.PathLike):
         return None if data is None else os.fspath(data), None
     rows = problems_of(data, f"{called}(data=...)")
-    files = [os.fspath(each) for each in rows.items if isinstance(each, str | os.PathLike)]
+    files = [os.fspath(item) for item in rows.items if isinstance(item, str | os.PathLike)]
     if files and len(files) == len(rows):
         return tuple(files), None
-    return None, own_problems(rows)
+    return None, as_problems(rows)
 
 
-def own_problems(rows: Problems) -> list[Problem]:
+def as_problems(rows: Problems) -> list[Problem]:
     """The problems of objects, each with an id of its own. Raises ConfigError or DataError."""
     named = Counter(item.id for item in rows.items if isinstance(item, Problem))
     if twice := [name for name, count in named.items() if count > 1]:
@@ -100,11 +100,11 @@ def part(name: str, size: int | None = None, unit: str | None = None) -> Cell:
 
 def expanded(paths: Sequence[str]) -> list[str]:
     """`paths`, with every set of a folder that `palimpsest data` wrote in its place. Raises DataError."""
-    whole: list[str] = []
+    all_paths: list[str] = []
     for path in paths:
         made = (Path(path) / MANIFEST).is_file()
-        whole += map(str, sets_of(Path(path))) if made else [path]
-    return list(dict.fromkeys(whole))
+        all_paths += map(str, sets_of(Path(path))) if made else [path]
+    return list(dict.fromkeys(all_paths))
 
 
 def _of_files(
@@ -112,18 +112,18 @@ def _of_files(
 ) -> dict[Cell, Sequence[Problem]]:
     """Those of a file and number of documents, under the name of the file, or its path where two have the same."""
     stems = [Path(plain(path)).stem for path in paths]
-    parts = dict[Cell, Sequence[Problem]]()
+    cells = dict[Cell, Sequence[Problem]]()
     for path, stem in zip(paths, stems, strict=True):
         name = stem if stems.count(stem) == 1 else path
-        first, *others = documents or (config.data.documents,)
+        first, *rest = documents or (config.data.documents,)
         changes = {"train_files": path, "val_files": None, "documents": first}
         source = build_source(config.data.model_copy(update=changes), config.seed, split="eval")
         assert isinstance(source, FileSource)
         skipped += [line for line in rows_left_out(source) if line not in skipped]
-        for count, sized in ((first, source), *((count, source.with_documents(count)) for count in others)):
+        for count, sized in ((first, source), *((count, source.with_documents(count)) for count in rest)):
             cell = part(name, count, "documents") if documents else part(name)
-            parts[cell] = SourceProblems.all_of(sized)
-    return parts
+            cells[cell] = SourceProblems.all_of(sized)
+    return cells
 
 
 def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
@@ -163,11 +163,11 @@ def check_folder(out: Path | None, *, model: str, force: bool) -> None:
         )
 
 
-def move_aside(out: Path | None, tell: Callable[[str], None]) -> None:
+def move_aside(out: Path | None, message: Callable[[str], None]) -> None:
     """Make room for an evaluation that begins anew, and tell where the old folder is. Raises RunError."""
     if out is not None and (names := _visible(out)):
         _refuse_moving(out, names)
-        tell(f"{out}: what it held is now {files.set_aside(out)}")
+        message(f"{out}: what it held is now {files.set_aside(out)}")
 
 
 def _refuse_moving(out: Path, names: list[str]) -> None:

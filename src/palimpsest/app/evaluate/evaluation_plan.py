@@ -68,8 +68,8 @@ class EvalPlan:
     def fitted(self, problems: Sequence[Problem], engine: Engine) -> EvalPlan:
         """With the policies' open budgets chosen for the model's window."""
         policies = tuple(
-            fitted(each, problems=problems, codec=engine.codec, max_context=engine.sampler.max_context)
-            for each in self.policies
+            fitted(policy, problems=problems, codec=engine.codec, max_context=engine.sampler.max_context)
+            for policy in self.policies
         )
         return replace(self, config=self.config.model_copy(update={"policy": policies[0]}), policies=policies)
 
@@ -103,28 +103,28 @@ class EvalRequest:
     @property
     def names(self) -> tuple[str, ...]:
         """The policies that play, the recipe's or the run's too."""
-        known = Agent(self.model, None, self.recipe, self.overrides).known() or RunConfig()
-        return tuple(known.policy.name if name is None else name for name in self.policies)
+        origin = Agent(self.model, None, self.recipe, self.overrides).base_config() or RunConfig()
+        return tuple(origin.policy.name if name is None else name for name in self.policies)
 
     def agents(self) -> list[Agent]:
         """One per policy. Of several, each takes the options that it has."""
         if len(self.policies) == 1:
             return [Agent(self.model, self.policies[0], self.recipe, self.overrides, self.seed, self.remote)]
         check_taken(self.overrides, [name for name in self.policies if name is not None])
-        given, agents = list(split_overrides(self.overrides)), []
+        overrides, agents = list(split_overrides(self.overrides)), []
         for name in self.policies:
-            texts = [f"{key}={json.dumps(value)}" for key, value, _ in given if name is None or takes(name, key)]
+            texts = [f"{key}={json.dumps(value)}" for key, value, _ in overrides if name is None or takes(name, key)]
             agents.append(Agent(self.model, name, self.recipe, texts, self.seed, self.remote))
         return agents
 
     def plan(self) -> EvalPlan:
         """What is played. Raises ConfigError, also where policies answer in forms that one reward can't read."""
         agents, data, corpus, notes = self.agents(), self.data, self.corpus, list[str]()
-        recipe = None if self.recipe is None else agents[0].known()
+        recipe = None if self.recipe is None else agents[0].base_config()
         sets = () if recipe is None or self.problems is not None else recipe.evaluation.files
         if sets:
             data, corpus, notes = files_of(sets, data, f"recipe {self.recipe}")
-        drawn = [each for each in listed(data) if each in GENERATED] if isinstance(data, tuple) else []
+        drawn = [source for source in listed(data) if source in GENERATED] if isinstance(data, tuple) else []
         if drawn:
             raise ConfigError(
                 f"data={drawn[0]}: generated problems can't be mixed with files; evaluate them separately"
@@ -159,9 +159,9 @@ class EvalRequest:
 
 
 def _check_alike(configs: Sequence[RunConfig]) -> None:
-    if other := next((each for each in configs if each.reward != configs[0].reward), None):
+    if other := next((config for config in configs if config.reward != configs[0].reward), None):
         raise ConfigError(
-            f"policy={','.join(each.policy.name for each in configs)}: {configs[0].policy.name} answers for "
+            f"policy={','.join(config.policy.name for config in configs)}: {configs[0].policy.name} answers for "
             f"reward.name={configs[0].reward.name}, {other.policy.name} for {other.reward.name}; set reward.name "
             "for all, or evaluate them separately"
         )
@@ -176,14 +176,14 @@ def files_of(
         raise ConfigError(f"{called}: give the folder of its files as --data DIR, not {data or 'nothing'}")
     folder, files, corpora = Path(data), list[str](), list[Path]()
     commands: dict[str, list[str]] = {}
-    for each in sets:
-        for names, make in each.candidates(folder):
+    for file_set in sets:
+        for names, make in file_set.candidates(folder):
             there = [str(folder / name) for name in names if (folder / name).is_file()][:1]
             files += there
             if not there:
                 commands.setdefault(make, []).append(names[0])
-            elif each.corpus and (folder / each.corpus).is_file():
-                corpora.append(folder / each.corpus)
+            elif file_set.corpus and (folder / file_set.corpus).is_file():
+                corpora.append(folder / file_set.corpus)
     notes: list[str] = [
         Note("files_missing", folder=str(folder), names=", ".join(names), make=make) for make, names in commands.items()
     ]

@@ -60,8 +60,8 @@ class Evaluation:
     def rows(self) -> dict[str, EvalSummary]:
         """The agent's figures, then the baselines', by the name they have in tables."""
         several = len(self.policies) > 1
-        names = {each.cell.title if several else each.cell.part: each for each in self.summaries}
-        return names | {each.cell.title: each for each in self.baselines}
+        names = {summary.cell.title if several else summary.cell.part: summary for summary in self.summaries}
+        return names | {summary.cell.title: summary for summary in self.baselines}
 
     @cached_property
     def table(self) -> Table:
@@ -77,8 +77,8 @@ class Evaluation:
     def notes(self) -> list[Note]:
         """Footnotes of the table."""
         reading = [name for name, summary in self.rows.items() if summary.measures_reading]
-        told = [Note("measures_reading", names=", ".join(reading))] if reading else []
-        return told + interval_notes(self.rows)
+        notes = [Note("measures_reading", names=", ".join(reading))] if reading else []
+        return notes + interval_notes(self.rows)
 
     @property
     def ungraded(self) -> int:
@@ -116,7 +116,7 @@ class Evaluation:
     @property
     def policies(self) -> tuple[str, ...]:
         """The names of those that were evaluated."""
-        return tuple(dict.fromkeys(each.cell.player for each in self.summaries))
+        return tuple(dict.fromkeys(summary.cell.player for summary in self.summaries))
 
     @property
     def title(self) -> str:
@@ -198,13 +198,13 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
         rows=evaluation.rows,
         config=dump_config(config),
         notes=evaluation.notes,
-        stories=_told(out, [summary.cell for summary in evaluation.summaries], codec),
+        stories=_stories(out, [summary.cell for summary in evaluation.summaries], codec),
         look=view_command(out),
     )
     write_evaluation_report(out, results)
 
 
-def _told(out: Path, cells: list[Cell], codec: Codec) -> list[ToldStory]:
+def _stories(out: Path, cells: list[Cell], codec: Codec) -> list[ToldStory]:
     """An episode of the agent's that went wrong, of those recorded first."""
     groups = [
         group

@@ -14,8 +14,8 @@ from typing import Any
 
 from palimpsest.app.composition import Evaluator, evaluation_identity, measure_memory
 from palimpsest.app.config_resolution import EMBEDDED, Recipe, Remote
-from palimpsest.app.evaluate.baselines import Parts, with_baselines
-from palimpsest.app.evaluate.evaluation_data import Data, check_folder, given, move_aside, part, read_problems
+from palimpsest.app.evaluate.baselines import CellProblems, with_baselines
+from palimpsest.app.evaluate.evaluation_data import Data, check_folder, move_aside, part, read_problems, split_data
 from palimpsest.app.evaluate.evaluation_plan import EvalPlan, EvalRequest, policy_names
 from palimpsest.app.evaluate.evaluation_result import Evaluation, report_evaluation
 from palimpsest.app.evaluate.regrading import regrade as regrade_folder
@@ -43,7 +43,7 @@ from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.reward.compose import build_reward, check_reward
 from palimpsest.reward.grading import closing
 
-OWN_PROBLEMS = "problems"
+PROBLEM_LIST = "problems"
 """What stands for the data where problems themselves were given."""
 
 
@@ -105,17 +105,17 @@ async def evaluate_async(
     things, folder = Objects("palimpsest.evaluate", model), None if out is None else Path(out)
     if regrade is not None:
         sizes = {"documents": documents, "chunks": chunks, "objectives": objectives, "corpus": corpus, "limit": limit}
-        others = {"data": data, "policy": policy, "reward": reward, "recipe": recipe, "base_url": base_url, **sizes}
-        if extra := [name for name, value in others.items() if value is not None]:
+        options = {"data": data, "policy": policy, "reward": reward, "recipe": recipe, "base_url": base_url, **sizes}
+        if extra := [name for name, value in options.items() if value is not None]:
             raise ConfigError(f"{extra[0]}: nothing is played with --regrade; drop it and give reward.name")
         return await regrade_folder(Path(regrade), overrides, model=model, out=folder, progress=shown)
     with (
-        things.known(),
+        things.in_scope(),
         as_folder(EMBEDDED if model is None else model, tokenizer, folder, things.called) as (model, tokenizer),
     ):
         policy, overrides = things.agent(policy, overrides, reward, logged=out is not None)
-        source, own = given(data)
-        if own is not None and any(each is not None for each in (documents, chunks, objectives, corpus, limit)):
+        source, problems = split_data(data)
+        if problems is not None and any(value is not None for value in (documents, chunks, objectives, corpus, limit)):
             raise ConfigError("evaluate: a list of problems takes no documents, chunks, objectives, corpus or limit")
         request = EvalRequest(
             model=model,
@@ -124,8 +124,8 @@ async def evaluate_async(
             overrides=overrides,
             seed=seed,
             remote=Remote.named(base_url, api_key_env, tokenizer),
-            data=source if own is None else OWN_PROBLEMS,
-            problems=own,
+            data=source if problems is None else PROBLEM_LIST,
+            problems=problems,
             documents=_numbers("documents", documents),
             chunks=_numbers("chunks", chunks),
             objectives=_numbers("objectives", objectives),
@@ -140,12 +140,12 @@ async def evaluate_async(
 evaluate = blocking(evaluate_async)
 
 
-def _numbers(name: str, given: int | Sequence[int] | None) -> Sequence[int] | None:
+def _numbers(name: str, value: int | Sequence[int] | None) -> Sequence[int] | None:
     """Sizes, one or several; None: not given. Raises ConfigError."""
-    sizes = (given,) if isinstance(given, int) else given
-    whole = isinstance(sizes, Sequence) and not isinstance(sizes, str) and all(type(size) is int for size in sizes)
-    if sizes is not None and not (whole and sizes):
-        raise ConfigError(f"{name}={given!r}: expected a whole number or a list of them, such as [4, 64]")
+    sizes = (value,) if isinstance(value, int) else value
+    valid = isinstance(sizes, Sequence) and not isinstance(sizes, str) and all(type(size) is int for size in sizes)
+    if sizes is not None and not (valid and sizes):
+        raise ConfigError(f"{name}={value!r}: expected a whole number or a list of them, such as [4, 64]")
     return sizes
 
 
@@ -160,28 +160,28 @@ async def evaluate_plan_async(
     for line in plan.notes:
         progress.message(line)
     _check(plan, out, force)
-    parts, skipped = _problems(plan)
+    cells, skipped = _problems(plan)
     engine = await asyncio.to_thread(open_engine, plan.config, objective=None)
-    plan = plan.fitted([each for own in parts.values() for each in outlines(own)], engine)
-    entries = _entries(plan, parts, engine)
+    plan = plan.fitted([outline for problems in cells.values() for outline in outlines(problems)], engine)
+    entries = _entries(plan, cells, engine)
     _announce(progress, engine, plan.policies, skipped)
     log = _logged(None if force else out)
     if plan.baselines:
         done = frozenset(key for key, sample in log.items() if sample.is_final)
-        entries = with_baselines(entries, parts, plan.config, plan.policies, engine, progress.message, done)
+        entries = with_baselines(entries, cells, plan.config, plan.policies, engine, progress.message, done)
     move_aside(out if force else None, progress.message)
     with _counting(entries, log, progress) as counted:
         samples = await _play(plan, entries, engine, out, counted, progress)
-    agents, baselines = ([each for each in entries if each.cell.baseline is baseline] for baseline in (False, True))
+    agents, baselines = ([entry for entry in entries if entry.cell.baseline is baseline] for baseline in (False, True))
     evaluation = Evaluation(
         config=plan.config,
         summaries=by_player(summaries_of(agents, samples)),
-        samples=tuple(samples[key] for each in agents for key in each.keys),
+        samples=tuple(samples[key] for entry in agents for key in entry.keys),
         out=out,
         endpoint=engine.limits.endpoint,
         rows_left_out=len(skipped),
         baselines=by_player(summaries_of(baselines, samples)),
-        baseline_samples=tuple(samples[key] for each in baselines for key in each.keys),
+        baseline_samples=tuple(samples[key] for entry in baselines for key in entry.keys),
         documents=plan.documents,
         seconds=counted.seconds,
         played=counted.played,
@@ -202,22 +202,22 @@ def _check(plan: EvalPlan, out: Path | None, force: bool) -> None:
     check_folder(out, model=plan.config.model.path, force=force)
 
 
-def _problems(plan: EvalPlan) -> tuple[Parts, list[str]]:
+def _problems(plan: EvalPlan) -> tuple[CellProblems, list[str]]:
     """What is played, and what is said of each row that is left out."""
     skipped = list[str]()
     if plan.problems is not None:
-        return {part(OWN_PROBLEMS): list(plan.problems)}, skipped
+        return {part(PROBLEM_LIST): list(plan.problems)}, skipped
     return read_problems(plan.config, plan.chunks, skipped, plan.documents), skipped
 
 
-def _entries(plan: EvalPlan, parts: Parts, engine: Engine) -> list[Entry]:
+def _entries(plan: EvalPlan, cells: CellProblems, engine: Engine) -> list[Entry]:
     """Every policy on every part, once each problem was admitted by it."""
     entries, window = list[Entry](), _window_of(plan.config, engine)
     for config in plan.policies:
         policy = build_policy(config)
-        admit_all(policy, chain.from_iterable(parts.values()), engine.codec, engine.sampler.max_context, window)
-        for each, problems in parts.items():
-            entries.append(Entry(replace(each, player=config.name), policy, problems, plan.samples))
+        admit_all(policy, chain.from_iterable(cells.values()), engine.codec, engine.sampler.max_context, window)
+        for cell, problems in cells.items():
+            entries.append(Entry(replace(cell, player=config.name), policy, problems, plan.samples))
     return entries
 
 
@@ -245,13 +245,13 @@ async def _play(
 def _identity(plan: EvalPlan, engine: Engine) -> dict[str, Any]:
     """Of several numbers of documents none is in it, nor the files of an evaluation recipe: a log may gain further
     ones, which its cells name."""
-    config, kept = plan.config, dict[str, Any]()
+    config, changes = plan.config, dict[str, Any]()
     if plan.documents:
-        kept["documents"] = None
+        changes["documents"] = None
     if plan.folder is not None:
-        kept |= {"train_files": f"{config.recipe} in {plan.folder}", "corpus": None}
-    if kept:
-        config = config.model_copy(update={"data": config.data.model_copy(update=kept)})
+        changes |= {"train_files": f"{config.recipe} in {plan.folder}", "corpus": None}
+    if changes:
+        config = config.model_copy(update={"data": config.data.model_copy(update=changes)})
     policies = {policy.name: policy for policy in plan.policies}
     return evaluation_identity(config, policies, plan.problems, engine.limits.endpoint)
 
@@ -311,19 +311,19 @@ class Counted:
 
 def _logged(out: Path | None) -> Samples:
     """Every episode in the log at `out`."""
-    found = read_samples(out / SAMPLES)[0] if out is not None and (out / SAMPLES).exists() else []
-    return {sample.key: sample for sample in found}
+    samples = read_samples(out / SAMPLES)[0] if out is not None and (out / SAMPLES).exists() else []
+    return {sample.key: sample for sample in samples}
 
 
 @contextmanager
 def _counting(entries: Sequence[Entry], log: Samples, progress: Progress) -> Iterator[Counted]:
     """What was played before counts as done; `log`: everything that was."""
-    drawn = {(each.cell, problem.id): each.samples for each in entries for problem in outlines(each.problems)}
-    asked = [sample for sample in log.values() if sample.draw < drawn.get((sample.cell, sample.id), 0)]
-    before = [sample for sample in asked if sample.is_final]
+    drawn = {(entry.cell, problem.id): entry.samples for entry in entries for problem in outlines(entry.problems)}
+    requested = [sample for sample in log.values() if sample.draw < drawn.get((sample.cell, sample.id), 0)]
+    before = [sample for sample in requested if sample.is_final]
     if before:
         progress.message(Note("episodes_played_before", count=len(before), total=sum(drawn.values())))
-    if further := len(log) - len(asked):
+    if further := len(log) - len(requested):
         progress.message(Note("episodes_not_requested", count=further))
     began = time.monotonic()
     with progress.count("episodes", sum(drawn.values()), done=len(before)) as tick:

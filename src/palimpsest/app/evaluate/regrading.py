@@ -82,11 +82,11 @@ async def regrade(
     samples = await _regraded(logged.samples, config.reward, folder)
     evaluation = Evaluation(
         config=config,
-        summaries=_summaries([each for each in samples if not each.baseline], list(identity.get("policies", ()))),
-        samples=tuple(each for each in samples if not each.baseline),
+        summaries=_summaries([sample for sample in samples if not sample.baseline], list(identity.get("policies", ()))),
+        samples=tuple(sample for sample in samples if not sample.baseline),
         out=out,
-        baselines=_summaries([each for each in samples if each.baseline]),
-        baseline_samples=tuple(each for each in samples if each.baseline),
+        baselines=_summaries([sample for sample in samples if sample.baseline]),
+        baseline_samples=tuple(sample for sample in samples if sample.baseline),
         regraded=folder,
     )
     _write(evaluation, identity, [*evaluation.samples, *evaluation.baseline_samples])
@@ -131,7 +131,7 @@ def _check(config: RewardConfig, samples: Sequence[Sample]) -> None:
             f"reward.name={config.name}: a reward of your own may read the trajectory, which {SAMPLES} doesn't hold; "
             "give a shipped reward, or play again without --regrade"
         )
-    several = next((each for each in samples if _asks_several(each)), None)
+    several = next((sample for sample in samples if _asks_several(sample)), None)
     if config.name == "final_answer" and several is not None:
         raise DataError(
             f"reward.name=final_answer: {several.set}, {several.id} asks several questions with golds of their own "
@@ -169,16 +169,16 @@ async def _regraded_one(sample: Sample, grader: Grades) -> Sample:
         return replace(sample, value=None, metrics={})
     grade = await graded(grader, *_episode(sample))
     questions = [
-        {**each, "value": grade.breakdown.get(f"question_{number}")} for number, each in enumerate(sample.questions, 1)
+        {**item, "value": grade.breakdown.get(f"question_{number}")} for number, item in enumerate(sample.questions, 1)
     ]
     return replace(sample, value=grade.value, metrics=dict(grade.breakdown), reason=grade.reason, questions=questions)
 
 
 def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
     """What graders of answers look at."""
-    asked = tuple(Question(each["question"], tuple(each["answers"])) for each in sample.questions)
-    problem = Problem.asking(sample.id, asked) if asked else Problem(sample.id, sample.question, sample.answers)
-    answers = tuple(each["answer"] for each in sample.questions)
+    questions = tuple(Question(question["question"], tuple(question["answers"])) for question in sample.questions)
+    problem = Problem.asking(sample.id, questions) if questions else Problem(sample.id, sample.question, sample.answers)
+    answers = tuple(question["answer"] for question in sample.questions)
     outcome = Outcome(sample.outcome)
     return problem, Trajectory(sample.id, sample.group_id, 0, (), outcome, sample.answer, answers=answers)
 
@@ -186,8 +186,8 @@ def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
 def _summaries(samples: Sequence[Sample], players: Sequence[str] = ()) -> tuple[EvalSummary, ...]:
     """Figures of each cell: `players` in their order, each from short to long."""
     cells = {cell: [s for s in samples if s.cell == cell] for cell in dict.fromkeys(s.cell for s in samples)}
-    found = [summarise(cell, own, drawn=1 + max(s.draw for s in own)) for cell, own in cells.items()]
-    return by_player(found, players)
+    summaries = [summarise(cell, group, drawn=1 + max(s.draw for s in group)) for cell, group in cells.items()]
+    return by_player(summaries, players)
 
 
 def _write(evaluation: Evaluation, identity: Mapping[str, Any], samples: Sequence[Sample]) -> None:

@@ -54,11 +54,11 @@ def short_names(paths: Sequence[str]) -> list[str]:
     >>> short_names(["runs/a/eval", "runs/b/eval"]), short_names(["evals/a", "evals/b"]), short_names(["x/y"])
     (['a/eval', 'b/eval'], ['a', 'b'], ['y'])
     """
-    parts = [Path(path).parts for path in paths]
+    components = [Path(path).parts for path in paths]
     shared = 0
-    while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
+    while all(len(names) > shared + 1 for names in components) and len({names[shared] for names in components}) == 1:
         shared += 1
-    return [str(Path(*each[shared:])) for each in parts]
+    return [str(Path(*names[shared:])) for names in components]
 
 
 def _side(folder: Path, name: str) -> ComparedRun:
@@ -71,16 +71,16 @@ def _side(folder: Path, name: str) -> ComparedRun:
             else f"{folder}: no such folder; give folders that palimpsest eval or quickstart wrote"
         )
     read = [read_log(log.parent) for log in logs]
-    samples = as_one_agent({sample.key: sample for each in read for sample in each.samples}.values())
+    samples = as_one_agent({sample.key: sample for log in read for sample in log.samples}.values())
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
     return ComparedRun(
         name=name,
         folder=folder,
-        samples=tuple(each for each in samples if not each.baseline),
-        baselines=tuple(each for each in samples if each.baseline),
-        unreadable=sum(each.unreadable for each in read),
-        not_asked=sum(each.not_asked for each in read),
+        samples=tuple(sample for sample in samples if not sample.baseline),
+        baselines=tuple(sample for sample in samples if sample.baseline),
+        unreadable=sum(log.unreadable for log in read),
+        not_asked=sum(log.not_asked for log in read),
         settings=_settings(folder),
     )
 
@@ -133,7 +133,7 @@ class Comparison(SideBySide):
     def notes(self) -> tuple[Note, ...]:
         """What a reader has to know beside the figures."""
         kinds = interval_notes(
-            {f"{self.label(cell)}, {name}": own for cell, sides in self.figures.items() for name, own in sides.items()}
+            {f"{self.label(cell)}, {name}": row for cell, sides in self.figures.items() for name, row in sides.items()}
         )
         return (*self.side_notes(), *kinds, *self.pairing_notes())
 
@@ -144,23 +144,23 @@ class Comparison(SideBySide):
         return Table.of(rows)
 
     def _row(self, cell: Cell, name: str) -> dict[str, Any]:
-        own = self.figures[cell][name]
+        figure = self.figures[cell][name]
         pairing = self.cell_pairings.get(cell, {}).get(name)
         difference = pairing.difference if pairing else None
         values = {
             "": self.label(cell),
             "side": name,
-            "problems": own.problems,
-            "ungraded": own.ungraded or None,
-            "accuracy": own.accuracy.mean,
-            "low": own.accuracy.low,
-            "high": own.accuracy.high,
+            "problems": figure.problems,
+            "ungraded": figure.ungraded or None,
+            "accuracy": figure.accuracy.mean,
+            "low": figure.accuracy.low,
+            "high": figure.accuracy.high,
             "difference": difference and difference.mean,
             "difference low": difference and difference.low,
             "difference high": difference and difference.high,
             "p": difference and difference.p,
-            "turns": own.turns_per_document,
-            "tokens": round(own.tokens_per_document),
+            "turns": figure.turns_per_document,
+            "tokens": round(figure.tokens_per_document),
         }
         return {key: value for key, value in values.items() if value is not None}
 
@@ -217,7 +217,7 @@ def compare(*folders: Folder, quiet: bool = False) -> Comparison:
     """
     if len(folders) < 2:
         raise ConfigError(f"compare: {len(folders)} folder given; two or more are needed")
-    twice = [folder for place, folder in enumerate(folders) if Path(folder) in map(Path, folders[:place])]
+    twice = [folder for index, folder in enumerate(folders) if Path(folder) in map(Path, folders[:index])]
     if twice:
         raise ConfigError(f"compare: {twice[0]} is given twice")
     sides = tuple(read_sides(folders))

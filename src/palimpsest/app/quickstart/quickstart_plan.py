@@ -16,7 +16,7 @@ from pathlib import Path
 
 from palimpsest.app.composition import policy_of
 from palimpsest.app.config_resolution import check_quickstart
-from palimpsest.app.resume import QUICKSTART, AskedRun, Resume, asked_run, resumed_run
+from palimpsest.app.resume import QUICKSTART, RequestedRun, Resume, requested_run, resumed_run
 from palimpsest.config.data import GENERATED, LONGEST, SearchDataConfig
 from palimpsest.config.load import Overrides, quickstart_names
 from palimpsest.config.schema import PolicyConfig, RunConfig
@@ -156,18 +156,18 @@ def asked_quickstart(
     seed: int | None = None,
     out: str | Path | None = None,
     resume: Resume = False,
-) -> AskedRun:
+) -> RequestedRun:
     """The quickstart that these options mean. Raises ConfigError, or RunError for a folder without a run."""
     folder = Path(out or FOLDER)
     if resume is True and method is None and (folder / CONFIG).is_file():
         resume = folder
     run = resumed_run(None if method in quickstart_names() else method, out, resume, QUICKSTART)
     if run is not None:
-        asked = asked_run(None, overrides, command=QUICKSTART, seed=seed, resume=run)
+        asked = requested_run(None, overrides, command=QUICKSTART, seed=seed, resume=run)
     else:
         check_quickstart(method or METHOD)
         recipe = f"{method or METHOD}-quickstart"
-        asked = asked_run(recipe, overrides, command=QUICKSTART, seed=seed or 0, out=folder, resume=resume)
+        asked = requested_run(recipe, overrides, command=QUICKSTART, seed=seed or 0, out=folder, resume=resume)
     _check(asked.config)
     return asked
 
@@ -204,7 +204,7 @@ def _check_names(config: RunConfig) -> None:
 
 def asked_seeds(
     method: str | None, overrides: Overrides, seeds: Sequence[int], *, out: str | Path | None, resume: bool, force: bool
-) -> list[AskedRun]:
+) -> list[RequestedRun]:
     """The quickstarts that these options mean. Raises ConfigError, or RunError for a folder that holds a run."""
     folder = Path(out or SEEDS_FOLDER)
     if not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < max(2, len(seeds)):

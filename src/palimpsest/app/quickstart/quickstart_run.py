@@ -28,7 +28,7 @@ from palimpsest.app.quickstart.quickstart_jobs import BaselineTraining, Shard, s
 from palimpsest.app.quickstart.quickstart_plan import Grid, asked_quickstart, asked_seeds
 from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, publish, results_of
 from palimpsest.app.quickstart.worker import Worker, WorkerJob
-from palimpsest.app.resume import QUICKSTART, AskedRun, Resume, resumable
+from palimpsest.app.resume import QUICKSTART, RequestedRun, Resume, resumable
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.training_run import Prepared, Training, prepare
 from palimpsest.config.load import Overrides, dump_config
@@ -140,7 +140,7 @@ async def quickstart_async(
     return await _of_one(asked, force=force, progress=watching, stop=stopped)
 
 
-async def _of_one(asked: AskedRun, *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
+async def _of_one(asked: RequestedRun, *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
     config, out, started = asked.config, asked.folder, time.monotonic()
     prepared = await asyncio.to_thread(prepare, config, out)
     _admit(config, prepared)
@@ -166,7 +166,9 @@ async def _of_one(asked: AskedRun, *, force: bool, progress: Progress, stop: Gra
     return Quickstart(Run(out), results)
 
 
-async def _of_seeds(several: Sequence[AskedRun], *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
+async def _of_seeds(
+    several: Sequence[RequestedRun], *, force: bool, progress: Progress, stop: GracefulStop
+) -> Quickstart:
     """One after the other, to the last or to an interrupt, and their report."""
     done, results = list[Quickstart](), list[Results]()
     for number, asked in enumerate(several, 1):

@@ -107,38 +107,38 @@ def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
     )
 
 
-def _refuse_other_tokenizer(imitated: Imitated, chosen: Selection, own: str) -> None:
-    """Raise DataError for records whose ids are of another tokenizer than the model's, whose digest is `own`.
+def _refuse_other_tokenizer(imitated: Imitated, chosen: Selection, digest: str) -> None:
+    """Raise DataError for records whose ids are of another tokenizer than the model's, whose digest is `digest`.
 
     Where records don't name one, the files around them tell: an evaluation of an endpoint, a run with a checkpoint.
     """
     records, named = Path(imitated.records or ""), chosen.tokenizers - {NO_TOKENIZER}
     fix = "train the model that sampled them, or sample them again with palimpsest eval FOLDER --out DIR"
-    if others := sorted(named - {own}):
+    if other := sorted(named - {digest}):
         raise DataError(
-            f"{records}: its token ids are of another tokenizer ({others[0]}) than the model's ({own}), so they are "
+            f"{records}: its token ids are of another tokenizer ({other[0]}) than the model's ({digest}), so they are "
             f"other text to it; {fix}"
         )
     if NO_TOKENIZER not in chosen.tokenizers:
         return
     around = (records, *records.absolute().parents[:2])
-    endpoint = next((known for folder in around if (known := read_identity(folder).get("endpoint"))), None)
+    endpoint = next((address for folder in around if (address := read_identity(folder).get("endpoint"))), None)
     if endpoint is not None:
         raise DataError(
             f"{records}: was sampled at an endpoint (mode {endpoint.get('mode')}) and doesn't say of which tokenizer "
             f"its token ids are; {fix}"
         )
     saved = [path for folder in around for path in checkpoint_paths(folder / CHECKPOINTS)]
-    kept = next((path for path in reversed(saved) if (path / "tokenizer.json").is_file()), None)
-    if kept is None:
+    checkpoint = next((path for path in reversed(saved) if (path / "tokenizer.json").is_file()), None)
+    if checkpoint is None:
         raise DataError(
             f"{records}: doesn't say of which tokenizer its token ids are, and no checkpoint is near that would; give "
             f"the folder of the run that recorded them, or {fix}"
         )
-    if (theirs := Codec.for_reading(kept).digest) != own:
+    if (theirs := Codec.for_reading(checkpoint).digest) != digest:
         raise DataError(
-            f"{records}: its token ids are of the tokenizer of {kept} ({theirs}), another than the model's "
-            f"({own}), so they are other text to it; {fix}"
+            f"{records}: its token ids are of the tokenizer of {checkpoint} ({theirs}), another than the model's "
+            f"({digest}), so they are other text to it; {fix}"
         )
 
 

@@ -165,16 +165,16 @@ async def train_async(
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
     shown = progress or suitable_progress(quiet=quiet)
-    given = Objects("palimpsest.train", resume)
-    with given.known():
+    objects = Objects("palimpsest.train", resume)
+    with objects.in_scope():
         asking = Asking(recipe, overrides, seed, out, resume)
-        asked = asking.run(given, Things(reward, data, policy, callbacks, model, tokenizer))
+        spec = asking.run(objects, Things(reward, data, policy, callbacks, model, tokenizer))
         for line in asking.adapted:
             shown.message(line)
         await run_training(
-            asked.config, asked.folder, resume=asked.resume, force=force, progress=shown, stop=stop or GracefulStop()
+            spec.config, spec.folder, resume=spec.resume, force=force, progress=shown, stop=stop or GracefulStop()
         )
-    return Run(asked.folder, given.held)
+    return Run(spec.folder, objects.held)
 
 
 train = blocking(train_async)
@@ -206,8 +206,8 @@ async def run_training(
 
 
 def _origin(config: RunConfig) -> RunOrigin:
-    given = objects_in(config)
-    return RunOrigin(detail={GIVEN: list(given)} if given else {})
+    arguments = objects_in(config)
+    return RunOrigin(detail={GIVEN: list(arguments)} if arguments else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class Training:
             self.progress.message(note)
         if config.cold_start is not None:
             parts = prepared.parts
-            begun = await run_cold_start(
+            cold_start = await run_cold_start(
                 config,
                 parts.policy,
                 parts.engine.codec,
@@ -280,9 +280,9 @@ class Training:
                 stop=self.stop,
                 warn=self.folder.warn,
             )
-            if begun.interrupted:
-                return Finished(0, True, begun.checkpoint)
-            model = config.model.model_copy(update={"path": str(begun.checkpoint)})
+            if cold_start.interrupted:
+                return Finished(0, True, cold_start.checkpoint)
+            model = config.model.model_copy(update={"path": str(cold_start.checkpoint)})
             config = config.model_copy(update={"model": model})
             await parts.engine.close()
             await parts.cast.close()

@@ -94,8 +94,8 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
     """
     held_out = with_number(rows, "eval/accuracy")
     if len(held_out) > 1 and not all(0 <= row["eval/accuracy"] <= 1 for row in held_out):
-        told = ", ".join(f"{row['eval/accuracy']:.2f} after step {row['step']}" for row in (held_out[0], held_out[-1]))
-        return f"Held-out reward {told}: beyond 0 to 1, so its noise is not known."
+        pair = ", ".join(f"{row['eval/accuracy']:.2f} after step {row['step']}" for row in (held_out[0], held_out[-1]))
+        return f"Held-out reward {pair}: beyond 0 to 1, so its noise is not known."
     if len(held_out) > 1:
         first, last = (_held_out(row, config.evaluation.problems) for row in (held_out[0], held_out[-1]))
         return f"Held-out accuracy {first}, {last}: {_verdict(first, last)}."
@@ -105,8 +105,8 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
     rewarded, of_size = _of_last_size(rewarded)
     ends = min(ENDS, len(rewarded) // 2)
     if ends < LEAST:
-        told = ", ".join(f"{row['reward/mean']:.2f} in step {row['step']}" for row in (rewarded[0], rewarded[-1]))
-        return f"Reward{of_size} {told}: too few steps to tell gain from noise."
+        pair = ", ".join(f"{row['reward/mean']:.2f} in step {row['step']}" for row in (rewarded[0], rewarded[-1]))
+        return f"Reward{of_size} {pair}: too few steps to tell gain from noise."
     return f"Reward{of_size} {_rewards(rewarded[:ends], rewarded[-ends:])}."
 
 
@@ -148,7 +148,7 @@ def welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, float
     difference, error = fmean(after) - fmean(before), sum(errors)
     if not error:
         return difference, difference
-    shares = [each / error for each in errors]
+    shares = [share / error for share in errors]
     freedom = 1 / sum(s**2 / (len(values) - 1) for s, values in zip(shares, (before, after), strict=True))
     off = T_975[int(freedom + 1e-9) - 1] * math.sqrt(error)
     return difference - off, difference + off
@@ -186,8 +186,8 @@ _BEYOND = "measure it, beyond what it was trained on"
 def _measuring_command(folder: Path, config: RunConfig) -> str:
     name, numbers = _SIZES.get(str(config.data.train_files), ("", ()))
     sizes = f" --{name} {','.join(map(str, numbers))}" if name else ""
-    known = sizes or config.data.val_files is not None
-    what = _BEYOND if known else "add --data: these are what it was trained on"
+    held_out = sizes or config.data.val_files is not None
+    what = _BEYOND if held_out else "add --data: these are what it was trained on"
     run = quote(str(folder))
     return f"palimpsest eval {run}{sizes} --out {run}/eval     # {what}"
 
@@ -195,17 +195,17 @@ def _measuring_command(folder: Path, config: RunConfig) -> str:
 def _measuring_call(folder: Path, config: RunConfig) -> str:
     """What `palimpsest.evaluate` needs besides the folder: problems where none are held out, and the objects."""
     name, numbers = _SIZES.get(str(config.data.train_files), ("", ()))
-    known = name or config.data.val_files is not None
+    held_out = name or config.data.val_files is not None
     objects = [f"{argument}=..." for argument in objects_in(config) if argument in ("reward", "policy")]
-    given = [
+    arguments = [
         repr(str(folder)),
-        *([] if known else ["data=[...]"]),
+        *([] if held_out else ["data=[...]"]),
         *objects,
         *([f"{name}={list(numbers)}"] if name else []),
         f"out={str(folder / 'eval')!r}",
     ]
-    what = _BEYOND if known else "with problems that it was not trained on"
-    return f"palimpsest.evaluate({', '.join(given)})     # {what}"
+    what = _BEYOND if held_out else "with problems that it was not trained on"
+    return f"palimpsest.evaluate({', '.join(arguments)})     # {what}"
 
 
 def told_of_last_step(folder: Path, config: RunConfig) -> list[ToldStory]:
@@ -227,13 +227,13 @@ def _episodes(folder: Path, config: RunConfig) -> list[ToldEpisode]:
         return []
     texts = GroupTexts(Codec.load(model_path(config.model)))
     graded = sorted(
-        (played for group in groups for played in _of_each_worth(group)), key=lambda each: -(each[2].value or 0)
+        (played for group in groups for played in _one_per_reward(group)), key=lambda played: -(played[2].value or 0)
     )
     chosen = dict.fromkeys((0, len(graded) // 2, len(graded) - 1))
-    return [_told(*graded[at], texts) for at in chosen if 0 <= at < len(graded)]
+    return [_shown_episode(*graded[at], texts) for at in chosen if 0 <= at < len(graded)]
 
 
-def _of_each_worth(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
+def _one_per_reward(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
     """The first episode of each reward that the group has."""
     first: dict[float, tuple[Problem, Trajectory, Grade]] = {}
     for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
@@ -242,7 +242,7 @@ def _of_each_worth(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
     return list(first.values())
 
 
-def _told(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> ToldEpisode:
+def _shown_episode(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> ToldEpisode:
     written = [memory.text.strip() for memory in memories(trajectory, texts)]
     gold = " or ".join(problem.answers)
     return ToldEpisode(problem.question, written, trajectory.answer or "", gold, grade.value)

@@ -139,10 +139,10 @@ class AgentService:
         return json_response(self._shown())
 
     def _shown(self) -> dict[str, object]:
-        own = asdict(self.agent.card)
-        longest = own.pop("max_model_len") or self.limits.body_bytes  # a token has at least a byte
+        card = asdict(self.agent.card)
+        longest = card.pop("max_model_len") or self.limits.body_bytes  # a token has at least a byte
         facts = {"id": self._model, "object": "model", "created": 0, "owned_by": "palimpsest"}
-        return {**facts, "max_model_len": longest, "palimpsest": {**own, "fingerprint": self.agent.fingerprint}}
+        return {**facts, "max_model_len": longest, "palimpsest": {**card, "fingerprint": self.agent.fingerprint}}
 
     def _metrics(self, _: Request) -> Response:
         text = "".join(f"{line}\n" for line in self._metric_lines())
@@ -156,10 +156,10 @@ class AgentService:
         by_outcome = {f'{{outcome="{name}"}}': number for name, number in ended.items()}
         yield from _family("requests_total", "Requests by the status of their answer.", by_status)
         yield from _family("episodes_total", "Episodes that have ended.", by_outcome)
-        for name, said in _COUNTERS.items():
-            yield from _family(f"{name}_total", said, {"": episodes.counts[name.removeprefix("episodes_")]})
-        for name, said in _ENGINE_COUNTERS.items():
-            yield from _family(f"engine_{name}_total", said, {"": getattr(self.agent.stats, name)})
+        for name, description in _COUNTERS.items():
+            yield from _family(f"{name}_total", description, {"": episodes.counts[name.removeprefix("episodes_")]})
+        for name, description in _ENGINE_COUNTERS.items():
+            yield from _family(f"engine_{name}_total", description, {"": getattr(self.agent.stats, name)})
         yield from _family("episodes_running", "Episodes that run.", {"": episodes.running})
         yield from _family("episodes_waiting", "Episodes that wait for a place.", {"": episodes.waiting})
 
@@ -179,12 +179,12 @@ _ENGINE_COUNTERS = {
 }
 
 
-def _family(name: str, said: str, samples: dict[str, int]) -> Iterator[str]:
+def _family(name: str, description: str, samples: dict[str, int]) -> Iterator[str]:
     """
     >>> list(_family("a_total", "Of a.", {'{b="c"}': 2}))
     ['# HELP palimpsest_a_total Of a.', '# TYPE palimpsest_a_total counter', 'palimpsest_a_total{b="c"} 2']
     """
-    yield f"# HELP palimpsest_{name} {said}"
+    yield f"# HELP palimpsest_{name} {description}"
     yield f"# TYPE palimpsest_{name} {'counter' if name.endswith('_total') else 'gauge'}"
     for labels, value in samples.items():
         yield f"palimpsest_{name}{labels} {value}"

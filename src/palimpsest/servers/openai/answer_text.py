@@ -2,7 +2,7 @@ r"""Text of an answer while its tokens come: without thinking, stop texts and `\
 
 The content of a box stays in place; the commands and their braces are removed.
 
-Guaranteed: what `feed` gives in a row, and `rest` at the end, is `whole` of all tokens, and `unboxed` of the whole
+Guaranteed: what `feed` gives in a row, and `rest` at the end, is `final_text` of all tokens, and `unboxed` of the whole
 text, however it is cut into pieces; nothing that may yet turn out to be thinking, half a character, the beginning of a
 stop text or of a command is given early. An unclosed box is open to the end. Other braces and other LaTeX stay.
 Not covered: time that grows with the length alone: each piece is looked at with all before it.
@@ -19,15 +19,15 @@ from palimpsest.text.reply_tags import spoken
 _TAGS = ("<think>", "</think>", "<thinking>", "</thinking>")
 
 
-def whole(text: str, stops: Sequence[str] = ()) -> tuple[str, bool]:
+def final_text(text: str, stops: Sequence[str] = ()) -> tuple[str, bool]:
     """What a reply says, and whether a stop text cut it.
 
-    >>> whole("<think>Rome?</think> Paris. END of it", ["END"])
+    >>> final_text("<think>Rome?</think> Paris. END of it", ["END"])
     ('Paris.', True)
     """
-    said = spoken(text).strip()
-    places = [place for stop in stops if (place := said.find(stop)) >= 0]
-    return (said[: min(places)].rstrip(), True) if places else (said, False)
+    reply = spoken(text).strip()
+    places = [offset for stop in stops if (offset := reply.find(stop)) >= 0]
+    return (reply[: min(places)].rstrip(), True) if places else (reply, False)
 
 
 class AnswerText:
@@ -37,22 +37,22 @@ class AnswerText:
         """`before`: the thinking tag that ends the prompt, if there is one."""
         self._codec, self._stops, self._before = codec, stops, before
         self._ids: list[int] = []
-        self._given = ""
+        self._sent = ""
 
     def feed(self, ids: Sequence[int]) -> str:
         """What is sure of the text up to these tokens."""
         codec = self._codec
         self._ids += [i for i in ids if i not in codec.control_ids or i in codec.thinking_ids]
-        said, _ = whole(self._before + codec.decode(self._ids), self._stops)
-        said = said.rstrip("\ufffd")
-        held = max((_overlap(said, mark) for mark in (*_TAGS, *self._stops)), default=0)
-        return self.rest(said[: len(said) - held].rstrip())
+        text, _ = final_text(self._before + codec.decode(self._ids), self._stops)
+        text = text.rstrip("\ufffd")
+        held = max((_overlap(text, mark) for mark in (*_TAGS, *self._stops)), default=0)
+        return self.rest(text[: len(text) - held].rstrip())
 
-    def rest(self, said: str) -> str:
-        """What has not been given of `said`."""
-        if not said.startswith(self._given):
+    def rest(self, text: str) -> str:
+        """What has not been given of `text`."""
+        if not text.startswith(self._sent):
             return ""
-        new, self._given = said[len(self._given) :], said
+        new, self._sent = text[len(self._sent) :], text
         return new
 
 
@@ -80,21 +80,21 @@ def unboxed(text: str) -> str:
     """
     boxes = list[bool]()  # of every open brace, whether it is a box's
 
-    def kept(match: re.Match[str]) -> str:
+    def unwrapped(match: re.Match[str]) -> str:
         if match["brace"] == "}":
             return "" if boxes and boxes.pop() else "}"
         if match["brace"] or match["open"]:
             boxes.append(match["brace"] is None)
         return match["brace"] or ""
 
-    return _TOKEN.sub(kept, text).strip()
+    return _TOKEN.sub(unwrapped, text).strip()
 
 
 class UnboxedText:
     """The same of one answer, piece by piece."""
 
     def __init__(self) -> None:
-        self._text = self._given = ""
+        self._text = self._sent = ""
 
     def feed(self, text: str) -> str:
         """What is sure of the text up to the end of this piece."""
@@ -107,6 +107,6 @@ class UnboxedText:
         return self._new(self._text)
 
     def _new(self, sure: str) -> str:
-        said = unboxed(sure)
-        new, self._given = said[len(self._given) :], said
+        text = unboxed(sure)
+        new, self._sent = text[len(self._sent) :], text
         return new

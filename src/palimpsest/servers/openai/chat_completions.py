@@ -63,19 +63,21 @@ class ChatRoutes:
         )
         body = await self._look(len(data), lambda: parse(data, self._lenient))
         check_model(body.model, self._model)
-        query, told, digest = await self._query(request, data, body)
+        query, parsing, digest = await self._query(request, data, body)
         episode = self._episodes.begin(query, digest)
-        note(request, input=told["input"], episode=episode.id, outcome=lambda: (episode.result or _RUNNING)["outcome"])
-        headers = {f"X-Palimpsest-{name.capitalize()}": value for name, value in told.items()}
+        note(
+            request, input=parsing["input"], episode=episode.id, outcome=lambda: (episode.result or _RUNNING)["outcome"]
+        )
+        headers = {f"X-Palimpsest-{name.capitalize()}": value for name, value in parsing.items()}
         headers |= _ignored_headers(request, body)
-        reply = form(body, told, episode, self._agent.fingerprint)
+        reply = form(body, parsing, episode, self._agent.fingerprint)
         if body.stream:
             events = self._followed(reply, episode)
             return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE, **headers})
         result = await self._ended(request, episode)
         if (failed := failure_of(result)) is not None:
             raise failed
-        return json_response(reply.whole(result), headers=headers)
+        return json_response(reply.response(result), headers=headers)
 
     async def _query(self, request: Request, data: bytes, body: ChatBody) -> tuple[Query, dict[str, str], str]:
         retries = request.headers.get("x-stainless-retry-count", "0")
@@ -84,7 +86,7 @@ class ChatRoutes:
             digest = hashlib.sha256(data).hexdigest()
             return *query_of(body, self._agent, None if retries == "0" else self._episodes.seed_of(digest)), digest
 
-        if any(each.files for each in body.messages):
+        if any(message.files for message in body.messages):
             return await self._files.run(work)
         return await self._look(len(data), work)
 
@@ -123,8 +125,8 @@ async def _gone(request: Request) -> None:
 def check_model(name: str, served: str) -> None:
     """Raises Refused for another name than the one that is served."""
     if name != served:
-        said = f"model: {shown(name)} is not served; {served} is"
-        raise Refused(404, said, code="model_not_found", param="model")
+        message = f"model: {shown(name)} is not served; {served} is"
+        raise Refused(404, message, code="model_not_found", param="model")
 
 
 _RUNNING = {"outcome": "running"}
@@ -138,9 +140,9 @@ def _ignored_headers(request: Request, body: ChatBody) -> dict[str, str]:
     if not body.ignored:
         return {}
     names = [name if _NAME.fullmatch(name) else "other" for name in body.ignored]
-    said = ",".join([*dict.fromkeys(names)][:_NAMES])
-    note(request, ignored=said)
-    return {"X-Palimpsest-Ignored": said}
+    value = ",".join([*dict.fromkeys(names)][:_NAMES])
+    note(request, ignored=value)
+    return {"X-Palimpsest-Ignored": value}
 
 
 # ---- What every form tells -----------------------------------------------------------------------------------
@@ -167,8 +169,8 @@ def failure_of(result: dict[str, Any]) -> Refused | None:
     status, code = _FAILURES[result["outcome"]]
     headers = {"Retry-After": "5"} if status == 503 else {}
     param = "messages" if code == "context_length_exceeded" else None
-    said = result.get("failure") or f"no answer: {result['outcome']}"
-    return Refused(status, said, code=code, param=param, headers=headers)
+    message = result.get("failure") or f"no answer: {result['outcome']}"
+    return Refused(status, message, code=code, param=param, headers=headers)
 
 
 def content_of(body: ChatBody, result: dict[str, Any]) -> str | None:
@@ -191,23 +193,23 @@ def usage(episode: ServedEpisode, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_OWN = (
+_FACT_NAMES = (
     *("outcome", "turns", "tokens_in", "tokens_sampled"),
     *("answer", "answers", "quotes", "unsupported", "kept_out", "truncated"),
 )
 
 
-def own_facts(episode: ServedEpisode, result: dict[str, Any], told: Mapping[str, str]) -> dict[str, Any]:
+def palimpsest_facts(episode: ServedEpisode, result: dict[str, Any], parsing: Mapping[str, str]) -> dict[str, Any]:
     """What OpenAI's interface has no place for."""
-    known = {name: result[name] for name in _OWN if name in result}
+    facts = {name: result[name] for name in _FACT_NAMES if name in result}
     if "prompt_tokens" in result:
-        known["request_tokens"] = result["prompt_tokens"]
-    return {"episode": episode.id, **told, **known, "stored": episode.stored}
+        facts["request_tokens"] = result["prompt_tokens"]
+    return {"episode": episode.id, **parsing, **facts, "stored": episode.stored}
 
 
 async def timely(episode: ServedEpisode, progress: bool, raw: bool) -> AsyncIterator[News]:
     """An episode's news, and a `comment` wherever nothing else was told for a while."""
-    told, answer = time.monotonic(), UnboxedText()
+    last_event, answer = time.monotonic(), UnboxedText()
     async for news in episode.follow():
         if news is not None and news[0] == "content":
             if not (text := news[1] if raw else answer.feed(news[1])):
@@ -215,11 +217,11 @@ async def timely(episode: ServedEpisode, progress: bool, raw: bool) -> AsyncIter
             yield "content", text
         elif news is not None and progress:
             yield news
-        elif time.monotonic() - told >= SILENCE_S:
-            yield "comment", f"reading {episode.place}" if episode.place else "waiting"
+        elif time.monotonic() - last_event >= SILENCE_S:
+            yield "comment", f"reading {episode.progress}" if episode.progress else "waiting"
         else:
             continue
-        told = time.monotonic()
+        last_event = time.monotonic()
     if rest := answer.rest():
         yield "content", rest
 
@@ -234,9 +236,9 @@ def event(value: object) -> bytes:
 class ChatReply:
     """An episode as a chat completion."""
 
-    def __init__(self, body: ChatBody, told: Mapping[str, str], episode: ServedEpisode, fingerprint: str) -> None:
-        """`told`: what `query_of` gives next to the query."""
-        self._body, self._told, self._episode = body, told, episode
+    def __init__(self, body: ChatBody, parsing: Mapping[str, str], episode: ServedEpisode, fingerprint: str) -> None:
+        """`parsing`: what `query_of` gives next to the query."""
+        self._body, self._parsing, self._episode = body, parsing, episode
         self._facts: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(16)}",
             "created": int(time.time()),
@@ -244,7 +246,7 @@ class ChatReply:
             "system_fingerprint": fingerprint,
         }
 
-    def whole(self, result: dict[str, Any]) -> dict[str, Any]:
+    def response(self, result: dict[str, Any]) -> dict[str, Any]:
         message = {"role": "assistant", "content": content_of(self._body, result), "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": result["finish_reason"], "logprobs": None}
         return {
@@ -253,14 +255,14 @@ class ChatReply:
             "choices": [choice],
             "usage": usage(self._episode, result),
             "metadata": self._body.metadata,
-            "palimpsest": own_facts(self._episode, result, self._told),
+            "palimpsest": palimpsest_facts(self._episode, result, self._parsing),
         }
 
     async def events(self) -> AsyncIterator[bytes]:
         """The same, as a stream of server-sent events."""
-        own = self._body.palimpsest
+        options = self._body.palimpsest
         yield self._chunk({"role": "assistant", "content": ""})
-        async for kind, text in timely(self._episode, own.progress, own.raw):
+        async for kind, text in timely(self._episode, options.progress, options.raw):
             if kind == "comment":
                 yield f": {text}\n\n".encode()
             else:
@@ -271,7 +273,9 @@ class ChatReply:
         if (failed := failure_of(result)) is not None:
             yield event(openai_error(failed))
         else:
-            yield self._chunk({}, result["finish_reason"], palimpsest=own_facts(self._episode, result, self._told))
+            yield self._chunk(
+                {}, result["finish_reason"], palimpsest=palimpsest_facts(self._episode, result, self._parsing)
+            )
             if self._body.stream_options.include_usage:
                 yield self._event([], usage=usage(self._episode, result))
         yield b"data: [DONE]\n\n"

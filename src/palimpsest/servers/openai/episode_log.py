@@ -55,8 +55,8 @@ def opened(line: bytes) -> dict[str, Any] | None:
     data, tab, checksum = line.rpartition(b"\t")
     if not tab or checksum != _checksum(data) + b"\n":
         return None
-    found: dict[str, Any] = orjson.loads(data)
-    return found
+    value: dict[str, Any] = orjson.loads(data)
+    return value
 
 
 def _checksum(data: bytes) -> bytes:
@@ -84,7 +84,7 @@ class Store:
         try:
             descriptor = os.open(self._path(episode), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                _write_whole(descriptor, sealed(line))
+                _write_all(descriptor, sealed(line))
             finally:
                 os.close(descriptor)
         except OSError:
@@ -96,12 +96,12 @@ class Store:
         with `head` where nothing is left. Raises StoreFailed."""
         turns, end = dict[int, Turn](), 0
         for line in self._raw_lines(episode):
-            if (known := opened(line)) is None:
+            if (entry := opened(line)) is None:
                 _log.error("the store: %s is played again from byte %d on", episode, end)
                 os.truncate(self._path(episode), end)
                 break
-            if "turn" in known:
-                turn = turn_from_json(known["turn"])
+            if "turn" in entry:
+                turn = turn_from_json(entry["turn"])
                 turns.setdefault(turn.step, turn)
             end += len(line)
         if not end:
@@ -110,7 +110,7 @@ class Store:
 
     def lines(self, episode: str) -> Iterator[dict[str, Any]]:
         """Those that can be read; none where there is no log."""
-        return (known for line in self._raw_lines(episode) if (known := opened(line)) is not None)
+        return (entry for line in self._raw_lines(episode) if (entry := opened(line)) is not None)
 
     def result(self, episode: str) -> dict[str, Any] | None:
         """How the episode ended, which is the last line; None where it didn't, or where that line can't be read."""
@@ -119,8 +119,8 @@ class Store:
             return None
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             last = data[data.rfind(b"\n", 0, len(data) - 1) + 1 :]
-        found: dict[str, Any] | None = (opened(last) or {}).get("result")
-        return found
+        result: dict[str, Any] | None = (opened(last) or {}).get("result")
+        return result
 
     def heads(self) -> Iterator[dict[str, Any]]:
         """Of all episodes, the oldest first."""
@@ -136,7 +136,7 @@ class Store:
         return self.folder / f"{episode}.jsonl"
 
 
-def _write_whole(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes) -> None:
     """Add `data` to a file's end, or nothing. A disk that fills up takes the first bytes and refuses the others."""
     written = 0
     try:

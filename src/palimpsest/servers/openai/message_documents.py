@@ -47,7 +47,7 @@ class DocumentRule(StrEnum):
     TOOLS = "tool_messages"
     MESSAGES = "earlier_messages"
     SYSTEM = "system_message"
-    WHOLE = "whole_message"
+    UNDIVIDED = "whole_message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class SplitMessage:
     instructions: tuple[str, ...] = ()
 
 
-def joined(*parts: str) -> str:
-    return "\n\n".join(part.strip() for part in parts if part.strip())
+def joined(*texts: str) -> str:
+    return "\n\n".join(part.strip() for part in texts if part.strip())
 
 
 # ---- Texts between tags --------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ _SEVERAL = ("context", "contexts", "documents", "sources", "passages")
 _TAG = re.compile(
     r"<(/?)(documents?|contexts?|sources?|passages?|user_query|question|query)((?:\s[^<>]*)?)>", re.IGNORECASE
 )
-_ASKED = ("user_query", "question", "query")
+_QUESTION_TAGS = ("user_query", "question", "query")
 _TAG_NAME = re.compile(r"""\b(?:name|title|filename|path)\s*=\s*(?:"([^"]*)"|'([^']*)')""", re.IGNORECASE)
 _NAMED = re.compile(r"<(filename|source|title)>([^<>]*)</\1>", re.IGNORECASE)
 _CONTENT = re.compile(r"<(document_contents?|contents?|page_content)>", re.IGNORECASE)
@@ -103,34 +103,34 @@ def tagged(message: str, takes: Takes) -> SplitMessage | None:
     (('a', 'Tea.'),)
     """
     pairs = _pairs(message)
-    texts, around, asked, place, after = list[Named](), list[str](), "", 0, 0
+    texts, around, question, cursor, after = list[Named](), list[str](), "", 0, 0
     for pair, kids in _tree([pair for pair in pairs if pair.inner(message).strip()]):
-        around.append(message[place : pair.start])
-        place = pair.end
-        if pair.kind in _ASKED:
-            asked = pair.inner(message).strip()
+        around.append(message[cursor : pair.start])
+        cursor = pair.end
+        if pair.kind in _QUESTION_TAGS:
+            question = pair.inner(message).strip()
         else:
             texts += _texts(message, pair, kids)
             after = len(around)
     if not texts:
         empty = any(pair.kind in ("document", "documents") for pair in pairs)
         return SplitMessage((DocumentRule.TAGS,), (("", ""),), message) if empty else None
-    around.append(message[place:])
-    return _asked_around(texts, "".join(around[:after]).strip(), asked, "".join(around[after:]).strip(), takes)
+    around.append(message[cursor:])
+    return _split_around(texts, "".join(around[:after]).strip(), question, "".join(around[after:]).strip(), takes)
 
 
-def _asked_around(texts: list[Named], before: str, asked: str, after: str, takes: Takes) -> SplitMessage:
+def _split_around(texts: list[Named], before: str, tagged_question: str, after: str, takes: Takes) -> SplitMessage:
     """The question is between tags of its own, under a label, after the texts, or before them. One beyond the policy's
     room is divided like a pasted text."""
     question, rest = (before, after) if not after or (asks(before) and not asks(after)) else (after, before)
     label = _last(_QUESTION, question)
     instructions: tuple[str, ...] = (rest,)
-    if asked:
-        question, instructions = asked, (before, after)
+    if tagged_question:
+        question, instructions = tagged_question, (before, after)
     elif label is not None and (named := _ANSWER.sub("", question[label.end() :]).strip()):
         question, instructions = named, (rest, question[: label.start()])
-    elif not takes(question) and (parts := pasted(question, takes)) is not None:
-        question, ((_, other),) = parts.question, parts.texts
+    elif not takes(question) and (divided := pasted(question, takes)) is not None:
+        question, ((_, other),) = divided.question, divided.texts
         if len(other) <= INSTRUCTION:
             instructions = (rest, other)
         else:
@@ -153,29 +153,29 @@ def _pairs(message: str) -> list[_Pair]:
 
 def _tree(pairs: list[_Pair]) -> list[tuple[_Pair, list[_Pair]]]:
     """Those in no other, and the outermost of those in each."""
-    found, inner_end = list[tuple[_Pair, list[_Pair]]](), 0
+    tree, inner_end = list[tuple[_Pair, list[_Pair]]](), 0
     for pair in pairs:
-        if not found or pair.start >= found[-1][0].end:
-            found.append((pair, []))
+        if not tree or pair.start >= tree[-1][0].end:
+            tree.append((pair, []))
             inner_end = 0
-        elif pair.end <= found[-1][0].end and pair.start >= inner_end and pair.kind not in _ASKED:
-            found[-1][1].append(pair)
+        elif pair.end <= tree[-1][0].end and pair.start >= inner_end and pair.kind not in _QUESTION_TAGS:
+            tree[-1][1].append(pair)
             inner_end = pair.end
-    return found
+    return tree
 
 
 def _texts(message: str, pair: _Pair, kids: list[_Pair]) -> list[Named]:
     if pair.kind not in _SEVERAL or not kids:
         return [_text(pair.inner(message), pair.attributes)]
-    found, place, name = list[Named](), pair.inner_start, ""
+    texts, cursor, name = list[Named](), pair.inner_start, ""
     for kid in kids:
-        name, between = _between(message[place : kid.start])
-        found += [("", between)] if between else []
-        own, text = _text(kid.inner(message), kid.attributes)
-        found.append((own or name, text))
-        place = kid.end
-    _, between = _between(message[place : pair.inner_end])
-    return found + ([("", between)] if between else [])
+        name, between = _between(message[cursor : kid.start])
+        texts += [("", between)] if between else []
+        title, text = _text(kid.inner(message), kid.attributes)
+        texts.append((title or name, text))
+        cursor = kid.end
+    _, between = _between(message[cursor : pair.inner_end])
+    return texts + ([("", between)] if between else [])
 
 
 def _text(inner: str, attributes: str) -> Named:
@@ -184,12 +184,12 @@ def _text(inner: str, attributes: str) -> Named:
     name = (named[1] or named[2] or "") if named else ""
     if (content := _CONTENT.search(inner)) is not None:
         closing = [
-            each for each in _CONTENT_END.finditer(inner, content.end()) if each[1].lower() == content[1].lower()
+            match for match in _CONTENT_END.finditer(inner, content.end()) if match[1].lower() == content[1].lower()
         ]
         if closing:
             head, before = _between(inner[: content.start()])
             text, after = inner[content.end() : closing[-1].start()].strip("\n"), inner[closing[-1].end() :].strip()
-            return name or head, "\n".join(each for each in (before, text, after) if each)
+            return name or head, "\n".join(piece for piece in (before, text, after) if piece)
     if "<![CDATA[" in inner or "<contextItem>" in inner:
         return name, "\n".join(line for line in _WRAPPERS.sub("", inner).splitlines() if line.strip())
     return name, inner.removeprefix("\n").removesuffix("\n")
@@ -229,23 +229,23 @@ def pasted(message: str, takes: Takes) -> SplitMessage | None:
     >>> pasted("Who?\nOmar sells tea.", lambda _: True).rules
     (<DocumentRule.FIRST: 'first_paragraph'>,)
     """
-    whole = message.strip()
-    before, _, last = whole.rpartition("\n")
+    body = message.strip()
+    before, _, last = body.rpartition("\n")
     if _THANKS.fullmatch(last.strip()):
-        whole = before.strip()
-    return _divided(whole, _GAPS[0], takes) or _divided(whole, _GAPS[1], takes)
+        body = before.strip()
+    return _divided(body, _GAPS[0], takes) or _divided(body, _GAPS[1], takes)
 
 
-def _divided(whole: str, gap: re.Pattern[str], takes: Takes) -> SplitMessage | None:
-    gaps = [(each.start(), each.end()) for each in gap.finditer(whole)]
+def _divided(text: str, gap: re.Pattern[str], takes: Takes) -> SplitMessage | None:
+    gaps = [(match.start(), match.end()) for match in gap.finditer(text)]
     if not gaps:
         return None
     (end, after_first), (before_last, start) = gaps[0], gaps[-1]
-    last = SplitMessage((DocumentRule.PARAGRAPH,), (("", whole[:before_last].rstrip()),), whole[start:].strip())
-    first = SplitMessage((DocumentRule.FIRST,), (("", whole[after_first:].strip()),), whole[:end].strip())
+    last = SplitMessage((DocumentRule.PARAGRAPH,), (("", text[:before_last].rstrip()),), text[start:].strip())
+    first = SplitMessage((DocumentRule.FIRST,), (("", text[after_first:].strip()),), text[:end].strip())
     first_asks = asks(first.question) or first.question.endswith((":", "："))
     order = (first, last) if first_asks and not asks(last.question) else (last, first)
-    return next((each for each in order if takes(each.question)), None)
+    return next((split for split in order if takes(split.question)), None)
 
 
 # ---- Texts under a label -------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ _WHAT = (
     r"(?:context(?:[ \t]information)?|documents?(?:\(s\))?|passages?|sources?|articles?|text|excerpts?|"
     r"search[ \t]results)"
 )
-_OWN_LINE = re.compile(
+_LABEL_LINE = re.compile(
     rf"^[#*\[ \t]{{0,8}}(?:(?:the|retrieved|relevant|provided|reference|attached)[ \t])?{_WHAT}"
     r"(?:[ \t](?:is|are)(?:[ \t]\w{1,12})?[ \t]below[.:]|[\]*]{0,4}:[*]{0,2})[ \t]*",
     re.IGNORECASE | re.MULTILINE,
@@ -325,9 +325,9 @@ def labelled(message: str) -> SplitMessage | None:
         return _held(text, question, before, says, after)
     if after:
         return _held(text, after, before, says)
-    parts = pasted(text[1], lambda _: True)
-    if parts is not None and asks(parts.question) and parts.rules == (DocumentRule.PARAGRAPH,):
-        return _held((text[0], parts.texts[0][1]), parts.question, before, says)
+    divided = pasted(text[1], lambda _: True)
+    if divided is not None and asks(divided.question) and divided.rules == (DocumentRule.PARAGRAPH,):
+        return _held((text[0], divided.texts[0][1]), divided.question, before, says)
     return _held(text, joined(before, says))
 
 
@@ -354,11 +354,11 @@ def _announces(paragraph: str, text: str) -> bool:
 
 def _head(message: str) -> tuple[int, int, str] | None:
     """The first label of a text: its start, its end, and, of a sentence, what it says."""
-    window, found = message[:_HEAD_WITHIN], list[tuple[int, int, str]]()
-    for pattern in (_OWN_LINE, _HEADING, _SENTENCE):
+    window, heads = message[:_HEAD_WITHIN], list[tuple[int, int, str]]()
+    for pattern in (_LABEL_LINE, _HEADING, _SENTENCE):
         if (match := pattern.search(window)) is not None:
-            found.append((match.start(), match.end(), match[0].strip() if pattern is _SENTENCE else ""))
-    return min(found, key=lambda head: (head[0], bool(head[2])), default=None)
+            heads.append((match.start(), match.end(), match[0].strip() if pattern is _SENTENCE else ""))
+    return min(heads, key=lambda head: (head[0], bool(head[2])), default=None)
 
 
 def _before_question(message: str) -> SplitMessage | None:
@@ -387,7 +387,7 @@ def _unfenced(body: str) -> tuple[Named, str]:
     if fence is None or body[: fence.start()].strip():
         return ("", body), ""
     sign = (fence[1] or fence[3])[0]
-    close = [each for each in _FENCE.finditer(body, fence.end()) if (each[1] or each[3])[0] == sign]
+    close = [match for match in _FENCE.finditer(body, fence.end()) if (match[1] or match[3])[0] == sign]
     if not close or not body[fence.end() : close[-1].start()].strip():
         return ("", body), ""
     named = _NAME.search(fence[2] or "")
@@ -414,16 +414,16 @@ def keyed(message: str) -> SplitMessage | None:
     if not message.lstrip().startswith("{"):
         return None
     try:
-        given = json_object(message.encode("utf-8", "replace"))
+        fields = json_object(message.encode("utf-8", "replace"))
     except Refused:
         return None
     texts, questions = list[str](), list[str]()
-    for name, value in given.items():
-        kept = questions if name in ("question", "query") else texts
+    for name, value in fields.items():
+        target = questions if name in ("question", "query") else texts
         values = value if isinstance(value, list) else [value]
         if not re.fullmatch(r"question|query|(context|document|passage)s?", name) or not all(
-            isinstance(each, str) for each in values
+            isinstance(item, str) for item in values
         ):
             return None
-        kept += values
+        target += values
     return _held(("", joined(*texts)), questions[0]) if len(questions) == 1 else None

@@ -76,7 +76,7 @@ class StrictBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class Own(StrictBody):
+class ExtraFields(StrictBody):
     """The field `palimpsest`: what OpenAI's interface has no place for."""
 
     document: str | None = None
@@ -111,7 +111,7 @@ class ChatBody(StrictBody):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     metadata: Annotated[Metadata, Field(max_length=16)] = {}
-    palimpsest: Own = Own()
+    palimpsest: ExtraFields = ExtraFields()
     _ignored: tuple[str, ...] = ()
 
     @property
@@ -131,33 +131,33 @@ def chat_body(body: bytes, lenient: bool = False) -> ChatBody:
     return validated(supported(json_object(body), NEUTRAL, ignored), ignored)
 
 
-def supported(given: Mapping[str, Any], neutral: Neutral, ignored: list[str] | None) -> dict[str, Any]:
-    """What is left of `given` without keys that ask for nothing. Raises Refused for one that can't be followed; with
+def supported(fields: Mapping[str, Any], neutral: Neutral, ignored: list[str] | None) -> dict[str, Any]:
+    """What is left of `fields` without keys that ask for nothing. Raises Refused for one that can't be followed; with
     `ignored`, its name is added there instead."""
-    kept = {name: value for name, value in given.items() if value is not None and name not in _UNUSED}
-    for name in [name for name in neutral if name in kept]:
-        value = kept.pop(name)
-        if any(_same(value, each) for each in neutral[name]):
+    remaining = {name: value for name, value in fields.items() if value is not None and name not in _UNUSED}
+    for name in [name for name in neutral if name in remaining]:
+        value = remaining.pop(name)
+        if any(_same(value, default) for default in neutral[name]):
             continue
         if ignored is None:
-            allowed = " or ".join(orjson.dumps(each).decode() for each in neutral[name])
+            allowed = " or ".join(orjson.dumps(default).decode() for default in neutral[name])
             raise unsupported(name, f"not possible here; leave it out{allowed and f' or give {allowed}'}")
         ignored.append(name)
-    return kept
+    return remaining
 
 
-def validated(given: dict[str, Any], ignored: list[str] | None) -> ChatBody:
+def validated(fields: dict[str, Any], ignored: list[str] | None) -> ChatBody:
     """Raises Refused. With `ignored`, unknown keys are left out and added there, but for those of `palimpsest`."""
-    given["messages"] = _messages(given.get("messages"), ignored)
-    if isinstance(given.get("stop"), str):
-        given["stop"] = [given["stop"]]
+    fields["messages"] = _messages(fields.get("messages"), ignored)
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
     while True:
         try:
-            chat = ChatBody.model_validate(given)
+            chat = ChatBody.model_validate(fields)
             break
         except ValidationError as error:
-            for place in _unknown(error.errors(include_url=False), ignored):
-                (given if len(place) == 1 else given[place[0]]).pop(place[-1])
+            for path in _unknown(error.errors(include_url=False), ignored):
+                (fields if len(path) == 1 else fields[path[0]]).pop(path[-1])
     if not all(chat.stop):
         raise invalid("stop", f"one to {_STOPS} texts, none of them empty")
     chat._ignored = tuple(ignored or ())
@@ -166,15 +166,17 @@ def validated(given: dict[str, Any], ignored: list[str] | None) -> ChatBody:
 
 def _unknown(errors: Sequence[Any], ignored: list[str] | None) -> list[tuple[str, ...]]:
     """Places of unknown keys, which are added to `ignored`. Raises Refused where there is another error."""
-    unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden" and each["loc"][0] != "palimpsest"]
-    if any(each["loc"][0] == "metadata" for each in errors):  # no answer depends on it
+    unknown = [
+        error["loc"] for error in errors if error["type"] == "extra_forbidden" and error["loc"][0] != "palimpsest"
+    ]
+    if any(error["loc"][0] == "metadata" for error in errors):  # no answer depends on it
         unknown = [("metadata",)]
     if ignored is None or not unknown:
-        place = ".".join(map(str, errors[0]["loc"]))
+        path = ".".join(map(str, errors[0]["loc"]))
         if errors[0]["type"] == "extra_forbidden":
-            raise Refused(400, f"{place}: not known here; leave it out", code="unknown_parameter", param=place)
-        raise invalid(place, f"{errors[0]['msg']}, is {shown(errors[0]['input'])}")
-    ignored += [".".join(place) for place in unknown]
+            raise Refused(400, f"{path}: not known here; leave it out", code="unknown_parameter", param=path)
+        raise invalid(path, f"{errors[0]['msg']}, is {shown(errors[0]['input'])}")
+    ignored += [".".join(path) for path in unknown]
     return unknown
 
 
@@ -195,16 +197,16 @@ def json_object(body: bytes) -> dict[str, Any]:
     if _more_values_than(_VALUES, body):
         raise Refused(400, f"the body holds more than {_VALUES} JSON values", code="invalid_json")
     try:
-        given = orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Refused(400, f"the body is not JSON ({error})", code="invalid_json") from None
-    if deeper_than(given, _NESTING):
+    if deeper_than(value, _NESTING):
         raise Refused(400, f"the body is JSON nested deeper than {_NESTING}", code="invalid_json")
-    if not isinstance(given, dict):
-        raise Refused(400, f"the body is a {type(given).__name__}, a JSON object is needed", code="invalid_json")
-    if max(len(each) for each in (given, *given.values()) if isinstance(each, dict)) > _KEYS:  # an error for each
+    if not isinstance(value, dict):
+        raise Refused(400, f"the body is a {type(value).__name__}, a JSON object is needed", code="invalid_json")
+    if max(len(entry) for entry in (value, *value.values()) if isinstance(entry, dict)) > _KEYS:  # an error for each
         raise Refused(400, f"an object of the body has more than {_KEYS} keys", code="invalid_json")
-    return given
+    return value
 
 
 def _more_values_than(most: int, body: bytes) -> bool:
@@ -227,10 +229,10 @@ def deeper_than(value: object, levels: int) -> bool:
     """
     layer: list[Any] = [value]
     for _ in range(levels + 1):
-        layer = [each for each in layer if isinstance(each, dict | list)]
+        layer = [node for node in layer if isinstance(node, dict | list)]
         if not layer:
             return False
-        layer = [inner for each in layer for inner in (each.values() if isinstance(each, dict) else each)]
+        layer = [inner for node in layer for inner in (node.values() if isinstance(node, dict) else node)]
     return True
 
 
@@ -244,22 +246,22 @@ _TOOL_KEYS = {"assistant": "tool_calls", "tool": "tool_call_id"}
 """The call of a tool is not read; what the tool gave is."""
 
 
-def _messages(given: object, ignored: list[str] | None) -> object:
-    if not isinstance(given, list):
-        return given
-    if len(given) > MESSAGES:
-        raise invalid("messages", f"at most {MESSAGES} messages, are {len(given)}")
-    return [_message(each, f"messages.{at}", ignored) for at, each in enumerate(given)]
+def _messages(messages: object, ignored: list[str] | None) -> object:
+    if not isinstance(messages, list):
+        return messages
+    if len(messages) > MESSAGES:
+        raise invalid("messages", f"at most {MESSAGES} messages, are {len(messages)}")
+    return [_message(message, f"messages.{at}", ignored) for at, message in enumerate(messages)]
 
 
-def _message(given: object, where: str, ignored: list[str] | None) -> Message:
-    if not isinstance(given, dict):
-        raise invalid(where, f"a message is an object, is {shown(given)}")
-    role, content = given.get("role"), given.get("content")
+def _message(message: object, where: str, ignored: list[str] | None) -> Message:
+    if not isinstance(message, dict):
+        raise invalid(where, f"a message is an object, is {shown(message)}")
+    role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}, is {shown(role)}")
-    for name in given:
-        if given[name] and name not in (*_MESSAGE_KEYS, _TOOL_KEYS.get(role)):
+    for name in message:
+        if message[name] and name not in (*_MESSAGE_KEYS, _TOOL_KEYS.get(role)):
             if ignored is None:
                 raise unsupported(f"{where}.{name}", "not possible here; leave it out")
             ignored.append(f"{where}.{name}")
@@ -267,52 +269,52 @@ def _message(given: object, where: str, ignored: list[str] | None) -> Message:
         return Message(role, content or "")
     if not isinstance(content, list) or not 0 < len(content) <= MESSAGES:
         raise invalid(f"{where}.content", f"a text or a list of 1 to {MESSAGES} parts, is {shown(content)}")
-    parts = [_part(part, f"{where}.content.{at}") for at, part in enumerate(content)]
-    files = tuple(part for part in parts if isinstance(part, FilePart))
+    pieces = [_part(part, f"{where}.content.{at}") for at, part in enumerate(content)]
+    files = tuple(part for part in pieces if isinstance(part, FilePart))
     if files and role != "user":
         raise invalid(f"{where}.content", "files belong into messages of the user")
-    return Message(role, "\n".join(part for part in parts if isinstance(part, str)), files)
+    return Message(role, "\n".join(part for part in pieces if isinstance(part, str)), files)
 
 
-def _part(part: object, place: str) -> str | FilePart:
+def _part(part: object, where: str) -> str | FilePart:
     if not isinstance(part, dict):
-        raise invalid(place, f"a part is an object, is {shown(part)}")
+        raise invalid(where, f"a part is an object, is {shown(part)}")
     kind = part.get("type")
     if kind in ("text", "input_text", "output_text"):
         if not isinstance(part.get("text"), str):
-            raise invalid(f"{place}.text", f"a text, is {shown(part.get('text'))}")
+            raise invalid(f"{where}.text", f"a text, is {shown(part.get('text'))}")
         return str(part["text"])
     if kind not in ("file", "input_file"):
-        raise unsupported(f"{place}.type", f"{shown(kind)} is not possible here; parts are text or file")
+        raise unsupported(f"{where}.type", f"{shown(kind)} is not possible here; parts are text or file")
     file = part.get("file") if kind == "file" else part
     if not isinstance(file, dict):
-        raise invalid(f"{place}.file", f"an object with file_data, is {shown(file)}")
+        raise invalid(f"{where}.file", f"an object with file_data, is {shown(file)}")
     for name in ("file_url", "file_id"):
         if file.get(name):
-            raise unsupported(f"{place}.{name}", "nothing is fetched or kept; send what the file holds as file_data")
+            raise unsupported(f"{where}.{name}", "nothing is fetched or kept; send what the file holds as file_data")
     data, name = file.get("file_data"), file.get("filename") or ""
     if not data or not isinstance(data, str) or not isinstance(name, str):
-        raise invalid(place, "a file has its content as file_data, and may have a filename, both texts")
-    mime, content = _decoded(data, f"{place}.file_data")
+        raise invalid(where, "a file has its content as file_data, and may have a filename, both texts")
+    mime, content = _decoded(data, f"{where}.file_data")
     return FilePart(content, name or f"file{mimetypes.guess_extension(mime) or '.txt'}")
 
 
-def _decoded(data: str, place: str) -> tuple[str, bytes]:
+def _decoded(data: str, where: str) -> tuple[str, bytes]:
     """(media type, bytes) of a data URL, or of base64 alone."""
     mime, (head, comma, rest) = "text/plain", data.partition(",")
     if data.startswith("data:") and comma:
         if not head.endswith(";base64"):
-            raise invalid(place, "a data URL ends its head with ;base64")
+            raise invalid(where, "a data URL ends its head with ;base64")
         mime, data = head.removeprefix("data:").split(";")[0], rest
     try:
         return mime, base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid(place, "base64, or data:TYPE;base64,..., is needed") from None
+        raise invalid(where, "base64, or data:TYPE;base64,..., is needed") from None
 
 
 def user_text(messages: Sequence[Message]) -> str:
     """What the user said last."""
-    return next((each.text for each in reversed(messages) if each.role == "user" and each.text.strip()), "")
+    return next((message.text for message in reversed(messages) if message.role == "user" and message.text.strip()), "")
 
 
 # ---- Errors --------------------------------------------------------------------------------------------------
@@ -333,6 +335,6 @@ def unsupported(name: str, advice: str) -> Refused:
     return Refused(400, f"{name}: {advice}", code="unsupported_parameter", param=name)
 
 
-def invalid(place: str, said: str) -> Refused:
+def invalid(param: str, detail: str) -> Refused:
     """The refusal of a wrong value."""
-    return Refused(400, f"{place}: {said}", code="invalid_value", param=place)
+    return Refused(400, f"{param}: {detail}", code="invalid_value", param=param)

@@ -54,7 +54,7 @@ def query_of(body: ChatBody, agent: AgentInterface, drawn: int | None = None) ->
     `drawn`: the seed of the request that this one repeats. Raises Refused for what asks nothing, or for a document
     without text.
     """
-    found, questions = read(body, agent.takes)
+    split, questions = read(body, agent.takes)
     default = agent.sampling
     sampling = SamplingConfig(
         temperature=default.temperature if body.temperature is None else body.temperature,
@@ -66,59 +66,61 @@ def query_of(body: ChatBody, agent: AgentInterface, drawn: int | None = None) ->
     if seed is None:
         seed = secrets.randbits(62) if drawn is None else drawn
     try:
-        document = _document(found.texts)
+        document = _document(split.texts)
     except DataError as error:
         raise Refused(400, str(error), code="invalid_document") from None
-    instructions = joined(*(part for part in found.instructions if not says_nothing(part)))
-    facts = {"input": str(min(found.rules, key=list(DocumentRule).index))}
-    asked = (sampling, seed, body.answer_tokens, tuple(body.stop))
-    query = Query(document, questions, instructions, *asked)
+    instructions = joined(*(part for part in split.instructions if not says_nothing(part)))
+    facts = {"input": str(min(split.rules, key=list(DocumentRule).index))}
+    settings = (sampling, seed, body.answer_tokens, tuple(body.stop))
+    query = Query(document, questions, instructions, *settings)
     if instructions:
-        passed = agent.takes(query.asked)
+        passed = agent.takes(query.prompts)
         facts["instructions"] = "passed" if passed else "left_out"
-        query = query if passed else Query(document, questions, "", *asked)
+        query = query if passed else Query(document, questions, "", *settings)
     assert query.digest  # computed here, on a thread where the document is long
     return query, facts
 
 
 def read(body: ChatBody, takes: TakesAll) -> tuple[SplitMessage, tuple[str, ...]]:
     """What the messages of a body hold, and what is asked of it. Raises Refused."""
-    own = body.palimpsest
-    given = tuple(own.questions or ([own.question] if own.question is not None else []))
-    said = [each for each in body.messages if each.role not in INSTRUCTING]
-    instructions = joined(*(each.text for each in body.messages if each.role in INSTRUCTING))
-    files = [part for each in said for part in each.files]
-    if own.document is not None:
-        found = SplitMessage((DocumentRule.FIELD,), (("document", own.document),), user_text(said), (instructions,))
+    options = body.palimpsest
+    explicit = tuple(options.questions or ([options.question] if options.question is not None else []))
+    messages = [message for message in body.messages if message.role not in INSTRUCTING]
+    instructions = joined(*(message.text for message in body.messages if message.role in INSTRUCTING))
+    files = [part for message in messages for part in message.files]
+    if options.document is not None:
+        split = SplitMessage(
+            (DocumentRule.FIELD,), (("document", options.document),), user_text(messages), (instructions,)
+        )
     elif files:
-        found = SplitMessage((DocumentRule.FILES,), tuple(map(_file, files)), user_text(said), (instructions,))
+        split = SplitMessage((DocumentRule.FILES,), tuple(map(_file, files)), user_text(messages), (instructions,))
     else:
-        found = _of_messages(instructions, said, bool(given), lambda text: takes((text,)))
-    questions = given or (found.question,)
+        split = _of_messages(instructions, messages, bool(explicit), lambda text: takes((text,)))
+    questions = explicit or (split.question,)
     if not all(question.strip() for question in questions):
         raise _no_question("nothing is asked; end with a message of the user")
-    return found, questions
+    return split, questions
 
 
 def _no_question(why: str) -> Refused:
     return Refused(400, f"messages: {why}", code="no_question", param="messages")
 
 
-def _of_messages(instructions: str, messages: Sequence[Message], asked: bool, takes: Takes) -> SplitMessage:
-    """`asked`: whether the question is given apart from the messages."""
-    said = [each for each in messages if each.role != "tool"]
-    tools = tuple(("", each.text) for each in messages if each.role == "tool" and each.text.strip())
-    while tools and said and not said[-1].text.strip():  # the call of the tool
-        said.pop()
-    if not said or said[-1].role != "user":
+def _of_messages(instructions: str, messages: Sequence[Message], has_question: bool, takes: Takes) -> SplitMessage:
+    """`has_question`: whether the question is given apart from the messages."""
+    turns = [message for message in messages if message.role != "tool"]
+    tools = tuple(("", message.text) for message in messages if message.role == "tool" and message.text.strip())
+    while tools and turns and not turns[-1].text.strip():  # the call of the tool
+        turns.pop()
+    if not turns or turns[-1].role != "user":
         raise _no_question("nothing is asked; end with a message of the user")
-    system, earlier = _of_system(instructions), _of_earlier(said[:-1])
+    system, earlier = _of_system(instructions), _of_earlier(turns[:-1])
     if tools:
         earlier = SplitMessage((*earlier.rules, DocumentRule.TOOLS), (*earlier.texts, *tools))
     other = bool(system.texts or earlier.texts)
-    message = said[-1].text
-    last = _marked(message, takes) or _unmarked(message, asked, other, takes)
-    if not system.texts and last.rules == (DocumentRule.WHOLE,) and len(instructions) > len(message):
+    message = turns[-1].text
+    last = _marked(message, takes) or _unmarked(message, has_question, other, takes)
+    if not system.texts and last.rules == (DocumentRule.UNDIVIDED,) and len(instructions) > len(message):
         system, last = SplitMessage((DocumentRule.SYSTEM,), (("", instructions),)), SplitMessage(question=last.question)
     return SplitMessage(
         system.rules + earlier.rules + last.rules,
@@ -129,10 +131,10 @@ def _of_messages(instructions: str, messages: Sequence[Message], asked: bool, ta
 
 
 def _of_system(message: str) -> SplitMessage:
-    if (found := tagged(message, lambda _: True)) is not None:
-        return SplitMessage(found.rules, found.texts, "", (*found.instructions, found.question))
-    if (found := labelled_instructions(message)) is not None:
-        return found
+    if (split := tagged(message, lambda _: True)) is not None:
+        return SplitMessage(split.rules, split.texts, "", (*split.instructions, split.question))
+    if (split := labelled_instructions(message)) is not None:
+        return split
     if len(message) > INSTRUCTION:
         return SplitMessage((DocumentRule.SYSTEM,), (("", message),))
     return SplitMessage(instructions=(message,))
@@ -141,13 +143,13 @@ def _of_system(message: str) -> SplitMessage:
 def _of_earlier(messages: Sequence[Message]) -> SplitMessage:
     """Texts between tags, and then what was said, with roles."""
     texts, rest, rules = list[Named](), list[str](), list[DocumentRule]()
-    for each in messages:
-        held = tagged(each.text, lambda _: True) if each.role == "user" else None
+    for message in messages:
+        held = tagged(message.text, lambda _: True) if message.role == "user" else None
         if held is not None:
             texts += held.texts
             rules.append(DocumentRule.TAGS)
-        text = each.text if held is None else joined(*held.instructions, held.question)
-        rest += [f"{each.role}:\n{text}"] if text.strip() else []
+        text = message.text if held is None else joined(*held.instructions, held.question)
+        rest += [f"{message.role}:\n{text}"] if text.strip() else []
     if rest:
         texts.append(("messages" if texts else "", "\n\n".join(rest)))
         rules.append(DocumentRule.MESSAGES)
@@ -156,20 +158,22 @@ def _of_earlier(messages: Sequence[Message]) -> SplitMessage:
 
 def _marked(message: str, takes: Takes) -> SplitMessage | None:
     """Of the user's last message, where it says itself what is to be read."""
-    if (found := tagged(message, takes)) is not None:
-        return found
-    return next((found for of in (keyed, labelled) if (found := of(message)) and takes(found.question)), None)
+    if (split := tagged(message, takes)) is not None:
+        return split
+    return next((split for of in (keyed, labelled) if (split := of(message)) and takes(split.question)), None)
 
 
-def _unmarked(message: str, asked: bool, other: bool, takes: Takes) -> SplitMessage:
+def _unmarked(message: str, has_question: bool, other: bool, takes: Takes) -> SplitMessage:
     """`other`: whether there is something else to read."""
-    whole = SplitMessage(question=message) if other else SplitMessage((DocumentRule.WHOLE,), (("", message),), message)
-    if asked or (other and len(message) <= INSTRUCTION and takes(message)):
-        return whole
-    if (parts := pasted(message, takes)) is not None:
-        return parts
+    one = (
+        SplitMessage(question=message) if other else SplitMessage((DocumentRule.UNDIVIDED,), (("", message),), message)
+    )
+    if has_question or (other and len(message) <= INSTRUCTION and takes(message)):
+        return one
+    if (divided := pasted(message, takes)) is not None:
+        return divided
     if other or takes(message):
-        return whole
+        return one
     raise _no_question(
         "one paragraph beyond the longest question; put the question into a paragraph of its own at the end, or the "
         "document between <document> and </document>"
@@ -197,5 +201,5 @@ def shown_name(name: str) -> str:
     >>> shown_name("C:\\\\a\\\\b.txt"), shown_name("../../etc/passwd"), shown_name("..")
     ('b.txt', 'passwd', 'file.txt')
     """
-    kept = PurePath(name.replace("\\", "/").replace("\0", "")).name[:200]
-    return kept if kept not in ("", ".", "..") else "file.txt"
+    base = PurePath(name.replace("\\", "/").replace("\0", "")).name[:200]
+    return base if base not in ("", ".", "..") else "file.txt"

@@ -24,7 +24,7 @@ from palimpsest.servers.openai.chat_completions import (
     content_of,
     event,
     failure_of,
-    own_facts,
+    palimpsest_facts,
     timely,
     usage,
 )
@@ -68,23 +68,23 @@ async def answer_response(routes: ChatRoutes, request: Request) -> Response:
 def _renamed(refused: Refused) -> Refused:
     for theirs, ours in _NAMES.items():
         if (refused.param or "").startswith(ours) and refused.param not in _NEUTRAL:
-            said, param = (text.replace(ours, theirs, 1) for text in (str(refused), str(refused.param)))
-            return Refused(refused.status, said, code=refused.code, param=param, headers=refused.headers)
+            message, param = (text.replace(ours, theirs, 1) for text in (str(refused), str(refused.param)))
+            return Refused(refused.status, message, code=refused.code, param=param, headers=refused.headers)
     return refused
 
 
 def response_body(body: bytes, lenient: bool = False) -> ChatBody:
     """The body of POST /v1/responses; `lenient`: what is unsupported is ignored. Raises Refused."""
     ignored: list[str] | None = [] if lenient else None
-    given = supported(json_object(body), _NEUTRAL, ignored)
-    instructions, asked = given.pop("instructions", ""), given.get("input")
+    fields = supported(json_object(body), _NEUTRAL, ignored)
+    instructions, request_input = fields.pop("instructions", ""), fields.get("input")
     if not isinstance(instructions, str):
         raise invalid("instructions", f"a text, is {shown(instructions)}")
-    if isinstance(asked, str):
-        given["input"] = [{"role": "user", "content": asked}]
-    elif isinstance(asked, list):
-        _check_items(asked)
-    chat = validated({_NAMES.get(name, name): value for name, value in given.items()}, ignored)
+    if isinstance(request_input, str):
+        fields["input"] = [{"role": "user", "content": request_input}]
+    elif isinstance(request_input, list):
+        _check_items(request_input)
+    chat = validated({_NAMES.get(name, name): value for name, value in fields.items()}, ignored)
     if instructions:
         chat.messages.insert(0, Message("system", instructions))
     return chat
@@ -99,8 +99,8 @@ def _check_items(items: list[Any]) -> None:
 class ResponseReply(ChatReply):
     """An episode as a response."""
 
-    def __init__(self, body: ChatBody, told: Mapping[str, str], episode: ServedEpisode, fingerprint: str) -> None:
-        super().__init__(body, told, episode, fingerprint)
+    def __init__(self, body: ChatBody, parsing: Mapping[str, str], episode: ServedEpisode, fingerprint: str) -> None:
+        super().__init__(body, parsing, episode, fingerprint)
         token = secrets.token_hex(16)
         self._message_id = f"msg_{token}"
         self._facts = {
@@ -122,8 +122,8 @@ class ResponseReply(ChatReply):
             "usage": None,
         }
 
-    def whole(self, result: dict[str, Any]) -> dict[str, Any]:
-        facts = {**self._facts, "palimpsest": own_facts(self._episode, result, self._told)}
+    def response(self, result: dict[str, Any]) -> dict[str, Any]:
+        facts = {**self._facts, "palimpsest": palimpsest_facts(self._episode, result, self._parsing)}
         if (failed := failure_of(result)) is not None:
             return {**facts, "status": "failed", "error": {"code": failed.code, "message": str(failed)}}
         counts, short = usage(self._episode, result), result["finish_reason"] == "length"
@@ -143,7 +143,7 @@ class ResponseReply(ChatReply):
         }
 
     async def events(self) -> AsyncIterator[bytes]:
-        numbers, said = count(), ""
+        numbers, answer = count(), ""
         item = {"output_index": 0}
         part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
@@ -159,14 +159,14 @@ class ResponseReply(ChatReply):
             if kind == "comment":
                 yield f": {text}\n\n".encode()
             else:
-                said += text
+                answer += text
                 yield numbered("response.output_text.delta", **part, delta=text, logprobs=[])
-        whole = self.whole(await self._episode.ended())
-        status = "completed" if whole["status"] == "completed" else "incomplete"
-        yield numbered("response.output_text.done", **part, text=said, logprobs=[])
-        yield numbered("response.content_part.done", **part, part=_text_part(said))
-        yield numbered("response.output_item.done", **item, item=self._message(status, said))
-        yield numbered(f"response.{whole['status']}", response=whole)
+        response = self.response(await self._episode.ended())
+        status = "completed" if response["status"] == "completed" else "incomplete"
+        yield numbered("response.output_text.done", **part, text=answer, logprobs=[])
+        yield numbered("response.content_part.done", **part, part=_text_part(answer))
+        yield numbered("response.output_item.done", **item, item=self._message(status, answer))
+        yield numbered(f"response.{response['status']}", response=response)
 
     def _message(self, status: str, *texts: str) -> dict[str, Any]:
         content = [_text_part(text) for text in texts]

@@ -29,7 +29,7 @@ class Query:
     stop: tuple[str, ...] = ()
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def prompts(self) -> tuple[str, ...]:
         """The questions as an agent gets them, which has no place of its own for instructions."""
         if not self.instructions:
             return self.questions
@@ -43,8 +43,8 @@ class Query:
     @cached_property
     def digest(self) -> str:
         """Of document, questions and instructions, in time that grows with them."""
-        parts = tuple((part.file, part.start, part.end) for part in self.document.parts)
-        return _sha256(repr((_sha256(self.document.text), parts, self.questions, self.instructions)))
+        spans = tuple((part.file, part.start, part.end) for part in self.document.parts)
+        return _sha256(repr((_sha256(self.document.text), spans, self.questions, self.instructions)))
 
 
 def _sha256(text: str) -> str:

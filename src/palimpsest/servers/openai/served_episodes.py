@@ -21,7 +21,7 @@ from palimpsest.events import Event
 from palimpsest.metrics.reading_trace import MemoryChange, MemoryChanges
 from palimpsest.rollout.trajectory_file import turn_to_json
 from palimpsest.servers.http_service import ReadingThreads, Refused
-from palimpsest.servers.openai.answer_text import AnswerText, whole
+from palimpsest.servers.openai.answer_text import AnswerText, final_text
 from palimpsest.servers.openai.episode_log import Store, StoreFailed
 from palimpsest.servers.openai.served_agent import AgentInterface, EpisodePlan, Query
 from palimpsest.text.chat_template import Refusal
@@ -33,7 +33,7 @@ SILENCE_S = 5.0
 """After so long without news a stream says that it is alive."""
 _REQUESTS = 100_000
 """Requests whose seed is known to a retry; the oldest are forgotten first."""
-_KEPT = frozenset({"answered", "answer_truncated", "out_of_turns", "out_of_context", "empty_context"})
+_STORABLE = frozenset({"answered", "answer_truncated", "out_of_turns", "out_of_context", "empty_context"})
 """Outcomes that would be the same another time."""
 _log = logging.getLogger("uvicorn.error")
 
@@ -78,7 +78,7 @@ class ServedEpisode:
         self.stored = False
         """Whether it is from the store."""
         self.started = False
-        self.place = ""
+        self.progress = ""
         """How far it has read, in words."""
         self.task: asyncio.Task[None] | None = None
         self.followers = 0
@@ -92,15 +92,15 @@ class ServedEpisode:
         """News, once somebody wants them."""
         self._late.append(work)
         if self._followed:
-            self.tell(*(each() for each in self.late()))
+            self.publish(*(work() for work in self.late()))
 
     def late(self) -> list[Callable[[], News]]:
         """What is left to be worked out, in this order; the caller tells what it gives."""
         late, self._late = self._late, []
         return late
 
-    def tell(self, *news: News) -> None:
-        self.news += [each for each in news if each[1]]
+    def publish(self, *news: News) -> None:
+        self.news += [entry for entry in news if entry[1]]
         self._wake()
 
     def end(self, result: dict[str, Any]) -> None:
@@ -109,12 +109,12 @@ class ServedEpisode:
 
     async def follow(self) -> AsyncIterator[News | None]:
         """All news from the first on, until it ends; None where there were none for a while."""
-        self._followed, place = True, 0
-        self.tell(*(each() for each in self.late()))
+        self._followed, position = True, 0
+        self.publish(*(work() for work in self.late()))
         while True:
-            while place < len(self.news):
-                yield self.news[place]
-                place += 1
+            while position < len(self.news):
+                yield self.news[position]
+                position += 1
             if self.result is not None:
                 return
             try:
@@ -153,7 +153,7 @@ class Episodes:
 
     @property
     def running(self) -> int:
-        return sum(each.started for each in self._running.values())
+        return sum(episode.started for episode in self._running.values())
 
     @property
     def waiting(self) -> int:
@@ -169,10 +169,10 @@ class Episodes:
         `request`: digest of its body, by which a retry is known.
         """
         name = query.key(f"{self.agent.fingerprint} {self.agent.settings}")
-        if (known := self._running.get(name)) is not None:
+        if (episode := self._running.get(name)) is not None:
             self.counts["joined"] += 1
-            self._linger(known)
-            return known
+            self._linger(episode)
+            return episode
         if self.store is not None and (result := self.store.result(name)) is not None:
             self.counts["stored"] += 1
             ended = ServedEpisode(name)
@@ -224,7 +224,7 @@ class Episodes:
     async def drain(self) -> None:
         """Cancel what runs; what the store has of it is continued by the client's retry."""
         self._draining = True
-        tasks = [each.task for each in self._running.values() if each.task is not None]
+        tasks = [episode.task for episode in self._running.values() if episode.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -234,7 +234,7 @@ class Episodes:
         result = _failed("failed", "the server failed; its log says why")
         try:
             result = _without_internals(episode, await self._outcome(episode, query, request))
-            if self.store is not None and result["outcome"] in _KEPT:
+            if self.store is not None and result["outcome"] in _STORABLE:
                 self.store.append(episode.id, {"result": {**result, "news": episode.news}})
         except StoreFailed as error:
             result = _failed("store_failed", str(error))
@@ -272,11 +272,11 @@ class Episodes:
         plan = await on_thread(lambda: agent.plan(query))
         text = AnswerText(agent.codec, query.stop, _thinks_first(agent.codec))
         changes = MemoryChanges(agent.codec, plan.sections)
-        known, broken = {turn.step for turn in recorded}, list[StoreFailed]()
+        recorded_steps, broken = {turn.step for turn in recorded}, list[StoreFailed]()
 
         def on_turn(turn: Turn, events: Sequence[Event]) -> None:
             try:
-                if store is not None and turn.step not in known:
+                if store is not None and turn.step not in recorded_steps:
                     store.append(episode.id, {"turn": turn_to_json(turn)})
             except StoreFailed as error:
                 broken.append(error)  # `play` takes it for a failure of the policy
@@ -290,12 +290,12 @@ class Episodes:
         trajectory = await agent.play(plan, on_turn, streamed, recorded, self.limits.episode_s)
         if broken:
             raise broken[0]
-        if trajectory.answer is not None and (cut := whole(trajectory.answer, query.stop))[1]:
+        if trajectory.answer is not None and (cut := final_text(trajectory.answer, query.stop))[1]:
             trajectory = replace(trajectory, answer=cut[0], outcome=Outcome.ANSWERED)
         late = episode.late()
         news, facts = await on_thread(lambda: ([work() for work in late], agent.facts(plan, trajectory)))
         result = _result(plan, trajectory, facts)
-        episode.tell(*news, ("content", text.rest(result["content"] or "")))
+        episode.publish(*news, ("content", text.rest(result["content"] or "")))
         for name in ("turns", "tokens_in", "tokens_sampled"):
             self.counts[name] += result[name]
         return result
@@ -305,9 +305,9 @@ def _change_text(episode: ServedEpisode, change: MemoryChange | None) -> str:
     if change is None:
         return ""
     section, of = change.turn + 1, f" of {change.turns}" if change.turns else ""
-    episode.place = f"section {section}{of}"
-    lines = [f"- {each}" for each in change.dropped] + [f"+ {each}" for each in change.added]
-    return "\n".join([episode.place, *lines, ""])
+    episode.progress = f"section {section}{of}"
+    lines = [f"- {sentence}" for sentence in change.dropped] + [f"+ {sentence}" for sentence in change.added]
+    return "\n".join([episode.progress, *lines, ""])
 
 
 def _without_internals(episode: ServedEpisode, result: dict[str, Any]) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def _result(plan: EpisodePlan, trajectory: Trajectory, facts: dict[str, Any]) ->
     truncated = trajectory.outcome in (Outcome.ANSWER_TRUNCATED, Outcome.OUT_OF_TURNS)
     return {
         "outcome": str(trajectory.outcome),
-        "content": None if trajectory.answer is None else whole(trajectory.answer)[0],
+        "content": None if trajectory.answer is None else final_text(trajectory.answer)[0],
         "finish_reason": "length" if truncated else "stop",
         "turns": len(trajectory.turns),
         "tokens_in": sum(len(turn.prompt_ids) for turn in trajectory.turns),

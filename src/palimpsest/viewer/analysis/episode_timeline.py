@@ -66,18 +66,20 @@ def evidence_of(problem: Problem) -> tuple[Evidence, ...]:
             for text in named
         )
     return tuple(
-        Evidence("answer", asked.answers[0], forms, forms) for asked in problem.by_question if (forms := _golds(asked))
+        Evidence("answer", question.answers[0], forms, forms)
+        for question in problem.by_question
+        if (forms := _golds(question))
     )
 
 
-def place_of(form: str, text: str) -> Span | None:
+def span_of(form: str, text: str) -> Span | None:
     """Characters of `text` that a flat form stands at as whole words.
 
-    >>> place_of("ann lives", "Joann lives. Ann\\nlives here.")
+    >>> span_of("ann lives", "Joann lives. Ann\\nlives here.")
     (13, 22)
     """
-    found = _pattern(form).search(text) if form else None
-    return found.span() if found else None
+    match = _pattern(form).search(text) if form else None
+    return match.span() if match else None
 
 
 @lru_cache(maxsize=1024)
@@ -89,7 +91,9 @@ def _pattern(form: str) -> re.Pattern[str]:
 
 def _golds(problem: Problem) -> tuple[str, ...]:
     """Flat; none where one of them says nothing when a text holds it."""
-    golds = tuple(dict.fromkeys(flat(gold) for asked in problem.by_question for gold in asked.answers if gold.strip()))
+    golds = tuple(
+        dict.fromkeys(flat(gold) for question in problem.by_question for gold in question.answers if gold.strip())
+    )
     return () if CHOICES.intersection(golds) else golds
 
 
@@ -138,8 +142,8 @@ class Story:
     @cached_property
     def steps(self) -> tuple[TimelineStep, ...]:
         """In order."""
-        told = any(isinstance(event.what, Pruned | SummedUp) for event in self.trajectory.events)
-        return tuple(self._of_tools() if told else self._of_readings())
+        uses_tools = any(isinstance(event.what, Pruned | SummedUp) for event in self.trajectory.events)
+        return tuple(self._of_tools() if uses_tools else self._of_readings())
 
     @cached_property
     def step_at(self) -> Mapping[int, int]:
@@ -197,13 +201,13 @@ class Story:
     def lost(self, number: int) -> dict[int, tuple[int, int]]:
         """Evidence that a step lost: where it stood in the memory before, in characters."""
         step = self.steps[number]
-        found = {}
+        spans = {}
         for at, piece in enumerate(self.evidence):
             if piece.in_text(step.before) and not piece.in_text(step.after):
-                place = next(filter(None, (place_of(form, self.words(step.before).text) for form in piece.forms)), None)
-                if place is not None:
-                    found[at] = place
-        return found
+                span = next(filter(None, (span_of(form, self.words(step.before).text) for form in piece.forms)), None)
+                if span is not None:
+                    spans[at] = span
+        return spans
 
     def invented(self, number: int) -> tuple[str, ...] | None:
         """Sentences that a step wrote and that stand in nothing it had in sight (as `measures.memory.unsupported`).
@@ -222,18 +226,18 @@ class Story:
             return None
         if not reading.changed:
             return ()
-        kept = frozenset(reading.memory_before.flat_sentences)
+        previous = frozenset(reading.memory_before.flat_sentences)
         pairs = zip(reading.memory_after.sentences, reading.memory_after.flat_sentences, strict=True)
-        new = [(sentence, form) for sentence, form in pairs if form not in kept]
+        new = [(sentence, form) for sentence, form in pairs if form not in previous]
         return tuple(sentence for sentence, form in new if not any(text.holds(form) for text in reading.sources))
 
     def sight(self, number: int) -> list[tuple[str, Text]]:
         """Name and text of what a step had in sight, the memory before left out; what isn't known is missing."""
         step = self.steps[number]
         turn = self.trajectory.turns[step.turn]
-        found = [(name, self.texts.of(turn.piece(name) or ())) for name in turn.spans if name != "memory"]
+        pieces = [(name, self.texts.of(turn.piece(name) or ())) for name in turn.spans if name != "memory"]
         recalled = self.recalled(number)
-        return found if recalled is None or "recalled" in turn.spans else [*found, ("recalled", recalled)]
+        return pieces if recalled is None or "recalled" in turn.spans else [*pieces, ("recalled", recalled)]
 
     def recalled(self, number: int) -> Text | None:
         """The recalled memory that a step had in sight; None if there was none."""
@@ -251,8 +255,8 @@ class Story:
     def section(self, index: int) -> Text | None:
         """What a turn read; None where its prompt doesn't say."""
         number = self.step_at.get(index)
-        known = None if number is None else self.steps[number].section
-        return self.piece(self.trajectory.turns[index], "section") if known is None else known
+        section = None if number is None else self.steps[number].section
+        return self.piece(self.trajectory.turns[index], "section") if section is None else section
 
     def _diff(self, number: int) -> MemoryDiff:
         step = self.steps[number]
@@ -272,12 +276,12 @@ class Story:
         It is what the first prompt shows of an episode that began without a memory: the problem brings none, and no
         replay did. A policy of one's own that begins with a memory that says something gives it by `Problem.memory`.
         """
-        known = self.replayed
-        given = self.problem.memory or (known is not None and known.memory and not known.turn)
+        replayed = self.replayed
+        initial = self.problem.memory or (replayed is not None and replayed.memory and not replayed.turn)
         turns = self.trajectory.turns
-        return () if given or not turns else turns[0].piece("memory") or ()
+        return () if initial or not turns else turns[0].piece("memory") or ()
 
-    def _said(self, memory: Text) -> Text:
+    def _stripped(self, memory: Text) -> Text:
         """A memory, without the policy's words for an empty one."""
         return self._empty if memory.ids and memory.ids == self._placeholder else memory
 
@@ -286,7 +290,7 @@ class Story:
         indices = {id(turn): index for index, turn in enumerate(self.trajectory.turns)}
         offset: int | None = 0
         for reading in readings(self.trajectory, self.texts):
-            before, after = self._said(reading.memory_before), self._said(reading.memory_after)
+            before, after = self._stripped(reading.memory_before), self._stripped(reading.memory_after)
             index, section = indices[id(reading.turn)], reading.section
             sight_known = reading.sources is not None
             steps.append(TimelineStep(index, before, after, reading.changed, section, offset, sight_known, reading))
@@ -320,9 +324,9 @@ class _Latest(OrderedDict[K, "tuple[V, object]"]):
         self._size = size
 
     def made(self, key: K, make: Callable[[], V], of: object = None) -> V:
-        known = super().get(key)
-        if known is None:
-            known = self[key] = (make(), of)
+        entry = super().get(key)
+        if entry is None:
+            entry = self[key] = (make(), of)
             if len(self) > self._size:
                 self.popitem(last=False)
-        return known[0]
+        return entry[0]

@@ -88,18 +88,18 @@ def marks(
     turn: Turn, happened: Sequence[Event], step: TimelineStep | None, invented: bool, last: bool, edited: bool = False
 ) -> list[str]:
     """All that fit a turn, from the gravest on."""
-    found = {name for name, fits in _MARKS for event in happened if fits(event.what)}
+    labels = {name for name, fits in _MARKS for event in happened if fits(event.what)}
     if turn.completion.stop_reason is StopReason.LENGTH or of_type(happened, MemoryCut):
-        found.add("truncated")
+        labels.add("truncated")
     if step is not None and step.reading is not None:
-        found.add("wrote" if step.changed and _differs(step) else "kept")
+        labels.add("wrote" if step.changed and _differs(step) else "kept")
     if invented:
-        found.add("invented")
+        labels.add("invented")
     if edited:
-        found.add("edited")
-    if turn.name == "answer" or (last and not found & {"wrote", "kept", "pruned", "called"}):
-        found.add("answered")
-    return [name for name in STATES if name in found] or ["sampled"]
+        labels.add("edited")
+    if turn.name == "answer" or (last and not labels & {"wrote", "kept", "pruned", "called"}):
+        labels.add("answered")
+    return [name for name in STATES if name in labels] or ["sampled"]
 
 
 def _differs(step: TimelineStep) -> bool:
@@ -108,7 +108,7 @@ def _differs(step: TimelineStep) -> bool:
 
 def in_words(event: Event) -> str:
     """An event in a line."""
-    say = _SAID.get(type(event.what))
+    say = _DESCRIPTIONS.get(type(event.what))
     if say is None:
         detail = ", ".join(f"{name}: {value}" for name, value in event.detail.items())
         return f"{event.kind}: {detail}" if detail else event.kind
@@ -150,11 +150,11 @@ def _failed(what: ToolFailed) -> str:
 
 
 def _called(what: ToolCalled) -> str:
-    given = ", ".join(f"{name}={value!r}" for name, value in what.arguments.items())
-    return f"{what.tool}({given}) brought result {what.id}, {what.tokens} tokens"
+    arguments = ", ".join(f"{name}={value!r}" for name, value in what.arguments.items())
+    return f"{what.tool}({arguments}) brought result {what.id}, {what.tokens} tokens"
 
 
-_SAID: Mapping[type, Callable[[Any], str]] = {
+_DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     DocumentTruncated: lambda it: f"of {it.tokens} tokens of the document {it.kept} are read ({it.how})",
     MemoryWritten: _written,
     MemoryCut: lambda it: f"the memory was cut from {it.tokens} tokens to {it.kept}",
@@ -237,7 +237,7 @@ def context_blocks(story: Story) -> tuple[tuple[Block, ...], ...]:
 
 def freed(story: Story) -> tuple[Freed, ...]:
     """What prunes, summaries and windows took out of the context, in order."""
-    turns, found = story.trajectory.turns, []
+    turns, result = story.trajectory.turns, []
     for index, turn in enumerate(turns):
         happened = story.events_after[index + 1]
         how = next((name for kind, name in _HOW.items() if of_type(happened, kind)), None)
@@ -247,8 +247,8 @@ def freed(story: Story) -> tuple[Freed, ...]:
         left = [prune.context_tokens for prune in of_type(happened, Pruned)]
         after = turns[index + 1] if index + 1 < len(turns) else None
         tokens = len(turn.prompt_ids) - left[-1] if left else _gone(turn, after)
-        found.append(Freed(index, how, tokens, tuple(_deleted(story, index, one) for one in deleted)))
-    return tuple(found)
+        result.append(Freed(index, how, tokens, tuple(_deleted(story, index, one) for one in deleted)))
+    return tuple(result)
 
 
 _HOW: dict[type, str] = {Pruned: "prune", SummedUp: "summary", ExchangesDropped: "window"}
@@ -256,17 +256,17 @@ _HOW: dict[type, str] = {Pruned: "prune", SummedUp: "summary", ExchangesDropped:
 
 def _blocks(earlier: Sequence[Turn], turn: Turn, pruned: set[int]) -> Iterator[Block]:
     owners: list[Block | None] = [None] * len(turn.prompt_ids)
-    for place, index, _ in surviving(earlier, turn.prompt_ids):
-        owners[place] = Block("memory" if index in pruned else "reply", (0, 0), turn=index)
+    for position, index, _ in surviving(earlier, turn.prompt_ids):
+        owners[position] = Block("memory" if index in pruned else "reply", (0, 0), turn=index)
     for name, (start, end) in sorted(turn.spans.items(), key=lambda it: it[1][0] - it[1][1]):
         is_result = name.startswith(RESULT)
         kind, id_ = ("result", name.removeprefix(RESULT)) if is_result else (name, None)
         owners[start:end] = [Block(kind, (0, 0), id=id_)] * (end - start)
-    spoken = [place for place, owner in enumerate(owners) if owner is not None and owner.kind != "question"]
+    spoken = [position for position, owner in enumerate(owners) if owner is not None and owner.kind != "question"]
     begins = spoken[0] if spoken else len(owners)
-    for place, owner in enumerate(owners):
+    for position, owner in enumerate(owners):
         if owner is None:
-            owners[place] = Block("opening" if place < begins else "frame", (0, 0))
+            owners[position] = Block("opening" if position < begins else "frame", (0, 0))
     start = 0
     for end in range(1, len(owners) + 1):
         if end == len(owners) or owners[end] != owners[start]:
@@ -280,19 +280,19 @@ def _gone(turn: Turn, after: Turn | None) -> int:
     """Tokens of a prompt behind what the next one shares with it, less what stands in it again."""
     if after is None:
         return 0
-    kept = sum(end - start for name, (start, end) in turn.spans.items() if after.piece(name) == turn.piece(name))
+    repeated = sum(end - start for name, (start, end) in turn.spans.items() if after.piece(name) == turn.piece(name))
     shared = next(
         (n for n, (a, b) in enumerate(zip(turn.prompt_ids, after.prompt_ids, strict=False)) if a != b),
         min(len(turn.prompt_ids), len(after.prompt_ids)),
     )
-    return max(0, len(turn.prompt_ids) - max(shared, kept))
+    return max(0, len(turn.prompt_ids) - max(shared, repeated))
 
 
 def _deleted(story: Story, index: int, id_: str) -> Deleted:
     """A result that the prune after a turn deleted."""
     ids = next((ids for turn in story.trajectory.turns[: index + 1] if (ids := turn.piece(RESULT + id_))), None)
     call = _call(story.trajectory.events, id_)
-    text = None if ids is None else _said(story, ids, id_)
+    text = None if ids is None else _result_text(story, ids, id_)
     return Deleted(id_, None if ids is None else len(ids), _again(story, index, call, text))
 
 
@@ -303,7 +303,7 @@ def _again(story: Story, index: int, call: ToolCalled | None, text: str | None) 
             if call is not None and (one.tool, _plain(one)) == (call.tool, _plain(call)):
                 return NeededAgain(later, "same call")
             ids = turns[later + 1].piece(RESULT + one.id) if later + 1 < len(turns) else None
-            if text and ids is not None and _said(story, ids, one.id) == text:
+            if text and ids is not None and _result_text(story, ids, one.id) == text:
                 return NeededAgain(later, "same text")
     return None
 
@@ -316,6 +316,6 @@ def _plain(call: ToolCalled) -> str:
     return flat(repr(sorted((str(name), str(value)) for name, value in call.arguments.items())))
 
 
-def _said(story: Story, ids: Sequence[int], id_: str) -> str:
+def _result_text(story: Story, ids: Sequence[int], id_: str) -> str:
     """What a result says without its id, flat."""
     return flat(story.texts.of(ids).text.replace(id_, "", 1))

@@ -133,8 +133,8 @@ def _anchors(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[tupl
     """
     once = {word for word, count in Counter(before).items() if count == 1}
     once &= {word for word, count in Counter(after).items() if count == 1}
-    place = {word: number for number, word in enumerate(after) if word in once}
-    return _ascending([(number, place[word]) for number, word in enumerate(before) if word in once])
+    position = {word: number for number, word in enumerate(after) if word in once}
+    return _ascending([(number, position[word]) for number, word in enumerate(before) if word in once])
 
 
 def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -169,7 +169,7 @@ class WordOrigin(StrEnum):
     UNKNOWN = "unknown"
 
 
-_RANK = {origin: place for place, origin in enumerate(WordOrigin)}
+_RANK = {origin: rank for rank, origin in enumerate(WordOrigin)}
 """Of equal sources the one with the lowest counts."""
 
 
@@ -264,27 +264,27 @@ def memory_diff(
     after: TokenWords,
     sources: Sequence[PromptSource] | None,
     lost: Mapping[int, Span] | None = None,
-    kept: Sequence[EqualRun] | None = None,
+    equal: Sequence[EqualRun] | None = None,
 ) -> MemoryDiff:
     """The difference of two memories of one `Spelling`.
 
     `sources`: what was in sight beside the memory before, None where that isn't known; `lost`: where evidence that the
-    memory after lacks stands in the memory before, in characters; `kept`: what `aligned` says, where it is known.
+    memory after lacks stands in the memory before, in characters; `equal`: what `aligned` says, where it is known.
     """
-    runs = aligned(before.words, after.words) if kept is None else kept
+    runs = aligned(before.words, after.words) if equal is None else equal
     held = PromptSource("memory", before)
     stretches = list(_stretches(runs, len(after)))
     wanted = {key for start, end, run in stretches if run is None for key in after.keys[start:end]}
-    known = sorted((*(sources or ()), held), key=lambda source: _RANK[source.origin])
-    found = [_Places(source, wanted) for source in known] if wanted else []
+    ranked = sorted((*(sources or ()), held), key=lambda source: _RANK[source.origin])
+    lookups = [_Places(source, wanted) for source in ranked] if wanted else []
     rest = WordOrigin.UNKNOWN if sources is None else WordOrigin.NOWHERE
     pieces: list[WordPiece] = []
     for start, end, run in stretches:
         if run is None:
-            pieces += _new(after, (start, end), found, rest)
+            pieces += _new(after, (start, end), lookups, rest)
         else:
             at = (run.before, run.before + run.length)
-            pieces.append(_piece(after, (start, end), WordOrigin.KEPT, _place(held, at)))
+            pieces.append(_piece(after, (start, end), WordOrigin.KEPT, _located(held, at)))
     return MemoryDiff(tuple(pieces), tuple(_dropped(before, runs, len(after), lost or {})))
 
 
@@ -300,22 +300,22 @@ def _stretches(runs: Sequence[EqualRun], size: int) -> Iterator[tuple[int, int, 
         yield done, size, None
 
 
-def _new(after: TokenWords, stretch: Span, found: Sequence[_Places], rest: WordOrigin) -> Iterator[WordPiece]:
+def _new(after: TokenWords, stretch: Span, lookups: Sequence[_Places], rest: WordOrigin) -> Iterator[WordPiece]:
     """Pieces of words that aren't kept."""
-    place, left = stretch[0], stretch[0]
-    while place < stretch[1]:
+    position, left = stretch[0], stretch[0]
+    while position < stretch[1]:
         length, _, start, source = max(
-            (each.longest(after.keys, place, stretch[1]) for each in found),
+            (lookup.longest(after.keys, position, stretch[1]) for lookup in lookups),
             key=lambda it: (it[0], -_RANK[it[3].origin], it[1]),
         )
         if length:
-            if left < place:
-                yield _piece(after, (left, place), rest, None)
-            yield _piece(after, (place, place + length), source.origin, _place(source, (start, start + length)))
-            left = place + length
-        place += length or 1
-    if left < place:
-        yield _piece(after, (left, place), rest, None)
+            if left < position:
+                yield _piece(after, (left, position), rest, None)
+            yield _piece(after, (position, position + length), source.origin, _located(source, (start, start + length)))
+            left = position + length
+        position += length or 1
+    if left < position:
+        yield _piece(after, (left, position), rest, None)
 
 
 class _Places:
@@ -325,9 +325,9 @@ class _Places:
         self.source = source
         self.keys = source.words.keys
         self._at: dict[str, list[int]] = {}
-        for place, key in enumerate(self.keys):
+        for position, key in enumerate(self.keys):
             if key in wanted:
-                self._at.setdefault(key, []).append(place)
+                self._at.setdefault(key, []).append(position)
 
     def longest(self, keys: Sequence[str], start: int, end: int) -> tuple[int, bool, int, PromptSource]:
         """(words, whether the word before matches too, where it begins, source) of the longest run from `start` on."""
@@ -349,18 +349,18 @@ def part_of(piece: WordPiece, words: Span, before: TokenWords, after: TokenWords
     if piece.source is None:
         return _piece(after, words, piece.origin, None)
     moved = piece.source.words[0] - piece.words[0]
-    place = _place(PromptSource(piece.source.name, before), (words[0] + moved, words[1] + moved))
-    return _piece(after, words, piece.origin, place)
+    source = _located(PromptSource(piece.source.name, before), (words[0] + moved, words[1] + moved))
+    return _piece(after, words, piece.origin, source)
 
 
 def _dropped(before: TokenWords, runs: Sequence[EqualRun], size: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
     done = [0, 0]
     for run in [*runs, EqualRun(len(before), size, 0)]:
-        yield from _parts(before, (done[0], run.before), done[1], lost)
+        yield from _dropped_runs(before, (done[0], run.before), done[1], lost)
         done = [run.before + run.length, run.after + run.length]
 
 
-def _parts(before: TokenWords, words: Span, at: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
+def _dropped_runs(before: TokenWords, words: Span, at: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
     """Dropped words in a row, cut where evidence begins or ends."""
     if words[0] == words[1]:
         return
@@ -384,5 +384,5 @@ def _piece(after: TokenWords, words: Span, origin: WordOrigin, source: SourcePla
     )
 
 
-def _place(source: PromptSource, words: Span) -> SourcePlace:
+def _located(source: PromptSource, words: Span) -> SourcePlace:
     return SourcePlace(source.name, words, source.words.tokens(words), source.words.characters(words))

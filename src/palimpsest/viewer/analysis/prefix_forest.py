@@ -198,8 +198,8 @@ class Advantages:
 
     def of_turn(self, rollout: int, turn: int, size: int) -> list[float | None]:
         """[T] of each token that a turn sampled."""
-        known = self.of_tokens.get((rollout, turn))
-        return list(known) if known is not None else [self.of_rollouts[rollout]] * size
+        recorded = self.of_tokens.get((rollout, turn))
+        return list(recorded) if recorded is not None else [self.of_rollouts[rollout]] * size
 
 
 def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
@@ -217,19 +217,19 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
         )
     plain = credit.model_copy(update={"segments_per_group": None, "final_segment": "new_only"})  # every token once
     try:
-        given = credit_group(group, plain)
+        credited = credit_group(group, plain)
     except (PalimpsestError, ValueError) as error:
         return _difference(
             group, f"{_DIFFERENCE}: credit.adv_estimator={credit.adv_estimator} can't be taken ({error})"
         )
     of_tokens: dict[tuple[int, int], list[float]] = {}
-    places = [place for place, segments in enumerate(given.segments) for _ in range(segments)]
-    for place, row in zip(places, given.rows, strict=True):
+    places = [rollout for rollout, segments in enumerate(credited.segments) for _ in range(segments)]
+    for rollout, row in zip(places, credited.rows, strict=True):
         for turn, advantage in zip(row.segment.turn_index, row.advantages, strict=True):
             if turn >= 0:
-                of_tokens.setdefault((place, turn), []).append(advantage)
+                of_tokens.setdefault((rollout, turn), []).append(advantage)
     tokens = {key: tuple(values) for key, values in of_tokens.items()}
-    return Advantages(f"by credit.adv_estimator={credit.adv_estimator}", given.advantages, tokens)
+    return Advantages(f"by credit.adv_estimator={credit.adv_estimator}", credited.advantages, tokens)
 
 
 def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segment, tuple[float, ...]]] | None:
@@ -243,10 +243,10 @@ def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segmen
     if credit.dynamic_sampling and not has_signal(group):
         return []
     try:
-        given = credit_group(group, credit)
+        credited = credit_group(group, credit)
     except (PalimpsestError, ValueError):
         return None
-    return [(row.segment, tuple(row.advantages)) for row in given.rows]
+    return [(row.segment, tuple(row.advantages)) for row in credited.rows]
 
 
 def _why_not(group: Group, credit: CreditConfig) -> str | None:
@@ -260,8 +260,8 @@ def _why_not(group: Group, credit: CreditConfig) -> str | None:
 
 def _difference(group: Group, what: str) -> Advantages:
     rewards = [grade.value for grade in group.grades]
-    known = [reward for reward in rewards if reward is not None]
-    mean = fmean(known) if known else 0.0
+    present = [reward for reward in rewards if reward is not None]
+    mean = fmean(present) if present else 0.0
     return Advantages(what, tuple(None if reward is None else reward - mean for reward in rewards), {})
 
 

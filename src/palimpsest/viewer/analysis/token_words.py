@@ -46,7 +46,7 @@ _UNSPACED = re.compile(
 )
 """Letters that may begin a word without white space before it."""
 _BEGINS, _ENDS, _BLANK, _PART = 1, 2, 4, 8
-_MOST_PARTS = 12
+_MAX_SPLIT = 12
 """Tokens that spell one character together, marks of it among them."""
 _COMPARED = 8  # texts that are spelt and decoded, before spelling alone is trusted
 
@@ -126,7 +126,7 @@ class Spelling:
 
     def _join(self, ids: Tokens, at: int, flags: Any) -> None:
         """Flag the tokens from `at` on that spell whole characters together; where none do, nothing begins there."""
-        for end in range(at + 1, min(at + _MOST_PARTS, len(ids)) + 1):
+        for end in range(at + 1, min(at + _MAX_SPLIT, len(ids)) + 1):
             text = self._joined[ids[at:end]]
             if _BROKEN not in text:
                 flags[at:end] = 0
@@ -150,7 +150,7 @@ class Spelling:
     def _spelt(self, ids: Sequence[int]) -> str:
         """Token by token."""
         if len(ids) < 2:  # of one key `itemgetter` gives the value and no tuple
-            return "".join(self._pieces[each] for each in ids)
+            return "".join(self._pieces[token_id] for token_id in ids)
         return "".join(itemgetter(*ids)(self._pieces))  # looks thousands up faster than `map` does
 
     def piece(self, id_: int) -> str:
@@ -242,5 +242,5 @@ class SpeltTexts(GroupTexts):
             text = self._texts[key] = SpeltText(key, lambda: self.spelling.text(key))
         return text
 
-    def known(self, text: str, ids: tuple[int, ...] = ()) -> Text:
+    def decoded(self, text: str, ids: tuple[int, ...] = ()) -> Text:
         return SpeltText(ids, lambda: text)

@@ -76,7 +76,7 @@ class _Followed:
         return _Followed(self.at + by, self.length, self.last)
 
 
-_Found = tuple[_Followed, int, WordPiece | None]
+_Trace = tuple[_Followed, int, WordPiece | None]
 """Words, the number of the step they came in at, the piece they were then."""
 
 
@@ -84,32 +84,32 @@ def blame(story: Story, number: int) -> tuple[Blamed, ...]:
     """Of the memory after a step, in its order."""
     memory = story.words(story.steps[number].after)
     followed = [_Followed(0, len(memory), 0)] if len(memory) else []
-    found: list[_Found] = []
+    traced: list[_Trace] = []
     for at in range(number, -1, -1):
         if not followed:
             break
-        followed = list(_through_step(story, at, followed, found))
+        followed = list(_through_step(story, at, followed, traced))
         if at:
-            followed = list(_between_steps(story, at, followed, found))
-    found += [(words, -1, None) for words in followed]
-    return tuple(_blamed(story, number, each) for each in _merged(story, found))
+            followed = list(_between_steps(story, at, followed, traced))
+    traced += [(words, -1, None) for words in followed]
+    return tuple(_blamed(story, number, trace) for trace in _merged(story, traced))
 
 
-def _through_step(story: Story, at: int, followed: Sequence[_Followed], found: list[_Found]) -> Iterator[_Followed]:
-    """The words as they stood in the memory before the step; those it brought in are `found`."""
+def _through_step(story: Story, at: int, followed: Sequence[_Followed], traced: list[_Trace]) -> Iterator[_Followed]:
+    """The words as they stood in the memory before the step; those it brought in are added to `traced`."""
     step = story.steps[at]
     if step.before.ids and step.before.ids == step.after.ids:
         yield from followed
         return
-    kept, new = _carried(story.runs(at), followed)
-    yield from kept
+    carried, new = _carried(story.runs(at), followed)
+    yield from carried
     for words in new:
         for piece in _pieces(story, at, words):
             part = words.part(*piece.words)
             if piece.origin in (WordOrigin.MEMORY, WordOrigin.KEPT) and piece.source is not None:
                 yield part.moved(piece.source.words[0] - piece.words[0])
             else:
-                found.append((part, at, piece))
+                traced.append((part, at, piece))
 
 
 def _pieces(story: Story, at: int, words: _Followed) -> Iterator[WordPiece]:
@@ -122,21 +122,21 @@ def _pieces(story: Story, at: int, words: _Followed) -> Iterator[WordPiece]:
         yield piece
 
 
-def _between_steps(story: Story, at: int, followed: Sequence[_Followed], found: list[_Found]) -> Iterator[_Followed]:
+def _between_steps(story: Story, at: int, followed: Sequence[_Followed], traced: list[_Trace]) -> Iterator[_Followed]:
     """From the memory before a step to the one after the step before it: the same, but where the record has a gap."""
     before, after = story.steps[at].before, story.steps[at - 1].after
     if before is after or (before.ids and before.ids == after.ids) or before.text == after.text:
         yield from followed
         return
     runs = aligned(story.words(after).words, story.words(before).words)
-    kept, lost = _carried(runs, followed)
-    yield from kept
-    found += [(words, at, None) for words in lost]
+    carried, lost = _carried(runs, followed)
+    yield from carried
+    traced += [(words, at, None) for words in lost]
 
 
 def _carried(runs: Sequence[EqualRun], followed: Sequence[_Followed]) -> tuple[list[_Followed], list[_Followed]]:
     """Words that runs carry back, and those that they don't."""
-    kept, new = [], []
+    carried, new = [], []
     for words in followed:
         done, end = words.at, words.at + words.length
         first = max(0, bisect_right(runs, words.at, key=lambda run: run.after) - 1)
@@ -148,17 +148,17 @@ def _carried(runs: Sequence[EqualRun], followed: Sequence[_Followed]) -> tuple[l
                 continue
             if done < part.at:
                 new.append(words.part(done, part.at))
-            kept.append(part.moved(run.before - run.after))
+            carried.append(part.moved(run.before - run.after))
             done = part.at + part.length
         if done < end:
             new.append(words.part(done, end))
-    return kept, new
+    return carried, new
 
 
-def _merged(story: Story, found: Sequence[_Found]) -> Iterator[_Found]:
+def _merged(story: Story, traced: Sequence[_Trace]) -> Iterator[_Trace]:
     """In the order of the memory, neighbours that came in together as one."""
-    last: _Found | None = None
-    for words, at, piece in sorted(found, key=lambda each: each[0].last):
+    last: _Trace | None = None
+    for words, at, piece in sorted(traced, key=lambda trace: trace[0].last):
         if last is not None and _together(last, (words, at, piece)):
             last = (_Followed(last[0].at, last[0].length + words.length, last[0].last), at, last[2])
             continue
@@ -169,13 +169,13 @@ def _merged(story: Story, found: Sequence[_Found]) -> Iterator[_Found]:
         yield last
 
 
-def _together(a: _Found, b: _Found) -> bool:
+def _together(a: _Trace, b: _Trace) -> bool:
     same = a[1] == b[1] and a[2] is b[2]
     return same and a[0].last + a[0].length == b[0].last and (a[2] is None or a[0].at + a[0].length == b[0].at)
 
 
-def _blamed(story: Story, number: int, found: _Found) -> Blamed:
-    words, at, piece = found
+def _blamed(story: Story, number: int, trace: _Trace) -> Blamed:
+    words, at, piece = trace
     memory, span = story.words(story.steps[number].after), (words.last, words.last + words.length)
     characters = memory.characters(span)
     turn = story.steps[at].turn if at >= 0 else -1
@@ -222,18 +222,18 @@ class Unfounded:
             at = len(self._sentences)
             step = self._story.steps[at]
             held = frozenset(step.after.flat_sentences) if self._sentences and self._sentences[-1] else frozenset()
-            kept = {form: each for form, each in (self._sentences[-1].items() if held else ()) if form in held}
+            surviving = {form: value for form, value in (self._sentences[-1].items() if held else ()) if form in held}
             new = {flat(sentence): (sentence, step.turn) for sentence in self._story.invented(at) or ()}
-            self._sentences.append({**new, **kept})
+            self._sentences.append({**new, **surviving})
         now = self._story.steps[number].turn
-        return tuple(each for each in self._sentences[number].values() if each[1] < now)
+        return tuple(value for value in self._sentences[number].values() if value[1] < now)
 
     def words(self, number: int) -> Mapping[int, int]:
         """Words of the memory after a step that are from nowhere, each with the index of the turn that wrote it."""
         if not self._story.readable:
             return {}
-        found = [one for one in blame(self._story, number) if one.origin is WordOrigin.NOWHERE]
-        return {word: one.turn for one in found if one.turn != self._story.edited for word in range(*one.words)}
+        origins = [one for one in blame(self._story, number) if one.origin is WordOrigin.NOWHERE]
+        return {word: one.turn for one in origins if one.turn != self._story.edited for word in range(*one.words)}
 
     def marked(self, number: int) -> tuple[MemoryDiff, tuple[int | None, ...]]:
         """The difference of a step, its kept and moved pieces cut where unfounded words begin or end; and for each

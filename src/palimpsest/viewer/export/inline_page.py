@@ -93,8 +93,8 @@ def single_page(
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; {asks}"
         "base-uri 'none'; form-action 'none'"
     )
-    told = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    before = before.replace(_CHARSET, told).replace(_TITLE, f"<title>{escape(valid(title))}</title>")
+    meta = f'{_CHARSET}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    before = before.replace(_CHARSET, meta).replace(_TITLE, f"<title>{escape(valid(title))}</title>")
     before = before.replace(_HTML, '<html lang="en" data-follow="yes">') if follow else before
     behind = behind.replace(_MAIN, f"{_element_of(answers)}<script>{script}</script>")
     return Page(f"{before}<style>{style}</style>\n{behind}".encode(), policy)
@@ -102,8 +102,8 @@ def single_page(
 
 def bundled(modules: Mapping[str, str]) -> str:
     """One script of the modules that `main.js` needs, by their names below the page's folder. Raises ValueError."""
-    parts = [_module(name, modules[name]) for name in in_order(modules)]
-    script = "\n".join(["(async () => {", '"use strict";', _BEGIN.strip(), "const modules = {};", *parts, "})();"])
+    bodies = [_module(name, modules[name]) for name in in_order(modules)]
+    script = "\n".join(["(async () => {", '"use strict";', _BEGIN.strip(), "const modules = {};", *bodies, "})();"])
     if "</script" in script.lower() or "<!--" in script:
         raise ValueError("a module holds what would end the script that it is put in")
     return script
@@ -145,7 +145,7 @@ def _bound(name: str, names: str, path: str) -> str:
     >>> _bound("main.js", "el, show as showRuns", "./screens/runs.js")
     'const { el, show: showRuns } = modules["screens/runs.js"];'
     """
-    pairs = ", ".join(each.strip().replace(" as ", ": ") for each in names.split(","))
+    pairs = ", ".join(binding.strip().replace(" as ", ": ") for binding in names.split(","))
     return f"const {{ {pairs} }} = modules[{json.dumps(_resolved(name, path))}];"
 
 
@@ -194,9 +194,9 @@ MOST_BYTES = 20_000_000
 """Of a file."""
 _EPISODES, _BYTES = 8, 8_000_000
 """Episodes that are taken where none are named, and bytes after which no further one is."""
-Place = tuple[int, int]
+EpisodeIndex = tuple[int, int]
 """Group and rollout, places from 0."""
-_WHOLE = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
+_OVERVIEW = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Content:
 
     data: bytes
     episodes: int
-    told: Sequence[str]
+    notes: Sequence[str]
     """What was left out."""
     player: str | None = None
     """`agent`, `agent: POLICY` or `baseline: NAME`, of a log."""
@@ -220,25 +220,25 @@ class Export:
     answers: dict[str, Any] = field(default_factory=dict)
     size: int = 0
     """Bytes that they take in a file, about."""
-    told: list[str] = field(default_factory=list)
-    episodes: list[Place] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    episodes: list[EpisodeIndex] = field(default_factory=list)
 
     def add(self, answers: ViewerApi, path: str, query: Mapping[str, str] | None = None) -> Any:
         """What the path gives; None where there is nothing."""
         try:
-            found = answers.get(path, query or {})
+            answer = answers.get(path, query or {})
         except NotThere:
             return None
-        self.put(path, found)
-        return found
+        self.put(path, answer)
+        return answer
 
-    def put(self, path: str, found: Any) -> None:
-        self.answers[path] = found
-        packed = zlib.compress(to_json(found), 1)
+    def put(self, path: str, answer: Any) -> None:
+        self.answers[path] = answer
+        packed = zlib.compress(to_json(answer), 1)
         self.size += len(packed) * 4 // 3
 
 
-def collect(answers: ViewerApi, source: Source, only: Sequence[Place] = (), step: str | None = None) -> Export:
+def collect(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex] = (), step: str | None = None) -> Export:
     """What a file of `source` is to hold. Raises ConfigError for an episode or step that isn't there."""
     export, chosen = _collected(answers, source, only, step)
     first: dict[str, Any] = {"run": source.key}
@@ -246,71 +246,75 @@ def collect(answers: ViewerApi, source: Source, only: Sequence[Place] = (), step
         first["step"] = chosen
     if only and chosen is not None:
         first = {"run": source.key, "step": chosen, "group": only[0][0], "rollout": only[0][1]}
-    export.put("/api/export", {"told": export.told, "first": first})
+    export.put("/api/export", {"told": export.notes, "first": first})
     return export
 
 
 def _collected(
-    answers: ViewerApi, source: Source, only: Sequence[Place], step: str | None
+    answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex], step: str | None
 ) -> tuple[Export, str | None]:
     """And the step whose episodes it holds."""
     export, at = Export(), f"/api/runs/{quote(source.key, safe='')}"
     runs = answers.get("/api/runs")["runs"]
     export.put("/api/runs", {"runs": [run for run in runs if run["key"] == source.key]})
-    for name in _WHOLE:
+    for name in _OVERVIEW:
         export.add(answers, at + name)
     steps = export.answers.get(f"{at}/steps") or []
     chosen = chosen_step(source, steps, step)
     if chosen is None:
-        export.told.append(f"{source.name} has no record of episodes: its figures alone")
+        export.notes.append(f"{source.name} has no record of episodes: its figures alone")
         return export, None
     if len(steps) > 1:
-        export.put(f"{at}/steps", [each for each in steps if str(each) == chosen])
-        export.told.append(f"episodes are of step {chosen}, other steps have none here")
+        export.put(f"{at}/steps", [value for value in steps if str(value) == chosen])
+        export.notes.append(f"episodes are of step {chosen}, other steps have none here")
     rows = _rows(answers, export, f"{at}/steps/{quote(chosen, safe='')}")
     if (log := answers.samples.at(source, chosen)) is not None:
         recorded = {(row["gid"], row["draw"]) for row in rows}
-        export.told += unrecorded(log.samples, recorded, "and have no page of their own here")
+        export.notes += unrecorded(log.samples, recorded, "and have no page of their own here")
     _episodes(answers, export, f"{at}/steps/{quote(chosen, safe='')}", rows, only)
     return export, chosen
 
 
-def chosen_step(source: Source, steps: Sequence[int | str], asked: str | None) -> str | None:
+def chosen_step(source: Source, steps: Sequence[int | str], requested: str | None) -> str | None:
     """The step whose episodes are taken: the last, unless another is asked for; None where none is recorded."""
-    known = [str(each) for each in steps]
-    if asked is not None and asked not in known:
-        told = f"{known[0]} to {known[-1]} are" if known else "no step is"
-        raise ConfigError(f"--step {asked}: {source.name} has no record of it; {told} recorded")
-    return asked or (known[-1] if known else None)
+    recorded = [str(value) for value in steps]
+    if requested is not None and requested not in recorded:
+        available = f"{recorded[0]} to {recorded[-1]} are" if recorded else "no step is"
+        raise ConfigError(f"--step {requested}: {source.name} has no record of it; {available} recorded")
+    return requested or (recorded[-1] if recorded else None)
 
 
 def _rows(answers: ViewerApi, export: Export, at: str) -> list[dict[str, Any]]:
     """A row for each episode of the step."""
-    found = answers.get(f"{at}/episodes")
-    export.put(f"{at}/episodes", found)
-    if found["torn"]:
-        export.told.append(found["torn"])
+    answer = answers.get(f"{at}/episodes")
+    export.put(f"{at}/episodes", answer)
+    if answer["torn"]:
+        export.notes.append(answer["torn"])
     export.add(answers, f"{at}/decoder")
-    return list(found["rows"])
+    return list(answer["rows"])
 
 
-def check_places(only: Sequence[Place], rows: Sequence[Mapping[str, Any]]) -> None:
+def check_places(only: Sequence[EpisodeIndex], rows: Sequence[Mapping[str, Any]]) -> None:
     """Raise ConfigError for a place that no row is of."""
-    known = {(row["group"], row["rollout"]) for row in rows}
-    for place in only:
-        if place not in known:
-            raise ConfigError(f"--only {place[0]}/{place[1]}: no such episode in this step; GROUP/ROLLOUT count from 0")
+    recorded = {(row["group"], row["rollout"]) for row in rows}
+    for episode in only:
+        if episode not in recorded:
+            raise ConfigError(
+                f"--only {episode[0]}/{episode[1]}: no such episode in this step; GROUP/ROLLOUT count from 0"
+            )
 
 
-def _episodes(answers: ViewerApi, export: Export, at: str, rows: list[dict[str, Any]], only: Sequence[Place]) -> None:
+def _episodes(
+    answers: ViewerApi, export: Export, at: str, rows: list[dict[str, Any]], only: Sequence[EpisodeIndex]
+) -> None:
     check_places(only, rows)
-    for place in only or worst_first(rows):
+    for episode in only or worst_first(rows):
         if not only and (len(export.episodes) >= _EPISODES or export.size > _BYTES):
             break
-        if _episode(answers, export, at, place):
-            export.episodes.append(place)
+        if _episode(answers, export, at, episode):
+            export.episodes.append(episode)
     if left := len(rows) - len(export.episodes):
-        export.told.append(f"{left} of the step's {len(rows)} episodes are left out; --only names others")
+        export.notes.append(f"{left} of the step's {len(rows)} episodes are left out; --only names others")
     _measures(answers, export, at, rows)
     _strips(answers, export)
 
@@ -319,15 +323,15 @@ def _measures(answers: ViewerApi, export: Export, at: str, rows: Sequence[Mappin
     """What memories kept and invented, of the groups that episodes are taken of."""
     groups, measured = list(dict.fromkeys(group for group, _ in export.episodes)), dict[str, Any]()
     for start in range(0, len(groups), MOST_MEASURED):
-        asked = {"groups": ",".join(map(str, groups[start : start + MOST_MEASURED]))}
-        measured |= _if_told(answers, export, f"{at}/measures", asked) or {}
+        query = {"groups": ",".join(map(str, groups[start : start + MOST_MEASURED]))}
+        measured |= _if_available(answers, export, f"{at}/measures", query) or {}
     if measured:  # else nothing is, for want of a tokenizer, which the page tells
         left = [f"{row['group']}/{row['rollout']}" for row in rows if row["group"] not in groups]
-        measured |= {place: {"left_out": True} for place in left}
+        measured |= {name: {"left_out": True} for name in left}
     export.put(f"{at}/measures", measured)
 
 
-def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[Place]:
+def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeIndex]:
     """The agent's episodes, then those of baselines. Of each group one that went wrong, the lowest reward first, then
     those without a grade; then of each one that was right; then the second ones of each group...
 
@@ -340,26 +344,26 @@ def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[Place]:
         value = row["reward"]
         return (1, 0.0) if value is None else (0 if value < 1 else 2, value)
 
-    seen, keyed = Counter[tuple[int, bool]](), []
+    counts, keyed = Counter[tuple[int, bool]](), []
     for row in sorted(rows, key=rank):
         kind = row["group"], rank(row)[0] == 2
         other = row.get("player", AGENT).partition(":")[0] != AGENT
-        keyed.append((other, seen[kind], rank(row), (row["group"], row["rollout"])))
-        seen[kind] += 1
-    return [place for *_, place in sorted(keyed)]
+        keyed.append((other, counts[kind], rank(row), (row["group"], row["rollout"])))
+        counts[kind] += 1
+    return [episode for *_, episode in sorted(keyed)]
 
 
 def left_out(what: str, error: PalimpsestError) -> str:
     """That it can't be told, in a line."""
-    said = " ".join(str(error).split())[:200]
-    return f"{what} is left out: it can't be told ({said})"
+    reason = " ".join(str(error).split())[:200]
+    return f"{what} is left out: it can't be told ({reason})"
 
 
-def _episode(answers: ViewerApi, export: Export, at: str, place: Place) -> bool:
+def _episode(answers: ViewerApi, export: Export, at: str, index: EpisodeIndex) -> bool:
     """Whether it is there now: whole or not at all."""
     before, size = dict(export.answers), export.size
-    group = f"{at}/groups/{place[0]}"
-    episode, turn = f"{group}/rollouts/{place[1]}", 0
+    group = f"{at}/groups/{index[0]}"
+    episode, turn = f"{group}/rollouts/{index[1]}", 0
     try:
         if group not in export.answers:
             export.put(group, answers.get(group))
@@ -368,10 +372,10 @@ def _episode(answers: ViewerApi, export: Export, at: str, place: Place) -> bool:
             turn += 1
     except PalimpsestError as error:
         export.answers, export.size = before, size
-        export.told.append(left_out(f"episode {place[0]}/{place[1]}", error))
+        export.notes.append(left_out(f"episode {index[0]}/{index[1]}", error))
         return False
     if turn:
-        _if_told(answers, export, f"{episode}/turns/{turn - 1}/blame")
+        _if_available(answers, export, f"{episode}/turns/{turn - 1}/blame")
     return True
 
 
@@ -382,17 +386,17 @@ def _strips(answers: ViewerApi, export: Export) -> None:
         if export.size > _BYTES:
             left += 1
             continue
-        _if_told(answers, export, f"{path}/tokens")
+        _if_available(answers, export, f"{path}/tokens")
         if f"{path}/blame" not in export.answers:
-            _if_told(answers, export, f"{path}/blame")
+            _if_available(answers, export, f"{path}/blame")
     if left:
-        export.told.append(f"token strips and blame of {left} turns are left out")
+        export.notes.append(f"token strips and blame of {left} turns are left out")
 
 
-def _if_told(answers: ViewerApi, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
+def _if_available(answers: ViewerApi, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
     """What the path gives; None where it can't be told, which is told."""
     try:
         return export.add(answers, path, query)
     except PalimpsestError as error:
-        export.told.append(left_out(path.partition("/steps/")[2], error))
+        export.notes.append(left_out(path.partition("/steps/")[2], error))
         return None

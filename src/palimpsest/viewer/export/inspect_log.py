@@ -31,7 +31,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
 from palimpsest.text.json_text import storable, to_json
 from palimpsest.types import Group, StopReason, Turn
-from palimpsest.viewer.export.inline_page import Content, Place, check_places, chosen_step, left_out
+from palimpsest.viewer.export.inline_page import Content, EpisodeIndex, check_places, chosen_step, left_out
 from palimpsest.viewer.records import recorded_episodes as records
 from palimpsest.viewer.records.run_status import Status
 from palimpsest.viewer.records.sources import Source, SourceKind, updated
@@ -49,26 +49,26 @@ Episode = tuple[Sample, Recorded | None]
 """Its set has no name where no evaluation played it; None: its turns were not recorded."""
 
 
-def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[Place], step: str | None) -> list[Content]:
+def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex], step: str | None) -> list[Content]:
     """The log of a record or of a run's step; of an evaluation the agent's, then those of further policies and of
     baselines. Raises ConfigError for what isn't recorded."""
     steps = answers.get(f"/api/runs/{source.key}/steps")
-    recorded, told, evaluated = list[Recorded](), list[str](), source.kind is SourceKind.EVALUATION
+    recorded, notes, evaluated = list[Recorded](), list[str](), source.kind is SourceKind.EVALUATION
     if steps or only or step is not None or not evaluated:
-        recorded, told = _recorded(answers, source, chosen_step(source, steps, step), only)
-        told += [f"episodes are of step {step or steps[-1]}"] if len(steps) > 1 else []
-    episodes: list[Episode] = [(sample_of(*each), each) for each in recorded]
+        recorded, notes = _recorded(answers, source, chosen_step(source, steps, step), only)
+        notes += [f"episodes are of step {step or steps[-1]}"] if len(steps) > 1 else []
+    episodes: list[Episode] = [(sample_of(*episode), episode) for episode in recorded]
     if evaluated:
         by_key = {
             (group.trajectories[at].group_id, group.trajectories[at].rollout): (group, at) for group, at in recorded
         }
         logged = answers.samples.all(source)
         episodes = [(sample, by_key.get(records.episode_key(sample))) for sample in logged.samples]
-        told += [Note("episodes_not_requested", count=logged.not_asked)] if logged.not_asked else []
-        told += [f"{logged.unreadable} lines of {SAMPLES} can't be read and are left out"] if logged.unreadable else []
+        notes += [Note("episodes_not_requested", count=logged.not_asked)] if logged.not_asked else []
+        notes += [f"{logged.unreadable} lines of {SAMPLES} can't be read and are left out"] if logged.unreadable else []
         if only:
-            episodes = [each for each in episodes if each[1] is not None]
-            told.append(
+            episodes = [episode for episode in episodes if episode[1] is not None]
+            notes.append(
                 f"the log's score is of {counted(len(episodes), 'chosen episode')}, not of the whole evaluation"
             )
     if not episodes:
@@ -76,11 +76,11 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[Place], step
     players = dict[tuple[bool, str], list[Episode]]()
     for episode in episodes:
         players.setdefault((episode[0].baseline, episode[0].player), []).append(episode)
-    return [_log_of(answers, source, own, told) for _, own in sorted(players.items(), key=itemgetter(0))]
+    return [_log_of(answers, source, group, notes) for _, group in sorted(players.items(), key=itemgetter(0))]
 
 
 def _recorded(
-    answers: ViewerApi, source: Source, step: str | None, only: Sequence[Place]
+    answers: ViewerApi, source: Source, step: str | None, only: Sequence[EpisodeIndex]
 ) -> tuple[list[Recorded], list[str]]:
     """The chosen episodes of a step, all where none is named; and what was left out."""
     if step is None:
@@ -88,25 +88,25 @@ def _recorded(
     index = answers.records.index(source, step)
     rows = index.rows()
     check_places(only, rows.rows)
-    found, told = list[Recorded](), [rows.torn] if rows.torn else []
+    episodes, notes = list[Recorded](), [rows.torn] if rows.torn else []
     places = sorted(only or [(row["group"], row["rollout"]) for row in rows.rows])
-    for place, rollouts in groupby(places, key=lambda each: each[0]):
+    for number, rollouts in groupby(places, key=lambda pair: pair[0]):
         try:
-            group = index.group(place)
+            group = index.group(number)
         except PalimpsestError as error:
-            told.append(left_out(f"group {place}", error))
+            notes.append(left_out(f"group {number}", error))
             continue
-        found += [(group, rollout) for _, rollout in rollouts]
-    return found, told
+        episodes += [(group, rollout) for _, rollout in rollouts]
+    return episodes, notes
 
 
-def _log_of(answers: ViewerApi, source: Source, episodes: Sequence[Episode], told: Sequence[str]) -> Content:
+def _log_of(answers: ViewerApi, source: Source, episodes: Sequence[Episode], notes: Sequence[str]) -> Content:
     """The log of an agent, or of one baseline."""
     facts, samples = answers.facts, [sample for sample, _ in episodes]
     model, cell = facts.model(source) or "unknown", samples[0].cell
     player = records.player_of(cell, {})
-    held = {records.episode_key(sample) for sample, place in episodes if place is not None}
-    left = [*told, *records.unrecorded(samples, held, "and have a score without messages")]
+    held = {records.episode_key(sample) for sample, recorded in episodes if recorded is not None}
+    left = [*notes, *records.unrecorded(samples, held, "and have a score without messages")]
     status = (
         _STATUS.get(facts.row(source)["status"], "cancelled") if source.kind is SourceKind.EVALUATION else "success"
     )
@@ -118,9 +118,9 @@ def _log_of(answers: ViewerApi, source: Source, episodes: Sequence[Episode], tol
     return Content(inspect_archive(log), len(samples), left, player, fmean(values) if values else None)
 
 
-def sample_of(group: Group, place: int) -> Sample:
+def sample_of(group: Group, index: int) -> Sample:
     """What an evaluation would log of a recorded episode."""
-    problem, trajectory, grade = group.problem, group.trajectories[place], group.grades[place]
+    problem, trajectory, grade = group.problem, group.trajectories[index], group.grades[index]
     return Sample(
         set="",
         player="",
@@ -137,7 +137,7 @@ def sample_of(group: Group, place: int) -> Sample:
         prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
         sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
         metrics=dict(grade.breakdown),
-        draw=trajectory.rollout if isinstance(trajectory.rollout, int) else place,  # text: JSON had no place for it
+        draw=trajectory.rollout if isinstance(trajectory.rollout, int) else index,  # text: JSON had no place for it
     )
 
 
@@ -175,16 +175,16 @@ def inspect_log(
 
 def _results(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
     """The mean over all that are graded, and over each part where there are several; nothing where none is graded."""
-    parts: dict[str, list[float]] = {}
+    by_part: dict[str, list[float]] = {}
     for sample, _ in episodes:
         if sample.value is not None:
-            parts.setdefault(cell_at_length(sample).part, []).append(sample.value)
-    values = [value for part in parts.values() for value in part]
+            by_part.setdefault(cell_at_length(sample).part, []).append(sample.value)
+    values = [value for part in by_part.values() for value in part]
     if not values:
         return []
     metrics = {"mean": {"name": "mean", "value": fmean(values), "params": {}}}
-    for part, own in parts.items() if len(parts) > 1 else ():
-        metrics[part] = {"name": part, "group": "mean of a part", "value": fmean(own), "params": {}}
+    for part, scores in by_part.items() if len(by_part) > 1 else ():
+        metrics[part] = {"name": part, "group": "mean of a part", "value": fmean(scores), "params": {}}
     counts = {"scored_samples": len(values), "unscored_samples": len(episodes) - len(values)}
     return [{"name": "reward", "scorer": "reward", "params": {}, **counts, "metrics": metrics}]
 
@@ -219,15 +219,15 @@ def _messages(turn: Turn, codec: Codec, model: str, key: tuple[str, int]) -> Ite
 
 
 def _metadata(sample: Sample, recorded: Recorded | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"outcome": sample.outcome, "reason": sample.reason, "breakdown": dict(sample.metrics)}
+    metadata: dict[str, Any] = {"outcome": sample.outcome, "reason": sample.reason, "breakdown": dict(sample.metrics)}
     if recorded is not None:
         group, trajectory = recorded[0], recorded[0].trajectories[recorded[1]]
-        events = [{"kind": each.kind, "before_turn": each.before_turn, **each.detail} for each in trajectory.events]
-        found |= {"group_id": trajectory.group_id, "problem": dict(group.problem.metadata), "events": events}
+        events = [{"kind": event.kind, "before_turn": event.before_turn, **event.detail} for event in trajectory.events]
+        metadata |= {"group_id": trajectory.group_id, "problem": dict(group.problem.metadata), "events": events}
     if sample.set:
-        found |= {**asdict(sample.cell), "turns": sample.turns}
-        found |= {"measures": dict(sample.measures), "recorded": recorded is not None}
-    return found
+        metadata |= {**asdict(sample.cell), "turns": sample.turns}
+        metadata |= {"measures": dict(sample.measures), "recorded": recorded is not None}
+    return metadata
 
 
 def inspect_archive(log: dict[str, Any]) -> bytes:
@@ -235,7 +235,9 @@ def inspect_archive(log: dict[str, Any]) -> bytes:
     header = {name: value for name, value in log.items() if name != "samples"}
     start = {name: header[name] for name in ("version", "eval", "plan")}
     names = ("id", "epoch", "input", "target", "scores")
-    summaries = [{name: each[name] for name in names} | {"metadata": {}, "completed": True} for each in log["samples"]]
+    summaries = [
+        {name: sample[name] for name in names} | {"metadata": {}, "completed": True} for sample in log["samples"]
+    ]
     files = {"_journal/start.json": start, "header.json": header, "summaries.json": summaries}
     files |= {f"samples/{sample['id']}_epoch_{sample['epoch']}.json": sample for sample in log["samples"]}
     buffer = io.BytesIO()
@@ -248,10 +250,10 @@ def inspect_archive(log: dict[str, Any]) -> bytes:
 
 
 def _usage(samples: Sequence[Sample]) -> dict[str, int]:
-    read, sampled = sum(each.prompt_tokens for each in samples), sum(each.sampled_tokens for each in samples)
+    read, sampled = sum(sample.prompt_tokens for sample in samples), sum(sample.sampled_tokens for sample in samples)
     return {"input_tokens": read, "output_tokens": sampled, "total_tokens": read + sampled}
 
 
-def _id(*parts: object) -> str:
+def _id(*fields: object) -> str:
     """22 characters that are the same for the same parts."""
-    return hashlib.blake2b(repr(parts).encode("utf-8", "replace"), digest_size=11).hexdigest()
+    return hashlib.blake2b(repr(fields).encode("utf-8", "replace"), digest_size=11).hexdigest()

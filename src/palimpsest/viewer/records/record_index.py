@@ -132,17 +132,17 @@ class RecordIndex:
             torn = None if read.damage is None else f"{self.path.name}: {read.damage}; the rest was left out"
             return IndexedRows(list(read.rows), len(read.places), torn)
 
-    def group(self, place: int) -> Group:
+    def group(self, index: int) -> Group:
         """The group at a 0-based place. Raises NotThere where there is none, DataError for what is no group."""
         with self._opened() as file:
             with self._lock:
                 places = self._current(file).places
-            if not 0 <= place < len(places):
-                raise NotThere(f"{self.path.name}: no group {place}; it has {len(places)}")
+            if not 0 <= index < len(places):
+                raise NotThere(f"{self.path.name}: no group {index}; it has {len(places)}")
             try:  # without the lock: others may look at other groups meanwhile
-                groups = [self._group_at(file, *where) for where in list(places[place])]
+                groups = [self._group_at(file, *where) for where in list(places[index])]
             except (Damaged, IndexError) as error:
-                raise DataError(f"{self.path.name}: group {place} can't be read ({error})") from None
+                raise DataError(f"{self.path.name}: group {index} can't be read ({error})") from None
         return checked(self.path, merged(groups)[0] if self._merged else groups[0])
 
     def _group_at(self, file: BinaryIO, start: int, end: int, inner: int) -> Group:
@@ -180,10 +180,10 @@ class RecordIndex:
 
     def _parsed(self, content: bytes) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """[start, end) of each line of a piece, and its row. Raises DataError and ValueError for what is no episode."""
-        for number, found in enumerate(LINE.finditer(content)):
+        for number, match in enumerate(LINE.finditer(content)):
             if number == _MOST_LINES:
                 raise Damaged(f"a frame holds more than {_MOST_LINES} episodes")
-            yield *found.span(), episode_row(parse_line(Path(self.path.name), found[0]))
+            yield *match.span(), episode_row(parse_line(Path(self.path.name), match[0]))
 
     def _take(self, read: _Read, piece: FilePiece, lines: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
         """Add the episodes of a piece; in a plain file a group may go on from the piece before."""
@@ -200,22 +200,22 @@ class RecordIndex:
         read.next = piece.end
 
     def _begin(self, read: _Read, group_id: str, where: tuple[int, int, int]) -> None:
-        place = read.placed.setdefault(group_id, len(read.places)) if self._merged else len(read.places)
-        if place == len(read.places):
+        index = read.placed.setdefault(group_id, len(read.places)) if self._merged else len(read.places)
+        if index == len(read.places):
             read.places.append([])
-        read.places[place].append(where)
+        read.places[index].append(where)
 
     def _add(self, read: _Read, row: Mapping[str, Any]) -> None:
         """A repeated draw of an evaluation takes the place of the earlier one."""
         group, draw = len(read.places) - 1, len(read.rows)
         if self._merged:
             group, draw = read.placed[row["gid"]], row["draw"]
-        known = read.drawn.get((group, draw))
-        if known is None:
-            known = read.drawn[group, draw] = {}
-            read.rows.append(known)
-        known.clear()
-        known.update(row, group=group)
+        entry = read.drawn.get((group, draw))
+        if entry is None:
+            entry = read.drawn[group, draw] = {}
+            read.rows.append(entry)
+        entry.clear()
+        entry.update(row, group=group)
 
 
 def _number(read: _Read) -> None:
@@ -369,6 +369,6 @@ def checked(path: Path, group: Group) -> Group:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where, name = ".".join(map(str, first["loc"])), f"{group.trajectories[0].group_id!r:.60}"
-        told = f"{where} is {reprlib.repr(first['input'])} ({first['msg']:.60})".replace("\n", " ")
-        raise DataError(f"{path.name}: group {name} is no record of trajectories: {told}") from None
+        detail = f"{where} is {reprlib.repr(first['input'])} ({first['msg']:.60})".replace("\n", " ")
+        raise DataError(f"{path.name}: group {name} is no record of trajectories: {detail}") from None
     return group

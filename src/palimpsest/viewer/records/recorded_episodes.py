@@ -34,7 +34,7 @@ from palimpsest.text.display_text import counted
 from palimpsest.types import Group
 from palimpsest.viewer.records.record_index import RecordIndex
 from palimpsest.viewer.records.run_facts import RunFacts, read_object
-from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, gone, kept_inside
+from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, checked_inside, gone
 
 # ---- The tokenizer of a record -------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ class IdsCodec:
         >>> IdsCodec().decode([7, 12])
         '7 12 '
         """
-        return "".join(f"{each} " for each in ids)
+        return "".join(f"{token_id} " for token_id in ids)
 
     def encode(self, text: str) -> list[int]:
         """One id, whatever the text is: nothing can be looked up without a tokenizer."""
@@ -76,7 +76,7 @@ class Decoders:
 
     def __init__(self, facts: RunFacts, tokenizer: str | None = None) -> None:
         """`tokenizer`: a folder or hub id that decodes everything, in place of what the files name."""
-        self._facts, self._given = facts, tokenizer
+        self._facts, self._tokenizer = facts, tokenizer
         self._lock = threading.Lock()
         self._opened: dict[str, Decoder] = {}
 
@@ -94,8 +94,8 @@ class Decoders:
         return Decoder(IdsCodec(), f"Token ids are shown instead of text: {why}; give --tokenizer FOLDER")
 
     def _names(self, source: Source) -> Iterator[str]:
-        if self._given is not None:
-            yield self._given
+        if self._tokenizer is not None:
+            yield self._tokenizer
             return
         run = run_of(source)
         if run is not None:
@@ -121,7 +121,7 @@ def _of_model(name: str) -> Iterator[str]:
 def run_of(source: Source) -> Path | None:
     """The run that a source is, or that its file lies in."""
     places = (source.path, *list(source.path.parents)[: 0 if source.kind is SourceKind.RUN else 4])
-    return next((place for place in places if (place / CONFIG).is_file()), None)
+    return next((folder for folder in places if (folder / CONFIG).is_file()), None)
 
 
 def _open(name: str) -> Decoder:
@@ -176,13 +176,13 @@ class Records:
         if decoder.why is not None:
             return {}
         index = self.index(source, step)
-        found: dict[str, Any] = {}
-        for place in dict.fromkeys(places[:MOST_MEASURED]):
+        result: dict[str, Any] = {}
+        for number in dict.fromkeys(places[:MOST_MEASURED]):
             try:
-                found |= _measured(index.group(place), place, decoder.codec)
+                result |= _measured(index.group(number), number, decoder.codec)
             except DataError:
                 continue  # told where the group is looked at
-        return found
+        return result
 
 
 def steps_of(source: Source) -> list[int | str]:
@@ -207,7 +207,7 @@ def record_path(source: Source, step: str) -> Path:
         raise NotThere(
             f"{source.name}: no episodes are recorded of step {step[:60]} (train.record_steps says of which)"
         )
-    return path if source.kind is SourceKind.RECORD else kept_inside(source, path)
+    return path if source.kind is SourceKind.RECORD else checked_inside(source, path)
 
 
 def _single(source: Source) -> Path | None:
@@ -224,18 +224,18 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def _measured(group: Group, place: int, codec: Any) -> dict[str, Any]:
-    found, texts = {}, GroupTexts(codec)
+def _measured(group: Group, number: int, codec: Any) -> dict[str, Any]:
+    result, texts = {}, GroupTexts(codec)
     for rollout, (trajectory, grade) in enumerate(zip(group.trajectories, group.grades, strict=True)):
         if len(trajectory.turns) > MOST_TURNS:
             continue
         values = memory_metrics(Group(group.problem, (trajectory,), (grade,)), texts)
         fidelity = values.get("copy_fidelity")
-        found[f"{place}/{rollout}"] = {
+        result[f"{number}/{rollout}"] = {
             "retention": values.get("evidence_retention"),
             "invention": None if fidelity is None else 1 - fidelity,
         }
-    return found
+    return result
 
 
 # ---- Agents of an evaluation, and their recorded episodes ----------------------------------------------------
@@ -280,10 +280,10 @@ def played_by(sample: Sample, titles: Mapping[str, str]) -> dict[str, str]:
 
 def unrecorded(samples: Sequence[Sample], recorded: Collection[EpisodeKey], consequence: str) -> list[str]:
     """A sentence for each player some of whose episodes are not in the record."""
-    told = []
+    notes = []
     for baseline, player in sorted({(sample.baseline, sample.player) for sample in samples}):
-        own = [sample for sample in samples if (sample.baseline, sample.player) == (baseline, player)]
-        if missing := sum(episode_key(sample) not in recorded for sample in own):
-            what = f"{missing} of {counted(len(own), 'episode')} of the {player_of(own[0].cell, {})}"
-            told.append(f"{what} were not recorded {consequence}; evaluation.record=all records every episode")
-    return told
+        played = [sample for sample in samples if (sample.baseline, sample.player) == (baseline, player)]
+        if missing := sum(episode_key(sample) not in recorded for sample in played):
+            what = f"{missing} of {counted(len(played), 'episode')} of the {player_of(played[0].cell, {})}"
+            notes.append(f"{what} were not recorded {consequence}; evaluation.record=all records every episode")
+    return notes

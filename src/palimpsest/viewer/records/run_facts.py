@@ -49,7 +49,7 @@ class RunFacts:
 
     def row(self, source: Source) -> dict[str, Any]:
         """A line of the list of runs."""
-        known = {
+        facts = {
             "key": source.key,
             "kind": source.kind,
             "name": source.name,
@@ -59,11 +59,11 @@ class RunFacts:
             "reward": [],
         }
         if source.kind is not SourceKind.RUN:
-            return {**known, "status": _status_of_files(source)}
+            return {**facts, "status": _status_of_files(source)}
         metrics, config = self.files.rows(source.path / METRICS), self.config(source)
         worst = next((alarm for alarm in self.alarms(source) if alarm.severity != "advice"), None)
         return {
-            **known,
+            **facts,
             "alarm": None if worst is None else {"severity": worst.severity, "key": worst.key, "text": worst.text},
             "status": self.status(source),
             "recipe": config.get("recipe"),
@@ -79,15 +79,15 @@ class RunFacts:
             raise gone(source)
         row = self.row(source)
         config, trouble = self._configured(source)
-        trouble = "; ".join(each for each in (trouble, _linked_out(source)) if each) or None
-        known = {**row, "path": str(source.path), "config": dict(leaves(config)), "trouble": trouble}
-        known |= {"model": self.model(source), "policies": self.policies(source)}
-        known["summary"] = read_object(source.path / SUMMARY) if source.path.is_dir() else None
+        trouble = "; ".join(text for text in (trouble, _linked_out(source)) if text) or None
+        facts = {**row, "path": str(source.path), "config": dict(leaves(config)), "trouble": trouble}
+        facts |= {"model": self.model(source), "policies": self.policies(source)}
+        facts["summary"] = read_object(source.path / SUMMARY) if source.path.is_dir() else None
         if source.kind is not SourceKind.RUN:
-            return known
+            return facts
         timings = self.files.rows(source.path / TIMINGS)
         return {
-            **known,
+            **facts,
             "metrics": names_of(self.files.rows(source.path / METRICS)),
             "checkpoints": [path.name for path in checkpoint_paths(source.path / CHECKPOINTS)],
             "seconds_left": seconds_left(timings, row["step"], row["steps"]),
@@ -155,8 +155,8 @@ class RunFacts:
             raise gone(source)
         path = source.path / {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}[name]
         rows = self.files.rows(path)
-        found = events_since(rows, since) if name == "events" else rows_since(rows, since, keys)
-        return {**found, "file": self.files.identity(path)}
+        new = events_since(rows, since) if name == "events" else rows_since(rows, since, keys)
+        return {**new, "file": self.files.identity(path)}
 
 
 def _linked_out(source: Source) -> str | None:
@@ -184,10 +184,10 @@ def _memory_tokens(config: Mapping[str, Any]) -> int | None:
 def read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object in a file; None where there is none, or where a link leads out of the file's folder."""
     try:
-        found = None if leads_out(path.parent, path) else orjson.loads(read_regular(path))
+        value = None if leads_out(path.parent, path) else orjson.loads(read_regular(path))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _summary_of(source: Source) -> dict[str, Any]:
@@ -201,9 +201,9 @@ def _text(value: object) -> str | None:
 
 def _accuracy(source: Source) -> list[float]:
     """Of each part, as the evaluation wrote it down at its end."""
-    found = (read_object(source.path / SUMMARY) or {}).get("evaluations")
-    parts = [each.get("accuracy") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    return [float(part["mean"]) for part in parts if isinstance(part, dict) and is_number(part.get("mean"))]
+    rows = (read_object(source.path / SUMMARY) or {}).get("evaluations")
+    scores = [row.get("accuracy") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [float(part["mean"]) for part in scores if isinstance(part, dict) and is_number(part.get("mean"))]
 
 
 def _status_of_files(source: Source) -> Status:
@@ -224,15 +224,15 @@ def _config_in(path: Path) -> tuple[dict[str, Any], str | None]:
         text = read_regular(path, most + 1)
         if len(text) > most:
             return {}, f"{path.name} isn't shown: it has more than {most >> 10:,} KiB"
-        found = orjson.loads(text) if path.suffix == ".json" else read(text.decode("utf-8"))
+        values = orjson.loads(text) if path.suffix == ".json" else read(text.decode("utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join((first_line(error) if isinstance(error, yaml.YAMLError) else str(error)).split())
         return {}, f"{path.name} can't be read: {reason[:200] or type(error).__name__}"
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         return {}, f"{path.name} can't be read: it holds no keys"
-    if not _is_bounded(found):
+    if not _is_bounded(values):
         return {}, f"{path.name} isn't shown: it has more than {_DEPTH} levels or {_VALUES:,} values, aliases unrolled"
-    return found, None
+    return values, None
 
 
 def _is_bounded(value: object) -> bool:
@@ -240,9 +240,9 @@ def _is_bounded(value: object) -> bool:
     level, count = list[object]([value]), 0
     for _ in range(_DEPTH):
         inner = list[object]()
-        for each in level:
+        for node in level:
             count += 1
-            inner += each.values() if isinstance(each, dict) else each if isinstance(each, list | set | tuple) else ()
+            inner += node.values() if isinstance(node, dict) else node if isinstance(node, list | set | tuple) else ()
             if count + len(inner) > _VALUES:
                 return False
         if not (level := inner):

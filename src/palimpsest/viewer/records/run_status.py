@@ -86,9 +86,9 @@ def _row_file(path: Path, before: _RowFile) -> _RowFile:
     if state == before.state:
         return before
     data = read_regular(path)
-    whole = data[: data.rfind(b"\n") + 1]
-    rows = tuple(line.row for line in lines_of(whole) if line.row is not None)
-    return _RowFile(state, zlib.crc32(whole[: whole.find(b"\n")]), rows)
+    complete = data[: data.rfind(b"\n") + 1]
+    rows = tuple(line.row for line in lines_of(complete) if line.row is not None)
+    return _RowFile(state, zlib.crc32(complete[: complete.find(b"\n")]), rows)
 
 
 # ---- Status of a run -----------------------------------------------------------------------------------------
@@ -270,11 +270,11 @@ class Watched:
 
 def alarms(watched: Watched, now: float | None = None) -> list[Alarm]:
     """The worst first."""
-    found = [alarm for rule in _RULES for alarm in rule(watched)]
-    found += _silent(watched, time.time() if now is None else now)
-    if not any(alarm.severity == "red" for alarm in found):
-        found += [alarm for advise in _ADVICE for alarm in advise(watched)]
-    return sorted(found, key=lambda alarm: _ORDER.index(alarm.severity))
+    raised = [alarm for rule in _RULES for alarm in rule(watched)]
+    raised += _silent(watched, time.time() if now is None else now)
+    if not any(alarm.severity == "red" for alarm in raised):
+        raised += [alarm for advise in _ADVICE for alarm in advise(watched)]
+    return sorted(raised, key=lambda alarm: _ORDER.index(alarm.severity))
 
 
 def _dead(run: Watched) -> Iterator[Alarm]:

@@ -215,7 +215,7 @@ class Library:
     def __init__(self, paths: Sequence[Path], *, wait: bool = False) -> None:
         """`wait`: a folder may hold nothing yet. Raises RunError for a path that is missing or holds nothing."""
         self._lock = threading.Lock()
-        self._known: dict[Path, Source] = {}
+        self._sources: dict[Path, Source] = {}
         """By resolved path."""
         self._by_key: dict[str, Source] = {}
         self._listed: tuple[Source, ...] = ()
@@ -234,11 +234,11 @@ class Library:
         with self._lock:
             if time.monotonic() - self._looked > _AGAIN_SECONDS:
                 self._look()
-            return self._listed, len(self._known) - len(self._listed)
+            return self._listed, len(self._sources) - len(self._listed)
 
     def awaited(self) -> tuple[str, ...]:
         """The folders given that hold nothing to look at yet."""
-        return tuple(str(path) for path in self._paths if path.is_dir() and next(found_in(path), None) is None)
+        return tuple(str(path) for path in self._paths if path.is_dir() and next(sources_in(path), None) is None)
 
     def source(self, key: str) -> Source:
         """Raises NotThere."""
@@ -249,17 +249,17 @@ class Library:
         raise NotThere(f"{key[:60]!r}: no run, evaluation or file of that key is shown here")
 
     def _look(self) -> None:
-        for given in self._paths:
-            for kind, path in found_in(given):
+        for base in self._paths:
+            for kind, path in sources_in(base):
                 real = path.resolve()
-                if real not in self._known:
-                    name = _name(path, given)
+                if real not in self._sources:
+                    name = _name(path, base)
                     source = Source(self._key(name), kind, path, name)
-                    self._known[real] = self._by_key[source.key] = source
-        listed = list(self._known.values())
+                    self._sources[real] = self._by_key[source.key] = source
+        listed = list(self._sources.values())
         if len(listed) > MOST:
             newest = {
-                source.key for source in sorted(listed, key=lambda each: updated(each) or 0.0, reverse=True)[:MOST]
+                source.key for source in sorted(listed, key=lambda source: updated(source) or 0.0, reverse=True)[:MOST]
             }
             listed = [source for source in listed if source.key in newest]
         self._listed = tuple(listed)
@@ -275,11 +275,11 @@ class Library:
         return next(key for key in numbered if key not in self._by_key)
 
 
-def found_in(path: Path) -> Iterator[tuple[SourceKind, Path]]:
+def sources_in(path: Path) -> Iterator[tuple[SourceKind, Path]]:
     """What is to look at in a path, itself first: nothing where it is missing."""
     if path.is_file():
         if path.name in (CONFIG, SAMPLES):
-            yield from found_in(path.parent)
+            yield from sources_in(path.parent)
         elif path.name == EPISODES and (path.parent / SAMPLES).is_file():
             yield SourceKind.EVALUATION, path.parent  # the record alone has no score of the agent
         elif is_record(path):
@@ -303,7 +303,7 @@ def _walked(folder: Path, within: Path, depth: int) -> Iterator[tuple[SourceKind
     elif is_evaluation:
         yield SourceKind.EVALUATION, folder
     else:
-        files = (each for each in _entries(folder, within) if is_record(each) and each.is_file())
+        files = (entry for entry in _entries(folder, within) if is_record(entry) and entry.is_file())
         yield from ((SourceKind.RECORD, file) for file in files if begins_with_an_episode(file))
     if depth == 0:
         return
@@ -317,9 +317,9 @@ def _entries(folder: Path, within: Path) -> list[Path]:
     """What is in a folder, by name, links last, without what is hidden or leads out of `within`; nothing where it
     can't be read."""
     try:
-        shown = (each for each in folder.iterdir() if not each.name.startswith("."))
-        found = [each for each in shown if not each.is_symlink() or not leads_out(within, each)]
-        return sorted(found, key=lambda each: (each.is_symlink(), each.name))
+        shown = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
+        entries = [entry for entry in shown if not entry.is_symlink() or not leads_out(within, entry)]
+        return sorted(entries, key=lambda entry: (entry.is_symlink(), entry.name))
     except OSError:
         return []
 
@@ -329,7 +329,7 @@ def leads_out(folder: Path, path: Path) -> bool:
     return not path.resolve().is_relative_to(folder.resolve())
 
 
-def kept_inside(source: Source, path: Path) -> Path:
+def checked_inside(source: Source, path: Path) -> Path:
     """A path below a source's folder. Raises LinkedOut."""
     if leads_out(source.path, path):
         name = path.relative_to(source.path).as_posix()
@@ -359,18 +359,18 @@ def gone(source: Source) -> NotThere:
     return NotThere(f"{source.path} was moved or deleted while it was shown; start the viewer on its new place")
 
 
-def _name(path: Path, given: Path) -> str:
+def _name(path: Path, base: Path) -> str:
     """The end of a path: from a folder that was given on, by what it holds there."""
-    if path == given or not path.is_relative_to(given):
+    if path == base or not path.is_relative_to(base):
         return path.name or str(path)
-    inner = path.relative_to(given).as_posix()
-    return f"{given.name}/{inner}" if (given / CONFIG).is_file() else inner
+    inner = path.relative_to(base).as_posix()
+    return f"{base.name}/{inner}" if (base / CONFIG).is_file() else inner
 
 
 def _refuse(path: Path, *, wait: bool) -> None:
     if not path.exists():
         raise RunError(f"{path}: no such file or folder; give a run, an evaluation, or a .jsonl.zst of episodes")
-    if next(found_in(path), None) is None and not (wait and path.is_dir()):
+    if next(sources_in(path), None) is None and not (wait and path.is_dir()):
         raise RunError(
             f"{path}: no record of episodes; give a .jsonl.zst, or the folder of a run"
             if path.is_file()

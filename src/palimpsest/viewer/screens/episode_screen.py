@@ -96,11 +96,11 @@ def _fate(story: Story, one: Evidence, read: list[tuple[int, Text]], recalled: l
     held = [one.in_text(step.after) for step in story.steps]
     before = [*(one.in_text(step.before) for step in story.steps[:1]), *held]
     turns = [step.turn for step in story.steps]
-    seen = tuple(dict.fromkeys(turn for turn, text in read if one.in_text(text)))
+    sighted = tuple(dict.fromkeys(turn for turn, text in read if one.in_text(text)))
     return Fate(
         evidence=one,
-        verdict=_verdict(any(before), bool(before) and before[-1], bool(seen), _in_sight(story, one)),
-        seen=seen,
+        verdict=_verdict(any(before), bool(before) and before[-1], bool(sighted), _in_sight(story, one)),
+        seen=sighted,
         written=next((turn for turn, holds in zip(turns, held, strict=True) if holds), None),
         survived=next((turn for turn, holds in zip(reversed(turns), reversed(held), strict=True) if holds), None),
         gained=tuple(turn for turn, was, holds in zip(turns, before, held, strict=False) if holds and not was),
@@ -111,14 +111,14 @@ def _fate(story: Story, one: Evidence, read: list[tuple[int, Text]], recalled: l
     )
 
 
-def _verdict(ever_held: bool, held_last: bool, seen: bool, in_sight: bool) -> EvidenceStatus:
+def _verdict(ever_held: bool, held_last: bool, sighted: bool, in_sight: bool) -> EvidenceStatus:
     if held_last:
         return EvidenceStatus.HELD
     if in_sight:
         return EvidenceStatus.SHOWN
     if ever_held:
         return EvidenceStatus.LOST
-    return EvidenceStatus.NOT_WRITTEN if seen else EvidenceStatus.UNSEEN
+    return EvidenceStatus.NOT_WRITTEN if sighted else EvidenceStatus.UNSEEN
 
 
 def _in_sight(story: Story, one: Evidence) -> bool:
@@ -131,20 +131,20 @@ def _in_sight(story: Story, one: Evidence) -> bool:
 
 
 def _used(story: Story, one: Evidence) -> bool | None:
-    said = story.trajectory.answer
-    if said is None or not one.golds:
+    answer = story.trajectory.answer
+    if answer is None or not one.golds:
         return None
-    text = flat(said)
+    text = flat(answer)
     return any(stands_in(gold, text) for gold in one.golds)
 
 
 def _read(story: Story) -> Iterator[tuple[int, Text]]:
     """(turn, text) of what was read: sections, documents, and tool results when they first stand in a prompt."""
-    known = set[str]()
+    earlier = set[str]()
     for index, turn in enumerate(story.trajectory.turns):
         for name in turn.spans:
-            is_new_result = name.startswith(RESULT) and name not in known
-            known.add(name)
+            is_new_result = name.startswith(RESULT) and name not in earlier
+            earlier.add(name)
             if is_new_result or name in ("section", "document"):
                 text = story.section(index) if name == "section" else story.piece(turn, name)
                 assert text is not None
@@ -162,7 +162,7 @@ def _recalled(story: Story) -> Iterator[tuple[int, Text]]:
 # ---- The episode screen --------------------------------------------------------------------------------------
 
 
-_PARTS = ("seen", "gained", "lost", "recalled")
+_TICKS = ("seen", "gained", "lost", "recalled")
 """Of a fate: where a turn may play one."""
 
 
@@ -173,7 +173,7 @@ def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
     write one; `context` is of agents with tools, else None.
     """
     story = opened.story(rollout)
-    found = fates(story)
+    all_fates = fates(story)
     return {
         **rollout_value(opened, rollout),
         "group": story.trajectory.group_id,
@@ -181,9 +181,9 @@ def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
         "problem": problem_value(opened.group.problem),
         "kind": kind_of(story),
         "states": STATES,
-        "turns": _turns(opened, rollout, found),
+        "turns": _turns(opened, rollout, all_fates),
         "memories": len(story.steps),
-        "fates": [_fate_value(number, fate, story) for number, fate in enumerate(found)],
+        "fates": [_fate_value(number, fate, story) for number, fate in enumerate(all_fates)],
         "context": _context(story) if kind_of(story) == "tools" else None,
         "before": [in_words(event) for event in story.events_after[0] if not isinstance(event.what, Replayed)],
         "readable": story.readable,
@@ -221,18 +221,18 @@ def blame_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
         "turn": turn,
         "after": story.steps[number].turn,
         "text": story.words(story.steps[number].after).text,
-        "spans": [asdict(each) for each in blame(story, number)],
+        "spans": [asdict(span) for span in blame(story, number)],
     }
 
 
-def _turns(opened: Opened, rollout: int, found: Sequence[Fate]) -> list[dict[str, Any]]:
+def _turns(opened: Opened, rollout: int, all_fates: Sequence[Fate]) -> list[dict[str, Any]]:
     story = opened.story(rollout)
     turns = story.trajectory.turns
     held: dict[int, list[int]] = {}
-    for number, fate in enumerate(found):
+    for number, fate in enumerate(all_fates):
         for step in fate.held:
             held.setdefault(story.steps[step].turn, []).append(number)
-    rows, now, ticks = [], list[int](), _ticks(found, len(turns))
+    rows, now, ticks = [], list[int](), _ticks(all_fates, len(turns))
     for index, turn in enumerate(turns):
         if index in story.step_at:
             now = held.get(index, [])
@@ -247,13 +247,13 @@ def _turn(story: Story, index: int, turn: Turn) -> dict[str, Any]:
     step = None if number is None else story.steps[number]
     last = index == len(story.trajectory.turns) - 1
     invented = bool(number is not None and story.invented(number))
-    found = marks(turn, story.events_after[index + 1], step, invented, last, index == story.edited)
+    labels = marks(turn, story.events_after[index + 1], step, invented, last, index == story.edited)
     return {
         "turn": index,
         "name": turn.name,
         "role": turn.role,
-        "state": found[0],
-        "marks": found,
+        "state": labels[0],
+        "marks": labels,
         "prompt": len(turn.prompt_ids),
         "sampled": len(turn.completion.token_ids),
         "chunk": turn.notes.get("chunk"),
@@ -262,11 +262,11 @@ def _turn(story: Story, index: int, turn: Turn) -> dict[str, Any]:
     }
 
 
-def _ticks(found: Sequence[Fate], turns: int) -> list[dict[str, list[int]]]:
+def _ticks(all_fates: Sequence[Fate], turns: int) -> list[dict[str, list[int]]]:
     """[turns] numbers of the fates that each plays a part in."""
-    ticks: list[dict[str, list[int]]] = [{part: [] for part in _PARTS} for _ in range(turns)]
-    for number, fate in enumerate(found):
-        for part in _PARTS:
+    ticks: list[dict[str, list[int]]] = [{part: [] for part in _TICKS} for _ in range(turns)]
+    for number, fate in enumerate(all_fates):
+        for part in _TICKS:
             for turn in getattr(fate, part):
                 ticks[turn][part].append(number)
     return ticks
@@ -296,16 +296,16 @@ def _ranges(turns: Sequence[int], among: Sequence[int]) -> list[list[int]]:
     >>> _ranges([0, 2, 5], [0, 2, 4, 5])
     [[0, 2], [5, 5]]
     """
-    place = {turn: number for number, turn in enumerate(among)}
-    runs = groupby(enumerate(turns), key=lambda each: place[each[1]] - each[0])
-    found = ([turn for _, turn in run] for _, run in runs)
-    return [[run[0], run[-1]] for run in found]
+    position = {turn: number for number, turn in enumerate(among)}
+    runs = groupby(enumerate(turns), key=lambda pair: position[pair[1]] - pair[0])
+    rows = ([turn for _, turn in run] for _, run in runs)
+    return [[run[0], run[-1]] for run in rows]
 
 
 def _context(story: Story) -> dict[str, Any]:
     return {
         "turns": [[_block_value(block) for block in blocks] for blocks in context_blocks(story)],
-        "freed": [asdict(each) for each in freed(story)],
+        "freed": [asdict(item) for item in freed(story)],
     }
 
 

@@ -17,7 +17,7 @@ from palimpsest.evaluation.comparison import cell_at_length, labelled
 from palimpsest.evaluation.sample_log import REQUESTED, SAMPLES, Cell, Logged, Sample, logs_below, read_log
 from palimpsest.evaluation.summary import accuracy_of
 from palimpsest.viewer.records.recorded_episodes import player_of
-from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, kept_inside
+from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, checked_inside
 
 JUDGE = "judge"
 STRINGS = ("em", "sub_em", "f1", "string_match_all")
@@ -48,19 +48,19 @@ class Samples:
         return None if path is None else self._of(source, path)
 
     def _of(self, source: Source, path: Path) -> Logged:
-        for each in (path, path.with_name(REQUESTED)):
-            kept_inside(source, each)
+        for file in (path, path.with_name(REQUESTED)):
+            checked_inside(source, file)
         try:
             state = _state(path), _state(path.with_name(REQUESTED))
             with self._lock:
-                known = self._read.get(path)
-                if known is None or known[0] != state:
-                    known = self._read[path] = state, read_log(path.parent)
+                entry = self._read.get(path)
+                if entry is None or entry[0] != state:
+                    entry = self._read[path] = state, read_log(path.parent)
         except OSError:
             raise NotThere(f"{path.parent.name}/{path.name} was moved or deleted while it was shown") from None
         except RunError as error:
             raise NotThere(str(error)) from None
-        return known[1]
+        return entry[1]
 
 
 def _state(path: Path) -> tuple[int, int] | None:
@@ -96,15 +96,15 @@ def evaluation_view(
             key = (name, sample.group_id)
             first.setdefault(key, sample)
             items.setdefault(key, []).append(_draw(sample, name, places))
-    told = [
+    entries = [
         (first[key], {**_item(first[key], key[0], titles), "draws": draws, "disagree": disagreement(draws)})
         for key, draws in items.items()
     ]
-    told.sort(key=lambda each: (-each[1]["disagree"], cell_at_length(each[0]).order))
-    rows = [row for _, row in told]
+    entries.sort(key=lambda entry: (-entry[1]["disagree"], cell_at_length(entry[0]).order))
+    rows = [row for _, row in entries]
     return {
         "rows": rows,
-        "cells": parts_view(samples, titles),
+        "cells": cells_view(samples, titles),
         "judged": any(JUDGE in sample.metrics for sample in samples),
         "strings": [name for name in STRINGS if any(name in sample.metrics for sample in samples)],
         "unreadable": sum(log.unreadable for _, log in logs),
@@ -140,7 +140,7 @@ def _item(sample: Sample, log: str, titles: Mapping[str, str]) -> dict[str, Any]
 
 
 def _draw(sample: Sample, log: str, places: EpisodePlaces) -> dict[str, Any]:
-    place = places.get((log, sample.group_id, sample.draw))
+    index = places.get((log, sample.group_id, sample.draw))
     return {
         "draw": sample.draw,
         "answer": None if sample.answer is None else sample.answer[:_TEXT],
@@ -153,19 +153,19 @@ def _draw(sample: Sample, log: str, places: EpisodePlaces) -> dict[str, Any]:
         "memory": None if sample.memory is None else sample.memory[:_TEXT],
         "turns": sample.turns,
         "tokens": sample.tokens,
-        "episode": None if place is None else {"step": log, "group": place[0], "rollout": place[1]},
+        "episode": None if index is None else {"step": log, "group": index[0], "rollout": index[1]},
     }
 
 
-def parts_view(samples: Sequence[Sample], titles: Mapping[str, str]) -> list[dict[str, Any]]:
+def cells_view(samples: Sequence[Sample], titles: Mapping[str, str]) -> list[dict[str, Any]]:
     """Accuracy of each part by each player, shorter ones first within a task; of all episodes, recorded or not."""
-    parts: dict[Cell, list[Sample]] = {}
+    by_cell: dict[Cell, list[Sample]] = {}
     for sample in samples:
-        parts.setdefault(cell_at_length(sample), []).append(sample)
-    told = []
-    for cell, own in sorted(parts.items(), key=lambda each: each[0].order):
-        accuracy = accuracy_of(own)
-        told.append(
+        by_cell.setdefault(cell_at_length(sample), []).append(sample)
+    rows = []
+    for cell, cell_samples in sorted(by_cell.items(), key=lambda item: item[0].order):
+        accuracy = accuracy_of(cell_samples)
+        rows.append(
             {
                 "set": cell.set,
                 "task": cell.task,
@@ -173,12 +173,12 @@ def parts_view(samples: Sequence[Sample], titles: Mapping[str, str]) -> list[dic
                 "label": cell.part,
                 "baseline": cell.baseline,
                 "player": player_of(cell, titles),
-                "problems": len({sample.id for sample in own}),
-                "episodes": len(own),
-                "ungraded": sum(sample.value is None for sample in own),
+                "problems": len({sample.id for sample in cell_samples}),
+                "episodes": len(cell_samples),
+                "ungraded": sum(sample.value is None for sample in cell_samples),
                 "mean": accuracy.mean,
                 "low": accuracy.low,
                 "high": accuracy.high,
             }
         )
-    return told
+    return rows

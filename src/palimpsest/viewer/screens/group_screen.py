@@ -28,16 +28,16 @@ def group_view(opened: Opened) -> dict[str, Any]:
     """
     group = opened.group
     stories = [opened.story(rollout) for rollout in range(len(group.trajectories))]
-    rollouts = [_rollout(opened, place, story) for place, story in enumerate(stories)]
-    parts = _parts([row["cells"] for row in rollouts])
+    rollouts = [_rollout(opened, rollout, story) for rollout, story in enumerate(stories)]
+    partings = _partings([row["cells"] for row in rollouts])
     return {
         "group": group.trajectories[0].group_id if group.trajectories else group.problem.id,
         "problem": problem_value(group.problem),
         "evidence": [one.text for one in stories[0].evidence] if stories else [],
         "advantage_is": opened.advantages.what,
         "rollouts": rollouts,
-        "parts": parts,
-        "first_parting": next((part["step"] for part in parts if part["memories"] > 1), None),
+        "parts": partings,
+        "first_parting": next((part["step"] for part in partings if part["memories"] > 1), None),
         "forest": _forest(opened),
     }
 
@@ -53,11 +53,11 @@ def problem_value(problem: Problem) -> dict[str, Any]:
     }
 
 
-def rollout_value(opened: Opened, place: int) -> dict[str, Any]:
+def rollout_value(opened: Opened, rollout: int) -> dict[str, Any]:
     """How an episode ended, and what that was worth."""
-    story, grade = opened.story(place), opened.group.grades[place]
+    story, grade = opened.story(rollout), opened.group.grades[rollout]
     return {
-        "rollout": place,
+        "rollout": rollout,
         "number": story.trajectory.rollout,
         "replayed": None if story.replayed is None else replayed_in_words(story.replayed),
         "outcome": story.trajectory.outcome.value,
@@ -69,14 +69,14 @@ def rollout_value(opened: Opened, place: int) -> dict[str, Any]:
             "breakdown": dict(grade.breakdown),
             "per_turn": None if grade.per_turn is None else list(grade.per_turn),
         },
-        "advantage": opened.advantages.of_rollouts[place],
+        "advantage": opened.advantages.of_rollouts[rollout],
         "advantage_is": opened.advantages.what,
     }
 
 
-def _rollout(opened: Opened, place: int, story: Story) -> dict[str, Any]:
+def _rollout(opened: Opened, rollout: int, story: Story) -> dict[str, Any]:
     return {
-        **rollout_value(opened, place),
+        **rollout_value(opened, rollout),
         "turns": len(story.trajectory.turns),
         "tokens": tokens_of(story.trajectory),
         "cells": [_cell(story, number) for number in range(len(story.steps))],
@@ -88,14 +88,14 @@ def _cell(story: Story, number: int) -> dict[str, Any]:
     turn = turns[step.turn]
     invented = bool(story.invented(number))
     last, edited = step.turn == len(turns) - 1, step.turn == story.edited
-    found = marks(turn, story.events_after[step.turn + 1], step, invented, last, edited)
+    labels = marks(turn, story.events_after[step.turn + 1], step, invented, last, edited)
     text = step.after.text
     return {
         "step": number,
         "turn": step.turn,
         "chunk": turn.notes.get("chunk"),
-        "state": found[0],
-        "marks": found,
+        "state": labels[0],
+        "marks": labels,
         "memory_id": hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest(),
         "memory": text[:_TEXT],
         "tokens": len(story.words(step.after).ids) if not step.after.ids else len(step.after.ids),
@@ -104,13 +104,13 @@ def _cell(story: Story, number: int) -> dict[str, Any]:
     }
 
 
-def _parts(rows: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _partings(rows: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """For each step the different memories, the most frequent first, and the rollouts that have no such step."""
-    parts = []
+    partings = []
     for step in range(max(map(len, rows), default=0)):
         counts = Counter(row[step]["memory_id"] for row in rows if step < len(row))
-        parts.append({"step": step, "memories": len(counts), "counts": dict(counts.most_common())})
-    return parts
+        partings.append({"step": step, "memories": len(counts), "counts": dict(counts.most_common())})
+    return partings
 
 
 def _forest(opened: Opened) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _forest(opened: Opened) -> dict[str, Any]:
     except ValueError as error:
         return {"left_out": str(error)}
     shown = _largest(forest)
-    number = {place: at for at, place in enumerate(shown)}
+    number = {index: at for at, index in enumerate(shown)}
     return {
         "logical_tokens": forest.logical_tokens,
         "physical_tokens": forest.physical_tokens,
@@ -132,7 +132,7 @@ def _forest(opened: Opened) -> dict[str, Any]:
             {"rollout": row.rollout, "segment": row.segment, "turns": list(row.turns), "tokens": len(row.tokens)}
             for row in forest.rows
         ],
-        "nodes": [_node(opened, forest, place, number) for place in shown],
+        "nodes": [_node(opened, forest, index, number) for index in shown],
         "nodes_left_out": len(forest.nodes) - len(shown),
     }
 
@@ -140,23 +140,23 @@ def _forest(opened: Opened) -> dict[str, Any]:
 def _largest(forest: GroupForest) -> list[int]:
     """The nodes that are shown: those that most is saved by, with all above them, in their order."""
 
-    def saved(place: int) -> int:
-        node = forest.nodes[place]
+    def saved(index: int) -> int:
+        node = forest.nodes[index]
         return (node.rows[1] - node.rows[0]) * (node.end - node.start)
 
     chosen = set[int]()
-    for place in sorted(range(len(forest.nodes)), key=saved, reverse=True):
+    for index in sorted(range(len(forest.nodes)), key=saved, reverse=True):
         if len(chosen) >= _SHOWN:
             break
-        above: int | None = place
+        above: int | None = index
         while above is not None and above not in chosen:
             chosen.add(above)
             above = forest.nodes[above].parent
     return sorted(chosen)
 
 
-def _node(opened: Opened, forest: GroupForest, place: int, number: dict[int, int]) -> dict[str, Any]:
-    node = forest.nodes[place]
+def _node(opened: Opened, forest: GroupForest, index: int, number: dict[int, int]) -> dict[str, Any]:
+    node = forest.nodes[index]
     ids = forest.tokens(node)
     return {
         "parent": None if node.parent is None else number[node.parent],

@@ -82,7 +82,7 @@ _Key = tuple[Path, int, int, int]
 
 
 @dataclass(slots=True)
-class _KeptGroup:
+class _CachedGroup:
     opened: Opened | None = None
     """None until the first look has read it."""
     tokens: int = 0
@@ -95,49 +95,49 @@ class OpenedGroups:
     def __init__(self, records: Records, decoders: Decoders, facts: RunFacts) -> None:
         self._records, self._decoders, self._facts = records, decoders, facts
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, _KeptGroup] = OrderedDict()
+        self._groups: OrderedDict[_Key, _CachedGroup] = OrderedDict()
 
-    def look(self, source: Source, step: str, place: int, at: Callable[[Opened], T]) -> T:
+    def look(self, source: Source, step: str, index: int, at: Callable[[Opened], T]) -> T:
         """What `at` finds in a group. Raises NotThere for what isn't in it, DataError for what can't be read."""
-        key, kept = self._of(source, step, place)
-        with kept.lock:
-            if kept.opened is None:
-                kept.opened = self._open(source, step, place, key)
-                kept.tokens = sum(map(tokens_of, kept.opened.group.trajectories))
+        key, entry = self._of(source, step, index)
+        with entry.lock:
+            if entry.opened is None:
+                entry.opened = self._open(source, step, index, key)
+                entry.tokens = sum(map(tokens_of, entry.opened.group.trajectories))
                 self._shrink()
             try:
-                return at(kept.opened)
+                return at(entry.opened)
             except IndexError as error:
-                raise NotThere(f"{source.name}, group {place}: {error}") from None
+                raise NotThere(f"{source.name}, group {index}: {error}") from None
 
-    def _of(self, source: Source, step: str, place: int) -> tuple[_Key, _KeptGroup]:
+    def _of(self, source: Source, step: str, index: int) -> tuple[_Key, _CachedGroup]:
         path = record_path(source, step)
         state = path.stat()
-        key = (path, place, state.st_size, state.st_mtime_ns)
+        key = (path, index, state.st_size, state.st_mtime_ns)
         with self._lock:
-            kept = self._kept.setdefault(key, _KeptGroup())
-            self._kept.move_to_end(key)
-            return key, kept
+            entry = self._groups.setdefault(key, _CachedGroup())
+            self._groups.move_to_end(key)
+            return key, entry
 
-    def _open(self, source: Source, step: str, place: int, key: _Key) -> Opened:
+    def _open(self, source: Source, step: str, index: int, key: _Key) -> Opened:
         """Raises NotThere and DataError as a record's index does; the group is then forgotten."""
         try:
-            group = self._records.index(source, step).group(place)
+            group = self._records.index(source, step).group(index)
             return Opened(group, self._decoders.of(source).codec, self._credit(source))
         except BaseException:
             with self._lock:
-                self._kept.pop(key, None)
+                self._groups.pop(key, None)
             raise
 
     def _shrink(self) -> None:
         with self._lock:
             while self._full():
-                self._kept.popitem(last=False)
+                self._groups.popitem(last=False)
 
     def _full(self) -> bool:
-        several = len(self._kept) > 1
+        several = len(self._groups) > 1
         return several and (
-            len(self._kept) > MOST_GROUPS or sum(kept.tokens for kept in self._kept.values()) > MOST_TOKENS
+            len(self._groups) > MOST_GROUPS or sum(entry.tokens for entry in self._groups.values()) > MOST_TOKENS
         )
 
     def _credit(self, source: Source) -> CreditConfig | None:

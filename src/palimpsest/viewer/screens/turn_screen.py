@@ -18,7 +18,7 @@ from typing import Any
 from palimpsest.events import Event, MemoryUngrounded, of_type
 from palimpsest.metrics.reading_trace import Text
 from palimpsest.types import RESULT, Span, Turn
-from palimpsest.viewer.analysis.episode_timeline import Story, TimelineStep, place_of
+from palimpsest.viewer.analysis.episode_timeline import Story, TimelineStep, span_of
 from palimpsest.viewer.analysis.event_labels import in_words, marks
 from palimpsest.viewer.analysis.memory_diff import Dropped, MemoryDiff, WordOrigin, WordPiece
 from palimpsest.viewer.screens.open_groups import Opened
@@ -34,9 +34,9 @@ def token_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
     """
     story = opened.story(rollout)
     sampled = turn_at(story.trajectory.turns, turn)
-    given, grade = opened.advantages, opened.group.grades[rollout]
+    advantages, grade = opened.advantages, opened.group.grades[rollout]
     completion = sampled.completion
-    values = given.of_turn(rollout, turn, len(completion.token_ids))
+    values = advantages.of_turn(rollout, turn, len(completion.token_ids))
     rows = zip(_texts(opened, completion.token_ids), completion.token_ids, completion.logprobs, values, strict=True)
     controls = opened.codec.control_ids
     return {
@@ -53,7 +53,7 @@ def token_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
             for text, id_, logprob, value in rows
         ],
         "mean_logprob": fmean(completion.logprobs) if completion.logprobs else None,
-        "advantage_is": given.what,
+        "advantage_is": advantages.what,
         "reward": grade.value,
         "reward_of_turn": grade.per_turn[turn] if grade.per_turn and turn < len(grade.per_turn) else None,
         "reward_of_spans": [
@@ -129,10 +129,10 @@ def turn_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
         "sampled_tokens": len(this.completion.token_ids),
         "events": [_event_value(event) for event in story.events_after[turn + 1]],
         "memory": None if step is None else _memory_value(story, step),
-        "diff": None if diff is None else _parts(diff, since),
+        "diff": None if diff is None else _part_values(diff, since),
         "counts": None if diff is None else _counts(diff, since),
         "invented": None if invented is None or step is None else _places(story.words(step.after).text, invented),
-        "kept_out": _kept_out(story.events_after[turn + 1]),
+        "kept_out": _ungrounded(story.events_after[turn + 1]),
         "unfounded": [] if number is None else _held(story, number, unfounded.sentences(number)),
         "evidence": [] if step is None else _evidence(story, step.after),
         "pieces": list(_pieces(story, this, number, diff)),
@@ -140,10 +140,12 @@ def turn_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
     }
 
 
-def _kept_out(happened: Sequence[Event]) -> list[dict[str, str]]:
-    found = of_type(happened, MemoryUngrounded)
+def _ungrounded(happened: Sequence[Event]) -> list[dict[str, str]]:
+    events = of_type(happened, MemoryUngrounded)
     return [
-        {"text": unit, "reason": why} for each in found for unit, why in zip(each.dropped, each.reasons, strict=True)
+        {"text": unit, "reason": why}
+        for event in events
+        for unit, why in zip(event.dropped, event.reasons, strict=True)
     ]
 
 
@@ -159,7 +161,7 @@ def _memory_value(story: Story, step: TimelineStep) -> dict[str, Any]:
     }
 
 
-def _parts(diff: MemoryDiff, since: Sequence[int | None]) -> list[dict[str, Any]]:
+def _part_values(diff: MemoryDiff, since: Sequence[int | None]) -> list[dict[str, Any]]:
     turns = {id(piece): turn for piece, turn in zip(diff.pieces, since, strict=True)}
     return [_part_value(part, turns.get(id(part))) for part in diff.in_order]
 
@@ -185,17 +187,17 @@ def _counts(diff: MemoryDiff, since: Sequence[int | None]) -> dict[str, int]:
     counts = Counter({UNFOUNDED: 0, **{origin.value: 0 for origin in WordOrigin}})
     for piece, turn in zip(diff.pieces, since, strict=True):
         counts[piece.origin.value if turn is None else UNFOUNDED] += piece.words[1] - piece.words[0]
-    return {**counts, "dropped": sum(each.words[1] - each.words[0] for each in diff.dropped)}
+    return {**counts, "dropped": sum(dropped.words[1] - dropped.words[0] for dropped in diff.dropped)}
 
 
 def _places(text: str, sentences: Sequence[str]) -> list[dict[str, Any]]:
     """Sentences with where they stand in a text, one after the other."""
-    found, at = [], 0
+    rows, at = [], 0
     for sentence in sentences:
         start = text.find(sentence, at)
         at = max(at, start + len(sentence))
-        found.append({"text": sentence, "characters": [start, start + len(sentence)] if start >= 0 else None})
-    return found
+        rows.append({"text": sentence, "characters": [start, start + len(sentence)] if start >= 0 else None})
+    return rows
 
 
 def _held(story: Story, number: int, sentences: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
@@ -207,11 +209,11 @@ def _held(story: Story, number: int, sentences: Sequence[tuple[str, int]]) -> li
 def _evidence(story: Story, text: Text) -> list[dict[str, Any]]:
     """Evidence that a text holds, and where."""
     shown = story.words(text).text
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for number, one in enumerate(story.evidence):
-        places = [place_of(form, shown) for form in one.forms] if one.in_text(text) else []
-        found += [{"number": number, "characters": list(place)} for place in places[:1] if place is not None]
-    return found
+        places = [span_of(form, shown) for form in one.forms] if one.in_text(text) else []
+        rows += [{"number": number, "characters": list(span)} for span in places[:1] if span is not None]
+    return rows
 
 
 def _pieces(story: Story, turn: Turn, number: int | None, diff: MemoryDiff | None) -> Iterator[dict[str, Any]]:
@@ -257,12 +259,12 @@ def _label(name: str, turn: Turn) -> str:
 
 def _taken(diff: MemoryDiff, name: str) -> list[dict[str, Any]]:
     """Where in a piece words of the memory stand, with their number in `diff`; in the order of the piece."""
-    found = [
+    rows = [
         {"characters": list(part.source.characters), "tokens": list(part.source.tokens), "part": number}
         for number, part in enumerate(diff.in_order)
         if isinstance(part, WordPiece) and part.source is not None and part.source.name == name
     ]
-    return sorted(found, key=lambda it: it["characters"])
+    return sorted(rows, key=lambda it: it["characters"])
 
 
 def _reply(opened: Opened, turn: Turn) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from palimpsest.viewer.records.recorded_episodes import (
 from palimpsest.viewer.records.run_facts import RunFacts
 from palimpsest.viewer.records.sources import Library, NotThere, Source, SourceKind
 from palimpsest.viewer.screens.episode_screen import blame_view, episode_view, search_view
-from palimpsest.viewer.screens.evaluation_screen import EpisodePlaces, Samples, evaluation_view, logs_of, parts_view
+from palimpsest.viewer.screens.evaluation_screen import EpisodePlaces, Samples, cells_view, evaluation_view, logs_of
 from palimpsest.viewer.screens.group_screen import group_view
 from palimpsest.viewer.screens.open_groups import OpenedGroups
 from palimpsest.viewer.screens.turn_screen import token_view, turn_view
@@ -115,31 +115,31 @@ class ViewerApi:
 
     def _places(self, source: Source) -> EpisodePlaces:
         """Of the episodes that an evaluation recorded."""
-        found = {}
+        episodes = {}
         for step in logs_of(source):
             try:
                 record_path(source, step)
             except NotThere:
                 continue
             for row in self.records.index(source, step).rows().rows:
-                found[step, row["gid"], row["draw"]] = (row["group"], row["rollout"])
-        return found
+                episodes[step, row["gid"], row["draw"]] = (row["group"], row["rollout"])
+        return episodes
 
     def _steps(self, query: Query, source: Source) -> Any:
         return steps_of(source)
 
     def _episodes(self, query: Query, source: Source, step: str) -> Any:
         index = self.records.index(source, step).rows()
-        found = {"rows": index.rows, "groups": index.groups, "torn": index.torn}
+        answer = {"rows": index.rows, "groups": index.groups, "torn": index.torn}
         if (log := self.samples.at(source, step)) is None:
-            return found
+            return answer
         titles, samples = self._titles_of(source), by_key(log.samples)
         rows = [played_row(row, samples.get((row["gid"], row["draw"])), titles) for row in index.rows]
-        return {**found, "rows": rows, "parts": parts_view(log.samples, titles)}
+        return {**answer, "rows": rows, "parts": cells_view(log.samples, titles)}
 
     def _measures(self, query: Query, source: Source, step: str) -> Any:
         groups = query.get("groups", "").split(",")[:MOST_MEASURED]
-        return self.records.measures(source, step, [int(each) for each in groups if re.fullmatch(r"\d{1,9}", each)])
+        return self.records.measures(source, step, [int(group) for group in groups if re.fullmatch(r"\d{1,9}", group)])
 
     def _decoder(self, query: Query, source: Source, step: str) -> Any:
         return {"why": self.decoders.of(source).why}
@@ -152,11 +152,11 @@ class ViewerApi:
         self, view: Callable[..., dict[str, Any]], query: Query, source: Source, step: str, group: str, *places: str
     ) -> Any:
         """Of a group or an episode of an evaluation also its player and part."""
-        found = self.opened.look(source, step, int(group), lambda opened: view(opened, *map(int, places)))
-        log = self.samples.at(source, step) if "group" in found else None
-        draws = (sample for sample in log.samples if episode_key(sample)[0] == found["group"]) if log else iter(())
+        answer = self.opened.look(source, step, int(group), lambda opened: view(opened, *map(int, places)))
+        log = self.samples.at(source, step) if "group" in answer else None
+        draws = (sample for sample in log.samples if episode_key(sample)[0] == answer["group"]) if log else iter(())
         sample = next(draws, None)
-        return found if sample is None else {**found, **played_by(sample, self._titles_of(source))}
+        return answer if sample is None else {**answer, **played_by(sample, self._titles_of(source))}
 
     def _titles_of(self, source: Source) -> Mapping[str, str]:
         """What the players of a quickstart are called; empty for anything else."""
