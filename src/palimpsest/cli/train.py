@@ -219,7 +219,7 @@ def quickstart(
     Examples:
       palimpsest quickstart
       palimpsest quickstart memagent --seed 1 --out runs/seed-1
-      palimpsest quickstart train.max_steps=20 'evaluation.multiples=[1,16]' --out runs/short
+      palimpsest quickstart train.max_steps=20 'evaluation.sizes=[1,16]' --out runs/short
       palimpsest quickstart --resume runs/seed-1
       palimpsest quickstart rememr1 --seed 0 --out runs/recall
       palimpsest quickstart memact --seed 0 --out runs/prune
