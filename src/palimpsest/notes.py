@@ -25,7 +25,7 @@ NOTES: Mapping[str, str] = {
     "moved_aside": "{path}: what it held is now {moved}",
     "sink_failed": "{sink} failed ({error}); the run continues without it",
     "sink_failed_often": "{sink} failed {count} times in this run",
-    "rows_without_gold": "{count} rows left out by data.on_missing_gold=skip, the first: {first}",
+    "rows_without_gold": "rows left out by data.on_missing_gold=skip: {count}, the first: {first}",
     "held_out_changed": "the held-out problems are not those of earlier evaluations ({differences}): eval/ metrics of "
     "steps before and after can't be compared",
     # training
@@ -53,8 +53,8 @@ NOTES: Mapping[str, str] = {
     "episodes_played_before": "{count:,} of {total:,} episodes are there already",
     "episodes_not_requested": "{count:,} episodes of earlier calls are left out: the last call did not request them",
     "layers_left_out": "left out, as they count in training alone: {layers}",
-    "lines_unreadable": "{folder}/samples.jsonl: {count} lines can't be read and are left out",
-    "episodes_missing": "{folder}: {count:,} episodes have not ended yet",
+    "lines_unreadable": "{folder}/samples.jsonl: lines that can't be read and are left out: {count}",
+    "episodes_missing": "{folder}: episodes that have not ended yet: {count:,}",
     "episode_record_full": "{path}: {megabytes:g} MB are full, further episodes are left out (evaluation.record=all "
     "keeps every one)",
     "episode_record_unwritable": "{path}: can't be written ({reason}); further episodes are left out",

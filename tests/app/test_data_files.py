@@ -114,7 +114,7 @@ def test_rows_that_are_left_out_are_told_and_recorded(palimpsest: Run, tmp_path:
     skip = ["data.on_missing_gold=skip", "--out", str(out)]
     done = palimpsest("eval", str(tiny_model_folder), "--data", str(path), *WORDS, *skip)
     assert done.returncode == 0
-    assert "1 row left out by data.on_missing_gold=skip, the first: " in done.stderr
+    assert "rows left out by data.on_missing_gold=skip: 1, the first: " in done.stderr
     assert json.loads((out / "summary.json").read_text())["rows_left_out"] == 1
     assert "rows left out           1" in palimpsest("data", "inspect", str(path), "--on-missing-gold", "skip").stdout
 
@@ -128,7 +128,7 @@ def test_a_training_reads_several_files_and_records_what_it_left_out(tmp_path: P
     run = library.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
     assert run.finished
     warnings = [row["message"] for row in read_rows(run.folder / "events.jsonl") if row.get("kind") == "warning"]
-    assert any(said.startswith("1 row left out by data.on_missing_gold=skip") for said in warnings)
+    assert any(said.startswith("rows left out by data.on_missing_gold=skip: 1") for said in warnings)
 
 
 def test_an_evaluation_of_several_files_has_a_row_for_each(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -198,7 +198,7 @@ def test_an_evaluation_that_has_not_ended_is_graded_as_far_as_it_is_and_told(
     folder = evaluation(tmp_path / "e")
     write_request(folder, [(CHUNKS, 1, [f"p{n}" for n in range(7)])])
     assert len(palimpsest.evaluate(regrade=folder).samples) == 5
-    assert f"{folder}: 2 episodes have not ended yet" in capsys.readouterr().err
+    assert Note("episodes_missing", folder=str(folder), count=2) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

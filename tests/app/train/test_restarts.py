@@ -21,6 +21,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.protocol import Objective
 from palimpsest.errors import CheckpointError, ConfigError, EngineError, ModelError, PalimpsestError, ProcessesLost
+from palimpsest.notes import Note
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import Completion
 from support.small_run import small_run
@@ -88,7 +89,7 @@ def test_lost_processes_are_started_again_so_many_times(at: str, lossy: Callable
         event["message"] for event in read_rows(run.folder / "events.jsonl") if "restart" in event.get("message", "")
     ]
     assert told == [
-        f"process {number} was lost; that is now, restart {number} of 2 (cluster.max_restarts)" for number in (1, 2)
+        Note("restart", error=f"process {number} was lost", number=number, most=2, wait_s=0.0) for number in (1, 2)
     ]
 
 
