@@ -196,8 +196,8 @@ class DataConfig(Strict):
     corpus: str | None = None
     """File whose paragraphs join the distractors, or that document indices refer to."""
     split_questions: bool = False
-    """Ask the questions of a problem that has several one by one, each a problem of its own that reads the document
-    anew; false: all of them on one reading, in sight while it lasts."""
+    """Make each question of a problem a separate problem, which reads the document again; false: one reading answers
+    all of them, with all questions in the prompts."""
     limit: int | None = Field(None, ge=1)
     """Use only the first so many problems, of each of several files."""
     shuffle: bool = True

@@ -180,7 +180,8 @@ def field_at(key: str) -> FieldInfo | None:
 
 
 _OURS = ("value_error", "truth")  # types of errors whose words are ours
-_LINES, _SHOWN = 20, 80  # problems of a configuration that a message lists, characters of a wrong value in it
+_LINES = 20  # problems of a configuration that a message lists
+_SHOWN = 80  # characters of a wrong value in a message
 
 
 def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]) -> str:
@@ -370,7 +371,8 @@ _OTHER_NAMES: Mapping[str, str] = {
         "sampler.gpu_memory_utilization": "memory mem_fraction_static",
         "sampler.max_model_len": "max_context vllm_max_model_length",
         "sampler.tensor_parallel_size": "tensor_parallel tensor_model_parallel_size vllm_tensor_parallel_size",
-        **{"engine.max_num_seqs": "batch_slots", "engine.num_threads": "threads"},
+        "engine.max_num_seqs": "batch_slots",
+        "engine.num_threads": "threads",
         "model.lora.target_modules": "targets lora_target_modules",
         "logging.report_to": "sinks logger loggers",
         "evaluation.sizes": "multiples",
@@ -434,8 +436,10 @@ def _close(name: str, names: Iterable[str]) -> str | None:
 
 _SECTIONS = {"sampling": "eval_sampling"}
 """Parts of an identity whose section of the configuration is called otherwise."""
-_SHOWN_DIFFERENCES, _WIDTH = 3, 60
-"""Differences that a message names, and characters of a value in it."""
+_SHOWN_DIFFERENCES = 3
+"""Differences that a message names; of the others it gives the number."""
+_WIDTH = 60
+"""Characters of a value in a message."""
 
 
 @lru_cache(maxsize=1)

@@ -78,7 +78,7 @@ class CreditConfig(Strict):
     """Those of state_mix (outcome, alpha, state_scale, lone_step: credit/state.py), or of a rule of your own."""
     agg_mode: Literal["token", "segment", "trajectory", "prompt"] = "token"
     segments_per_group: int | None = Field(None, ge=1)
-    """Segments of a group that are trained: exactly so many, drawn so that every trajectory gives about as many
+    """Number of segments of a group that are trained, drawn so that each trajectory gives about the same number
     (MemAct's DCPO); null: all."""
     final_segment: Literal["new_only", "all"] = "new_only"
     """What a trajectory's last segment trains: `new_only`, what was sampled in it; `all`, earlier turns that stand in
@@ -178,7 +178,7 @@ class TrainConfig(Strict):
     metric_for_best_model: str | None = None
     """Metric of these evaluations, e.g. accuracy: the weights with the highest are kept as checkpoints/best."""
     record_steps: int = Field(1, ge=1)
-    """Write the trajectories of every so many steps."""
+    """Steps from one record of the trajectories to the next."""
     episode_timeout_s: float | None = Field(None, gt=0)
     max_off_policy_steps: int = Field(0, ge=0)
     """Batches collected ahead: batch k is sampled with the weights after step k - 1 - ahead, while the learner takes a
@@ -265,8 +265,8 @@ class EvaluationConfig(Strict):
     baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Other policies to play on the trained weights, by the name the report gives them."""
     trained_baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
-    """Policies that `quickstart` trains beside the agent, each from a cold start of its own, with the same data,
-    rewards, steps and seed, by the name the report gives them."""
+    """Policies that `quickstart` trains as baselines, each with a separate cold start and the agent's data, rewards,
+    steps and seed, by the name the report gives them."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the players in tables and figures, by name. The first name is the agent's (`agent` without labels);
     `NAME_before` is the agent before training with rewards."""
@@ -323,7 +323,7 @@ class RunConfig(Strict):
             raise ValueError(
                 f"train.num_minibatches={self.train.num_minibatches} exceeds train.batch_size="
                 f"{self.train.batch_size}: each has at least one whole group, so set train.num_minibatches="
-                f"{self.train.batch_size} at the most"
+                f"{self.train.batch_size} at most"
             )
         unweighted = self.loss.old_logprobs == "recompute" and self.loss.importance_sampling_cap is None
         if self.train.max_off_policy_steps and unweighted:

@@ -91,17 +91,17 @@ class Shard:
 
 
 async def _report_turns(sampler: Sampler, report: JobReport) -> None:
-    """Report the turns that were begun, until cancelled: long episodes go side by side and end at the same time."""
+    """Report the turns that have started, until cancelled: long episodes run concurrently and end at the same time."""
     reported, playing = 0, True
     while playing:
         try:
             await asyncio.sleep(_REPORT_EVERY_S)
         except asyncio.CancelledError:
             playing = False
-        begun = sampler.stats().requests
-        if begun > reported:
-            report.part(begun - reported)
-            reported = begun
+        started = sampler.stats().requests
+        if started > reported:
+            report.part(started - reported)
+            reported = started
 
 
 def samples_of(shards: Iterable[Shard]) -> dict[Cell, list[Sample]]:

@@ -37,7 +37,7 @@ class JobReport(Protocol):
     """What a job reports while it runs."""
 
     def part(self, count: int = 1) -> None:
-        """So many parts of the work are done: turns, say."""
+        """`count` more parts of the work, such as turns, are done."""
         ...
 
     def message(self, text: str) -> None:

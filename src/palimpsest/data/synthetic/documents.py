@@ -9,7 +9,7 @@ rest of the chain identifies the evidence. Evidence is in any order, in the orde
 minimum distance in paragraphs.
 
 Episodes may also begin in the middle, with a memory (`data.synthetic.starts`). Otherwise training shows only empty
-memories at the start, and never one that holds a hallucinated fact or has kept its evidence for hundreds of sections:
+memories at the start, and never one that has kept its evidence for hundreds of sections:
 
     evidence    memory: the evidence                         document: the evidence replaced by another fact
     other       memory: another fact, of the same person     document: as it was
@@ -65,12 +65,6 @@ def _piece(problem: Problem, rng: random.Random) -> tuple[int, Fact]:
     fact = read_fact(problem.metadata["evidence"][index])
     assert fact is not None
     return index, fact
-
-
-def _invention(fact: Fact, rng: random.Random) -> str:
-    relation = next(candidate for candidate in RELATIONS if candidate.name == fact.relation)
-    value = rng.choice([value for value in relation.values if value not in (fact.value, fact.subject)])
-    return rng.choice(relation.statements).format(s=fact.subject, v=value)
 
 
 def _remembered(problem: Problem, rng: random.Random) -> Problem:
