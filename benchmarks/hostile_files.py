@@ -43,8 +43,8 @@ import zstandard
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "tests")]
 
 from palimpsest.app.viewer_job import export  # noqa: E402
+from palimpsest.config.engine import model_path  # noqa: E402
 from palimpsest.config.load import load_recipe  # noqa: E402  found by the line above
-from palimpsest.config.model import model_path  # noqa: E402
 from palimpsest.errors import ConfigError, DataError, ModelError  # noqa: E402
 from palimpsest.rollout.trajectory_file import group_lines  # noqa: E402
 from palimpsest.text.codec import Codec  # noqa: E402

@@ -40,9 +40,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from palimpsest.config.engine import EmbeddedEngineConfig
+from palimpsest.config.engine import EmbeddedEngineConfig, model_path
 from palimpsest.config.load import load_recipe
-from palimpsest.config.model import model_path
 from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig
 from palimpsest.engines.embedded.compute import ComputeThread, set_threads
 from palimpsest.engines.embedded.engine import EmbeddedEngine

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.retrieval.search import Bm25Index
 from palimpsest.retrieval.search_client import RemoteSearch
 
 TOPK = 5

@@ -33,9 +33,8 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from palimpsest.config.engine import PYTHON, model_path
 from palimpsest.config.load import load_recipe
-from palimpsest.config.model import model_path
-from palimpsest.config.sampler import PYTHON
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.synthetic.documents import SyntheticSource
 from palimpsest.engines.embedded.compute import set_threads

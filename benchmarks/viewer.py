@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.model import named
+from palimpsest.config.engine import named
 from palimpsest.rollout.trajectory_file import encode_groups, index_lines, index_of
 from palimpsest.runs.jsonl_rows import encode_row
 from palimpsest.seeding import keyed_random

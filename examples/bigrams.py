@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from palimpsest import Codec, Completion, RunConfig, StopReason
-from palimpsest.config.model import model_path
+from palimpsest.config.engine import model_path
 from palimpsest.engines.protocol import CompletionDelta, Limits, Objective, SamplerStats, StepBatch, UpdateStats
 from palimpsest.files import hashes
 from palimpsest.types import SamplingParams

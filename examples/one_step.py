@@ -10,7 +10,7 @@ The parts are those of `palimpsest train`, in the same order. To read next, unde
     credit/assign.py                      gives every token its advantage and its weight
     engines/embedded/forest/layout.py     packs rows so that shared prefixes are computed once
     engines/embedded/learner.py           takes the gradient step; the loss is in engines/losses.py
-    training/loop.py                      repeats the step: training/collect.py, then training/learn.py
+    training/loop.py                      repeats the step: training/collect.py, then training/loop.py
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.assign import assign
 from palimpsest.credit.dapo import has_signal
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.engines.embedded.forest.layout import pack, rows_of
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine, StepBatch, UpdateStats
 from palimpsest.memory.registry import build_policy
 from palimpsest.metrics.reading_trace import GroupTexts, readings
-from palimpsest.reward.compose import build_reward
+from palimpsest.reward.grading import build_reward
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.segments import segments_of
 from palimpsest.types import Group

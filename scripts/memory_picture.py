@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 import palimpsest
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.text.codec import Codec
 

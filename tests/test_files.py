@@ -11,7 +11,7 @@ import pytest
 
 from palimpsest import files
 from palimpsest.progress.reporter import Silent
-from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.retrieval.search import Bm25Index
 from palimpsest.runs.folder_guard import new_folder
 
 

@@ -68,32 +68,32 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2697, 15),
-    "app": (9067, 43),
-    "cli": (2126, 14),
-    "config": (2502, 13),
-    "credit": (902, 8),
-    "data": (4848, 25),
-    "engines": (9531, 47),
-    "evaluation": (2053, 8),
-    "memory": (3686, 17),
+    "app": (9019, 42),
+    "cli": (2121, 12),
+    "config": (2497, 11),
+    "credit": (902, 7),
+    "data": (4836, 24),
+    "engines": (9528, 46),
+    "evaluation": (2044, 7),
+    "memory": (3685, 17),
     "metrics": (863, 4),
     "models": (721, 4),
     "progress": (609, 4),
     "report": (1280, 6),
-    "retrieval": (752, 6),
-    "reward": (1578, 9),
+    "retrieval": (745, 5),
+    "reward": (1564, 8),
     "rollout": (1258, 5),
     "runs": (1766, 9),
-    "servers": (3390, 16),
+    "servers": (3389, 16),
     "text": (3101, 14),
-    "tools": (279, 3),
-    "training": (1924, 10),
-    "viewer": (5556, 24),
+    "tools": (272, 2),
+    "training": (1910, 9),
+    "viewer": (5558, 23),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A feature that needs more raises its line here,
 in the same commit; what gets smaller lowers it."""
 
-ONE_NAME = {"engine", "sampler", "learner", "client"}
+ONE_NAME = {"engine", "learner", "client"}
 """Names that several modules may have: each engine has one of these."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from make_models import BaseModelConfig, train
 from model_skills import Skills
-from palimpsest.config.model import model_path
+from palimpsest.config.engine import model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.data.synthetic.world import PEOPLE, RELATIONS
 from palimpsest.text.codec import Codec

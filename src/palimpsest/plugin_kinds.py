@@ -122,7 +122,7 @@ KINDS: dict[str, PluginKind] = {
         "policy.options.tools",
         "policy.options.tools",
         "my_module:MyTool",
-        {"search": "palimpsest.tools.shipped_tools:SearchTool"},
+        {"search": "palimpsest.tools.tool:SearchTool"},
         ("arguments", "problem"),
         "call",
         "palimpsest.tools.tool:Tool",

@@ -12,8 +12,8 @@ import pytest
 
 import palimpsest
 from palimpsest.app.config_resolution import model_folder
-from palimpsest.app.quickstart.quickstart_plan import asked_quickstart
-from palimpsest.app.resume import requested_run
+from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
+from palimpsest.app.resume import RunRequest, resolve_run
 from palimpsest.cli.options import resumed
 from palimpsest.progress.reporter import Silent
 from palimpsest.rollout.trajectory_file import encode_groups
@@ -94,13 +94,13 @@ def test_what_a_run_may_change_is_said_and_what_it_may_not_is_refused(stopped: p
 
 def test_what_can_not_be_meant_is_refused_in_words(stopped: palimpsest.Run, tmp_path: Path) -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
-        ("give a recipe, or the run to go on with", lambda: requested_run(None)),
-        ("no such folder", lambda: requested_run(None, resume=tmp_path / "nothing")),
-        ("no such folder", lambda: requested_run(str(tmp_path / "nothing"), resume=True)),
-        ("the run has its recipe", lambda: requested_run("memagent-7b", resume=stopped)),
-        ("goes on in its own folder", lambda: requested_run(None, resume=stopped, out=tmp_path / "other")),
-        ("begun by palimpsest train", lambda: requested_run(None, resume=stopped, command="sft")),
-        ("its configuration is a recipe, .* --resume .* goes on", lambda: requested_run(str(stopped.folder))),
+        ("give a recipe, or the run to go on with", lambda: resolve_run(RunRequest(None))),
+        ("no such folder", lambda: resolve_run(RunRequest(None, resume=tmp_path / "nothing"))),
+        ("no such folder", lambda: resolve_run(RunRequest(str(tmp_path / "nothing"), resume=True))),
+        ("the run has its recipe", lambda: resolve_run(RunRequest("memagent-7b", resume=stopped))),
+        ("goes on in its own folder", lambda: resolve_run(RunRequest(None, resume=stopped, out=tmp_path / "other"))),
+        ("begun by palimpsest train", lambda: resolve_run(RunRequest(None, resume=stopped, command="sft"))),
+        ("its configuration is a recipe, .* --resume .* goes on", lambda: resolve_run(RunRequest(str(stopped.folder)))),
     ]
     for words, call in cases:
         with pytest.raises(palimpsest.PalimpsestError, match=words):
@@ -157,18 +157,18 @@ def test_a_hint_says_whether_a_run_goes_on_or_begins_again(tmp_path: Path) -> No
 
 def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: Path) -> None:
     changes = {"model.path": str(tiny_model_folder), "train.max_steps": 3, "evaluation.sizes": [1, 2]}
-    config = asked_quickstart("memagent", changes, seed=5).config
+    config = resolve_quickstart("memagent", changes, seed=5).config
     with open_run(tmp_path / "run", config, origin=RunOrigin("quickstart")):
         pass
     for resume, method in ((tmp_path / "run", None), (True, str(tmp_path / "run"))):
-        asked = asked_quickstart(method, resume=resume)
+        asked = resolve_quickstart(method, resume=resume)
         assert (asked.config, asked.folder, asked.resume) == (config, tmp_path / "run", True)
-    assert asked_quickstart(None, resume=True, out=tmp_path / "run").config == config
+    assert resolve_quickstart(None, resume=True, out=tmp_path / "run").config == config
     assert resume_command(tmp_path / "run").startswith("palimpsest quickstart --resume ")
     with pytest.raises(palimpsest.PalimpsestError, match="begun by palimpsest quickstart"):
-        requested_run(None, resume=tmp_path / "run")
+        resolve_run(RunRequest(None, resume=tmp_path / "run"))
     with pytest.raises(palimpsest.PalimpsestError, match="no such method"):
-        asked_quickstart("memagnet")
+        resolve_quickstart("memagnet")
 
 
 def test_the_lessons_of_a_recipe_are_learnt_alone_and_go_on_by_their_folder(
@@ -179,7 +179,7 @@ def test_the_lessons_of_a_recipe_are_learnt_alone_and_go_on_by_their_folder(
     done = palimpsest(*command)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
-    asked = requested_run(None, command="sft", resume=tmp_path / "run")
+    asked = resolve_run(RunRequest(None, command="sft", resume=tmp_path / "run"))
     assert asked.config.cold_start is not None
     assert asked.config.cold_start.max_steps == 2
     again = palimpsest("sft", "--resume", str(tmp_path / "run"))

@@ -10,7 +10,7 @@ import pytest
 
 import palimpsest as library
 from palimpsest.app.config_resolution import Agent, evaluation_config, run_config
-from palimpsest.app.resume import requested_run
+from palimpsest.app.resume import RunRequest, resolve_run
 from palimpsest.config.load import load_recipe
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import RunConfig
@@ -134,7 +134,7 @@ def test_a_run_goes_on_elsewhere_by_the_name_alone(
 ) -> None:
     with open_run(tmp_path / "run", load_recipe("memagent-quickstart", begun), on_warning=lambda _: None):
         pass
-    config = requested_run(None, asked, resume=tmp_path / "run").config
+    config = resolve_run(RunRequest(None, asked, resume=tmp_path / "run")).config
     assert (config.engine.name, config.sampler.name, config.cluster.learners) == told
     with open_run(tmp_path / "run", config, resume=True, on_warning=lambda _: None):
         pass  # not refused as another experiment

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from palimpsest._version import __version__
-from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.retrieval.search import Bm25Index
 from support.command import Run
 
 SOURCE = Path(__file__).parents[2] / "src"

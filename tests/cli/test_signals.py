@@ -82,7 +82,7 @@ MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
     "data is written": (building, "palimpsest.data.formats.problem_files:problem_row", AGAIN),
     "an index is built": (
         serving,
-        "palimpsest.retrieval.bm25:Bm25Index.of_corpus",
+        "palimpsest.retrieval.search:Bm25Index.of_corpus",
         AGAIN,
     ),
 }

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from palimpsest.config.engine import SamplerConfig
 from palimpsest.config.load import dump_config, load_recipe, parse_config
-from palimpsest.config.sampler import SamplerConfig
 from palimpsest.config.schema import RunConfig, SamplingConfig, logprobs_mode
 from palimpsest.engines.vllm.server_process import ServerProcess
 from palimpsest.errors import ConfigError

@@ -12,7 +12,7 @@ from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
 from palimpsest.app.datasets.question_splits import Filters, read_where
 from palimpsest.config.data import DataConfig
 from palimpsest.data.formats.problem_files import format_of, read_problems
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.errors import DataError
 
 LONGBENCH: dict[str, Any] = {

@@ -14,8 +14,7 @@ from palimpsest.config.data import DataConfig
 from palimpsest.config.load import parse_config
 from palimpsest.data.formats.problem_files import ReadOptions
 from palimpsest.data.record import LONG, DocumentStore
-from palimpsest.data.sources.file_source import FileSource, SourceProblems, outlines, some_of
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import FileSource, SourceProblems, build_source, outlines, some_of
 from palimpsest.errors import DataError
 
 MEGABYTE = 1 << 20

@@ -12,8 +12,7 @@ from palimpsest.config.load import parse_config
 from palimpsest.data.formats.custom_format import custom_format
 from palimpsest.data.formats.format_registry import FORMATS
 from palimpsest.data.formats.problem_files import ReadOptions, RowFormat, format_of, read_problems, write_problems
-from palimpsest.data.sources.file_source import FileSource
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import FileSource, build_source
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.report.dataset_summary import inspect_source

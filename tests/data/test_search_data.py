@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.record import objective_count
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.data.synthetic.search_problems import SearchPlan, SyntheticSearchSource, make_search_problem, plan
 from palimpsest.data.synthetic.world import PEOPLE
 from palimpsest.errors import DataError
-from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.retrieval.search import Bm25Index
 from palimpsest.types import Problem
 
 # verbs of a statement -> how a question asks for what follows them; written out by hand from the shipped world

@@ -14,8 +14,7 @@ import pytest
 from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.data.formats.problem_files import read_problems, write_problems
 from palimpsest.data.record import objective_count
-from palimpsest.data.sources.file_source import SearchFileSource
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import SearchFileSource, build_source
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.report.dataset_summary import inspect_source, render
 from palimpsest.types import Problem

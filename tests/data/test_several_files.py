@@ -6,8 +6,7 @@ import pytest
 
 from palimpsest.config.data import DataConfig
 from palimpsest.data.formats.problem_files import write_problems
-from palimpsest.data.sources.file_source import FileSource
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import FileSource, build_source
 from palimpsest.types import Problem
 
 

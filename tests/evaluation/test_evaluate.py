@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from palimpsest.app.quickstart.quickstart_jobs import Shard, samples_of
-from palimpsest.app.quickstart.quickstart_plan import asked_quickstart
+from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
 from palimpsest.config.load import dump_config
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import DataError, RunError, SamplerError
@@ -339,7 +339,7 @@ def test_the_order_of_samples_does_not_matter() -> None:
 def shard_of(folder: Path, model: Path, *overrides: str) -> Shard:
     small = ["evaluation.sizes=[1]", "data.curriculum=null", "data.synthetic.chunks=1"]
     small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
-    config = asked_quickstart("memagent", [f"model.path={model}", *small, *overrides]).config
+    config = resolve_quickstart("memagent", [f"model.path={model}", *small, *overrides]).config
     return Shard(dump_config(config), str(model), ("agent",), str(folder))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import palimpsest
 from palimpsest.app.quickstart.quickstart_jobs import Shard
-from palimpsest.app.quickstart.quickstart_plan import asked_quickstart
+from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
 from palimpsest.config.load import dump_config
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.episode_files import EPISODES, EpisodeFile, Selection, read_episodes
@@ -181,7 +181,7 @@ def test_an_evaluation_that_was_killed_keeps_each_episode_once(tmp_path: Path, t
 def test_each_shard_of_a_quickstart_keeps_its_own(tmp_path: Path, tiny_model_folder: Path) -> None:
     small = ["evaluation.sizes=[1]", "data.curriculum=null", "data.synthetic.chunks=1", "evaluation.problems=2"]
     small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
-    config = asked_quickstart("memagent", [f"model.path={tiny_model_folder}", *small, "evaluation.record=all"]).config
+    config = resolve_quickstart("memagent", [f"model.path={tiny_model_folder}", *small, "evaluation.record=all"]).config
     shards = [Shard(dump_config(config), str(tiny_model_folder), ("agent",), str(tmp_path), at, 2) for at in (0, 1)]
     for shard in shards:
         shard.run(Told())

@@ -21,8 +21,7 @@ import pytest
 
 from palimpsest.data.formats.corpus import read_corpus
 from palimpsest.errors import DataError
-from palimpsest.retrieval.bm25 import Bm25Index
-from palimpsest.retrieval.search import LocalSearch
+from palimpsest.retrieval.search import Bm25Index, LocalSearch
 
 SOURCE = Path(__file__).parents[2] / "src"
 PASSAGES = [
@@ -254,7 +253,7 @@ def test_a_build_killed_anywhere_leaves_a_whole_index_or_none_and_starts_clean(t
         "import os, sys, signal\n"
         "from pathlib import Path\n"
         "from palimpsest import files\n"
-        "from palimpsest.retrieval import bm25, index_folder as passages\n"
+        "from palimpsest.retrieval import search as bm25, index_folder as passages\n"
         "for n in range(100):\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
@@ -298,7 +297,7 @@ def test_a_build_killed_while_it_reads_the_corpus_starts_clean(tmp_path: Path) -
         for i in range(60_000):
             file.write(json.dumps({"id": i, "text": f"word{i % 997} common number{i}"}) + "\n")
     code = (
-        "import sys; from pathlib import Path; from palimpsest.retrieval.bm25 import Bm25Index\n"
+        "import sys; from pathlib import Path; from palimpsest.retrieval.search import Bm25Index\n"
         "Bm25Index.of_corpus(*map(Path, sys.argv[1:]))"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}

@@ -13,8 +13,7 @@ from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
 from palimpsest.errors import JudgeError
 from palimpsest.metrics.memory_metrics import evidence_retention
 from palimpsest.reward.answer_match import FinalAnswerGrader
-from palimpsest.reward.compose import Reward, build_reward
-from palimpsest.reward.grading import graded
+from palimpsest.reward.grading import Reward, build_reward, graded
 from palimpsest.types import Grade, Outcome, Problem, Question, SpanReward, Trajectory
 from support.agents import base_codec, played
 from support.fakes import YesGrader, answered

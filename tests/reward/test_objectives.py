@@ -17,8 +17,7 @@ from palimpsest.errors import ConfigError, JudgeError
 from palimpsest.evaluation.runner import Arena, Entry, play_entries
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.reward.answer_match import ConstraintLayer, FinalAnswerGrader
-from palimpsest.reward.compose import Reward, build_reward
-from palimpsest.reward.grading import graded
+from palimpsest.reward.grading import Reward, build_reward, graded
 from palimpsest.rollout.group import Player
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy

@@ -14,8 +14,7 @@ import pytest
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.reward import RewardConfig
 from palimpsest.errors import ConfigError
-from palimpsest.reward.compose import Reward, build_reward, check_reward, layers_note
-from palimpsest.reward.grading import closing
+from palimpsest.reward.grading import Reward, build_reward, check_reward, closing, layers_note
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
 from support.clock import overdue
 from support.fakes import LetterCodec

@@ -7,7 +7,7 @@ import pytest
 
 from palimpsest.config.reward import RewardConfig
 from palimpsest.reward.answer_match import METRICS, measure
-from palimpsest.reward.compose import build_reward
+from palimpsest.reward.grading import build_reward
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.fakes import LetterCodec
 

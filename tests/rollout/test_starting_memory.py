@@ -12,7 +12,7 @@ from palimpsest.app.composition import evaluation_identity
 from palimpsest.config.data import DataConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.formats.problem_files import write_problems
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, policy_class

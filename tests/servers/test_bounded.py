@@ -22,7 +22,7 @@ CHILD = """
 import sys
 from palimpsest.servers.http_service import bound
 from palimpsest.servers.retrieval_server import RetrievalService, serve
-from palimpsest.tools.shipped_tools import PassageIndex
+from palimpsest.tools.tool import PassageIndex
 service = RetrievalService(PassageIndex([{"text": "river"}]), token=sys.argv[1])
 with bound("127.0.0.1", 0) as taken:
     serve(service, taken, lambda url: print(url, flush=True))

@@ -19,7 +19,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from palimpsest.retrieval.bm25 import Bm25Index
+from palimpsest.retrieval.search import Bm25Index
 from support.retrieval import process
 from support.serving_process import SOURCE
 

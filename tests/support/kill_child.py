@@ -78,7 +78,7 @@ def config(model: str, ahead: int = 0) -> RunConfig:
 
 
 def engine_parts(run: RunConfig) -> dict[str, Any]:
-    from palimpsest.data.sources.problem_source import build_source
+    from palimpsest.data.sources.file_source import build_source
     from palimpsest.engines.open import open_engine
     from palimpsest.memory.registry import build_policy
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 
 from palimpsest.app.agent.serve_agent import MAIN, ServedAgent
-from palimpsest.app.composition import Cast, OpenAgent
+from palimpsest.app.composition import OpenAgent, OpenRoles
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.protocol import CompletionDelta, SamplerStats
 from palimpsest.servers.openai.agent_app import AgentService, ServerOptions
@@ -84,7 +84,7 @@ def scripted(
     chosen = PolicyConfig(name="overwrite", options=budgets) if policy is None else PolicyConfig(name=policy)
     config = RunConfig().model_copy(update={"policy": chosen})
     config = config.model_copy(update={"eval_sampling": config.eval_sampling.model_copy(update={"temperature": 0.0})})
-    agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), Cast({}, ())))
+    agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), OpenRoles({}, ())))
     kept = None if store is None else Store(store)
     service = AgentService(agent, kept, model=MAIN, token=token, limits=limits or ServerLimits(), options=options)
     transport = httpx2.ASGITransport(service.app())

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from palimpsest.app.quickstart.worker import JobReport
+from palimpsest.app.quickstart.quickstart_jobs import JobReport
 from palimpsest.errors import ConfigError
 
 WAIT_S = 60

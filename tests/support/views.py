@@ -13,7 +13,7 @@ from palimpsest.config.schema import PolicyConfig
 from palimpsest.memory.registry import build_policy
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, Question, StopReason, Trajectory, Turn
 from palimpsest.viewer.analysis.token_words import Spelling, TokenWords
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 from support.agents import base_codec, played, prune, search, world
 from support.fakes import LetterCodec
 

@@ -13,7 +13,7 @@ from palimpsest.memory.parts.history import Exchange, History, Result
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.text.chat import call_style, chat_pieces, opening
 from palimpsest.text.codec import Codec
-from palimpsest.tools.shipped_tools import SearchTool
+from palimpsest.tools.tool import SearchTool
 from palimpsest.types import Problem
 from support.agents import FAMILIES, base_codec, family_codec
 

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.retrieval.bm25 import Bm25Index
-from palimpsest.retrieval.search import Hit
+from palimpsest.retrieval.search import Bm25Index, Hit
 from palimpsest.seeding import keyed_random
-from palimpsest.tools.shipped_tools import PassageIndex, SearchTool, build_tools
-from palimpsest.tools.tool import ToolError
+from palimpsest.tools.tool import PassageIndex, SearchTool, ToolError, build_tools
 from palimpsest.types import Problem
 from support.agents import FACTS, PASSAGES, world
 

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import palimpsest
-from palimpsest.config.model import named
+from palimpsest.config.engine import named
 from palimpsest.types import Problem, Trajectory
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.errors import RunError
 from palimpsest.runs.jsonl_rows import read_rows
-from palimpsest.training.learn import SkipWatch, moves
+from palimpsest.training.loop import SkipWatch, moves
 from palimpsest.types import Grade, Problem, Segment, Trajectory
 from support.fakes import HashLearner, YesGrader, small_config
 from support.training import train

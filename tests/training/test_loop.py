@@ -15,7 +15,7 @@ from palimpsest.engines.protocol import StepBatch, UpdateStats
 from palimpsest.errors import DataError, EngineError, ModelError, RunError, SamplerError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.reward.answer_match import ConstraintLayer
-from palimpsest.reward.compose import Reward
+from palimpsest.reward.grading import Reward
 from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import LoggerSet

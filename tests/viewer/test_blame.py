@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.memory_diff import WordOrigin
 from palimpsest.viewer.analysis.word_origins import blame
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 from support.views import LETTERS, episodes, reading, texts
 
 ROME, BO, TEA = "Ann lives in Rome.", "Bo is old.", "Cy drinks tea."

@@ -16,7 +16,7 @@ from palimpsest.events import Event, Replayed
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Grade, Group
 from palimpsest.viewer.screens.episode_screen import blame_view, episode_view
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 from palimpsest.viewer.screens.turn_screen import turn_view
 from support.agents import base_codec
 from support.browser import Watched, watching

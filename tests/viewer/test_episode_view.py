@@ -12,8 +12,7 @@ from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory
 from palimpsest.viewer.analysis.event_labels import STATES
 from palimpsest.viewer.screens.episode_screen import blame_view, episode_view, search_view
-from palimpsest.viewer.screens.group_screen import group_view
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened, group_view
 from palimpsest.viewer.screens.turn_screen import token_view, turn_view
 from support.views import LETTERS, as_json, episodes, opened, read, reading
 

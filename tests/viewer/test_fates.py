@@ -14,7 +14,7 @@ from palimpsest.types import Problem, Question
 from palimpsest.viewer.analysis.episode_timeline import evidence_of, span_of
 from palimpsest.viewer.records.recorded_episodes import IdsCodec
 from palimpsest.viewer.screens.episode_screen import EvidenceStatus, fates
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 from support.views import LETTERS, episodes, opened, read, reading, texts
 
 IDS: Any = IdsCodec()

@@ -23,7 +23,7 @@ from palimpsest.viewer.records import sources as pieces
 from palimpsest.viewer.records.record_index import RecordIndex
 from palimpsest.viewer.records.run_status import RowFiles, holder_of
 from palimpsest.viewer.records.sources import Library
-from palimpsest.viewer.screens import open_groups
+from palimpsest.viewer.screens import group_screen
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, group, run_folder, sample
 from support.work import calls_of
@@ -275,7 +275,7 @@ def test_pipes_in_an_evaluation_keep_nobody_waiting(tmp_path: Path) -> None:
 
 
 def test_an_episode_of_too_many_turns_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_groups, "MOST_TURNS", 3)
+    monkeypatch.setattr(group_screen, "MOST_TURNS", 3)
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(encode_groups([group("long", (1.0,), turns=4), GOOD]))
     answers = ViewerApi(Library([path]))

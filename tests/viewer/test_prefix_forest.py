@@ -16,7 +16,7 @@ from palimpsest.rollout.segments import segments_of
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from palimpsest.viewer.analysis.prefix_forest import Computed, common_length, prefix_forest
 from palimpsest.viewer.records.sources import Library
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.small_run import small_run
 from support.views import LETTERS, episodes

@@ -9,7 +9,7 @@ import pytest
 
 from palimpsest.text.codec import Codec
 from palimpsest.viewer.records.sources import Library, NotThere
-from palimpsest.viewer.screens import open_groups
+from palimpsest.viewer.screens import group_screen
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, group, run_folder, sample, state_of
 
@@ -122,8 +122,8 @@ def test_only_the_last_few_groups_stay_open(tmp_path: Path, monkeypatch: pytest.
     told = answers(run)
     for place in range(6):
         told.get(f"/api/runs/first/steps/1/groups/{place}")
-    assert len(told.opened._groups) == open_groups.MOST_GROUPS
-    monkeypatch.setattr(open_groups, "MOST_TOKENS", 1)
+    assert len(told.opened._groups) == group_screen.MOST_GROUPS
+    monkeypatch.setattr(group_screen, "MOST_TOKENS", 1)
     told.get("/api/runs/first/steps/1/groups/0")
     assert len(told.opened._groups) == 1
 

@@ -11,7 +11,7 @@ from palimpsest.config.schema import CreditConfig, DynamicSamplingConfig
 from palimpsest.credit.assign import credit_group
 from palimpsest.credit.dapo import has_signal
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, SpanReward, StopReason, Trajectory, Turn
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 from palimpsest.viewer.screens.turn_screen import token_view
 from support.agents import family_codec
 from support.views import LETTERS, episodes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from palimpsest.viewer.analysis.memory_diff import WordOrigin
 from palimpsest.viewer.analysis.word_origins import blame
 from palimpsest.viewer.screens.episode_screen import episode_view
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 from palimpsest.viewer.screens.turn_screen import turn_view
 from support.views import reading, texts
 

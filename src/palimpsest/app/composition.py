@@ -20,17 +20,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from palimpsest import plugins
+from palimpsest.config.engine import model_path
 from palimpsest.config.load import load_recipe
-from palimpsest.config.model import model_path
 from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.credit.assign import build_rule
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Endpoint, Engine, Sampler
 from palimpsest.errors import ConfigError
@@ -45,7 +44,6 @@ from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.models.model_files import text_digests
 from palimpsest.plugin_options import options_of
 from palimpsest.plugins import source_digests
-from palimpsest.reward.compose import check_reward
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.episode import OnTurn, Roles, play
 from palimpsest.rollout.group import build_variant
@@ -116,10 +114,10 @@ def _with(config: PolicyConfig, **options: Any) -> PolicyConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class OpenRoles:
     """Who takes which turns, and what was opened for it."""
 
-    roles: Roles
+    samplers: Roles
     engines: tuple[Engine, ...]
 
     async def close(self) -> None:
@@ -128,17 +126,17 @@ class Cast:
             await engine.close()
 
 
-def open_roles(config: RunConfig, codec: Codec) -> Cast:
+def open_roles(config: RunConfig, codec: Codec) -> OpenRoles:
     """The roles under `roles`; `codec` is that of the run's own model."""
-    roles, engines = dict[str, Sampler | None](), list[Engine]()
+    samplers, engines = dict[str, Sampler | None](), list[Engine]()
     for name, role in config.roles.items():
-        roles[name] = None
+        samplers[name] = None
         if role.model is not None:
             engine = open_engine(_with_model(config, role.model), objective=None)
             engines.append(engine)
             _check_tokenizer(name, role.model, engine.codec, codec)
-            roles[name] = engine.sampler
-    return Cast(roles, tuple(engines))
+            samplers[name] = engine.sampler
+    return OpenRoles(samplers, tuple(engines))
 
 
 def _with_model(config: RunConfig, path: str) -> RunConfig:
@@ -154,26 +152,7 @@ def _check_tokenizer(name: str, path: str, theirs: Codec, ours: Codec) -> None:
         )
 
 
-# ---- Parts of a run and of an evaluation ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What plays."""
-
-    engine: Engine
-    policy: MemoryPolicy
-    cast: Cast
-    """Who takes the turns that have a role."""
-
-
-def build_parts(config: RunConfig, folder: Path) -> Parts:
-    """Cheap parts first, so that a wrong option is named before a model is loaded. `folder` is the run's."""
-    policy = policy_of(config)
-    build_rule(config.credit)
-    check_reward(config.reward)  # refuses what the run would trip over
-    engine = open_engine(config, objective="policy", folder=folder)
-    return Parts(engine, policy, open_roles(config, engine.codec))
+# ---- Evaluations ---------------------------------------------------------------------------------------------
 
 
 def policy_of(config: RunConfig) -> MemoryPolicy:
@@ -193,7 +172,7 @@ class Evaluator:
     key: str = "eval"
     """Names the random draws, beside the seed."""
     measure: Measure | None = None
-    cast: Cast | None = None
+    roles: OpenRoles | None = None
     """Who takes the turns that have a role; None: opened for as long as is played."""
 
     async def play(
@@ -206,7 +185,11 @@ class Evaluator:
         on_warning: Callable[[str], None] | None = None,
     ) -> Samples:
         """Every problem's sample. With `out`, they are logged there, and finished ones taken from the log."""
-        cast = self.cast if self.cast is not None else await self._open_cast()
+        if self.roles is None:
+            roles = await asyncio.to_thread(open_roles, self.config, self.engine.codec)
+            again = replace(self, roles=roles)
+            playing = again.play(entries, out=out, identity=identity, on_sample=on_sample, on_warning=on_warning)
+            return await using(roles, playing)
         arena = Arena(
             sampler=self.engine.sampler,
             codec=self.engine.codec,
@@ -214,10 +197,10 @@ class Evaluator:
             sampling=self.config.eval_sampling,
             key=(self.config.seed, self.key),
             measure=self.measure,
-            roles=cast.roles,
+            roles=self.roles.samplers,
             episodes=self._episodes(out, on_warning),
         )
-        playing = play_entries(
+        return await play_entries(
             entries,
             arena,
             out=out,
@@ -226,16 +209,12 @@ class Evaluator:
             on_sample=on_sample,
             on_warning=on_warning,
         )
-        return await playing if self.cast is not None else await using(cast, playing)
 
     def _episodes(self, out: Path | None, warn: Callable[[str], None] | None) -> EpisodeFile | None:
         selection = self.config.evaluation.record
         if out is None or selection == "none":
             return None
         return EpisodeFile(out, selection, warn, self.engine.codec.digest)
-
-    async def _open_cast(self) -> Cast:
-        return await asyncio.to_thread(open_roles, self.config, self.engine.codec)
 
 
 def evaluation_identity(
@@ -315,7 +294,7 @@ class OpenAgent:
 
     config: RunConfig
     engine: Engine
-    cast: Cast
+    roles: OpenRoles
 
     def policy_for(self, problem: Problem) -> MemoryPolicy:
         """Its policy, if it fits the problem. Raises ConfigError or DataError."""
@@ -344,14 +323,14 @@ class OpenAgent:
             key=(self.config.seed, name),
             group_id=str(name),
             rollout=0,
-            roles=self.cast.roles,
+            roles=self.roles.samplers,
             prepare=prepare,
             on_turn=on_turn,
         )
 
     async def close(self) -> None:
         """Close its models; a second call does nothing."""
-        await self.cast.close()
+        await self.roles.close()
         await self.engine.close()
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.data import GENERATED, Sources, listed
-from palimpsest.config.engine import ClusterConfig, EmbeddedEngineConfig, OwnEngineConfig
+from palimpsest.config.engine import ClusterConfig, EmbeddedEngineConfig, OwnEngineConfig, SamplerConfig
 from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstart_names, split_overrides
 from palimpsest.config.prompt_file import OPTION as PROMPTS
 from palimpsest.config.prompt_file import with_texts
-from palimpsest.config.sampler import SamplerConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import check_models
 from palimpsest.errors import ConfigError, RunError, nearest
@@ -26,7 +25,7 @@ from palimpsest.notes import Note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, newest_intact
 from palimpsest.runs.resume_rules import how_to_resume
 from palimpsest.runs.run_folder import CONFIG, load_config
-from palimpsest.tools.shipped_tools import DOCUMENT
+from palimpsest.tools.tool import DOCUMENT
 
 Recipe = str | Path | RunConfig
 """A shipped recipe's name, a YAML file, or a configuration."""

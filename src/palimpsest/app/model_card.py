@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from palimpsest.app.composition import weights_fingerprint
-from palimpsest.config.model import SHIPPED
+from palimpsest.config.engine import SHIPPED
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import RunError
 from palimpsest.evaluation.sample_log import IDENTITY, SUMMARY, Cell, read_identity

@@ -21,7 +21,7 @@ from typing import get_args
 
 from palimpsest import files
 from palimpsest.app.model_card import CARD, loading, model_card
-from palimpsest.config.model import SHIPPED, Dtype, ModelConfig, model_path
+from palimpsest.config.engine import SHIPPED, Dtype, ModelConfig, model_path
 from palimpsest.engines.open import cast, write_merged
 from palimpsest.errors import CheckpointError, RunError
 from palimpsest.models.checkpoint_manifest import MANIFEST, read_manifest

@@ -45,9 +45,9 @@ from palimpsest.memory.policy_check import Finding, check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import signature_of
-from palimpsest.reward.compose import Reward, build_reward
+from palimpsest.reward.grading import Reward, build_reward
 from palimpsest.text.codec import Codec
-from palimpsest.tools.shipped_tools import build_tools
+from palimpsest.tools.tool import build_tools
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 
 WINDOW = 32_768
@@ -84,7 +84,7 @@ def check(name: str, options: Mapping[str, Any], kind: str | None = None, codec:
 def kind_of(name: str, options: Collection[str] = ()) -> str:
     """The kind that a thing's methods and parameters are those of. Raises ConfigError for what can't be loaded.
 
-    >>> kind_of("overwrite"), kind_of("state_mix"), kind_of("palimpsest.tools.shipped_tools:SearchTool")
+    >>> kind_of("overwrite"), kind_of("state_mix"), kind_of("palimpsest.tools.tool:SearchTool")
     ('policy', 'rule', 'tool')
     """
     shipped = [kind for kind, spec in KINDS.items() if name in spec.shipped]

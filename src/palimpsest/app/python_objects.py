@@ -1,6 +1,6 @@
 """Python objects as arguments of a run: rewards, policies, problems, callbacks, loaded models.
 
-    given = Objects("palimpsest.train", reward=my_reward, data=[{"question": ..., "answers": ..., "context": ...}])
+    given = CallObjects("palimpsest.train", reward=my_reward, data=[{"question": ..., "answers": ..., "context": ...}])
     given.changes         {"reward.name": "object:my_reward", "data.train_files": "object:data"}
     write_loaded(model, tokenizer, Path("runs/first"))      # runs/first-model-1a2b3c4d5e6f
 
@@ -117,7 +117,7 @@ def check_problem(problem: Problem, called: str) -> None:
         raise ConfigError(f"{called}: Problem.answers={problem.answers!r:.60}: give texts")
 
 
-class Objects:
+class CallObjects:
     """What a call was given, by the names that a configuration has for it."""
 
     def __init__(self, called: str, before: Any = None) -> None:

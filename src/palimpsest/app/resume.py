@@ -1,4 +1,4 @@
-"""New or resumed run: which one a call of `train` means, and how its objects change the configuration.
+"""New or resumed run: which one a request means, and how Python objects change its configuration.
 
     train("memagent-7b", out="runs/first")                     a new run
     train("memagent-7b", out="runs/first", resume=True)        the run there if there is one, else a new one
@@ -18,14 +18,14 @@ Imports are light, as in app/config_resolution.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from palimpsest.app.config_resolution import Recipe, default_folder, run_config
-from palimpsest.app.python_objects import Objects, objects_in, write_loaded
+from palimpsest.app.python_objects import CallObjects, objects_in, write_loaded
 from palimpsest.config.load import Overrides, recipe_names, split_overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
@@ -44,7 +44,19 @@ Resume = bool | str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedRun:
+class RunRequest:
+    """What `palimpsest COMMAND` or a call of `train` asks for."""
+
+    recipe: Recipe | None = None
+    overrides: Overrides | None = None
+    seed: int | None = None
+    out: str | Path | None = None
+    resume: Resume = False
+    command: str = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
     """A run to begin or to go on with."""
 
     config: RunConfig
@@ -52,29 +64,22 @@ class RequestedRun:
     resume: bool
 
 
-def requested_run(
-    recipe: Recipe | None,
-    overrides: Overrides | None = None,
-    *,
-    command: str = "train",
-    seed: int | None = None,
-    out: str | Path | None = None,
-    resume: Resume = False,
-) -> RequestedRun:
-    """The run that these options of `palimpsest COMMAND` mean. Raises ConfigError, or RunError for a folder without
-    one."""
-    run = resumed_run(recipe, out, resume, command)
+def resolve_run(request: RunRequest) -> ResolvedRun:
+    """The run that is meant. Raises ConfigError, or RunError for a folder without one."""
+    run, command = resumed_run(request), request.command
     if run is not None:
-        return RequestedRun(run_config(load_config(run), overrides, seed=seed), run, True)
-    if recipe is None:
+        return ResolvedRun(run_config(load_config(run), request.overrides, seed=request.seed), run, True)
+    if request.recipe is None:
         raise ConfigError(f"{command}: give a recipe, or the run to go on with: palimpsest {command} --resume RUN")
-    config = run_config(recipe, overrides, seed=seed, out=out, resume=bool(resume))
-    return RequestedRun(config, default_folder(config) if out is None else Path(out), bool(resume))
+    resume, out = bool(request.resume), request.out
+    config = run_config(request.recipe, request.overrides, seed=request.seed, out=out, resume=resume)
+    return ResolvedRun(config, default_folder(config) if out is None else Path(out), resume)
 
 
-def resumed_run(recipe: Recipe | None, out: str | Path | None, resume: Resume, command: str) -> Path | None:
+def resumed_run(request: RunRequest) -> Path | None:
     """The run that is to go on with its own configuration: `resume`, or `recipe` where that is a run's folder. None:
     there is none, a recipe says what to do."""
+    recipe, resume, out = request.recipe, request.resume, request.out
     if isinstance(resume, bool):
         run = Path(recipe) if resume and isinstance(recipe, str | Path) and _may_be_run(recipe) else None
     else:
@@ -87,7 +92,7 @@ def resumed_run(recipe: Recipe | None, out: str | Path | None, resume: Resume, c
         return None
     if out is not None and Path(out).resolve() != run.resolve():
         raise ConfigError(f"out={out}: {run} goes on in its own folder; leave out the other")
-    if (run / CONFIG).is_file() and (started_by := origin_of(run).command) != command:
+    if (run / CONFIG).is_file() and (started_by := origin_of(run).command) != request.command:
         raise ConfigError(f"{run} was begun by palimpsest {started_by}; {resume_command(run)} continues it")
     return run
 
@@ -111,101 +116,73 @@ def resumable(run: Path, progress: Progress) -> Iterator[None]:
 # ---- Calls from Python with objects --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Things:
-    """What `train` takes as objects; None: not given."""
+def resolve_call(
+    request: RunRequest, objects: CallObjects, arguments: Mapping[str, Any], note: Callable[[str], None]
+) -> ResolvedRun:
+    """The run that a call of `train` means, its objects named in the configuration. Raises ConfigError.
 
-    reward: Any = None
-    data: Any = None
-    policy: Any = None
-    callbacks: Any = None
-    model: Any = None
-    tokenizer: Any = None
+    `arguments`: reward, data, policy, callbacks, model and tokenizer, those that were given. `note` gets what is said
+    of keys that were adapted to them.
+    """
+    run = _with_objects(request, objects, arguments, note) if arguments else resolve_run(request)
+    missing = [argument for argument, name in objects_in(run.config).items() if name not in objects.held]
+    if missing:
+        again = ", ".join(f"{argument}=..." for argument in missing)
+        first = f"resume={str(run.folder)!r}" if run.resume else "recipe"
+        raise ConfigError(
+            f"{run.folder}: its configuration names Python objects, which no file holds: give them again, "
+            f"palimpsest.train({first}, {again})"
+        )
+    return run
 
-    @property
-    def named(self) -> list[str]:
-        """The arguments that were given."""
-        return [name for name in self.__slots__ if getattr(self, name) is not None]
+
+def _with_objects(
+    request: RunRequest, objects: CallObjects, arguments: Mapping[str, Any], note: Callable[[str], None]
+) -> ResolvedRun:
+    changed = {key: value for key, value, _ in split_overrides(request.overrides or ())}
+    for key, argument in {**ARGUMENTS, "model.path": "model"}.items():
+        if argument in arguments and argument != "callbacks" and key in changed:
+            raise ConfigError(f"{objects.called}({argument}=...) and the override {key} both name one: leave one out")
+    base = _base_config(request)
+    if "reward" in arguments:
+        objects.take_reward(arguments["reward"])
+    if "policy" in arguments:
+        objects.take_policy(arguments["policy"], None if base is None else base.policy)
+    if "data" in arguments:
+        objects.take_data(arguments["data"])
+    if "callbacks" in arguments:
+        sinks = changed.pop("logging.report_to", base.logging.report_to if base else ())
+        objects.take_callbacks(arguments["callbacks"], sinks)
+    model, tokenizer = arguments.get("model"), arguments.get("tokenizer")
+    if isinstance(model, str | os.PathLike):
+        changed["model.path"] = str(model)
+    elif model is not None or tokenizer is not None:
+        folder = resolve_run(replace(request, overrides=objects.changes | changed)).folder
+        changed["model.path"] = str(write_loaded(model, tokenizer, folder, objects.called))
+    changes = objects.changes | changed
+    run = resolve_run(replace(request, overrides=changes))
+    smaller = {} if "train.batch_size" in changes else _fitting_batch(run, objects, note)
+    return resolve_run(replace(request, overrides=changes | smaller)) if smaller else run
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """What a call of `train` asks for."""
+def _base_config(request: RunRequest) -> RunConfig | None:
+    """The configuration without the objects; None where neither a recipe nor a run is named, which is refused."""
+    run = resumed_run(request)
+    if run is not None:
+        return load_config(run)
+    return None if request.recipe is None else run_config(request.recipe)
 
-    recipe: Recipe | None
-    overrides: Overrides = ()
-    seed: int | None = None
-    out: str | Path | None = None
-    resume: Resume = False
-    adapted: list[str] = field(default_factory=list)
-    """What is said of keys that were adapted to the objects."""
 
-    def run(self, objects: Objects, things: Things) -> RequestedRun:
-        """The run, with the objects named in its configuration. Raises ConfigError."""
-        request = self._with(objects, things) if things.named else self._requested(self.overrides)
-        missing = [argument for argument, name in objects_in(request.config).items() if name not in objects.held]
-        if missing:
-            again = ", ".join(f"{argument}=..." for argument in missing)
-            first = f"resume={str(request.folder)!r}" if request.resume else "recipe"
-            raise ConfigError(
-                f"{request.folder}: its configuration names Python objects, which no file holds: give them again, "
-                f"palimpsest.train({first}, {again})"
-            )
-        return request
-
-    def _with(self, objects: Objects, things: Things) -> RequestedRun:
-        changed = {key: value for key, value, _ in split_overrides(self.overrides)}
-        self._refuse_doubles(objects, things, changed)
-        base = self._base()
-        if things.reward is not None:
-            objects.take_reward(things.reward)
-        if things.policy is not None:
-            objects.take_policy(things.policy, None if base is None else base.policy)
-        if things.data is not None:
-            objects.take_data(things.data)
-        if things.callbacks is not None:
-            sinks = changed.pop("logging.report_to", base.logging.report_to if base else ())
-            objects.take_callbacks(things.callbacks, sinks)
-        if isinstance(things.model, str) or hasattr(things.model, "__fspath__"):
-            changed["model.path"] = str(things.model)
-        elif things.model is not None or things.tokenizer is not None:
-            folder = self._requested(objects.changes | changed).folder
-            changed["model.path"] = str(write_loaded(things.model, things.tokenizer, folder, objects.called))
-        return self._fitted(objects, objects.changes | changed)
-
-    def _requested(self, overrides: Overrides) -> RequestedRun:
-        return requested_run(self.recipe, overrides, seed=self.seed, out=self.out, resume=self.resume)
-
-    def _base(self) -> RunConfig | None:
-        """The configuration without the objects; None where neither a recipe nor a run is named, which is refused."""
-        run = resumed_run(self.recipe, self.out, self.resume, "train")
-        if run is not None:
-            return load_config(run)
-        return None if self.recipe is None else run_config(self.recipe)
-
-    def _refuse_doubles(self, objects: Objects, things: Things, changed: Mapping[str, Any]) -> None:
-        """Raise ConfigError for what is given as an object and in the overrides."""
-        keys = {argument: key for key, argument in ARGUMENTS.items() if argument != "callbacks"} | {
-            "model": "model.path"
-        }
-        for argument in things.named:
-            if keys.get(argument) in changed:
-                raise ConfigError(
-                    f"{objects.called}({argument}=...) and the override {keys[argument]} both name one: leave one out"
-                )
-
-    def _fitted(self, objects: Objects, changes: dict[str, Any]) -> RequestedRun:
-        """With steps that take no more problems than a list holds."""
-        request = self._requested(changes)
-        train, problems = request.config.train, objects.held.get(DATA)
-        if problems is None or "train.batch_size" in changes or len(problems) >= train.batch_size:
-            return request
-        count = len(problems)
-        if (request.folder / CONFIG).is_file() and request.resume:
-            raise ConfigError(
-                f"{problems.called} holds {count} problems, a step of {request.folder} takes {train.batch_size}: "
-                "give the data that the run started with"
-            )
-        self.adapted.append(f"{problems.called} holds {count}: train.batch_size is {count}, not {train.batch_size}")
-        updates = min(train.num_minibatches, count)
-        return self._requested({**changes, "train.batch_size": count, "train.num_minibatches": updates})
+def _fitting_batch(run: ResolvedRun, objects: CallObjects, note: Callable[[str], None]) -> dict[str, int]:
+    """Changes with which a step takes no more problems than the list holds; none where it doesn't."""
+    train, problems = run.config.train, objects.held.get(DATA)
+    if problems is None or len(problems) >= train.batch_size:
+        return {}
+    count = len(problems)
+    if (run.folder / CONFIG).is_file() and run.resume:
+        raise ConfigError(
+            f"{problems.called} holds {count} problems, a step of {run.folder} takes {train.batch_size}: "
+            "give the data that the run started with"
+        )
+    note(f"{problems.called} holds {count}: train.batch_size is {count}, not {train.batch_size}")
+    return {"train.batch_size": count, "train.num_minibatches": min(train.num_minibatches, count)}

@@ -13,7 +13,7 @@ from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.run_comparison import Comparison
-    from palimpsest.evaluation.pairing import Pairing
+    from palimpsest.evaluation.comparison import Pairing
     from palimpsest.evaluation.sample_log import Cell
     from palimpsest.evaluation.statistics import Difference
 
@@ -66,7 +66,7 @@ _COLUMNS = ["", "side", "problems", "ungraded", "accuracy", "95%", "difference",
 
 
 def _show(comparison: Comparison, flips: int) -> None:
-    from palimpsest.cli.output import stdout, table
+    from palimpsest.cli.options import stdout, table
 
     console = stdout(160)
     title = ", ".join(side.name for side in comparison.sides)
@@ -88,7 +88,7 @@ def _show(comparison: Comparison, flips: int) -> None:
 
 
 def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
-    from palimpsest.cli.output import interval, percent
+    from palimpsest.cli.options import interval, percent
 
     figures = comparison.figures[cell][name]
     pairing = comparison.cell_pairings.get(cell, {}).get(name)
@@ -130,7 +130,7 @@ def _sentence(name: str, first: str, pairing: Pairing) -> str:
 
 
 def _show_bands(comparison: Comparison) -> None:
-    from palimpsest.cli.output import percent, stdout, table
+    from palimpsest.cli.options import percent, stdout, table
 
     rows = [
         [comparison.label(b.cell), str(len(b.sides)), *map(percent, (b.mean, b.low, b.high, b.deviation))]
@@ -142,7 +142,7 @@ def _show_bands(comparison: Comparison) -> None:
 
 
 def _show_differs(comparison: Comparison) -> None:
-    from palimpsest.cli.output import stdout, table
+    from palimpsest.cli.options import stdout, table
 
     rows = [[key, *(printable(f"{value!s:.40}") for value in values)] for key, values in comparison.differs.items()]
     if rows:
@@ -151,7 +151,7 @@ def _show_differs(comparison: Comparison) -> None:
 
 
 def _show_flips(comparison: Comparison, name: str, most: int) -> None:
-    from palimpsest.cli.output import stdout
+    from palimpsest.cli.options import stdout
 
     console, flipped = stdout(), comparison.flips[name]
     shown = min(most, len(flipped))
@@ -199,7 +199,7 @@ def probe(
 
     from palimpsest.app.config_resolution import Agent, Remote
     from palimpsest.app.evaluate.length_probe import probe as probe_reads
-    from palimpsest.cli.output import stdout, table
+    from palimpsest.cli.options import stdout, table
     from palimpsest.progress.displays import Terminal
 
     models, overrides = models_and_overrides(words)

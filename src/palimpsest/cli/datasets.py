@@ -47,9 +47,9 @@ def inspect(
       palimpsest data inspect faq.csv --map question=q,answers=gold
       palimpsest data inspect faq.xml --format my_module:MyFormat
     """
-    from palimpsest.cli.output import stdout
+    from palimpsest.cli.options import stdout
     from palimpsest.data.formats.problem_files import ReadOptions
-    from palimpsest.data.sources.problem_source import named_format
+    from palimpsest.data.sources.file_source import named_format
     from palimpsest.report.dataset_summary import inspect_source, render
 
     named = named_columns(columns, file)

@@ -36,7 +36,7 @@ def check(
       palimpsest check my_module:MyRule decay=0.8
     """
     from palimpsest.app.plugin_checks import check as check_contract
-    from palimpsest.cli.output import stdout
+    from palimpsest.cli.options import stdout
     from palimpsest.config.load import split_override
 
     findings = check_contract(name, dict(map(split_override, options or ())), kind)

@@ -114,7 +114,7 @@ def _print(columns: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from palimpsest.cli.output import stdout
+    from palimpsest.cli.options import stdout
 
     made = Table(header_style="bold", box=None, pad_edge=False)
     for number, column in enumerate(columns):

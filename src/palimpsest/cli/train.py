@@ -51,14 +51,14 @@ def train(
       palimpsest train --resume runs/first
       palimpsest train my_recipe.yaml data.train_files=hotpot_train.json data.documents=20
     """
-    from palimpsest.app.resume import requested_run
+    from palimpsest.app.resume import RunRequest, resolve_run
 
-    request = requested_run(recipe, overrides, seed=seed, out=out, resume=resume)
-    with going_on(resumed(request.folder, force=force)):
-        Terminal().message(f"loading {request.config.model.path}")
+    resolved = resolve_run(RunRequest(recipe, overrides, seed, out, resume))
+    with going_on(resumed(resolved.folder, force=force)):
+        Terminal().message(f"loading {resolved.config.model.path}")
         from palimpsest.app.train.training_run import train as train_run  # after the configuration is known to be right
 
-        run = train_run(request.config, out=request.folder, resume=request.resume, force=force)
+        run = train_run(resolved.config, out=resolved.folder, resume=resolved.resume, force=force)
     again = "" if run.finished else f"; {resume_command(run)} goes on"
     Terminal().message(f"{run.steps} of {run.config.train.max_steps} steps, newest checkpoint {run.checkpoint}{again}")
     _print_summary(run.folder)
@@ -67,7 +67,7 @@ def train(
 def _print_summary(folder: Path) -> None:
     """What was gained, three episodes in words, what to do next."""
     from palimpsest.app.train.training_summary import REPORT, training_results
-    from palimpsest.cli.output import stdout
+    from palimpsest.cli.options import stdout
     from palimpsest.text.display_text import visible
 
     results, console = training_results(folder), stdout()
@@ -121,10 +121,10 @@ def sft(
       palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
       palimpsest sft --resume runs/cold-start
     """
-    from palimpsest.app.resume import SFT, requested_run
+    from palimpsest.app.resume import SFT, RunRequest, resolve_run
 
-    request = requested_run(recipe, overrides, command=SFT, seed=seed, out=out, resume=resume)
-    recorded = origin_of(request.folder).detail if request.resume else {}
+    resolved = resolve_run(RunRequest(recipe, overrides, seed, out, resume, SFT))
+    recorded = origin_of(resolved.folder).detail if resolved.resume else {}
     imitated: Imitated | None
     if recorded and records is None and data is None:
         imitated = Imitated.from_json(recorded)
@@ -139,12 +139,12 @@ def sft(
         )
     from palimpsest.app.train import supervised_training as training  # after the configuration is known to be right
 
-    config, folder, done = request.config, request.folder, Terminal()
+    config, folder, done = resolved.config, resolved.folder, Terminal()
     with going_on(resumed(folder, force=force)):
         if imitated is None:
-            finished = training.learn_lessons(config, folder, resume=request.resume, force=force, progress=done)
+            finished = training.learn_lessons(config, folder, resume=resolved.resume, force=force, progress=done)
         else:
-            finished = training.imitate(config, imitated, folder, resume=request.resume, force=force, progress=done)
+            finished = training.imitate(config, imitated, folder, resume=resolved.resume, force=force, progress=done)
     again = f"; {resume_command(folder)} goes on" if finished.interrupted else ""
     steps = (config.cold_start if imitated is None and config.cold_start else config.train).max_steps
     Terminal().message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
@@ -264,7 +264,7 @@ def _show(done: Quickstart) -> None:
         again = _RESUME_SEEDS if done.seeds else f"{resume_command(done.run)} goes on"
         Terminal().message(f"stopped after step {done.run.steps} of {done.run.folder}; {again}")
         return
-    from palimpsest.cli.output import interval, percent, stdout, table
+    from palimpsest.cli.options import interval, percent, stdout, table
 
     results = done.results
     assert results is not None

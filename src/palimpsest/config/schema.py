@@ -14,11 +14,17 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from palimpsest.config.data import GENERATED, DataConfig
-from palimpsest.config.engine import COPIES, ClusterConfig, EmbeddedEngineConfig, EngineConfig
-from palimpsest.config.model import AdapterConfig as AdapterConfig
-from palimpsest.config.model import ModelConfig as ModelConfig
+from palimpsest.config.engine import (
+    COPIES,
+    ClusterConfig,
+    EmbeddedEngineConfig,
+    EngineConfig,
+    LogprobsMode,
+    SamplerConfig,
+)
+from palimpsest.config.engine import AdapterConfig as AdapterConfig
+from palimpsest.config.engine import ModelConfig as ModelConfig
 from palimpsest.config.reward import RewardConfig
-from palimpsest.config.sampler import LogprobsMode, SamplerConfig
 from palimpsest.config.section import Strict
 from palimpsest.plugin_kinds import KINDS, check_name
 

@@ -10,13 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from palimpsest import plugins
-from palimpsest.config.engine import EndpointEngineConfig, OwnEngineConfig, RayEngineConfig
+from palimpsest.config.engine import SHIPPED, EndpointEngineConfig, OwnEngineConfig, RayEngineConfig, model_path
 from palimpsest.config.install_hints import install_line
-from palimpsest.config.model import SHIPPED, model_path
 from palimpsest.config.schema import ModelConfig, RunConfig, is_served
-from palimpsest.engines.embedded.freed_memory import (
-    give_back_freed_memory as give_back_freed_memory,  # imports no torch
-)
 from palimpsest.engines.protocol import Engine, Objective
 from palimpsest.errors import ConfigError, closed_after
 from palimpsest.models.model_folder import check_name, opened
@@ -131,6 +127,13 @@ def write_merged(config: ModelConfig, folder: Path, *, untied: bool) -> None:
     from palimpsest.engines.embedded.model_export import write_merged as write
 
     write(config, folder, untied=untied)
+
+
+def give_back_freed_memory() -> None:
+    """Give memory that the embedded engine keeps for its next tensors back to the system."""
+    from palimpsest.engines.embedded import compute
+
+    compute.give_back_freed_memory()
 
 
 class Closes(Protocol):

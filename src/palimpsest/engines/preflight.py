@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from palimpsest.config.model import SHIPPED, model_path
+from palimpsest.config.engine import SHIPPED, model_path
 from palimpsest.config.schema import ModelConfig, RunConfig, is_served
 from palimpsest.engines.embedded import compute
 from palimpsest.engines.protocol import Objective

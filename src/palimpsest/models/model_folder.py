@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.model import SHIPPED, named
+from palimpsest.config.engine import SHIPPED, named
 from palimpsest.errors import ModelError, PalimpsestError, nearest
 from palimpsest.models.checkpoint_manifest import verify_folder
 from palimpsest.models.model_files import (

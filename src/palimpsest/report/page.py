@@ -33,7 +33,7 @@ from palimpsest.types import Grade, Group
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.memory_diff import Dropped, WordOrigin
 from palimpsest.viewer.export.inline_page import page_files
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 
 REPORT = "report.html"
 

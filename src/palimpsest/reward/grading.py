@@ -1,10 +1,15 @@
-"""Graders and reward layers, with several questions on one reading graded separately.
+"""Graders and reward layers, the reward of a recipe, and several questions on one reading, each graded separately.
 
     Grades    grades an episode, at once or later: string comparison, a judge, a user's own function
     Layer     modifies a grade: rewards of single turns, penalties
 
-Only what waits is a coroutine, so simple layers need none. `reward/compose.py` combines them. `graded` splits an
-episode with several questions, so that graders and layers see one question with its golds and its answer, and averages:
+    answer    reward.name: a shipped comparison, a judge, or the user's own function or class
+    layers    in this order: reward.state, reward.unsupported_penalty,
+              reward.final_answer.constraint_penalty, then those of reward.layers
+
+Evaluation uses the answer alone (`reward.answer`), training the whole `reward`. Only what waits is a coroutine, so
+simple layers need none. `graded` splits an episode with several questions, so that graders and layers see one question
+with its golds and its answer, and averages:
 
     question_1, question_2...   in the breakdown: the value of each answer
     questions                   how many there are
@@ -14,22 +19,31 @@ If one question cannot be graded (its judge is down), the whole episode is ungra
 others would compare rollouts of a group by different questions.
 
 Guaranteed: the event loop is free while a grade is awaited; an error of a shipped grader is raised unchanged; a problem
-of one question gets its grader's grade unchanged.
+of one question gets its grader's grade unchanged; an ungraded episode goes through no layer and stays ungraded.
 Not covered: a shipped grader that blocks, and so delays every episode (reward/custom_reward.py lets a user's function
-block); a value over all questions together (all right or nothing).
+block); a value over all questions together (all right or nothing); layers in another order.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
 from inspect import isawaitable
+from operator import attrgetter
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
-from palimpsest.errors import closed_after
-from palimpsest.reward.custom_reward import fault_of
+from palimpsest import plugins
+from palimpsest.config.reward import LAYERS, REWARDS, RewardConfig
+from palimpsest.errors import ConfigError, closed_after
+from palimpsest.notes import Note
+from palimpsest.reward.answer_match import AnswerJudge, ConstraintLayer, FinalAnswerGrader, MatchGrader
+from palimpsest.reward.custom_reward import Caller, CustomLayer, CustomReward, fault_of
+from palimpsest.reward.judge.model_judge import Judge
+from palimpsest.reward.turn_rewards import FaithfulLayer, StateLayer
+from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
 # ---- Several questions on one reading ------------------------------------------------------------------------
@@ -109,7 +123,7 @@ class Layer(Protocol):
 
 
 async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:
-    """The grade, awaited where it has to be; of several questions, the mean of theirs (this file).
+    """The grade, awaited where it has to be; of several questions, the mean of theirs.
 
     Without a gold there is none. A value, a part or a turn's reward that is no finite number leaves the episode
     ungraded, with the reason.
@@ -147,3 +161,101 @@ async def close(grader: object) -> None:
 async def closing(grader: Grades, work: Coroutine[Any, Any, T]) -> T:
     """Do `work`, then close what the grader has open."""
     return await closed_after(work, lambda: close(grader), "the grader")
+
+
+# ---- The reward a recipe asks for ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What training takes for a grader; `answer` is what evaluation takes."""
+
+    answer: Grades
+    layers: tuple[Layer, ...] = ()
+
+    async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        """The grade of the answer, taken through the layers."""
+        grade = await graded(self.answer, problem, trajectory)
+        for layer in self.layers:
+            if not grade.graded:
+                break
+            further = layer(problem, trajectory, grade)
+            grade = await further if isawaitable(further) else further
+        return grade
+
+    async def close(self) -> None:
+        """Close what the answer's grader and the layers have open: connections, threads."""
+        for part in (self.answer, *self.layers):
+            await close(part)
+
+
+def build_reward(config: RewardConfig, codec: Codec, folder: Path | None = None) -> Reward:
+    """The reward of a recipe, for a model with this codec; `folder` keeps a judge's verdicts.
+
+    Raises ConfigError for an option that the named reward doesn't read, and for an own one that can't be used.
+    """
+    check_reward(config)
+    return Reward(_answer(config, codec, folder), tuple(_layers(config, codec)))
+
+
+def check_reward(config: RewardConfig) -> None:
+    """Refuse, before a model is loaded, what `build_reward` would refuse. Raises ConfigError."""
+    if config.name not in REWARDS:
+        plugins.check("reward", config.name, config.options)
+    elif config.options:
+        raise ConfigError(
+            f"are those of a reward of your own; reward.name={config.name} has none: drop them", key="reward.options"
+        )
+    for layer in config.layers:
+        plugins.check("layer", layer.name, layer.options, options_key=f"reward.layers.{layer.name}")
+
+
+def training_layers(config: RewardConfig) -> list[str]:
+    """The keys of `config` that are layers: training's alone, in no grade of an evaluation."""
+    standing = list[str]()
+    for key in LAYERS:
+        value = attrgetter(key)(config)
+        if isinstance(value, tuple):
+            standing += [f"reward.{key}={layer.name}" for layer in value]
+        elif isinstance(value, float):
+            standing += [f"reward.{key}={value:g}"] if value else []
+        elif value is not None:
+            standing.append(f"reward.{key}")
+    return standing
+
+
+def layers_note(config: RewardConfig) -> Note | None:
+    """Which layers training puts on top of the user's own reward; None for a shipped one, or no layer."""
+    names = training_layers(config)
+    if config.name in REWARDS or not names:
+        return None
+    return Note("training_layers", reward=config.name, layers=", ".join(names))
+
+
+def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
+    if config.name in REWARDS:
+        return shipped_answer(config, folder)
+    call = plugins.build("reward", config.name, config.options, codec=codec)
+    return CustomReward(config.name, Caller(call, config.timeout_s))
+
+
+def shipped_answer(config: RewardConfig, folder: Path | None = None) -> Grades:
+    """What grades answers under a shipped reward, looking at nothing but the answer; `folder` keeps a judge's
+    verdicts."""
+    if config.name == "final_answer":
+        judge: AnswerJudge | None = Judge.open(config.judge, folder) if config.judge else None
+        return FinalAnswerGrader(config.final_answer, judge)
+    return MatchGrader(config.name)
+
+
+def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:
+    if config.state is not None:
+        yield StateLayer(codec, config.state)
+    if config.unsupported_penalty:
+        yield FaithfulLayer(codec, config.unsupported_penalty)
+    if config.final_answer.constraint_penalty:
+        yield ConstraintLayer(config.final_answer.constraint_penalty)
+    for layer in config.layers:
+        key = f"reward.layers.{layer.name}"
+        call = plugins.build("layer", layer.name, layer.options, options_key=key, codec=codec)
+        yield CustomLayer(layer.name, Caller(call, config.timeout_s))

@@ -36,9 +36,8 @@ from starlette.responses import Response
 from palimpsest.engines.open import open_encoder
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.progress.reporter import Progress, Tick
-from palimpsest.retrieval.bm25 import Bm25Index
 from palimpsest.retrieval.dense import DenseIndex
-from palimpsest.retrieval.search import Coalescer, Hit, Index, check_token
+from palimpsest.retrieval.search import Bm25Index, Coalescer, Hit, Index, check_token
 from palimpsest.servers.http_service import (
     Intake,
     Refused,

@@ -270,7 +270,7 @@ _PARTED_IDEOGRAPHS = re.compile(rf"(?<=[{_IDEOGRAPH}]) (?=[{_IDEOGRAPH}])")
 
 
 def undressed(text: str) -> str:
-    """Folded text (this file) without its dress, single spaces.
+    """Folded text without its dress, single spaces.
 
     >>> undressed('"the c++, or c#!"'), undressed("5% – 10%"), undressed("the u.s. wi-fi"), undressed("1,000 - 2,000")
     ('c++ or c#', '5% 10%', 'us wifi', '1000-2000')

@@ -33,7 +33,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from palimpsest.config.model import model_path
+from palimpsest.config.engine import model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.errors import ModelError
 from palimpsest.models.model_files import check_tokenizer, read_object, refusing, token_ids

@@ -34,7 +34,7 @@ from palimpsest.training.step_metrics import Metrics, group_metrics, rates, samp
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 if TYPE_CHECKING:
-    from palimpsest.data.sources.problem_source import ProblemSource
+    from palimpsest.data.sources.file_source import ProblemSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Trajectory
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 from support.command import Run
 from support.small_run import small_run
 

@@ -9,8 +9,8 @@ import pytest
 
 import palimpsest
 from palimpsest.app.evaluate.evaluation_run import evaluate
-from palimpsest.cli.evaluation_output import show_evaluation
-from palimpsest.cli.output import stdout, table
+from palimpsest.cli.evaluate import show_evaluation
+from palimpsest.cli.options import stdout, table
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY
 from palimpsest.progress.displays import Terminal

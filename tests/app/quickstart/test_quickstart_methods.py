@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from palimpsest.app.composition import fitted
-from palimpsest.app.quickstart.quickstart_plan import Grid, asked_quickstart
+from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart
 from palimpsest.app.quickstart.quickstart_results import Results, lead, summary_json, write_report
 from palimpsest.config.load import load_recipe, parse_config, quickstart_names, recipe_names
 from palimpsest.config.schema import PolicyConfig
@@ -19,7 +19,7 @@ from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import EvalSummary, score, summarise
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.registry import build_policy
-from palimpsest.reward.compose import check_reward
+from palimpsest.reward.grading import check_reward
 
 from support.agents import base_codec  # isort: skip
 
@@ -35,7 +35,7 @@ def test_every_recipe_builds_its_policies_and_its_grader(name: str) -> None:
 
 
 def grid(method: str, *overrides: str, seed: int = 0) -> Grid:
-    return Grid(asked_quickstart(method, overrides, seed=seed).config)
+    return Grid(resolve_quickstart(method, overrides, seed=seed).config)
 
 
 @pytest.mark.parametrize("name", quickstart_names())
@@ -62,7 +62,7 @@ def test_each_method_has_a_label_for_every_player(name: str) -> None:
 def test_data_that_does_not_grow_and_sizes_beyond_it_are_rejected(method: str, setting: str, message: str) -> None:
     gone = ["data.curriculum=null", "data.search=null", "cold_start=null"] if setting.startswith("data=") else []
     with pytest.raises(ConfigError, match=message):
-        asked_quickstart(method, [*gone, setting])
+        resolve_quickstart(method, [*gone, setting])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_data_that_does_not_grow_and_sizes_beyond_it_are_rejected(method: str, s
 )
 def test_a_name_stands_for_one_policy_and_a_rivals_for_a_folder(method: str, setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        asked_quickstart(method, [setting])
+        resolve_quickstart(method, [setting])
 
 
 def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:

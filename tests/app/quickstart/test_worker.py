@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from palimpsest.app.quickstart.quickstart_jobs import Worker
 from palimpsest.app.quickstart.quickstart_run import Workers
-from palimpsest.app.quickstart.worker import Worker
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.progress.reporter import Silent
 from support.tasks import WAIT_S, Told, Work
@@ -111,7 +111,7 @@ def test_leaving_ends_a_worker_in_the_middle_of_a_job_and_cancels_what_waits(tmp
 
 PARENT = """
 import asyncio, sys
-from palimpsest.app.quickstart.worker import Worker
+from palimpsest.app.quickstart.quickstart_jobs import Worker
 from support.tasks import Told, Work
 async def work():
     worker = await Worker.start()  # in a script without a guard: workers don't run it again

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from palimpsest.app.composition import open_roles
-from palimpsest.app.train.training_run import Training, prepare
+from palimpsest.app.train.training_run import open_setup, train_in_folder
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
@@ -61,7 +61,7 @@ def test_frozen_roles_play_beside_a_trained_agent_on_its_weights_and_on_their_ow
     model = str(tiny_model_folder)
     settings = config(model, critic={}, sceptic={"model": model})
     with open_run(tmp_path / "run", settings) as folder:
-        asyncio.run(Training(folder).run(settings, prepare(settings, folder.path)))
+        asyncio.run(train_in_folder(folder, settings, open_setup(settings, folder.path)))
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     groups = read_groups(tmp_path / "run" / "trajectories" / "step-000003.jsonl.zst").groups
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]

@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from palimpsest.config.data import SyntheticConfig
+from palimpsest.config.engine import model_path
 from palimpsest.config.load import load_recipe
-from palimpsest.config.model import model_path
 from palimpsest.config.schema import CreditConfig, LossConfig, ModelConfig, OptimConfig, SamplingConfig
 from palimpsest.credit.assign import assign
 from palimpsest.data.synthetic.documents import SyntheticSource

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from palimpsest.config.model import AdapterConfig, ModelConfig
+from palimpsest.config.engine import AdapterConfig, ModelConfig
 from palimpsest.config.schema import OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import adapted, trainable

@@ -16,7 +16,7 @@ from palimpsest.engines.embedded import engine
 
 CHILD = """
 import resource, torch
-from palimpsest.engines.embedded.freed_memory import keep_freed_memory
+from palimpsest.engines.embedded.compute import keep_freed_memory
 assert keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -34,7 +34,7 @@ def test_tensors_of_the_same_sizes_need_no_new_pages() -> None:
 
 GIVING = """
 import psutil, torch
-from palimpsest.engines.embedded.freed_memory import give_back_freed_memory, keep_freed_memory
+from palimpsest.engines.embedded.compute import give_back_freed_memory, keep_freed_memory
 assert keep_freed_memory()
 resident = psutil.Process().memory_info
 tensors = [torch.ones(1 << 18) for _ in range(128)]  # of a megabyte each

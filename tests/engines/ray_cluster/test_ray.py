@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from palimpsest.config.engine import model_path
 from palimpsest.config.load import load_recipe
-from palimpsest.config.model import model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines import process_guard
 from palimpsest.engines.open import open_engine

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from palimpsest.config.sampler import SamplerConfig
+from palimpsest.config.engine import SamplerConfig
 from palimpsest.engines.protocol import Limits
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.engines.vllm.engine import ServedLearner, VllmSampler

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from palimpsest.config.engine import SamplerConfig
 from palimpsest.config.load import load_recipe
-from palimpsest.config.sampler import SamplerConfig
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Limits
 from palimpsest.engines.vllm.engine import ServedLearner, VllmSampler

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.config.sampler import SamplerConfig
+from palimpsest.config.engine import SamplerConfig
 from palimpsest.engines.vllm.server_process import ServerProcess, check_python
 from palimpsest.errors import ConfigError, SamplerError
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from palimpsest.config.engine import SamplerConfig
 from palimpsest.config.load import load_recipe
-from palimpsest.config.sampler import SamplerConfig
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Limits
 from palimpsest.engines.vllm.client import Probe

@@ -23,8 +23,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from palimpsest.config.model import AdapterConfig, ModelConfig
-from palimpsest.config.sampler import SamplerConfig
+from palimpsest.config.engine import AdapterConfig, ModelConfig, SamplerConfig
 from palimpsest.engines.embedded.model_loading import adapted, load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.embedded.weight_transfer import write_untied

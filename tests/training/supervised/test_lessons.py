@@ -16,7 +16,7 @@ import pytest
 from palimpsest.app.quickstart.quickstart_plan import Grid
 from palimpsest.app.train import supervised_training
 from palimpsest.app.train.supervised_training import run_cold_start
-from palimpsest.app.train.training_run import Training, prepare
+from palimpsest.app.train.training_run import open_setup, train_in_folder
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.config.load import load_recipe, parse_config
 from palimpsest.data.synthetic.world import PEOPLE, RELATIONS
@@ -208,7 +208,9 @@ def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, ti
     started: list[str] = []
     for _ in range(2):
         with open_run(tmp_path / "run", config, resume=True) as folder:
-            finished = asyncio.run(Training(folder).run(config, prepare(config, folder.path), started.append))
+            finished = asyncio.run(
+                train_in_folder(folder, config, open_setup(config, folder.path), on_start=started.append)
+            )
         assert finished.step == 1
     assert started == [str(tmp_path / "run" / "cold-start" / "checkpoints" / "step-000002")] * 2
     rows = (tmp_path / "run" / "cold-start" / "metrics.jsonl").read_text().splitlines()
@@ -231,7 +233,7 @@ def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
     lessons = "cold_start={max_steps: 5, batch_size: 2}"
     settings = [f"model.path={tiny_model_folder}", lessons, "policy.options.question_tokens=60"]
     config = load_recipe("rememr1-quickstart", [*settings, "logging.report_to=[jsonl]"])
-    prepared = prepare(config, tmp_path)
+    setup = open_setup(config, tmp_path)
     step = SupervisedTrainer.step
     happens: Callable[[], None] | None = None
 
@@ -241,11 +243,10 @@ def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
         return await step(trainer, number)
 
     def go(name: str) -> Finished:
-        parts = prepared.parts
         work = run_cold_start(
             config,
-            parts.policy,
-            parts.engine.codec,
+            setup.policy,
+            setup.engine.codec,
             tmp_path / name / "cold-start",
             progress=Silent(),
             stop=GracefulStop(),
@@ -262,7 +263,7 @@ def test_a_cold_start_that_was_killed_or_interrupted_comes_to_the_same_weights(
     assert [path.name for path in (tmp_path / "killed" / "cold-start" / "checkpoints").iterdir()] == ["step-000002"]
     happens, started = interrupt, list[str]()
     with open_run(tmp_path / "interrupted", config) as folder:
-        begun = asyncio.run(Training(folder).run(config, prepared, started.append))
+        begun = asyncio.run(train_in_folder(folder, config, setup, on_start=started.append))
     assert (begun.step, begun.interrupted, begun.checkpoint.name, started) == (0, True, "step-000004", [])
     assert not (tmp_path / "interrupted" / "metrics.jsonl").exists()
     happens = None

@@ -13,7 +13,7 @@ from palimpsest.app.agent.play import Episode, in_words
 from palimpsest.app.composition import OpenAgent, with_agent
 from palimpsest.app.config_resolution import Agent, Recipe, Remote, model_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
-from palimpsest.app.python_objects import Objects, as_folder
+from palimpsest.app.python_objects import CallObjects, as_folder
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.files.text_files import TextDocument, read_files
@@ -159,10 +159,10 @@ async def ask_async(
     no error: `outcome` and `failure` tell.
     """
     questions = _questions(question)
-    things = Objects("palimpsest.ask", model)
+    objects = CallObjects("palimpsest.ask", model)
     shown = progress or suitable_progress(quiet=quiet)
-    with things.in_scope(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
-        policy, overrides = things.agent(policy, overrides, None)
+    with objects.in_scope(), as_folder(model, tokenizer, None, objects.called) as (model, tokenizer):
+        policy, overrides = objects.agent(policy, overrides, None)
         remote = Remote.named(base_url, api_key_env, tokenizer)
         config = Agent(model, policy, recipe, overrides, seed, remote).config({})
         model_folder(model, (lambda line: None) if quiet else (lambda line: warnings.warn(line, stacklevel=3)))

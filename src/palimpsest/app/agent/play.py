@@ -12,15 +12,14 @@ from palimpsest.app.composition import OpenAgent, with_agent
 from palimpsest.app.config_resolution import Agent, Recipe, Remote
 from palimpsest.app.evaluate.evaluation_data import as_problems
 from palimpsest.app.python_calls import Table, blocking
-from palimpsest.app.python_objects import Objects, as_folder, check_problem, problems_of
+from palimpsest.app.python_objects import CallObjects, as_folder, check_problem, problems_of
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.errors import ConfigError
 from palimpsest.events import DocumentTruncated
 from palimpsest.metrics.reading_trace import GroupTexts, memories
-from palimpsest.reward.compose import build_reward
-from palimpsest.reward.grading import closing, graded
+from palimpsest.reward.grading import build_reward, closing, graded
 from palimpsest.rollout.episode import failure
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
@@ -148,9 +147,9 @@ async def play_async(
 
     Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
     """
-    things = Objects("palimpsest.play", model)
-    with things.in_scope(), as_folder(model, tokenizer, None, things.called) as (model, tokenizer):
-        policy, overrides = things.agent(policy, overrides, reward)
+    objects = CallObjects("palimpsest.play", model)
+    with objects.in_scope(), as_folder(model, tokenizer, None, objects.called) as (model, tokenizer):
+        policy, overrides = objects.agent(policy, overrides, reward)
         remote = Remote.named(base_url, api_key_env, tokenizer)
         agent = Agent(model, policy, recipe, overrides, seed, remote)
         config = agent.config({})

@@ -29,10 +29,10 @@ from palimpsest.app.composition import weights_fingerprint
 from palimpsest.app.config_resolution import on_embedded
 from palimpsest.app.evaluate.regrading import with_judge_address
 from palimpsest.app.resume import COLD_START
+from palimpsest.config.engine import named
 from palimpsest.config.load import parse_config
-from palimpsest.config.model import named
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES, read_episodes
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, SUMMARY, Cell, read_identity, read_object, read_samples

@@ -35,8 +35,7 @@ from palimpsest.memory.overwrite import Document, OverwritePolicy
 from palimpsest.memory.policy import Teachable
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.metrics.reading_trace import GroupTexts, last_memory, readings
-from palimpsest.reward.compose import build_reward
-from palimpsest.reward.grading import closing, graded
+from palimpsest.reward.grading import build_reward, closing, graded
 from palimpsest.rollout.episode import failure, play
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.runs.folder_guard import refuse_inside
@@ -269,7 +268,7 @@ async def _play(
         key=origin.key,
         group_id=recorded.group_id,
         rollout=recorded.rollout,
-        roles=agent.cast.roles,
+        roles=agent.roles.samplers,
         prepare=prepare,
         recorded=turns,
     )

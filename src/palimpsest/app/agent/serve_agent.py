@@ -17,8 +17,7 @@ from palimpsest.app.agent.ask_files import result_of
 from palimpsest.app.composition import OpenAgent, fitted, open_agent, weights_fingerprint
 from palimpsest.app.config_resolution import Agent
 from palimpsest.app.python_calls import finish
-from palimpsest.config.engine import EndpointEngineConfig
-from palimpsest.config.model import model_path
+from palimpsest.config.engine import EndpointEngineConfig, model_path
 from palimpsest.config.schema import PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.engines.open import give_back_freed_memory
 from palimpsest.engines.protocol import SamplerStats
@@ -222,7 +221,7 @@ class ServedAgent:
             group_id="ask",
             rollout=0,
             timeout_s=timeout_s,
-            roles=self._opened.cast.roles,
+            roles=self._opened.roles.samplers,
             prepare=lambda: plan.prepared,
             on_turn=on_turn,
             on_token=on_token,

@@ -24,8 +24,7 @@ from palimpsest.config.data import DataConfig, SearchDataConfig, Sources, listed
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.fingerprints import MANIFEST, sets_of
 from palimpsest.data.formats.problem_files import read_problems as file_problems
-from palimpsest.data.sources.file_source import FileSource, SourceProblems
-from palimpsest.data.sources.problem_source import build_source, rows_left_out
+from palimpsest.data.sources.file_source import FileSource, SourceProblems, build_source, rows_left_out
 from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.evaluation.episode_files import EPISODES

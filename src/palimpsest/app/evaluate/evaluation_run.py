@@ -20,11 +20,10 @@ from palimpsest.app.evaluate.evaluation_plan import EvalPlan, EvalRequest, polic
 from palimpsest.app.evaluate.evaluation_result import Evaluation, report_evaluation
 from palimpsest.app.evaluate.regrading import regrade as regrade_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
-from palimpsest.app.python_objects import Objects, as_folder
+from palimpsest.app.python_objects import CallObjects, as_folder
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.sources.file_source import outlines
-from palimpsest.data.sources.problem_source import left_out
+from palimpsest.data.sources.file_source import left_out, outlines
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
@@ -40,8 +39,7 @@ from palimpsest.evaluation.summary import by_player
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress, Tick
-from palimpsest.reward.compose import build_reward, check_reward
-from palimpsest.reward.grading import closing
+from palimpsest.reward.grading import build_reward, check_reward, closing
 
 PROBLEM_LIST = "problems"
 """What stands for the data where problems themselves were given."""
@@ -102,7 +100,7 @@ async def evaluate_async(
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
     shown = progress or suitable_progress(quiet=quiet)
-    things, folder = Objects("palimpsest.evaluate", model), None if out is None else Path(out)
+    objects, folder = CallObjects("palimpsest.evaluate", model), None if out is None else Path(out)
     if regrade is not None:
         sizes = {"documents": documents, "chunks": chunks, "objectives": objectives, "corpus": corpus, "limit": limit}
         options = {"data": data, "policy": policy, "reward": reward, "recipe": recipe, "base_url": base_url, **sizes}
@@ -110,10 +108,10 @@ async def evaluate_async(
             raise ConfigError(f"{extra[0]}: nothing is played with --regrade; drop it and give reward.name")
         return await regrade_folder(Path(regrade), overrides, model=model, out=folder, progress=shown)
     with (
-        things.in_scope(),
-        as_folder(EMBEDDED if model is None else model, tokenizer, folder, things.called) as (model, tokenizer),
+        objects.in_scope(),
+        as_folder(EMBEDDED if model is None else model, tokenizer, folder, objects.called) as (model, tokenizer),
     ):
-        policy, overrides = things.agent(policy, overrides, reward, logged=out is not None)
+        policy, overrides = objects.agent(policy, overrides, reward, logged=out is not None)
         source, problems = split_data(data)
         if problems is not None and any(value is not None for value in (documents, chunks, objectives, corpus, limit)):
             raise ConfigError("evaluate: a list of problems takes no documents, chunks, objectives, corpus or limit")

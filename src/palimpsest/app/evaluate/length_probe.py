@@ -12,7 +12,7 @@ from palimpsest.app.config_resolution import Agent, evaluation_config
 from palimpsest.app.python_calls import finish
 from palimpsest.config.data import LONGEST
 from palimpsest.config.schema import RunConfig
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.runner import Entry
@@ -23,8 +23,7 @@ from palimpsest.memory.registry import admit_all, build_policy, policy_class
 from palimpsest.metrics.hazards import HOLDS, SIGHTS, WANTED, Hazards, near_miss_share
 from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.progress.reporter import Progress
-from palimpsest.reward.compose import build_reward
-from palimpsest.reward.grading import closing
+from palimpsest.reward.grading import build_reward, closing
 from palimpsest.types import Grade, Problem, Trajectory
 
 

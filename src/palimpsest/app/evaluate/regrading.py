@@ -45,8 +45,7 @@ from palimpsest.evaluation.sample_log import (
 from palimpsest.evaluation.summary import EvalSummary, by_player, summarise
 from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress
-from palimpsest.reward.compose import shipped_answer, training_layers
-from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded
+from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded, shipped_answer, training_layers
 from palimpsest.types import Outcome, Problem, Question, Trajectory
 
 _AT_ONCE = 256  # gradings under way; a judge bounds its own requests

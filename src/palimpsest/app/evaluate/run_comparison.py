@@ -21,8 +21,7 @@ from typing import Any
 from palimpsest.app.python_calls import Table
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.evaluation import comparison
-from palimpsest.evaluation.comparison import SideBySide, as_one_agent, settings_of_evaluation, settings_of_run
-from palimpsest.evaluation.pairing import Flip
+from palimpsest.evaluation.comparison import Flip, SideBySide, as_one_agent, settings_of_evaluation, settings_of_run
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, Cell, logs_below, read_identity, read_log, read_object
 from palimpsest.evaluation.summary import interval_notes
 from palimpsest.notes import Note

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from palimpsest.app.composition import policy_of
 from palimpsest.app.config_resolution import check_quickstart
-from palimpsest.app.resume import QUICKSTART, RequestedRun, Resume, requested_run, resumed_run
+from palimpsest.app.resume import QUICKSTART, ResolvedRun, Resume, RunRequest, resolve_run, resumed_run
 from palimpsest.config.data import GENERATED, LONGEST, SearchDataConfig
 from palimpsest.config.load import Overrides, quickstart_names
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.sources.problem_source import build_source
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.runner import Entry
 from palimpsest.evaluation.sample_log import Cell
@@ -149,27 +149,28 @@ class Grid:
 # ---- Which quickstart is meant -------------------------------------------------------------------------------
 
 
-def asked_quickstart(
+def resolve_quickstart(
     method: str | None,
     overrides: Overrides = (),
     *,
     seed: int | None = None,
     out: str | Path | None = None,
     resume: Resume = False,
-) -> RequestedRun:
+) -> ResolvedRun:
     """The quickstart that these options mean. Raises ConfigError, or RunError for a folder without a run."""
     folder = Path(out or FOLDER)
     if resume is True and method is None and (folder / CONFIG).is_file():
         resume = folder
-    run = resumed_run(None if method in quickstart_names() else method, out, resume, QUICKSTART)
+    named = None if method in quickstart_names() else method
+    run = resumed_run(RunRequest(named, overrides, seed, out, resume, QUICKSTART))
     if run is not None:
-        asked = requested_run(None, overrides, command=QUICKSTART, seed=seed, resume=run)
+        request = RunRequest(None, overrides, seed, None, run, QUICKSTART)
     else:
         check_quickstart(method or METHOD)
-        recipe = f"{method or METHOD}-quickstart"
-        asked = requested_run(recipe, overrides, command=QUICKSTART, seed=seed or 0, out=folder, resume=resume)
-    _check(asked.config)
-    return asked
+        request = RunRequest(f"{method or METHOD}-quickstart", overrides, seed or 0, folder, resume, QUICKSTART)
+    resolved = resolve_run(request)
+    _check(resolved.config)
+    return resolved
 
 
 def _check(config: RunConfig) -> None:
@@ -202,9 +203,9 @@ def _check_names(config: RunConfig) -> None:
         raise ConfigError(f"evaluation.labels: {twice} is the label of two players; give each its own")
 
 
-def asked_seeds(
+def resolve_seeds(
     method: str | None, overrides: Overrides, seeds: Sequence[int], *, out: str | Path | None, resume: bool, force: bool
-) -> list[RequestedRun]:
+) -> list[ResolvedRun]:
     """The quickstarts that these options mean. Raises ConfigError, or RunError for a folder that holds a run."""
     folder = Path(out or SEEDS_FOLDER)
     if not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < max(2, len(seeds)):
@@ -214,9 +215,9 @@ def asked_seeds(
     if (folder / CONFIG).is_file():
         raise RunError(f"{folder} holds a run itself: give another folder for the runs of several seeds")
     each = [
-        asked_quickstart(method, overrides, seed=seed, out=folder / f"seed-{seed}", resume=resume) for seed in seeds
+        resolve_quickstart(method, overrides, seed=seed, out=folder / f"seed-{seed}", resume=resume) for seed in seeds
     ]
-    there = [asked.folder for asked in each if (asked.folder / CONFIG).is_file()]
+    there = [run.folder for run in each if (run.folder / CONFIG).is_file()]
     if there and not (resume or force):
         raise RunError(
             f"{there[0]} holds a run: the same call with --resume continues the seeds, --force moves them aside "

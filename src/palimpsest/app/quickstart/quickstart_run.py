@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.app.python_calls import Table, blocking, suitable_progress
-from palimpsest.app.quickstart.quickstart_jobs import BaselineTraining, Shard, samples_of
-from palimpsest.app.quickstart.quickstart_plan import Grid, asked_quickstart, asked_seeds
+from palimpsest.app.quickstart.quickstart_jobs import BaselineTraining, Shard, Worker, WorkerJob, samples_of
+from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart, resolve_seeds
 from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, publish, results_of
-from palimpsest.app.quickstart.worker import Worker, WorkerJob
-from palimpsest.app.resume import QUICKSTART, RequestedRun, Resume, resumable
+from palimpsest.app.resume import QUICKSTART, ResolvedRun, Resume, resumable
 from palimpsest.app.train.run_handle import Run
-from palimpsest.app.train.training_run import Prepared, Training, prepare
+from palimpsest.app.train.training_run import Setup, open_setup, train_in_folder
 from palimpsest.config.load import Overrides, dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
@@ -134,19 +133,19 @@ async def quickstart_async(
             raise ConfigError("quickstart: seeds takes no seed, and resume=True with `out` in place of a folder")
         if not isinstance(seeds, Sequence) or isinstance(seeds, str):
             raise ConfigError(f"quickstart: seeds={seeds!r}: give two or more whole numbers, such as (0, 1, 2)")
-        several = asked_seeds(method, overrides, seeds, out=out, resume=resume, force=force)
+        several = resolve_seeds(method, overrides, seeds, out=out, resume=resume, force=force)
         return await _of_seeds(several, force=force, progress=watching, stop=stopped)
-    asked = asked_quickstart(method, overrides, seed=seed, out=out, resume=resume)
-    return await _of_one(asked, force=force, progress=watching, stop=stopped)
+    run = resolve_quickstart(method, overrides, seed=seed, out=out, resume=resume)
+    return await _of_one(run, force=force, progress=watching, stop=stopped)
 
 
-async def _of_one(asked: RequestedRun, *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
-    config, out, started = asked.config, asked.folder, time.monotonic()
-    prepared = await asyncio.to_thread(prepare, config, out)
-    _admit(config, prepared)
+async def _of_one(run: ResolvedRun, *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
+    config, out, started = run.config, run.folder, time.monotonic()
+    setup = await asyncio.to_thread(open_setup, config, out)
+    _admit(config, setup)
     plan, origin = _plan(config), RunOrigin(QUICKSTART)
     with (
-        open_run(out, config, resume=asked.resume, force=force, on_warning=progress.message, origin=origin) as folder,
+        open_run(out, config, resume=run.resume, force=force, on_warning=progress.message, origin=origin) as folder,
         resumable(out, progress),
         progress.stages(plan) as staged,
     ):
@@ -155,7 +154,7 @@ async def _of_one(asked: RequestedRun, *, force: bool, progress: Progress, stop:
             trainings = _trainings(config, out)
             trained = {name: workers.begin(workers.do, job) for name, job in trainings.items()}
             before = _evaluation_before(config, out, workers)
-            finished = await Training(folder, staged, stop).run(config, prepared, before)
+            finished = await train_in_folder(folder, config, setup, progress=staged, stop=stop, on_start=before)
             if finished.interrupted:
                 return Quickstart(Run(out), None)
             models = {config.evaluation.agent: str(finished.checkpoint)}
@@ -167,13 +166,13 @@ async def _of_one(asked: RequestedRun, *, force: bool, progress: Progress, stop:
 
 
 async def _of_seeds(
-    several: Sequence[RequestedRun], *, force: bool, progress: Progress, stop: GracefulStop
+    several: Sequence[ResolvedRun], *, force: bool, progress: Progress, stop: GracefulStop
 ) -> Quickstart:
     """One after the other, to the last or to an interrupt, and their report."""
     done, results = list[Quickstart](), list[Results]()
-    for number, asked in enumerate(several, 1):
-        progress.message(f"seed {asked.config.seed}, {number} of {len(several)}")
-        done.append(await _of_one(asked, force=force, progress=progress, stop=stop))
+    for number, run in enumerate(several, 1):
+        progress.message(f"seed {run.config.seed}, {number} of {len(several)}")
+        done.append(await _of_one(run, force=force, progress=progress, stop=stop))
         if (own := done[-1].results) is None:
             return replace(done[-1], seeds=tuple(done))
         results.append(own)
@@ -269,9 +268,9 @@ def _trainings(config: RunConfig, out: Path) -> dict[str, BaselineTraining]:
     return found
 
 
-def _admit(config: RunConfig, prepared: Prepared) -> None:
+def _admit(config: RunConfig, setup: Setup) -> None:
     """Refuse now what the evaluation would refuse after training: a policy whose budgets the model can't hold."""
-    engine, grid = prepared.parts.engine, Grid(config)
+    engine, grid = setup.engine, Grid(config)
     problems = grid.problems(grid.telling)
     for policy in (config.policy, *grid.others.values()):
         admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)

@@ -15,29 +15,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from palimpsest.app.composition import Evaluator, Parts, build_parts, policy_of
+from palimpsest.app.composition import Evaluator, OpenRoles, open_roles, policy_of
 from palimpsest.app.config_resolution import Recipe
 from palimpsest.app.python_calls import blocking, suitable_progress
-from palimpsest.app.python_objects import Objects, objects_in
-from palimpsest.app.resume import COLD_START, Asking, Resume, Things, resumable
+from palimpsest.app.python_objects import CallObjects, objects_in
+from palimpsest.app.resume import COLD_START, Resume, RunRequest, resolve_call, resumable
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.supervised_training import run_cold_start
 from palimpsest.app.train.training_summary import report_training
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
+from palimpsest.credit.assign import build_rule
 from palimpsest.data.fingerprints import Contents
-from palimpsest.data.sources.file_source import FileSource, SearchFileSource
-from palimpsest.data.sources.problem_source import ProblemSource, build_source, left_out, rows_left_out
-from palimpsest.engines.open import check_models, check_state, using
+from palimpsest.data.sources.file_source import (
+    FileSource,
+    ProblemSource,
+    SearchFileSource,
+    build_source,
+    left_out,
+    rows_left_out,
+)
+from palimpsest.engines.open import check_models, check_state, open_engine, using
+from palimpsest.engines.protocol import Engine
 from palimpsest.errors import PalimpsestError, ProcessesLost
 from palimpsest.evaluation.runner import Entry, summaries_of
 from palimpsest.evaluation.sample_log import Cell
+from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, evaluated
 from palimpsest.notes import Note
 from palimpsest.plugins import check_all
 from palimpsest.progress.reporter import Progress, Silent
-from palimpsest.reward.compose import build_reward, layers_note
-from palimpsest.reward.grading import Grades, closing
+from palimpsest.reward.grading import Grades, build_reward, check_reward, closing, layers_note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.jsonl_rows import read_rows, whole
@@ -165,16 +173,18 @@ async def train_async(
     Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
     """
     shown = progress or suitable_progress(quiet=quiet)
-    objects = Objects("palimpsest.train", resume)
+    objects = CallObjects("palimpsest.train", resume)
+    arguments = {
+        "reward": reward, "data": data, "policy": policy, "callbacks": callbacks, "model": model, "tokenizer": tokenizer
+    }  # fmt: skip
     with objects.in_scope():
-        asking = Asking(recipe, overrides, seed, out, resume)
-        spec = asking.run(objects, Things(reward, data, policy, callbacks, model, tokenizer))
-        for line in asking.adapted:
-            shown.message(line)
+        request = RunRequest(recipe, overrides, seed, out, resume)
+        given = {name: value for name, value in arguments.items() if value is not None}
+        run = resolve_call(request, objects, given, shown.message)
         await run_training(
-            spec.config, spec.folder, resume=spec.resume, force=force, progress=shown, stop=stop or GracefulStop()
+            run.config, run.folder, resume=run.resume, force=force, progress=shown, stop=stop or GracefulStop()
         )
-    return Run(spec.folder, objects.held)
+    return Run(run.folder, objects.held)
 
 
 train = blocking(train_async)
@@ -186,35 +196,30 @@ async def run_training(
     """`train` of a configuration."""
     if resume and (saved := checkpoint_paths(out / CHECKPOINTS)):
         check_state(config, saved[-1])  # a resume that is refused changes nothing
-    prepared = await asyncio.to_thread(
-        prepare, config, out
-    )  # before the folder: a mistake corrected is a run begun, not one to resume
+    setup = await asyncio.to_thread(open_setup, config, out)  # before the folder: a corrected mistake is a new run
+    arguments = objects_in(config)
+    origin = RunOrigin(detail={GIVEN: list(arguments)} if arguments else {})
     with (
-        open_run(
-            out, config, resume=resume, force=force, on_warning=progress.message, origin=_origin(config)
-        ) as folder,
+        open_run(out, config, resume=resume, force=force, on_warning=progress.message, origin=origin) as folder,
         resumable(out, progress),
     ):
-        training = Training(folder, progress, stop)
 
         async def attempt(again: bool) -> Finished:
-            return await training.run(config, await asyncio.to_thread(prepare, config, out) if again else prepared)
+            current = await asyncio.to_thread(open_setup, config, out) if again else setup
+            return await train_in_folder(folder, config, current, progress=progress, stop=stop)
 
         finished = await restarting(folder, config.cluster.max_restarts, attempt)
         await asyncio.to_thread(report_training, out)
         return finished
 
 
-def _origin(config: RunConfig) -> RunOrigin:
-    arguments = objects_in(config)
-    return RunOrigin(detail={GIVEN: list(arguments)} if arguments else {})
-
-
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Setup:
     """What a run needs besides its folder, loaded and checked."""
 
-    parts: Parts
+    engine: Engine
+    policy: MemoryPolicy
+    roles: OpenRoles
     source: ProblemSource
     held_out: Sequence[Problem] | None
     """Problems of the evaluation during training; None: there is none."""
@@ -224,13 +229,14 @@ class Prepared:
     """`Contents.to_json` of the problems of files (`train`) and of `held_out`; no `train` where problems are drawn."""
 
 
-def prepare(config: RunConfig, out: Path) -> Prepared:
+def open_setup(config: RunConfig, out: Path) -> Setup:
     """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems.
 
-    `out` is the folder that the run has, or is to have; servers print there.
+    `out` is the folder that the run has, or is to have; servers print there. Cheap parts come first, so that a wrong
+    option is named before a model is loaded.
     """
-    check_all(config)  # cheap refusals come before the model is loaded
-    policy_of(config)
+    check_all(config)
+    policy = policy_of(config)
     check_sinks(config)
     check_models(config)
     source = build_source(config.data, config.seed, split="train")
@@ -240,86 +246,89 @@ def prepare(config: RunConfig, out: Path) -> Prepared:
         evaluated = build_source(config.data, config.seed, split="eval")
         held_out = evaluated.problems(step=0, count=config.evaluation.problems)
         skipped |= dict.fromkeys(rows_left_out(evaluated))
-    parts = build_parts(config, out)
-    limits = parts.engine.limits
+    build_rule(config.credit)
+    check_reward(config.reward)
+    engine = open_engine(config, objective="policy", folder=out)
+    roles, limits = open_roles(config, engine.codec), engine.limits
     read, held = Contents(source.questions if isinstance(source, SearchFileSource) else ()), Contents()
     for problems in (
         read.watching(source) if isinstance(source, FileSource) else first,
         held.watching(held_out or ()),
     ):
-        admit_all(parts.policy, problems, parts.engine.codec, limits.max_context, limits.note)
+        admit_all(policy, problems, engine.codec, limits.max_context, limits.note)
     contents = {} if held_out is None else {"held_out": held.to_json()}
     if isinstance(source, FileSource | SearchFileSource):
         contents |= {"train": read.to_json()}
-    return Prepared(parts, source, held_out, tuple(skipped), contents)
+    return Setup(engine, policy, roles, source, held_out, tuple(skipped), contents)
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """A training in an open run folder."""
-
-    folder: RunFolder
-    progress: Progress = field(default_factory=Silent)
-    stop: GracefulStop = field(default_factory=GracefulStop)
-
-    async def run(
-        self, config: RunConfig, prepared: Prepared, on_start: Callable[[str], None] = lambda _: None
-    ) -> Finished:
-        """Train `config`, after its cold start if it has one; `on_start` is told the model that training with rewards
-        starts from."""
-        if note := layers_note(config.reward):
-            self.progress.message(note)
-        if config.cold_start is not None:
-            parts = prepared.parts
-            cold_start = await run_cold_start(
-                config,
-                parts.policy,
-                parts.engine.codec,
-                self.folder.path / COLD_START,
-                progress=self.progress,
-                stop=self.stop,
-                warn=self.folder.warn,
-            )
-            if cold_start.interrupted:
-                return Finished(0, True, cold_start.checkpoint)
-            model = config.model.model_copy(update={"path": str(cold_start.checkpoint)})
-            config = config.model_copy(update={"model": model})
-            await parts.engine.close()
-            await parts.cast.close()
-            prepared = await asyncio.to_thread(prepare, config, self.folder.path)
-        if prepared.skipped:
-            self.folder.warn(left_out(prepared.skipped))
-        on_start(config.model.path)
-        with self.folder.keeping_warnings():
-            return await self._with_rewards(config, prepared)
-
-    async def _with_rewards(self, config: RunConfig, prepared: Prepared) -> Finished:
-        parts = prepared.parts
-        assert parts.engine.learner is not None
-        if note := parts.engine.limits.note:
-            self.progress.message(note)
-        reward = build_reward(config.reward, parts.engine.codec, self.folder.path)
-        trainer = Trainer(
-            config=config,
-            folder=self.folder,
-            codec=parts.engine.codec,
-            sampler=parts.engine.sampler,
-            learner=parts.engine.learner,
-            policy=parts.policy,
-            source=prepared.source,
-            contents=prepared.contents,
-            grader=reward,
-            roles=parts.cast.roles,
-            loggers=build_loggers(config, self.folder, self.progress),
-            evaluate=None if prepared.held_out is None else _held_out(config, parts, reward.answer, prepared.held_out),
-            stop=self.stop,
+async def train_in_folder(
+    folder: RunFolder,
+    config: RunConfig,
+    setup: Setup,
+    *,
+    progress: Progress | None = None,
+    stop: GracefulStop | None = None,
+    on_start: Callable[[str], None] = lambda _: None,
+) -> Finished:
+    """Train in an open run folder, after the cold start if there is one; `on_start` gets the path of the model that
+    training with rewards starts from."""
+    progress, stop = progress or Silent(), stop or GracefulStop()
+    if note := layers_note(config.reward):
+        progress.message(note)
+    if config.cold_start is not None:
+        cold_start = await run_cold_start(
+            config,
+            setup.policy,
+            setup.engine.codec,
+            folder.path / COLD_START,
+            progress=progress,
+            stop=stop,
+            warn=folder.warn,
         )
-        return await using(parts.engine, using(parts.cast, closing(reward, trainer.run())))
+        if cold_start.interrupted:
+            return Finished(0, True, cold_start.checkpoint)
+        model = config.model.model_copy(update={"path": str(cold_start.checkpoint)})
+        config = config.model_copy(update={"model": model})
+        await setup.engine.close()
+        await setup.roles.close()
+        setup = await asyncio.to_thread(open_setup, config, folder.path)
+    if setup.skipped:
+        folder.warn(left_out(setup.skipped))
+    on_start(config.model.path)
+    with folder.keeping_warnings():
+        return await _train_with_rewards(folder, config, setup, progress, stop)
 
 
-def _held_out(config: RunConfig, parts: Parts, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
+async def _train_with_rewards(
+    folder: RunFolder, config: RunConfig, setup: Setup, progress: Progress, stop: GracefulStop
+) -> Finished:
+    engine = setup.engine
+    assert engine.learner is not None
+    if note := engine.limits.note:
+        progress.message(note)
+    reward = build_reward(config.reward, engine.codec, folder.path)
+    trainer = Trainer(
+        config=config,
+        folder=folder,
+        codec=engine.codec,
+        sampler=engine.sampler,
+        learner=engine.learner,
+        policy=setup.policy,
+        source=setup.source,
+        contents=setup.contents,
+        grader=reward,
+        roles=setup.roles.samplers,
+        loggers=build_loggers(config, folder, progress),
+        evaluate=None if setup.held_out is None else _held_out(config, setup, reward.answer, setup.held_out),
+        stop=stop,
+    )
+    return await using(engine, using(setup.roles, closing(reward, trainer.run())))
+
+
+def _held_out(config: RunConfig, setup: Setup, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
     """The hook that measures held-out problems every `train.eval_steps` steps."""
-    evaluator = Evaluator(config, parts.engine, grader, cast=parts.cast)
+    evaluator = Evaluator(config, setup.engine, grader, roles=setup.roles)
     cell = Cell("eval", None, None, config.policy.name)
     entries = [Entry(cell, build_policy(evaluated(config.policy)), problems)]
 

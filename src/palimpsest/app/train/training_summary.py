@@ -19,8 +19,8 @@ from statistics import fmean, variance
 from typing import Any
 
 from palimpsest.app.python_objects import objects_in
+from palimpsest.config.engine import model_path
 from palimpsest.config.load import dump_config
-from palimpsest.config.model import model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import T_975

@@ -119,7 +119,7 @@ class ReadOptions:
     corpus: str | Path | None = None
     """The file that document indices refer to."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Ours to the file's (this file)."""
+    """Ours to the file's."""
     skip_missing_gold: bool = False
     """Leave out rows whose gold paragraph isn't there, instead of raising."""
     split_questions: bool = False

@@ -1,4 +1,6 @@
-"""File data source: problems shuffled every epoch for training, in file order for evaluation.
+"""Where training and evaluation get their problems: drawn ones, or those of files.
+
+Problems of files are shuffled every epoch for training, and in file order for evaluation.
 
 An epoch is one keyed shuffle; problems that don't fill a step are left out. Rounds after the first (replacing dropped
 groups) page through one more shuffle for the step. Training needs a gold for every question and rejects a problem
@@ -9,9 +11,11 @@ questions. If that is several numbers, their sequence is drawn once, so that eve
 
     5 questions, objectives (1, 2)      sizes 2 1 2        epoch 0: ca e bd        epoch 1: eb a dc
 
-Guaranteed: a pure function of (seed, step, round, size); no question comes twice in a step, nor in an epoch of one
-size; evaluation takes the first problems of one fixed deal, or of single questions the first of the file; memory holds
-no long document: it is read from disk, and contexts are assembled from shared paragraphs, when a problem is built.
+Guaranteed: a pure function of (seed, step, round, size), so resuming needs no state; an epoch shows every problem once,
+except those that don't fill a step (the file's last rows where `data.shuffle` is false); no question comes twice in a
+step, nor in an epoch of one size; evaluation takes the first problems of one fixed deal, or of single questions the
+first of the file; memory holds no long document: it is read from disk, and contexts are assembled from shared
+paragraphs, when a problem is built.
 Not covered: paragraphs of files larger than memory; passages of search problems (data/formats/corpus.py reads them);
 two questions of one problem that are equal or answer each other; rows that ask several questions already, which are
 read without `data.search`.
@@ -20,12 +24,15 @@ read without `data.search`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, overload
+from pathlib import Path
+from typing import Any, Literal, Protocol, overload
 
+from palimpsest.config.data import DataConfig, SearchDataConfig
 from palimpsest.data.assemble import ANYWHERE, Corpus, Placing, assemble, check_fixed, room
+from palimpsest.data.formats.custom_format import DataFormat, custom_format
 from palimpsest.data.formats.problem_files import (
     AS_IT_IS,
     Paths,
@@ -36,7 +43,12 @@ from palimpsest.data.formats.problem_files import (
     refuse_ungraded,
 )
 from palimpsest.data.record import LONG, DocumentStore, Objective, Record, search_problem
-from palimpsest.errors import DataError
+from palimpsest.data.synthetic.documents import SyntheticSource
+from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
+from palimpsest.data.synthetic.search_problems import SyntheticSearchSource
+from palimpsest.errors import DataError, nearest
+from palimpsest.notes import Note
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.seeding import keyed_random
 from palimpsest.types import Problem
 
@@ -313,3 +325,74 @@ def _spans(total: int, sizes: tuple[int, ...], seed: int) -> tuple[tuple[int, in
         spans.append((at, at + size))
         at += size
     return tuple(spans)
+
+
+# ---- Where training and evaluation get their problems --------------------------------------------------------
+
+
+class ProblemSource(Protocol):
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+        """`count` problems of a step; `round` > 0 asks for others in place of dropped groups.
+
+        `size` is in the source's own measure: chunks of synthetic documents, objectives of search
+        problems. Sources whose problems have a size of their own don't heed it.
+        """
+        ...
+
+
+def build_source(config: DataConfig, seed: int = 0, *, split: Split) -> ProblemSource:
+    """The source a recipe names, its draws keyed by `seed`. `eval` reads `val_files`, or `train_files` without them.
+    Raises DataError."""
+    name = config.train_files if split == "train" else config.val_files or config.train_files
+    if isinstance(name, tuple):
+        return _of_files(config, name, split, seed)
+    if name == "synthetic":
+        return SyntheticSource(config.synthetic, seed, split)
+    if name == SYNTHETIC_SEARCH:
+        return SyntheticSearchSource(config.search or SearchDataConfig(), seed, split)
+    if not Path(name).suffix and not Path(name).exists() and (near := nearest(name, ("synthetic", SYNTHETIC_SEARCH))):
+        raise DataError(f"{name}: no such file, and no source that is drawn{near}")
+    return _of_files(config, name, split, seed)
+
+
+def _of_files(config: DataConfig, paths: Paths, split: Split, seed: int) -> ProblemSource:
+    """The source of one file, or of several as one."""
+    reading = reading_of(config)
+    if config.search is not None:
+        objectives = config.search.objectives
+        return SearchFileSource.open(
+            paths, split=split, objectives=objectives, limit=config.limit, seed=seed, reading=reading
+        )
+    source = FileSource.open(
+        paths,
+        split=split,
+        documents=config.documents,
+        limit=config.limit,
+        seed=seed,
+        reading=reading,
+        placing=Placing(config.order, config.min_distance),
+    )
+    return replace(source, shuffle=config.shuffle)
+
+
+def reading_of(config: DataConfig) -> ReadOptions:
+    """How the section's files are read. Raises ConfigError for a format of the user's that can't be used."""
+    format = named_format(config.format, config.format_options)
+    return ReadOptions(format, config.corpus, config.columns, config.on_missing_gold == "skip", config.split_questions)
+
+
+def rows_left_out(source: ProblemSource) -> tuple[str, ...]:
+    """What is said of each row of its files that a source leaves out."""
+    return source.skipped if isinstance(source, FileSource | SearchFileSource) else ()
+
+
+def left_out(rows: Sequence[str]) -> Note:
+    """On rows that were left out."""
+    return Note("rows_without_gold", count=len(rows), first=rows[0])
+
+
+def named_format(name: str | None, options: Mapping[str, Any] | None = None) -> str | DataFormat | None:
+    """What `data.format` names: a shipped format by its name, the user's own made; None if columns are to tell."""
+    if name is None or name in KINDS["format"].shipped:
+        return name
+    return custom_format(name, options or {})

@@ -28,7 +28,7 @@ from palimpsest.models.checkpoint_manifest import STATE_FOLDER
 
 FACTS = "learner.json"
 ONE_FILE, SHARES = 1, 2
-"""Formats of the tensors: optimizer.safetensors, or the shares of ranks (this file)."""
+"""Formats of the tensors: optimizer.safetensors, or the shares of ranks."""
 
 
 @dataclass(frozen=True, slots=True)

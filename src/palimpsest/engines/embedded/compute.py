@@ -1,20 +1,28 @@
-"""What an engine computes on: its thread, and the GPUs of this machine.
+"""What an engine computes on: its thread, the GPUs of this machine, and the memory that it keeps.
 
 One call runs at a time, in the order they were handed in: sampler and learner that share weights share the thread
 too, so neither reads what the other is writing.
 
-Guaranteed: whoever leaves without `close` doesn't keep the interpreter from ending, but for the call in progress.
-Not covered: stopping a call that has begun. Cancelling who waits for it lets it run to its end unheard.
+The C library (glibc) returns the top of its heap to the system when more than about 64 MB of it are free. A forward
+and backward pass over a long forest frees and allocates that much many times, and the kernel clears every page again:
+10 to 30% of the learner's time on a CPU. `keep_freed_memory` prevents this. Resident memory then stays at its peak
+until `give_back_freed_memory`; without that call a process that trains run after run grows.
+
+Guaranteed: an engine left without `close` doesn't keep the interpreter from ending, except for the call in progress.
+Not covered: stopping a call that has begun: if its caller is cancelled, it runs to its end; single blocks of over
+32 MB, which glibc always returns; other C libraries, where nothing is changed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import torch
 
@@ -70,3 +78,28 @@ def memories() -> dict[str, int]:
         name: torch.cuda.get_device_properties(number).total_memory if available else 0
         for number, name in enumerate(gpus_but(()))
     }
+
+
+# ---- Keeps freed memory in the process, so that the next tensor of that size needs no new pages --------------
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGEST = 32 << 20  # glibc takes blocks from its heap up to this size
+_NEVER = (1 << 31) - 1
+
+
+def keep_freed_memory() -> bool:
+    """Apply to this process; whether the C library took it. Without it everything works, slower."""
+    mallopt = _glibc("mallopt")
+    return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) & bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+def give_back_freed_memory() -> bool:
+    """Give every page that holds nothing back to the system; whether the C library had any to give."""
+    malloc_trim = _glibc("malloc_trim")
+    return malloc_trim is not None and bool(malloc_trim(0))
+
+
+def _glibc(name: str) -> Any:
+    """A function of the C library, None where it has none of that name."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

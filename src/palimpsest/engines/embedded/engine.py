@@ -21,8 +21,7 @@ import torch
 from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
-from palimpsest.engines.embedded.compute import ComputeThread, set_threads
-from palimpsest.engines.embedded.freed_memory import give_back_freed_memory
+from palimpsest.engines.embedded.compute import ComputeThread, give_back_freed_memory, set_threads
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler

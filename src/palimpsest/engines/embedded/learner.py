@@ -39,6 +39,7 @@ from palimpsest.engines.embedded.checkpoint_state import (
     read_facts,
     read_shares,
 )
+from palimpsest.engines.embedded.compute import keep_freed_memory
 from palimpsest.engines.embedded.forest.forest_model import adopt, hidden_at, token_logprobs
 from palimpsest.engines.embedded.forest.gradients import (
     ForestGradients,
@@ -48,7 +49,6 @@ from palimpsest.engines.embedded.forest.gradients import (
     skips_silent,
 )
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests, with_signal
-from palimpsest.engines.embedded.freed_memory import keep_freed_memory
 from palimpsest.engines.embedded.model_loading import save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.embedded.weight_transfer import no_room, size_of, write_untied

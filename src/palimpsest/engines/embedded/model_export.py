@@ -16,7 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from palimpsest.config.model import ModelConfig
+from palimpsest.config.engine import ModelConfig
 from palimpsest.engines.embedded.learner import check_savable
 from palimpsest.engines.embedded.model_loading import DTYPES, load_model
 from palimpsest.engines.embedded.weight_transfer import write_untied

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from palimpsest.config.engine import SHIPPED, AdapterConfig, ModelConfig, model_path
 from palimpsest.config.install_hints import install_line
-from palimpsest.config.model import SHIPPED, AdapterConfig, ModelConfig, model_path
 from palimpsest.engines.embedded.architecture import check_class, max_context
 from palimpsest.engines.embedded.parity import admit
 from palimpsest.errors import ModelError

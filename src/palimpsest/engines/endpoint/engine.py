@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from palimpsest.config.engine import EndpointEngineConfig
-from palimpsest.config.model import SHIPPED, ModelConfig, model_path
+from palimpsest.config.engine import SHIPPED, EndpointEngineConfig, ModelConfig, model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.endpoint.client import EndpointClient, Found, model_of, probe
 from palimpsest.engines.endpoint.wire_formats import RequestResult

@@ -49,8 +49,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from palimpsest import files
-from palimpsest.config.engine import ClusterConfig
-from palimpsest.config.model import model_path
+from palimpsest.config.engine import ClusterConfig, model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.architecture import ROOT, check_class, head_of, text_config
 from palimpsest.engines.embedded.checkpoint_state import FACTS, CheckpointFacts, facts_of_shares

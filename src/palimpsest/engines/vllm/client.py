@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from palimpsest.config.sampler import LogprobsMode
+from palimpsest.config.engine import LogprobsMode
 from palimpsest.errors import SamplerError
 from palimpsest.http_connections import BadReply, Connections, Unanswered
 from palimpsest.http_services import redacted

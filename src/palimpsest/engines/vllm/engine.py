@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from palimpsest.config.sampler import LogprobsMode, SamplerConfig
+from palimpsest.config.engine import LogprobsMode, SamplerConfig
 from palimpsest.config.schema import RunConfig, logprobs_mode
 from palimpsest.engines import process_guard
 from palimpsest.engines.protocol import (

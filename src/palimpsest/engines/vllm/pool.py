@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-from palimpsest.config.sampler import LogprobsMode, SamplerConfig
+from palimpsest.config.engine import LogprobsMode, SamplerConfig
 from palimpsest.engines.vllm.client import Probe, Scored, ServerFailed, VllmClient, is_tied
 from palimpsest.engines.vllm.server_process import ServerProcess
 from palimpsest.errors import SamplerError

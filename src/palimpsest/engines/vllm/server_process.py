@@ -18,8 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from palimpsest.config.engine import PYTHON, LogprobsMode, SamplerConfig
 from palimpsest.config.install_hints import install_line
-from palimpsest.config.sampler import PYTHON, LogprobsMode, SamplerConfig
 from palimpsest.engines import process_guard
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.errors import ConfigError, SamplerError

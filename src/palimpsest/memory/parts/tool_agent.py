@@ -37,8 +37,7 @@ from palimpsest.text.chat import call_style, chat_pieces, opening
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, insert
 from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, argument_fault, described_tools, find_calls
-from palimpsest.tools.shipped_tools import build_tools
-from palimpsest.tools.tool import Tool, ToolError, ToolSpec
+from palimpsest.tools.tool import Tool, ToolError, ToolSpec, build_tools
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
 
 # ---- Texts that all agents with tools share ------------------------------------------------------------------

@@ -37,7 +37,7 @@ from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.seeding import keyed_random
-from palimpsest.training.learn import SkipWatch
+from palimpsest.training.loop import SkipWatch
 from palimpsest.training.step_metrics import learner_metrics
 from palimpsest.types import Trajectory
 

@@ -82,7 +82,7 @@ def single_page(
     *,
     follow: bool = False,
 ) -> Page:
-    """One HTML file of the page's files (this file) and the answers by their paths; without answers it asks
+    """One HTML file of the page's files and the answers by their paths; without answers it asks
     its server, and with `follow` again and again."""
     script = bundled({name: data.decode("utf-8") for name, data in pages.items() if name.endswith(".js")})
     index = pages["index.html"].decode("utf-8")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.model import SHIPPED, named
+from palimpsest.config.engine import SHIPPED, named
 from palimpsest.errors import DataError, PalimpsestError
 from palimpsest.evaluation.comparison import cell_at_length
 from palimpsest.evaluation.episode_files import EPISODES, EpisodeKey

@@ -32,8 +32,7 @@ from palimpsest.viewer.analysis.event_labels import (
     marks,
 )
 from palimpsest.viewer.analysis.word_origins import blame
-from palimpsest.viewer.screens.group_screen import problem_value, rollout_value
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened, problem_value, rollout_value
 from palimpsest.viewer.screens.turn_screen import turn_at
 
 # ---- Evidence over the turns ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from palimpsest.types import RESULT, Span, Turn
 from palimpsest.viewer.analysis.episode_timeline import Story, TimelineStep, span_of
 from palimpsest.viewer.analysis.event_labels import in_words, marks
 from palimpsest.viewer.analysis.memory_diff import Dropped, MemoryDiff, WordOrigin, WordPiece
-from palimpsest.viewer.screens.open_groups import Opened
+from palimpsest.viewer.screens.group_screen import Opened
 
 # ---- The tokens that a turn sampled --------------------------------------------------------------------------
 

@@ -27,8 +27,7 @@ from palimpsest.viewer.records.run_facts import RunFacts
 from palimpsest.viewer.records.sources import Library, NotThere, Source, SourceKind
 from palimpsest.viewer.screens.episode_screen import blame_view, episode_view, search_view
 from palimpsest.viewer.screens.evaluation_screen import EpisodePlaces, Samples, cells_view, evaluation_view, logs_of
-from palimpsest.viewer.screens.group_screen import group_view
-from palimpsest.viewer.screens.open_groups import OpenedGroups
+from palimpsest.viewer.screens.group_screen import OpenedGroups, group_view
 from palimpsest.viewer.screens.turn_screen import token_view, turn_view
 
 Query = Mapping[str, str]
