@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from palimpsest.app import composition
 from palimpsest.app.train import training_run
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.training_run import train
@@ -64,7 +63,7 @@ class Lossy(EmbeddedEngine):
 @pytest.fixture
 def lossy(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Train six steps with so many restarts at the most, where these are the losses."""
-    monkeypatch.setattr(composition, "open_engine", Lossy)
+    monkeypatch.setattr(training_run, "open_engine", Lossy)
 
     def run(losses: list[tuple[int, PalimpsestError]], *, restarts: int, at: str = "publish") -> Run:
         Lossy.at, Lossy.losses, Lossy.folders = at, losses, []
@@ -172,7 +171,7 @@ class Warns(EmbeddedEngine):
 def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(composition, "open_engine", Warns)
+    monkeypatch.setattr(training_run, "open_engine", Warns)
     with pytest.warns(UserWarning, match="a server left at 1"):
         train("memagent-quickstart", small_run(tiny_model_folder, max_steps=2), out=tmp_path / "run", quiet=True)
     events = read_rows(tmp_path / "run/events.jsonl")
