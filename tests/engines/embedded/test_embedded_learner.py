@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunConfig
-from palimpsest.engines.embedded.architecture import max_context
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model_loading import check_budget, load_model
+from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.optim import learning_rate
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
@@ -406,11 +405,3 @@ def test_loading_leaves_the_random_state_alone(tiny_model_folder: Path) -> None:
     torch.manual_seed(5)
     load_model(ModelConfig(path=str(tiny_model_folder)))
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_budgets_are_checked_against_the_window() -> None:
-    model = build_llama(VOCAB)
-    assert max_context(model) == 512
-    check_budget(model, 512, "chunk_size=400")
-    with pytest.raises(ModelError, match="chunk_size=500 needs 513 tokens, the model's window holds 512"):
-        check_budget(model, 513, "chunk_size=500")

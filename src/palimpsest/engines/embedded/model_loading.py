@@ -32,7 +32,7 @@ from torch import Tensor
 
 from palimpsest.config.engine import SHIPPED, AdapterConfig, ModelConfig, model_path
 from palimpsest.config.install_hints import install_line
-from palimpsest.engines.embedded.architecture import check_class, max_context
+from palimpsest.engines.embedded.architecture import check_class
 from palimpsest.engines.embedded.parity import admit
 from palimpsest.errors import ModelError
 from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, refusing
@@ -278,13 +278,3 @@ def _check_finite(model: Any, path: str) -> None:
     for name, weight in model.named_parameters():
         if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):  # NaN is both of its ends
             raise ModelError(f"model {path}: weight {name} is not finite; take another copy of the model")
-
-
-def check_budget(model: Any, tokens: int, what: str) -> None:
-    """Refuse a budget that the model's window can't hold.
-
-    `what` names the budget for the message, e.g. `policy.options chunk_tokens=5000 + ...`.
-    """
-    limit = max_context(model)
-    if tokens > limit:
-        raise ModelError(f"{what} needs {tokens} tokens, the model's window holds {limit}: lower the budget")

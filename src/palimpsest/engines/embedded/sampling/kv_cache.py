@@ -75,10 +75,6 @@ class KVShape:
         heads, dim = max(s[1] for s in shapes), max(s[3] for s in shapes)
         return cls(len(layers), heads, dim, layers[0].keys.dtype, weight.device)
 
-    @property
-    def token_bytes(self) -> int:
-        return 2 * self.layers * self.heads * self.head_dim * self.dtype.itemsize
-
 
 class KVPool:
     """`layers[l]` is [2, R, H, C, D]: keys at 0, values at 1."""
