@@ -2,18 +2,17 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-# One thread per test process: two collapse where the cores are shared.
+# One thread per test process: two collapse on shared cores.
 export OMP_NUM_THREADS ?= 1
-# Build of torch: cpu, or cuda for the ordinary index's.
+# Build of torch: cpu, or cuda from PyPI.
 TORCH ?= cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# LOCKED=1, for continuous integration: the versions of requirements-dev.txt, each file compared with its hash.
+# LOCKED=1, for continuous integration: the versions of requirements-dev.txt, with hashes.
 LOCKED ?=
 EDITABLE := $(if $(LOCKED),--no-deps --no-build-isolation) --editable
-# Processes that share the fast tests. Not `auto`, which counts the cores of the whole machine inside a container.
+# Processes for the fast tests. Not `auto`: inside a container it counts the cores of the whole machine.
 WORKERS ?= 2
-# Of test-gpu: cuda, or cpu for the same at tiny size. It takes the environment that is active, or PYTHON=, as it is:
-# torch with CUDA is yours.
+# Device of test-gpu: cuda, or cpu for tiny sizes. It uses the active environment, or PYTHON=; install torch with CUDA first.
 DEVICE ?= cuda
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),python3,$(PYTHON))
 
@@ -21,13 +20,13 @@ GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),python3,$(PYTHON))
 
 install: $(VENV)/.installed          ## palimpsest into .venv
 
-install-dev: $(VENV)/.installed-dev  ## the same, with what the tests need
+install-dev: $(VENV)/.installed-dev  ## the same, with test requirements
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# torch first, from PyTorch's index of CPU builds: on Linux the ordinary index has only builds with CUDA.
+# Install torch first, from PyTorch's CPU index: PyPI's Linux wheels need CUDA.
 $(VENV)/.installed: pyproject.toml scripts/install_torch.py | $(BIN)/python
 	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements-dev.txt)
 	$(BIN)/python scripts/install_torch.py --build $(TORCH) --index $(TORCH_INDEX)
@@ -46,13 +45,13 @@ quickstart: install                  ## train, evaluate, report: about 12 minute
 test: install-dev lint               ## lint, types, fast tests
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu" src tests
 
-test-slow: install-dev               ## what takes longer
+test-slow: install-dev               ## slow tests
 	$(BIN)/python -m pytest -m "slow and not readme and not gpu" --durations=10 tests
 
-test-readme: install-dev             ## what the README promises: its commands and its example, on the model inside the package
+test-readme: install-dev             ## the README's commands and example, on the bundled model
 	$(BIN)/python -m pytest -m readme --durations=10 tests
 
-test-gpu:                            ## what needs a GPU, in ten minutes; DEVICE=cpu shows that it runs
+test-gpu:                            ## GPU tests, in ten minutes; DEVICE=cpu runs tiny sizes
 	$(GPU_PYTHON) scripts/gpu_tests.py --device $(DEVICE)
 
 test-all: test test-slow test-readme ## everything
@@ -60,7 +59,7 @@ test-all: test test-slow test-readme ## everything
 docs: install-dev                    ## pages from the docstrings, in build/docs
 	$(BIN)/python scripts/api_docs.py build/docs
 
-docs-tables: install-dev             ## write the tables in the docs that come from the code
+docs-tables: install-dev             ## write the generated tables of the docs
 	$(BIN)/python scripts/docs_tables.py
 
 lint: install-dev                    ## style, formatting, types

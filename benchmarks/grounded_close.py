@@ -1,18 +1,18 @@
-"""What `grounded=close` drops and keeps: gold sentences paraphrased and corrupted by rule.
+"""Sentences that `grounded=close` drops and retains: gold sentences paraphrased and corrupted by rule.
 
     python benchmarks/grounded_close.py ../shared/data/hotpotqa_train_100.json ../shared/data/hotpotqa_dev_50.json
 
 Files: HotpotQA or 2WikiMultiHopQA (official JSON or hub layout), MuSiQue (JSON lines), or a JSON array of passages
 ({title, text}). The source of a sentence is its question's whole context; of a passage, it and the nine after it.
-Each sentence is paraphrased (reordered, inflected, abbreviated, shortened, merged with another gold sentence, its
-pronoun resolved, several at once) and corrupted (another name or number from the same context or from another one; one
-of the sentence in the place of another one; two swapped; another relation, a negation), half of the corruptions after a
-paraphrase.
+Paraphrases: reordered, inflected, abbreviated, shortened, merged with another gold sentence, pronoun resolved, several
+together. Corruptions: another name or number from the same or another context, one of the sentence replaced by another,
+two swapped, another relation, a negation; half of them after a paraphrase.
 
-A paraphrase dropped is a false drop, a corruption kept a false keep. `--thresholds` prints both for the thresholds of
-alignment.py on the first file: the one it has was chosen on hotpotqa_train_100.json alone.
+A dropped paraphrase is a false drop, a retained corruption a false keep. `--thresholds` prints both for the thresholds
+of alignment.py on the first file: only hotpotqa_train_100.json served for choosing the current one.
 
-Not covered: a model's own paraphrases. By rule, a synonym is no paraphrase; the row "synonym" is outside of the totals.
+Not covered: a model's paraphrases. The rules don't count a synonym as a paraphrase; the row "synonym" is outside of the
+totals.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def paraphrases(item: Item, rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def corrupted(kind: str, text: str, item: Item, far: Item, rng: random.Random) -> str | None:
-    """A sentence that says something else; None where the rule finds nothing to change."""
+    """A sentence with another meaning; None if the rule finds nothing to change."""
     if kind.startswith(("name", "number")):
         pattern = NAME if kind.startswith("name") else NUMBER
         if kind in WITHIN:
@@ -281,7 +281,7 @@ def _replaced(text: str, pattern: re.Pattern[str], source: str, rng: random.Rand
 
 
 def _within(text: str, pattern: re.Pattern[str], rng: random.Random, *, swapped: bool) -> str | None:
-    """A name or number in the place of another one of the same sentence, which stays or changes places with it."""
+    """Replace a name or number by another one of the same sentence, or swap the two."""
     spans = [
         found
         for found in pattern.finditer(text)
@@ -322,7 +322,7 @@ def synonyms(item: Item) -> Iterator[str]:
 def measure(
     path: Path, threshold: float = THRESHOLD, seed: int = 0, show: int = 0
 ) -> tuple[Counter[str], Counter[str]]:
-    """Of each kind, how many there are and how many the rule gets wrong."""
+    """Counts per kind: all, and those the rule gets wrong."""
     rng = random.Random(seed)
     every = items(path)
     count, wrong = Counter[str](), Counter[str]()

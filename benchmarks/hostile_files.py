@@ -2,7 +2,7 @@
 
     python benchmarks/hostile_files.py --trials 50
 
-Each trial writes one file drawn by its seed and reads it in a process of its own, killed after --limit seconds:
+Each trial writes one random file and reads it in a separate process, killed after --limit seconds:
 
     merges      config.yaml of nested merge keys (up to 12 levels of up to 10) and a sound run: the viewer lists both
     links       one file of a run is a link to another run's, which has a secret: neither the viewer nor an
@@ -12,8 +12,8 @@ Each trial writes one file drawn by its seed and reads it in a process of its ow
     cut, pad    tokenizer.json with truncation or padding: a template has the tokens it had without
     growth      tokenizer.json with steps that lengthen text: rejected, or it has at most 300 MB
 
-One row per kind: trials, how many were held, wrong, killed; seconds of CPU and MB that a trial took in addition, at
-most. The exit status is 1 if any trial was not held.
+One row per kind: trials, numbers held, wrong and killed; maximum additional CPU seconds and MB of a trial. The exit
+status is 1 if any trial was not held.
 
 Not covered: regular expressions of a tokenizer (SECURITY.md).
 """
@@ -81,7 +81,7 @@ def links(draw: random.Random, folder: Path) -> bool:
 
 
 def shown(run: Path, target: Path) -> str:
-    """All that the viewer and its export to `target` show of a run."""
+    """Text of a run in the viewer and in its export to `target`."""
     answers, seen = ViewerApi(Library([run])), list[str]()
     for address in ("", "/metrics", "/events", "/steps/1/episodes", "/steps/1/groups/0"):
         try:
@@ -191,7 +191,7 @@ def tried(kind: str, key: str, limit: float) -> Trial:
     try:
         trial = ours.recv() if ours.poll(limit) else Trial("killed", limit, 0.0)
     except EOFError:
-        trial = Trial("wrong", 0.0, 0.0)  # an error of another kind: its traceback is printed
+        trial = Trial("wrong", 0.0, 0.0)  # an unexpected error: print its traceback
     process.kill()
     process.join()
     return trial

@@ -1,4 +1,4 @@
-"""How often the 95% intervals of evaluations hold the true mean, in percent of simulated evaluations.
+"""Coverage of the evaluations' 95% intervals, in percent of simulated evaluations.
 
     python benchmarks/interval_coverage.py [--draws 1000] [--seed 0] [--interval bootstrap]
 

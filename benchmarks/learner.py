@@ -59,10 +59,10 @@ SECTION, MEMORY, QUESTION, GROUP = 1000, 200, 50, 16
 """A read turn of a MemAgent group: tokens of section, of memory and of response, of question; rollouts."""
 SCALING = (1, 4, 16, 64)
 PADDED_SHARE = 8
-"""One in so many padded segments of the MemAct shape is timed; of a MemAgent group one in four."""
+"""One padded segment in this many is timed (MemAct); one in four of a MemAgent group."""
 
 Piece = tuple[list[int], bool]
-"""Token ids, whether they were sampled."""
+"""Token ids, and whether they were sampled."""
 
 
 # ---- batches ------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def memory_of(way: str, options: argparse.Namespace) -> dict[str, float]:
 
 
 def in_a_process(figure: str, way: str, options: argparse.Namespace) -> dict[str, float]:
-    """One way of a figure, in a process of its own."""
+    """One way of a figure, in a separate process."""
     given = {"--way": way, "--model": options.model, "--rounds": options.rounds, "--segments": options.segments}
     words = [str(word) for pair in given.items() for word in pair]
     done = subprocess.run([sys.executable, __file__, figure, *words], stdout=subprocess.PIPE, text=True, check=True)

@@ -3,8 +3,8 @@
     for s in 0 1 2; do palimpsest quickstart memagent --seed $s --out runs/seed-$s; done
     python benchmarks/quickstart_seeds.py runs/seed-0 runs/seed-1 runs/seed-2
 
-Any method's runs, one method at a time. The interval is Student's t over seeds (95 %), cut to [0, 100]: it covers
-training and test problems alike, since both are drawn anew from each seed.
+Any method's runs, one method at a time. The interval is Student's t over seeds (95%), cut to [0, 100]: it covers
+training and test problems, because each seed draws both.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ def table(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _refuse_others(summaries: Sequence[Mapping[str, Any]]) -> None:
     if len({summary["method"] for summary in summaries}) > 1:
-        sys.exit("the runs are of several methods: give those of one at a time")
+        sys.exit("the runs have several methods: pass those of one method")
     planned = ("planned_chunks", "planned_objectives")
     if (
         len({str([s.get(key) for key in planned] + [[n, *row] for n, row in s["accuracy"].items()]) for s in summaries})
         > 1
     ):
-        sys.exit("the runs were trained or evaluated on other sizes, or with other policies: give those of one recipe")
+        sys.exit("the runs differ in sizes or policies: pass those of one recipe")
     seeds = [summary["seed"] for summary in summaries]
     if len(set(seeds)) < len(seeds) or len(seeds) > max(T_95):
-        sys.exit(f"seeds {', '.join(map(str, seeds))}: give each once, {max(T_95)} at the most")
+        sys.exit(f"seeds {', '.join(map(str, seeds))}: pass each once, at most {max(T_95)}")
 
 
 def _rows(what: str, figures: Sequence[Mapping[str, Any]], shown: Any) -> list[str]:
-    """One line, or one a policy where the figure is told for each."""
+    """One line, or one per policy if the figure has several."""
     nested = isinstance(next(iter(figures[0].values())), Mapping)
     rows = {f"{what}, {name}": [run[name] for run in figures] for name in figures[0]} if nested else {what: figures}
     return [
@@ -98,7 +98,7 @@ def main() -> None:
     try:
         summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     except OSError as error:
-        parser.error(f"{error.filename} can't be read ({error.strerror}): give folders of finished quickstarts")
+        parser.error(f"{error.filename} unreadable ({error.strerror}): pass folders of finished quickstarts")
     print("\n".join(table(summaries)))
 
 

@@ -2,13 +2,12 @@
 
     python benchmarks/ray_calls.py --restarts 5
 
-A training of the model inside the package runs with engine.name=ray. `StartSync` is called, without a token, at each
-port that one of its processes listens on, at the machine's own address, which is what another machine could reach.
-Then, --restarts times, it is called at the loopback port of gcs_server, which aborts Ray 2.60's. The table has the
-ports, how many of them answered at the machine's address, how many aborts the run survived (cluster.max_restarts is
---restarts), and its exit status.
+The script trains the bundled model with engine.name=ray. It calls `StartSync` without a token at each port of its
+processes, at the machine's external address, which another machine could reach. Then it calls it --restarts times at
+the loopback port of gcs_server, which aborts Ray 2.60's. The table shows the ports, the number that answered at the
+machine's address, the number of survived aborts (cluster.max_restarts is --restarts), and the run's exit status.
 
-Not covered: a cluster that the user started (`cluster.address`), which listens where its operator says.
+Not covered: a cluster that the user started (`cluster.address`), whose operator configures its addresses.
 """
 
 from __future__ import annotations

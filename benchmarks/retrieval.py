@@ -2,14 +2,14 @@
 
     python benchmarks/retrieval.py --passages 100000 --clients 32
 
-    direct   one caller in this process, one query per call: milliseconds of the search alone
-    server   `clients` connections to `palimpsest retrieval serve`, each sending its next query once it has the answer
-    client   the same through `RemoteSearch`, whose own time in this process counts too
-    limit    direct mean * clients / cores: what each of so many callers would wait if only searching took time
+    direct   one caller in this process, one query per call: milliseconds of the search
+    server   `clients` connections to `palimpsest retrieval serve`, each sending its next query after the answer
+    client   the same through `RemoteSearch`, including its time in this process
+    limit    direct mean * clients / cores: the wait of each of `clients` callers if only searching took time
 
-Words follow Zipf's law, in the passages and in the queries, so most queries hold words that most passages have: the
-expensive case. The three alternate, each query is new to the server's cache, and the best round of each counts, so that
-other work on the machine does not decide. Times are in milliseconds unless the key ends in `_s`.
+Words follow Zipf's law in passages and queries, so most queries contain words of most passages: the expensive case. The
+three alternate, each query is new to the server's cache, and the best round of each counts, to exclude other work on
+the machine. Times are in milliseconds unless the key ends in `_s`.
 
 Not covered: answers from the cache, several queries per request, clients on other machines.
 """
@@ -38,7 +38,7 @@ from palimpsest.retrieval.search_client import RemoteSearch
 
 TOPK = 5
 WORDS = 6
-"""Of a query."""
+"""Words per query."""
 Round = tuple[list[float], float]
 """Seconds of each query; seconds from the first query to the last answer."""
 Search = Callable[[str], Awaitable[object]]
@@ -65,7 +65,7 @@ def write_corpus(path: Path, passages: int, vocabulary: int) -> None:
 def serving(corpus: Path, folder: Path) -> Iterator[str]:
     """The address of a server process."""
     command = [sys.executable, "-m", "palimpsest.cli.main", "retrieval", "serve", "--port", "0"]
-    given = ["--corpus", str(corpus), "--index", str(folder)]
+    given = [str(corpus), "--index", str(folder)]
     with subprocess.Popen([*command, *given], stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout
@@ -97,7 +97,7 @@ async def together(searches: Sequence[Search], queries: Sequence[str]) -> Round:
 
 
 async def through_sockets(url: str, queries: Sequence[str], clients: int) -> Round:
-    """Prepared bytes over kept connections: next to nothing but the server's own time."""
+    """Prepared bytes over persistent connections: almost only the server's time."""
     host, port = url.removeprefix("http://").split(":")
     opened = [await asyncio.open_connection(host, int(port)) for _ in range(clients)]
 

@@ -3,13 +3,13 @@
     python benchmarks/rollout.py
     PALIMPSEST_VLLM_PYTHON=/opt/vllm/bin/python python benchmarks/rollout.py
 
-64 episodes in groups of 16 read documents of 1 to 16 chunks; their turns stop early, at lengths of their own. They are
-played once to get a plan: of each episode, its turns as (prompt ids, completion length). Every engine then replays the
-plan, a turn once the one before it in its episode is done, and samples exactly that many tokens for each prompt.
+64 episodes in groups of 16 read documents of 1 to 16 chunks; their turns stop early, at different lengths. One run of
+them produces a plan: the turns of each episode as (prompt ids, completion length). Every engine then replays the plan,
+a turn after the previous one of its episode, and samples exactly that many tokens for each prompt.
 
-Each engine has a process and one thread of its own and is called in the way that suits it best. Rounds alternate and
-the median of each engine counts. Each has a warm-up; prefix caches are empty at the start of a round; log-probabilities
-are requested where an engine returns them. `ratio_transformers` is ours over the better of the two transformers paths;
+Each engine has a separate process with one thread, and its fastest calling convention. Rounds alternate and the median
+of each engine counts. Each has a warm-up; prefix caches are empty at the start of a round; log-probabilities are
+requested from engines that support them. `ratio_transformers` is ours over the better of the two transformers paths;
 without $PALIMPSEST_VLLM_PYTHON, the interpreter of an environment with vLLM, its figures are null.
 
 Not covered: start-up of any engine.
@@ -101,7 +101,7 @@ def transformers_generate(model: Any, config: Any, plan: Plan) -> float:
 
 
 def transformers_continuous(model: Any, config: Any, plan: Plan) -> float:
-    """Continuous batching: the next turn of an episode is added as soon as the one before is done."""
+    """Continuous batching: the next turn of an episode starts right after the previous one."""
     longest = max(len(p) + n for episode in plan for p, n in episode)
     batching = ContinuousBatchingConfig(
         page_size=32,
@@ -155,7 +155,7 @@ ENGINES: dict[str, Callable[[Any, Any, Plan], float]] = {
 
 @contextmanager
 def worker(command: Sequence[str], task: Mapping[str, Any]) -> Iterator[Callable[[], float]]:
-    """A process with an engine loaded and warm; each call plays the plan once and returns the seconds.
+    """A process with a loaded, warm engine; each call runs the plan once and returns the seconds.
 
     It reads a line of JSON, its task, then an empty line per round, and answers each with a line of JSON.
     """
@@ -196,7 +196,7 @@ def work(name: str) -> None:
 
 
 async def record(engine: Engine, config: Any, chunks: Sequence[int], group: int) -> Plan:
-    """Play the batch with the recipe's policy; turns that stop early stay as short as they were."""
+    """Run the batch with the recipe's policy; turns that stop early remain short."""
     policy = build_policy(config.policy)
     source = SyntheticSource(config.data.synthetic, config.seed, "train")
 

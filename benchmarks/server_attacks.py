@@ -1,4 +1,4 @@
-"""Clients that take what a server has: pipelined requests without end.
+"""Attacks by clients that exhaust a server: pipelined requests without end.
 
     python benchmarks/server_attacks.py --seconds 20
     python benchmarks/server_attacks.py --seconds 20 --servers serve --attacks unread40
@@ -6,10 +6,10 @@
     pipelined   one connection that reads its responses, without the key; `serve`, `view` and `retrieval serve`
     unread20    20 connections that pipeline requests and never read, without the key; and `unread40`
 
-Connections that are closed are opened again. One row per attack: what was sent, the server's CPU seconds, its resident
-memory before and at its highest, and the latency of another client's requests, which are sent with the key meanwhile
-(5 s each at most; those without an answer are counted). A last line per server: of 502 pipelined requests on one
-connection, those answered in order.
+Closed connections are reopened. One row per attack: bytes sent, the server's CPU seconds, its resident memory before
+and at its highest, and the latency of another client's concurrent requests with the key (5 s each at most; requests
+without an answer are counted). A last line per server: of 502 pipelined requests on one connection, those answered in
+order.
 
 Not covered: attacks from several machines, and through a proxy.
 """
@@ -59,7 +59,7 @@ ATTACKS = {
 
 @contextmanager
 def server(kind: str, folder: Path) -> Iterator[tuple[Address, int, str]]:
-    """(address, process, a path that answers 200 with the key) of a server that asks for `KEY`."""
+    """(address, process, a path that answers 200 with the key) of a server that requires `KEY`."""
     os.environ["ATTACKED_KEY"] = KEY
     corpus = folder / "passages.jsonl"
     corpus.write_text('{"id": "1", "contents": "Anna sells tea."}\n')
@@ -69,8 +69,8 @@ def server(kind: str, folder: Path) -> Iterator[tuple[Address, int, str]]:
             "/v1",
             "/health",
         ),
-        "view": (["view", str(folder), "--follow", "--key-env", "ATTACKED_KEY"], "/", "/api/runs"),
-        "retrieval": (["retrieval", "serve", "--corpus", str(corpus), "--token", KEY], "", "/queue_status"),
+        "view": (["view", str(folder), "--follow", "--server-key-env", "ATTACKED_KEY"], "/", "/api/runs"),
+        "retrieval": (["retrieval", "serve", str(corpus), "--server-key-env", "ATTACKED_KEY"], "", "/queue_status"),
     }[kind]
     with serving_process([*words, "--port", "0"], prefix, stderr=subprocess.DEVNULL) as (url, child):
         parts = urlsplit(url)
@@ -151,7 +151,7 @@ def row(kind: str, name: str, seconds: float) -> str:
 
 
 def in_order(kind: str, count: int = 502) -> int:
-    """Of `count` pipelined requests, whose statuses alternate: how many responses came in their order."""
+    """Number of ordered responses to `count` pipelined requests with alternating statuses."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         address, _, path = stack.enter_context(server(kind, folder))

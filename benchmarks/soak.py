@@ -1,10 +1,10 @@
-"""Whether anything leaks: training, evaluation and a retrieval server in turn, for as long as `--minutes` says.
+"""Search for leaks: training, evaluation and a retrieval server in turn, for `--minutes`.
 
     python benchmarks/soak.py --minutes 45 --out soak
 
-One process trains a tiny run and evaluates it over and over, as a notebook would; a server process answers queries,
-some of them no JSON, in between. After each round resident memory, open descriptors and threads of both are read.
-Written are `samples.jsonl`, `soak.png` and `soak.json`: of each measure first, last and greatest value and the slope an
+One process repeatedly trains a tiny run and evaluates it, like a notebook; a server process answers queries, some of
+them invalid JSON, in between. After each round the script reads resident memory, open descriptors and threads of both.
+It writes `samples.jsonl`, `soak.png` and `soak.json`: per measure the first, last and greatest value and the slope per
 hour with its standard error, over the samples after the first `--skip` share, in which caches fill.
 
 The error is that of a straight line fitted by least squares, widened by (1 + r) / (1 - r) under a root where the

@@ -1,23 +1,23 @@
-"""What a run survives: kills, failing disks, flipped bits, hostile strings, broken files; how much of each is chosen.
+"""Survival of runs: kills, failing disks, flipped bits, hostile strings, broken files, with selectable counts.
 
     python benchmarks/survival.py --kills 50 --faults 500 --flips 500 --strings 500 --files 2000
 
-    kills     a process of the real engine on a tiny model gets SIGKILL at a random moment and is resumed, over and over
-    faults    a random file operation of a run fails as a full or broken disk does; the run is resumed
-    flips     a random bit of a random file of a run is flipped while it doesn't run; the run is resumed
-    strings   questions and documents of control tokens, escapes, half characters, markup are played and recorded
-    files     data files and recipes are cut, doubled and strewn with bytes, then read
+    kills     a process of the real engine on a tiny model gets SIGKILL at a random moment and resumes, repeatedly
+    faults    a random file operation of a run fails like a full or broken disk; the run resumes
+    flips     a random bit of a random file of a stopped run flips; the run resumes
+    strings   runs and records questions and documents of control tokens, escapes, half characters, markup
+    files     reads data files and recipes after cutting, doubling and inserting random bytes
 
-Runs that were disturbed are compared with one that was not, byte by byte. Every trial ends in one of four ways:
+Disturbed runs are compared with an undisturbed one, byte by byte. Every trial ends in one of four ways:
 
     unharmed  the same as without the disturbance
-    said      refused, or lost something, in a line that names it
-    silent    something else came out and nobody was told
+    said      rejected, or reported a loss by name
+    silent    another result without a report
     crashed   a traceback
 
-Every trial has a seed of its own, made of `--seed` and its number; `--only flips:17` repeats one. Prints a table and
-writes `survival.json`; ends with 1 if anything was silent, crashed or left behind.
-Not covered: power loss, several bits at once, files changed while a run has them open.
+Every trial has a separate seed, made of `--seed` and its number; `--only flips:17` repeats one. Prints a table and
+writes `survival.json`; exits with 1 if anything was silent, crashed or left behind.
+Not covered: power loss, several bits together, changes to open files.
 """
 
 from __future__ import annotations

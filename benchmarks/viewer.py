@@ -2,14 +2,13 @@
 
     python benchmarks/viewer.py
 
-A record of one episode of `--turns` turns that read `--tokens` tokens in all, and a run with a step of `--episodes`
-episodes, are made in a folder of their own, served by `palimpsest view` in a process of its own, and opened by
-Playwright's Chromium. Told are, in milliseconds, the median and the greatest of `--repeats`: from the address to the
-memory of a turn on the page (`first`: with a server that has read nothing yet); from the key `j` to the next turn's
-memory, one after the other and of turns the page hasn't asked for; from the address to the table's rows; and the
-memory of the page (JavaScript's heap) and of the server's process, in MB. Beside each stands the processor time that it
-took, of the server's process and of the page's main thread: what the clock would say at least on a machine that does
-nothing else.
+The script creates a record of one episode of `--turns` turns that read `--tokens` tokens in all, and a run with a step
+of `--episodes` episodes, in a temporary folder. `palimpsest view` serves them in a separate process, and Playwright's
+Chromium opens them. It reports the median and maximum of `--repeats` in ms: from the URL to the memory of a turn on the
+page (`first`: with a fresh server); from the key `j` to the next turn's memory, for turns that are not loaded yet; from
+the URL to the table's rows. It also reports the memory of the page (JavaScript's heap) and of the server's process, in
+MB, and the CPU time of the server's process and of the page's main thread: a lower bound of the time on an idle
+machine.
 
 Not covered: another browser, a network between both; processor time of the browser's other processes.
 """
@@ -54,7 +53,7 @@ _TURN = """(turn) => new Promise((done) => {
 
 
 def long_episode(codec: Codec, turns: int, tokens: int) -> Group:
-    """An agent that keeps a memory over `turns` turns, which read `tokens` tokens together."""
+    """An agent with a memory over `turns` turns, which read `tokens` tokens together."""
     ids = codec.encode(_WORDS)
     question = codec.encode("Where does Anna live?")
     drawn, length = keyed_random(0, "section"), max(1, tokens // turns - MEMORY - len(question))
@@ -123,20 +122,20 @@ def resident_mb(process: int) -> float:
 
 
 def server_ms(process: int) -> float:
-    """Processor time that it has taken."""
+    """CPU time of the process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def page_ms(session: Any) -> float:
-    """Processor time of the page's main thread since its session began."""
+    """CPU time of the page's main thread since its session started."""
     metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
     return 1000 * float(metrics["TaskDuration"])
 
 
 @dataclass
 class Cost:
-    """What something took: by the clock, of the server's and of the page's processor time, each in ms."""
+    """Wall-clock time, and CPU time of the server and of the page, each in ms."""
 
     clock: list[float] = field(default_factory=list)
     server: list[float] = field(default_factory=list)
@@ -144,7 +143,7 @@ class Cost:
 
     @contextmanager
     def counting(self, session: Any, process: int) -> Iterator[None]:
-        """Count what is done in here."""
+        """Count the costs within the context."""
         before = time.perf_counter(), server_ms(process), page_ms(session)
         yield
         self.clock.append(1000 * (time.perf_counter() - before[0]))
@@ -152,7 +151,7 @@ class Cost:
         self.page.append(page_ms(session) - before[2])
 
     def told(self) -> dict[str, float]:
-        """Medians, and the greatest by the clock."""
+        """Medians, and the maximum wall-clock time."""
         return {
             "clock": round(statistics.median(self.clock)),
             "greatest": round(max(self.clock)),
@@ -174,7 +173,7 @@ def opened(browser: Any, url: str, selector: str, cost: Cost, process: int) -> A
 
 
 def heap_mb(page: Any) -> float:
-    """What JavaScript holds after a collection."""
+    """JavaScript's heap after a collection."""
     session = page.context.new_cdp_session(page)
     session.send("HeapProfiler.collectGarbage")
     return float(session.send("Runtime.getHeapUsage")["usedSize"]) / 1e6

@@ -19,7 +19,7 @@ os.environ.update(
 
 
 def drive(engine: Any, plan: list[list[tuple[list[int], int]]], round_name: str) -> float:
-    """Seconds until every turn is sampled; a turn is added as soon as the one before it is done."""
+    """Seconds until every turn is sampled; each turn starts right after the previous one of its episode."""
     from vllm import SamplingParams, TokensPrompt
 
     position = {}
@@ -71,7 +71,7 @@ def main() -> None:
     print(json.dumps({"seconds": 0.0}), flush=True)
     for number, _ in enumerate(sys.stdin):
         if not engine.reset_prefix_cache():
-            raise RuntimeError("the prefix cache could not be emptied between rounds")
+            raise RuntimeError("can't empty the prefix cache between rounds")
         print(json.dumps({"seconds": drive(engine, task["plan"], f"round{number}")}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""An engine in one file: a table of bigrams in NumPy instead of a transformer. It shows what an engine has to be.
+"""A minimal engine in one file: a table of bigrams in NumPy instead of a transformer.
 
 palimpsest train memagent-quickstart engine.name=examples.bigrams:BigramEngine cold_start=null
 """
@@ -31,7 +31,7 @@ class BigramEngine:
         self.sampler, self.learner = self, self if objective else None
         self._rate, self._scores = learning_rate, np.zeros((self.limits.vocab,) * 2, np.float32)
         if (saved := Path(model_path(config.model)) / "bigrams.safetensors").is_file():
-            self._scores = load_file(saved)["scores"]  # a checkpoint of ours, to be evaluated or trained on
+            self._scores = load_file(saved)["scores"]  # our checkpoint, to evaluate or continue training
 
     async def close(self) -> None: ...
 

@@ -3,7 +3,7 @@
     palimpsest train memagent-quickstart policy.name=examples.frozen_reader:FrozenReaderPolicy \
         roles.reader.model=embedded
 
-The reward is that of the reader's answer, so training teaches the writer what another model can answer from.
+The reader's answer determines the reward, so training teaches the writer to write for another model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FrozenReaderPolicy(OverwritePolicy):
     answers_questions: ClassVar[bool] = False
 
     async def answer(self, problem: Problem, values: Mapping[str, Sequence[int]], model: Model) -> Answered:
-        """The last turn, which the reader takes; `values`: the memory."""
+        """The last turn, by the reader; `values`: the memory."""
         _, template = self.templates(model.codec)
         prompt = template.fill({"question": model.codec.encode(problem.question), **values})
         completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, role="reader")

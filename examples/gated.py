@@ -5,13 +5,13 @@
     palimpsest train memagent-quickstart policy.name=examples.gated:GatedPolicy credit.adv_estimator=state_mix \
         reward.layers=[examples.gated:GateReward]
 
-Source: GRU-Mem, "When to Memorize and When to Stop" (arXiv 2602.10560). At step t the agent gives
+Source: GRU-Mem, "When to Memorize and When to Stop" (arXiv 2602.10560). At step t the agent returns
 
     U_t, M^_t, E_t = model(question, C_t, M_{t-1})
     M_t = M^_t if U_t else M_{t-1};   E_t ends the reading, and the answer comes from M_t
 
-The reply is <check>yes</check><update>the new memory</update><next>continue</next>, or without the update where the
-check says no. A malformed reply keeps the memory and reads on. Form and reward are our reading of the paper.
+The reply is <check>yes</check><update>the new memory</update><next>continue</next>, or without the update if the check
+is no. A malformed reply leaves the memory unchanged. Form and reward are our reading of the paper.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from palimpsest.text.reply_tags import Cutter, Fault, find_tags, the_one
 from palimpsest.text.sentences import flat
 from palimpsest.types import Grade, Problem, Trajectory
 
-GATES = {"check": ("no", "yes"), "next": ("continue", "end")}  # tag to what it says closed and open
+GATES = {"check": ("no", "yes"), "next": ("continue", "end")}  # tag: (closed, open)
 
 _TASK = """You are answering a problem about an article that is too long to read at once. You get the problem, one \
 section of the article and the memory you have kept of the earlier sections. Reply in this form:
@@ -48,7 +48,7 @@ STANDARD = replace(overwrite.STANDARD, read=_TASK + _REST + _SECTION, read_secti
 @dataclass(frozen=True, slots=True)
 class Decision:
     memory: list[int] | None
-    """None: the update gate is closed."""
+    """None: closed update gate."""
     exit: bool
 
 
@@ -58,7 +58,7 @@ class GatedPolicy(OverwritePolicy):
 
     prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD}
     reply_tokens: int = 1088
-    """Of a whole reply, tags included."""
+    """Tokens of a whole reply, including tags."""
 
     @property
     def written_tokens(self) -> int:
@@ -72,7 +72,7 @@ class GatedPolicy(OverwritePolicy):
         return OverwritePolicy.required_context(self, codec) + max(0, self.reply_tokens - self.memory_tokens)
 
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
-        """The ids of a reply that writes `memory`, or that skips where it is empty: what a cold start imitates."""
+        """Ids of a reply that writes `memory`, or skips if it is empty: an example for a cold start."""
         if not memory:
             return codec.encode("<check>no</check><next>continue</next>")
         return [*codec.encode("<check>yes</check><update>"), *memory, *codec.encode("</update><next>continue</next>")]
@@ -99,7 +99,7 @@ class GatedPolicy(OverwritePolicy):
         return await self.answer(problem, {"memory": memory}, model)
 
     def _kept(self, memory: list[int], written: list[int] | None, chunk: Sequence[int], model: Model) -> list[int]:
-        """The memory after a turn; the event tells metrics and viewer what it is."""
+        """The memory after a turn; an event reports it to metrics and viewer."""
         kept = memory
         if written is not None:
             cut = len(written) > self.memory_tokens
@@ -131,7 +131,7 @@ def read_gates(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> 
 
 @dataclass(frozen=True, slots=True)
 class GateReward:
-    """A layer: a point for writing exactly where the section holds evidence, one for ending once all of it was read."""
+    """A layer: a point for writing exactly when the section contains evidence, one for ending after all evidence."""
 
     codec: Codec
 

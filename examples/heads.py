@@ -8,8 +8,8 @@ Source: "Multi-Head Recurrent Memory Agents" (arXiv 2607.01523). For chunks c_t 
     for each chunk c_t:  heads[t mod H] = model(question, all heads, c_t)      # the others stay as they are
     answer = model(question, all heads)
 
-The head that was updated least recently is head t mod H, so no turn is spent on choosing, and a turn can neither lose
-nor garble what another head holds. The authors' prompts and code were not at hand: the wording is ours.
+The least recently updated head is head t mod H, so no turn is needed for the choice, and a turn can't change other
+heads. The authors' prompts and code were not available: the wording is ours.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class HeadsPolicy(OverwritePolicy):
     prompt_sets: ClassVar[Mapping[str, HeadsPrompts]] = {"standard": STANDARD}
     texts: HeadsPrompts = field(init=False, repr=False, compare=False)
     memory_tokens: int = 1024
-    """Of each head."""
+    """Tokens per head."""
     heads: int = 4
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class HeadsPolicy(OverwritePolicy):
 
 
 def together(heads: Sequence[list[int]], codec: Codec) -> list[int]:
-    """[T] the heads that say something, in order, a line break between two of them."""
+    """[T] the non-empty heads, in order, with line breaks between them."""
     gap = codec.encode("\n")
     said = [head for head in heads if head]
     return [i for number, head in enumerate(said) for i in (*(gap if number else ()), *head)]

@@ -2,12 +2,12 @@
 
     python examples/one_step.py [SEED]
 
-The parts are those of `palimpsest train`, in the same order. To read next, under src/palimpsest:
+The same parts as in `palimpsest train`, in the same order. To read next, under src/palimpsest:
 
     memory/overwrite.py                   the policy: builds the next prompt
-    rollout/group.py, episode.py          play the episodes of a group, record every turn
-    rollout/segments.py                   finds the rows to train, from the token ids alone
-    credit/assign.py                      gives every token its advantage and its weight
+    rollout/group.py, episode.py          run the episodes of a group, record every turn
+    rollout/segments.py                   finds the rows to train, from only the token ids
+    credit/assign.py                      computes the advantage and weight of every token
     engines/embedded/forest/layout.py     packs rows so that shared prefixes are computed once
     engines/embedded/learner.py           takes the gradient step; the loss is in engines/losses.py
     training/loop.py                      repeats the step: training/collect.py, then training/loop.py
@@ -46,7 +46,7 @@ SETTINGS = {
 
 
 class Step(NamedTuple):
-    """What the parts gave; `before` and `after` are [rollouts] log-probabilities of all sampled tokens, in nats."""
+    """Results of the parts; `before` and `after` are [rollouts] log-probabilities of all sampled tokens, in nats."""
 
     group: Group
     batch: StepBatch
@@ -61,7 +61,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
     assert learner is not None
 
     async def logprobs() -> list[float]:
-        """Of each rollout's sampled tokens in their own prompts, under the weights that the sampler has now."""
+        """Log-probabilities of each rollout's sampled tokens in their prompts, under the sampler's current weights."""
         turns = [trajectory.turns for trajectory in group.trajectories]
         return [sum([sum(await sampler.score(t.prompt_ids, t.completion.token_ids)) for t in own]) for own in turns]
 

@@ -19,7 +19,7 @@ class MedianRule:
     decay: float = 0.9
 
     def turn_advantages(self, group: Group) -> list[list[float]]:
-        """[trajectories][turns] of a group that holds graded trajectories alone."""
+        """[trajectories][turns] advantages of a group with only graded trajectories."""
         rewards = [grade.value or 0.0 for grade in group.grades]
         middle = median(rewards)
         return [

@@ -1,4 +1,4 @@
-"""Questions and answers from a CSV file, each row with paragraphs of its own, of which long contexts are assembled.
+"""Questions and answers from a CSV file, each row with paragraphs for assembling long contexts.
 
     question,answer,gold,others
     Who painted it?,Anna,Anna painted the bridge.,Boris sold it. | Clara saw it.
@@ -20,16 +20,16 @@ from palimpsest.data.record import Record
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """`data.format_options={separator: ";"}` for paragraphs that are kept apart otherwise."""
+    """`data.format_options={separator: ";"}` sets another separator of paragraphs."""
 
     separator: str = " | "
 
     def recognises(self, path: Path) -> bool:
-        """Other files, data.val_files say, are read by their columns."""
+        """Read other files, such as data.val_files, by their columns."""
         return path.suffix == ".csv"
 
     def read(self, path: Path) -> Iterator[Record]:
-        """A record a row; an empty id becomes the file's name and the row's number."""
+        """One record per row; an empty id becomes the file's name and the row's number."""
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 yield Record(

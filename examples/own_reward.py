@@ -1,4 +1,4 @@
-"""A reward that wants the answer and brevity, and a layer that says which tokens of the last turn were too many.
+"""A reward for right and short answers, and a layer that marks the superfluous tokens of the last turn.
 
 palimpsest check examples.own_reward:reward
 palimpsest train memagent-quickstart reward.name=examples.own_reward:reward reward.options.price=0.2
@@ -15,7 +15,7 @@ from palimpsest.types import Grade, Problem, SpanReward, Trajectory
 
 
 def reward(problem: Problem, trajectory: Trajectory, *, price: float = 0.1, free_words: int = 20) -> Grade:
-    """1 for an answer that holds a gold, less `price` for each further `free_words` words around it; never below 0."""
+    """1 for an answer that contains a gold, less `price` per additional `free_words` words; never below 0."""
     text = trajectory.answer or ""
     answer = extract(text)
     right = answer is not None and any(gold.lower() in answer.text.lower() for gold in problem.answers)

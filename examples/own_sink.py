@@ -13,7 +13,7 @@ COLUMNS = ("reward/mean", "episode/turns", "episode/sampled_tokens")
 
 
 class CsvSink:
-    """One row a step; a resumed run appends, so a step behind its checkpoint may stand there twice."""
+    """One row per step; a resumed run appends, so steps after its checkpoint may appear twice."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "rewards.csv"

@@ -1,10 +1,10 @@
-"""A memory that quotes: the model copies from each section what matters, and the oldest quotes fall out.
+"""A memory of quotes: the model copies important text from each section, and the oldest quotes are dropped.
 
     palimpsest check examples.quotes:QuotesPolicy
     palimpsest eval --policy examples.quotes:QuotesPolicy --data synthetic --chunks 4,16
 
-A quote enters later prompts as the ids that were sampled. The slots are called memory and section, so that metrics know
-what was kept, lost and invented; the turns are called "quote", for the completion of a "read" is the whole memory.
+A quote enters later prompts as its sampled ids. The slots are called memory and section, so that metrics find retained,
+lost and hallucinated facts; the turns are called "quote", because the completion of a "read" is the whole memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class QuotesPolicy:
 
     chunk_size: int = 256
     quotes: int = 6
-    """Quotes kept."""
+    """Number of quotes in the memory."""
     quote_tokens: int = 32
     question_tokens: int = 128
     answer_tokens: int = 32
@@ -40,18 +40,18 @@ class QuotesPolicy:
         return quote, user_turn(codec, ANSWER, ("question", "memory"))
 
     def required_context(self, codec: Codec) -> int:
-        """Longest prompt plus completion; the run is refused at start if the model's window is shorter."""
+        """Longest prompt plus completion; the run rejects a model with a shorter context window at the start."""
         quote, answer = self.templates(codec)
         kept = self.question_tokens + self.quotes * (self.quote_tokens + 1)
         reading = quote.literal_length + kept + self.chunk_size + self.quote_tokens
         return max(reading, answer.literal_length + kept + self.answer_tokens)
 
     def admit(self, problem: Problem, codec: Codec) -> None:
-        """Called for every problem before any is played."""
+        """Called for every problem before any episode."""
         admit_question(problem, codec, self.question_tokens)
 
     def prepare(self, problem: Problem, codec: Codec) -> list[Sequence[int]]:
-        """Once for all episodes of a group, beside the event loop; `run` finds it as `model.prepared`."""
+        """Called once per group, outside the event loop; `run` finds the result as `model.prepared`."""
         if not problem.context or not problem.context.strip():
             return []
         return list(split(codec.encode(problem.context), self.chunk_size))

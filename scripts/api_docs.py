@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "palimpsest"
 
 
 def public_modules() -> list[str]:
-    """Dotted names, without what begins with an underscore.
+    """Dotted names of modules without a leading underscore.
 
     >>> {"palimpsest", "palimpsest.types", "palimpsest.rollout.segments"} <= set(public_modules())
     True

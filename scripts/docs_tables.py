@@ -1,6 +1,6 @@
-"""Write the tables in the docs that are generated from the code: python scripts/docs_tables.py, or make docs-tables.
+"""Write the generated tables of the docs: python scripts/docs_tables.py, or make docs-tables.
 
-They stand between `<!-- name -->` and `<!-- /name -->`; tests/test_docs.py holds that they are current.
+Tables are between `<!-- name -->` and `<!-- /name -->`; tests/test_docs.py checks that they are current.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def key_tables() -> str:
 
 
 def endpoint_keys() -> str:
-    """Those of `engine.name=endpoint`."""
+    """Keys of `engine.name=endpoint`."""
     keys = keys_of(EndpointEngineConfig, "engine.", None)
     return HEADER + "\n".join(row(f"`{key.name}`", key.values, key.default, key.meaning) for key in keys)
 
 
 def policy_options(cls: type[Any]) -> str:
-    """Options of a policy with their defaults and what its base classes' docstrings say."""
+    """Options of a policy with their defaults and descriptions, including base classes."""
     rows = [row(f"`{key.name}`", key.default, key.meaning) for key in option_keys(cls, "")]
     return row("option", "default", "meaning") + "\n|---|---|---|\n" + "\n".join(rows)
 
@@ -75,12 +75,12 @@ def example_engine() -> str:
 
 
 def data_formats() -> str:
-    """The shipped formats by the columns that tell them."""
+    """The shipped formats with the columns that identify them."""
     rows = [
         row(f"[`{name}`](#{name})", ", ".join(f"`{column}`" for column in format.needs), format.about)
         for name, format in FORMATS.items()
     ]
-    return row("format", "columns that tell it", "what it is") + "\n|---|---|---|\n" + "\n".join(rows)
+    return row("format", "identifying columns", "what it is") + "\n|---|---|---|\n" + "\n".join(rows)
 
 
 def answer_pairs() -> str:
@@ -125,7 +125,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
 
 
 def between(text: str, name: str) -> tuple[str, str, str]:
-    """What stands before, between and after the markers called `name`."""
+    """Text before, between and after the markers called `name`."""
     before, opening, rest = text.partition(f"<!-- {name} -->\n")
     inside, closing, after = rest.partition(f"<!-- /{name} -->")
     assert all((opening, closing)), f"no pair of markers {name}"

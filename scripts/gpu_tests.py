@@ -1,13 +1,13 @@
 """Everything that needs a GPU, in one command of under ten minutes: python scripts/gpu_tests.py [--device cpu]
 
-Runs the tests of the marker `gpu`, each file in a process of its own: an error of CUDA spoils its process, and one that
-hangs is killed with all it started. Files stand in the order of what is most worth knowing, for `--limit` seconds end
-the whole of it. At the end stands one table: what ran, what didn't and why, and the figures.
+Runs the tests with the marker `gpu`, each file in a separate process, because a CUDA error spoils its process; a
+hanging process is killed with all its children. The most informative files run first, because the whole run ends after
+`--limit` seconds. A final table shows results, skipped parts with reasons, and figures.
 
-OUT has the table (summary.txt), the same as data (summary.json), what each file printed (NAME.log), and the figures of
-the step (rl-step.json, rl-step.txt). `--device cpu` runs the same at tiny sizes: all but kernels.
+OUT contains the table (summary.txt), its data (summary.json), the output of each file (NAME.log), and the figures of
+the step (rl-step.json, rl-step.txt). `--device cpu` runs the same at tiny sizes, without kernels.
 
-Uses the Python that it is run by, and installs nothing: torch with CUDA is the user's.
+Uses the current Python and installs nothing: install torch with CUDA first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Part:
     name: str
     file: str
     limit_s: float
-    """Of the limit's 540 seconds, at the most."""
+    """Maximum seconds of the limit's 540."""
 
 
 PARTS = (
@@ -56,7 +56,7 @@ class Result:
     part: str
     test: str
     outcome: str
-    """passed, failed, skipped; not run: its file was killed, or its time had gone."""
+    """passed, failed, skipped; not run: its file was killed, or the time was over."""
     seconds: float = 0.0
     why: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def run_part(part: Part, device: str, out: Path, limit_s: float) -> list[Result]
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether it ended by itself; what it started in its session ends with it in any case."""
+    """Return whether the process ended within the limit; ends its session's processes in any case."""
     try:
         process.wait(limit_s)
         return True
@@ -139,7 +139,7 @@ def version(name: str) -> str:
 
 
 def table(results: Sequence[Result], around: dict[str, str], seconds: float) -> str:
-    """What a reader wants to know: a line a test, its figures below it, and how many there were of each kind."""
+    """The report: one line per test with its figures, and the number of each outcome."""
     lines = [", ".join(f"{name} {value}" for name, value in around.items()), ""]
     for result in results:
         lines.append(f"{result.outcome:8} {result.seconds:7.1f} s  {result.part}: {result.test}")

@@ -1,12 +1,12 @@
-"""Install the build of torch that a machine needs: without CUDA where the public index of such builds can be reached.
+"""Install the build of torch that a machine needs: without CUDA if the public CPU index is reachable.
 
     python scripts/install_torch.py                 # CPU build
     python scripts/install_torch.py --build cuda    # the ordinary index's build
 
-On Linux the ordinary index has only the CUDA build, several gigabytes with its libraries; an exact version doesn't
-prevent that. PyTorch's own CPU index is asked first. If it doesn't answer within `--seconds`, the ordinary index is
-used, where a mirror or a wheel folder of pip's configuration may still have a CPU build. On macOS every build is one
-for CPUs. A torch of that version that is already installed is kept. Standard library only: nothing is installed yet.
+On Linux PyPI has only the CUDA build, several gigabytes with its libraries; an exact version doesn't prevent that. The
+script queries PyTorch's CPU index first. If it doesn't answer within `--seconds`, pip uses its normal index, where a
+mirror or a wheel folder may still have a CPU build. On macOS every build is a CPU build. An installed torch of that
+version stays. Standard library only: nothing is installed yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def answers(index: str, seconds: float) -> bool:
-    """Whether a package index lists torch within `seconds`, name resolution included."""
+    """Return whether a package index lists torch within `seconds`, name resolution included."""
     found = threading.Event()
 
     def ask() -> None:
@@ -50,13 +50,13 @@ def installed() -> str | None:
 
 
 def source(build: str, index: str, seconds: float) -> list[str]:
-    """Arguments that tell pip where to look."""
+    """Index arguments for pip."""
     if build == "cuda" or sys.platform != "linux":
         return []
     if answers(index, seconds):
         return ["--index-url", index]
     print(
-        f"{index} can't be reached: torch comes from pip's ordinary index, on Linux with CUDA (several gigabytes), "
+        f"{index} is unreachable: torch comes from pip's ordinary index, on Linux with CUDA (several gigabytes), "
         "unless pip is configured to find another build"
     )
     return []

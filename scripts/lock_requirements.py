@@ -1,10 +1,10 @@
 """Write requirements-dev.txt: every package of a development environment with its version and hashes, for any platform.
 
     pip install uv && python scripts/lock_requirements.py              # the newest versions that pyproject.toml allows
-    python scripts/lock_requirements.py --constraint versions.txt      # those of a `pip freeze`
+    python scripts/lock_requirements.py --constraint versions.txt      # versions of a `pip freeze`
 
-torch and the CUDA libraries it requires are left out: scripts/install_torch.py chooses the build. What builds the
-package (`build-system.requires`, and `EDITABLE`) is in it. `make test LOCKED=1` installs it with `--require-hashes`.
+The file omits torch and its CUDA libraries, because scripts/install_torch.py chooses the build. It includes build
+requirements (`build-system.requires`, and `EDITABLE`). `make test LOCKED=1` installs it with `--require-hashes`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements-dev.txt"
 EDITABLE = "editables"
-"""What hatchling asks for when it builds an editable install."""
+"""Hatchling's requirement for editable installs."""
 
 HEAD = "# Written by scripts/lock_requirements.py. torch is not in it: scripts/install_torch.py installs its build.\n"
 _OF_TORCH = re.compile(r"(?:torch|triton|cuda-.*|nvidia-.*)==")

@@ -2,24 +2,24 @@
 
     python scripts/make_models.py --out my-base-model --seed 0
 
-Data: model_skills.py. Copying is grown first, from the easiest case, because nothing else is learnt well without it
-(2,400 steps of the plain mixture ended at a copy fidelity of 0.1):
+Data: model_skills.py. Copying comes first, from the easiest case, because other skills need it (2,400 steps of the
+plain mixture ended at a copy fidelity of 0.1):
 
     few_words     repeats over 64 words
     all_words     repeats over all words, copy
-    ambiguous     repeats in which one word does not decide the next, copy; until both are learnt
+    ambiguous     repeats in which one word does not decide the next, copy; until both losses are low
     mixture       read, copy, answer, direct, and a few repeats
-    polish        facts are written in reading order, so that sampling names somebody off the page less often
+    polish        facts are written in reading order, so that sampling hallucinates fewer names
     focus         more answering from one or two paragraphs
-    none          reads that write nothing, whatever there is to write; the mass on all sentences that might have been
-                  next is trained as well as the one that was, so that fewer start with somebody off the page
-    about         what is said of somebody, none where nothing is; longer memories to answer from
+    none          reads that write nothing, with or without facts; the loss counts the mass on all possible next
+                  sentences, so that fewer start with a hallucinated name
+    about         facts about one person, or none; longer memories to answer from
 
-Without the ambiguous repeats the model copies the value that follows the same verb, whoever the subject is, and stays
-at 0.88 of the values; with them and `copy` it comes to find the subject, suddenly and at a step that differs from seed
-to seed: so that stage ends by its losses, and the others after a number of steps.
+Without the ambiguous repeats the model copies the value after the same verb for any subject, and stays at 0.88 of the
+values. With them and `copy` it learns to find the subject, suddenly, at a step that differs between seeds: so this
+stage ends by its losses, the others after a number of steps.
 
-AdamW, one for the first four stages, a new one for each of the others. The same machine and thread count give the same
+AdamW: one for the first four stages, a new one for each later stage. The same machine and thread count produce the same
 weights; across machines the last bits differ.
 """
 
@@ -58,7 +58,7 @@ from palimpsest.training.supervised.lessons import UNKNOWN
 from palimpsest.types import Completion, Outcome, SamplingParams, Trajectory, Turn, spans_of
 
 WINDOW = 50
-"""Steps over which the losses of a stage are averaged."""
+"""Steps for the average of a stage's losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ FORMATS = (
 
 
 def corpus() -> list[str]:
-    """The lines the merges are learnt from; words of the world weigh most."""
+    """Lines for training the merges; words of the world weigh most."""
     values = [value for relation in RELATIONS for value in relation.values]
     lines: list[str] = []
     for word in dict.fromkeys([*PEOPLE, *values, UNKNOWN]):
@@ -198,7 +198,7 @@ def collate(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
 def losses(model: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor | None]:
     """Mean negative log-likelihood (nats) of the completions' tokens; of their choices -log mass, None without any."""
     tokens_B_T, mask_B_T, targets_N = collate(examples)
-    hidden_B_T_D = model.model(input_ids=tokens_B_T[:, :-1]).last_hidden_state  # causal: right padding is not seen
+    hidden_B_T_D = model.model(input_ids=tokens_B_T[:, :-1]).last_hidden_state  # causal: right padding has no effect
     likelihood = nn.functional.cross_entropy(model.lm_head(hidden_B_T_D[mask_B_T]), targets_N)
     places = [
         (row, len(example.prompt_ids) + place - 1, ids)
@@ -232,7 +232,7 @@ class Stage:
     fresh_optimizer: bool = False
 
     def learnt(self, losses: Sequence[Sequence[float]]) -> bool:
-        """Whether the means over the last of `losses` [step][batch] are below `until`; True where that is None."""
+        """Return whether the means over the last of `losses` [step][batch] are below `until`; True for None."""
         if self.until is None:
             return True
         means = (fmean(column) for column in zip(*losses[-WINDOW:], strict=True))

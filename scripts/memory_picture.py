@@ -1,9 +1,9 @@
-"""A picture of a memory being overwritten: what an agent read section by section, and what it kept after each.
+"""Draw a memory being overwritten: sections an agent read, and its memory after each.
 
     python scripts/memory_picture.py runs/quickstart --chunks 6 --out docs/images/memory.svg
 
-The episode is played with the run's newest checkpoint on held-out problem number --problem, the first unless given, and
-shown as it was. The SVG holds text and rectangles alone, and loads nothing.
+Runs the run's newest checkpoint on held-out problem number --problem (default: the first) and draws the episode without
+selection. The SVG contains only text and rectangles, and loads nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An episode, as it is drawn."""
+    """Parts of an episode to draw."""
 
     question: str
     sections: Sequence[Section]
@@ -46,7 +46,7 @@ class Told:
 
 
 def told(run: palimpsest.Run, chunks: int, number: int) -> Told:
-    """Held-out problem `number` of `chunks` paragraphs, played by the run."""
+    """The run's episode on held-out problem `number` of `chunks` paragraphs."""
     problem = build_source(run.config.data, run.config.seed, split="eval").problems(
         step=0, count=number + 1, size=chunks
     )[number]

@@ -1,8 +1,8 @@
-"""What the shipped base model is taught: the skills a pretrained model brings, and no memory keeping.
+"""Training examples of the shipped base model: skills of a pretrained model, without memory selection.
 
-An example is a prompt that a shipped policy would build (but for `about`) and the completion it asks for. In `read` and
-`read_or_none` the written facts are independent of the question (relevance is what RL has to teach), `about` has no
-question, and no example spans more than one section.
+An example is a shipped policy's prompt (except `about`) and the requested completion. In `read` and `read_or_none` the
+written facts are independent of the question (RL has to teach relevance), `about` has no question, and no example spans
+more than one section.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ ABOUT = (
     "Name:{name}\nMemory:{memory}\nSection:\n{section}\nSay what is known.",
     "Section:\n{section}\nName:{name}\nMemory:{memory}\nSay what is known.",
 )
-"""Prompts of no policy: to find what a text says of somebody is a skill, to keep it is not taught."""
+"""Prompts without a policy: they train finding facts about a person, not storing them."""
 NEAR_MISS = 0.4  # share of sentences; more than documents have: telling facts apart is a skill
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt [P] and the completion [T] that follows it; all of the completion is trained."""
+    """A prompt [P] and its completion [T]; training uses all of the completion."""
 
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
     choices: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """[place in the completion] ids, each of which would have been as right there; nothing is said of other places."""
+    """[position in the completion] equally right ids at that position; other positions have none."""
 
 
 class Skills:
@@ -56,7 +56,7 @@ class Skills:
         self.words = [i for i in range(codec.vocab_size) if codec.decode([i])[:1] == " " and i not in codec.control_ids]
 
     def read(self, rng: random.Random, *, in_order: bool = True) -> Example:
-        """Write one to three facts of memory and section, whatever the question asks, in reading order or any."""
+        """Write one to three facts of memory and section, independent of the question, in reading order or any."""
         world, evidence = self._scene(rng)
         memory, section, facts = self._in_sight(world, evidence, rng, rng.choice((0, 1, 1, 2, 2, 3)))
         written: list[str]
@@ -71,7 +71,7 @@ class Skills:
         return self._reading(rng, evidence.question, memory, section, written)
 
     def read_or_none(self, rng: random.Random) -> Example:
-        """Write none to three facts of memory and section; each sentence might have been any in sight."""
+        """Write none to three facts of memory and section; each sentence could be any visible one."""
         world, evidence = self._scene(rng)
         memory, section, facts = self._in_sight(world, evidence, rng, rng.choice((0, 0, 1, 1, 2, 2, 3)))
         written: list[str] = []
@@ -88,7 +88,7 @@ class Skills:
         return replace(example, choices={sum(lengths[:number]): lawful for number in range(max(1, len(written)))})
 
     def about(self, rng: random.Random) -> Example:
-        """Say all that memory and section say of somebody, in reading order."""
+        """Write all facts of memory and section about one person, in reading order."""
         world, evidence = self._scene(rng)
         memory, section, facts = self._in_sight(world, evidence, rng, rng.choice((0, 0, 1, 1, 2, 2)))
         there = {fact.split()[0] for fact in facts}
@@ -105,10 +105,10 @@ class Skills:
         return Example(rng.choice(self.about_templates).fill(slots), (*self._memory(said), self.end))
 
     def copy(self, rng: random.Random) -> Example:
-        """Write everything that memory and section say, shuffled.
+        """Write all facts of memory and section, shuffled.
 
-        Two to five people and one to three relations fill the page, so that neither the person nor the verb alone
-        tells the value.
+        Two to five people and one to three relations fill the page, so that neither the person nor the verb determines
+        the value.
         """
         world = World(random.Random(rng.random()))
         people, relations = rng.sample(PEOPLE, rng.randint(2, 5)), rng.sample(RELATIONS, rng.randint(1, 3))
@@ -120,11 +120,11 @@ class Skills:
         return self._reading(rng, question, page[:kept], page[kept:], rng.sample(page, len(page)))
 
     def answer_long(self, rng: random.Random) -> Example:
-        """Answer from a memory of up to eight facts, as several memories hold together."""
+        """Answer from a memory of up to eight facts, as in several joined memories."""
         return self.answer(rng, most=3 if rng.random() < 0.6 else 8)
 
     def answer(self, rng: random.Random, *, most: int = 3) -> Example:
-        """Answer a one- or two-hop question from a memory, "unknown" where it doesn't hold the evidence."""
+        """Answer a one- or two-hop question from a memory, "unknown" if the evidence is missing."""
         world, evidence = self._scene(rng)
         known = rng.random() < 0.75
         memory = self._statements(world, evidence, rng) if known else []
@@ -155,8 +155,7 @@ class Skills:
     def repeat(self, rng: random.Random, words: Sequence[int] | None = None, *, ambiguous: float = 0.5) -> Example:
         """6 to 24 random words repeated, 64 in all; trained from the second time on.
 
-        With probability `ambiguous` only 5 to 10 different words occur, so that several words before, not one,
-        decide what comes next.
+        With probability `ambiguous` only 5 to 10 different words occur, so that several previous words decide the next.
         """
         words = words or self.words
         if rng.random() < ambiguous:

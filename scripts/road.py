@@ -1,11 +1,11 @@
-"""Files of the package in which a function is called while a command does little, from its start to its end.
+"""Files of the package in which a small command calls a function.
 
     python scripts/road.py eval         two problems, by the embedded model
     python scripts/road.py train        two steps, of two groups of two episodes
     python scripts/road.py serve        one chat request about a document
 
-Prints the files, one per line, and their number at the end. Functions of all threads count; what runs as a module is
-imported does not. Not covered: other processes.
+Prints the files, one per line, and their number. Includes functions of all threads, but no module-level code.
+Not covered: other processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BODY = {
 
 
 def ask_and_end(port: int) -> None:
-    """Ask the server of this process once it listens, and end it as a user would."""
+    """Send one question to the server of this process once it listens, then end it like a user."""
     request = Request(
         f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(BODY).encode(), {"Content-Type": "application/json"}
     )

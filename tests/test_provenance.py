@@ -61,8 +61,8 @@ def test_an_evaluation_says_with_what_it_was_made(tmp_path: Path, tiny_model_fol
     assert "<dt>command</dt>" in report
     assert f"torch {version('torch')}" in report
     again = palimpsest(*command)
-    assert "4 of 4 episodes are there already" in again.stderr
-    assert "under other versions" not in again.stderr
+    assert "4 of 4 episodes exist already" in again.stderr
+    assert "with other versions" not in again.stderr
 
 
 def test_a_resume_under_other_versions_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

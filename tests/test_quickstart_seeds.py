@@ -24,9 +24,9 @@ def test_six_seeds_have_students_interval() -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (summary(0, 1.0), "seeds 0, 0: give each once"),
-        (summary(1, 1.0, planned_chunks=2), "other sizes"),
-        (summary(1, 1.0) | {"accuracy": {"agent": {"2": 1.0}}}, "other sizes"),
+        (summary(0, 1.0), "seeds 0, 0: pass each once"),
+        (summary(1, 1.0, planned_chunks=2), "differ in sizes"),
+        (summary(1, 1.0) | {"accuracy": {"agent": {"2": 1.0}}}, "differ in sizes"),
         (summary(1, 1.0) | {"method": "memact"}, "several methods"),
     ],
 )

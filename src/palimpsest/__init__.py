@@ -6,7 +6,7 @@
     print(run.evaluate(chunks=[4, 64], limit=32))
     print(run.play(chunks=16).memories)
 
-What stands here is imported when it is first used: `import palimpsest` alone costs nothing.
+Names are imported on first use: a bare `import palimpsest` costs nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Errors a user meets. Each message is one line that names the file, key or id, the value and the fix.
 
-The command line prints the message alone and exits with 2; anything else that escapes is a bug and keeps its
+The command line prints only the message and exits with 2; any other escaping exception is a bug and keeps its
 traceback.
 """
 
@@ -18,8 +18,8 @@ from typing import Self, TypeVar
 T = TypeVar("T")
 _UNSAID = object()
 _VALUE_CHARS = 80
-GOES_ON = "the run goes on from its newest checkpoint when it is resumed"
-"""What an error of lost processes ends with."""
+GOES_ON = "resume the run from its newest checkpoint"
+"""Ending of errors about lost processes."""
 
 
 class PalimpsestError(Exception):
@@ -37,7 +37,7 @@ class ConfigError(PalimpsestError):
     """
 
     def __init__(self, message: str, *, key: str | None = None, value: object = _UNSAID) -> None:
-        """`key`: the dotted key that is wrong; `value`: what it is set to. The text begins with both."""
+        """`key`: the wrong dotted key; `value`: its value. The text starts with both."""
         super().__init__(message)
         self.message, self.key, self.value = message, key, None if value is _UNSAID else value
         shown = "" if value is _UNSAID else repr(value)
@@ -53,7 +53,7 @@ class ConfigError(PalimpsestError):
         return self
 
     def under(self, key: str) -> Self:
-        """The error of another key that set the value."""
+        """The same error under the key that set the value."""
         return self.at(key + self.lead.removeprefix(self.key or ""), key)
 
 
@@ -62,11 +62,11 @@ class DataError(PalimpsestError):
 
 
 class ModelError(PalimpsestError):
-    """A model folder can't be used: no weights, no tokenizer, a context shorter than the budgets need."""
+    """An unusable model folder: no weights, no tokenizer, or a context shorter than the budgets."""
 
 
 class RunError(PalimpsestError):
-    """A run folder can't be used: it exists, is locked by another process, or belongs to another configuration."""
+    """An unusable run folder: it exists, another process locks it, or it belongs to another configuration."""
 
 
 class CheckpointError(PalimpsestError):
@@ -74,7 +74,7 @@ class CheckpointError(PalimpsestError):
 
 
 class NotWritten(PalimpsestError):
-    """A disk did not take what it was given. Who knows what for says how much room that needs."""
+    """A write failed. The caller adds how much space is needed."""
 
 
 class PromptTooLong(PalimpsestError):
@@ -82,12 +82,11 @@ class PromptTooLong(PalimpsestError):
 
 
 class EngineError(PalimpsestError):
-    """An engine can't start, or can't go on; a resumed run goes on from its newest checkpoint."""
+    """An engine can't start or continue; a resumed run continues from its newest checkpoint."""
 
 
 class ProcessesLost(EngineError):
-    """Processes of an engine ended or did not answer in time, which may pass: a training goes on by itself
-    `cluster.max_restarts` times."""
+    """Processes of an engine ended or timed out: training restarts automatically, `cluster.max_restarts` times."""
 
 
 class SamplerError(PalimpsestError):
@@ -95,11 +94,11 @@ class SamplerError(PalimpsestError):
 
 
 class SearchError(PalimpsestError):
-    """A search service could not be reached, or did not answer as one."""
+    """A search service is unreachable, or its reply is invalid."""
 
 
 class JudgeError(PalimpsestError):
-    """A judge could not be reached, or gave no verdict; what it was asked for stays ungraded."""
+    """A judge is unreachable, or returned no verdict; its answers stay ungraded."""
 
 
 class Interrupted(SystemExit):
@@ -108,20 +107,20 @@ class Interrupted(SystemExit):
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.number = number
-        self.again = "the same command begins again"
-        """How to go on, in words; who knows better says so on the way."""
+        self.again = "run the same command to start over"
+        """Advice for resuming; callers may replace it."""
 
 
 def being_cancelled() -> bool:
-    """Whether the running task is to end; if not, a CancelledError is one that foreign code raised by itself."""
+    """Return whether the running task is being cancelled; if not, foreign code raised the CancelledError."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def closed_after(work: Awaitable[T], close: Callable[[], Awaitable[None]], what: str) -> T:
-    """Do `work`, then close what was opened for it, which a message calls `what`.
+    """Do `work`, then close its resource, called `what` in messages.
 
-    Where both fail, the error of `work` is raised and the other is a note of it: what was lost closes badly.
+    If both fail, raises the error of `work`, with the other as a note.
     """
     try:
         done = await work
@@ -136,8 +135,8 @@ async def closed_after(work: Awaitable[T], close: Callable[[], Awaitable[None]],
 
 
 def raised_at(error: BaseException) -> str:
-    """FILE:LINE where an error was raised: the innermost line outside this package and of no installed one, else the
-    innermost. Its traceback is kept for `take_tracebacks`."""
+    """FILE:LINE of an error: the innermost line outside this package and installed ones, otherwise the innermost.
+    Stores the traceback for `take_tracebacks`."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""
@@ -157,7 +156,7 @@ def take_tracebacks() -> dict[str, str]:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a frame's file is of this package, of an installed one or of Python itself."""
+    """Return whether a frame's file belongs to this package, an installed one or Python."""
     return file.startswith((*_OURS, "<frozen")) or bool({"site-packages", "dist-packages"} & {*Path(file).parts})
 
 
@@ -181,8 +180,7 @@ def shown_names(names: Collection[object]) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The known name closest to `name` as a hint for an error message, or an empty string. Of very many names the first
-    are looked at.
+    """Hint with the known name closest to `name`, or "". Searches only the first of very many names.
 
     >>> nearest("learning_rte", ["learning_rate", "seed"])
     '; did you mean learning_rate?'

@@ -1,11 +1,11 @@
-"""What happens between the turns of an episode: a type for each kind that the library tells of, plain ones for others.
+"""Events between the turns of an episode: a type for each kind of the library, `Plain` for others.
 
     model.event(MemoryCut(tokens=40, kept=32))      one of the kinds below
-    model.event("looked_up", pages=3)               a kind of a policy's own: `Plain`, its details as they are
+    model.event("looked_up", pages=3)               a custom kind: `Plain`, with its details
 
-Guaranteed: standard library only; every value is immutable; a kind of the library always has the fields declared here,
-for `event_of` refuses others, whether they come from a policy or from a record.
-Not covered: types of the fields' values, which nothing checks.
+Guaranteed: standard library only; every value is immutable; a kind of the library always has the fields declared here:
+`event_of` rejects others from policies and records.
+Not covered: types of the fields' values.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ class DocumentTruncated:
     kept: int
     """Tokens of it that are read."""
     how: str
-    """`centre` or `tail` of the option `overlong`; a baseline gives the name of its class."""
+    """`centre` or `tail` of the option `overlong`; for a baseline the name of its class."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryWritten:
-    """What the memory is from here on, where it isn't simply the reply of the turn before."""
+    """The new memory, where it differs from the previous turn's reply."""
 
     kind: ClassVar[str] = "memory"
     token_ids: tuple[int, ...]
-    """[T] as they enter the next prompt."""
+    """[T] ids in the next prompt."""
     text: str
-    """The same, decoded."""
+    """Decoded text of `token_ids`."""
     changed: bool
     """False: the reply wrote none, so this is the memory of before."""
     update: str | None = None
-    """What stood between the tags of the reply, where its whole text became the memory."""
+    """Text between the tags of the reply, if the whole text became the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCut:
-    """A memory was longer than its budget; its end was cut off."""
+    """A memory exceeded its budget and lost its end."""
 
     kind: ClassVar[str] = "memory_cut"
     tokens: int
@@ -53,14 +53,14 @@ class MemoryCut:
 
 @dataclass(frozen=True, slots=True)
 class EmptyMemoryKept:
-    """A reply was empty, and by the option `empty_memory: keep` the memory stays what it was."""
+    """A reply was empty; `empty_memory: keep` left the memory unchanged."""
 
     kind: ClassVar[str] = "empty_memory_kept"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUngrounded:
-    """Units of a reply were kept out of the memory, each for its reason (memory/parts/grounded.py)."""
+    """The grounding rule dropped units of a reply, each with its reason (memory/parts/grounded.py)."""
 
     kind: ClassVar[str] = "memory_ungrounded"
     dropped: tuple[str, ...]
@@ -68,27 +68,27 @@ class MemoryUngrounded:
     token_ids: tuple[int, ...]
     """[T] the memory from here on; empty for a prune, rejected whole."""
     changed: bool
-    """False: no unit was left, so this is the memory of before."""
+    """False: no unit remained, so the memory is the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyMalformed:
-    """A reply in tags could not be read."""
+    """A reply in tags was not parseable."""
 
     kind: ClassVar[str] = "malformed"
     reason: str
     accepted: bool = False
-    """Whether its text became the memory all the same (`malformed: accept`)."""
+    """True if its text became the memory anyway (`malformed: accept`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A query was looked up among earlier memories; what it brought up stands in the next prompt."""
+    """A query over earlier memories; its hit is in the next prompt."""
 
     kind: ClassVar[str] = "recall"
     query: str
     chunk: int | None
-    """Index of the chunk after which the memory was written; None: nothing was brought up."""
+    """Index of the chunk after which the memory was written; None: no hit."""
     text: str | None
     similarity: float | None = None
 
@@ -115,27 +115,27 @@ class ReadingEnded:
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled:
-    """A tool was called and answered."""
+    """A successful tool call."""
 
     kind: ClassVar[str] = "tool_call"
     id: str
-    """Of its result; `Turn.spans` of later turns hold `result:ID` while it is in sight."""
+    """Id of the result; `Turn.spans` of later turns contain `result:ID` while it is in the prompt."""
     tool: str | None
     tokens: int
-    """Of the result as shown."""
+    """Tokens of the shown result."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFailed:
-    """A call brought an error, which the model was told."""
+    """A tool call failed; the model saw the error."""
 
     kind: ClassVar[str] = "tool_error"
     error: str
     """malformed, unknown_tool, bad_arguments, too_many, timeout or exception."""
     id: str
     tool: str | None
-    """None: the call could not be read."""
+    """None: the call was not parseable."""
     tokens: int
     message: str
     """At most 400 characters."""
@@ -147,18 +147,18 @@ class Pruned:
 
     kind: ClassVar[str] = "prune"
     id: str
-    """Of the prune's own result."""
+    """Id of the prune's result."""
     deleted: tuple[str, ...]
     """Ids of the results."""
     memory: str
-    """What the model wrote down in their place."""
+    """Memory that replaces the pruned results."""
     context_tokens: int
-    """Of the prompt that is left by all prunes of the reply, before its results."""
+    """Tokens of the prompt after all prunes of the reply, before its results."""
 
 
 @dataclass(frozen=True, slots=True)
 class PruneRefused:
-    """A prune named what can't be deleted, or had no memory; nothing was done."""
+    """A prune without effect: it named something that can't be deleted, or had no memory."""
 
     kind: ClassVar[str] = "prune_refused"
     id: str
@@ -176,18 +176,18 @@ class ExchangesDropped:
 
 @dataclass(frozen=True, slots=True)
 class SummedUp:
-    """The history gave way to a summary of it."""
+    """A summary replaced the history."""
 
     kind: ClassVar[str] = "summary"
     tokens: int
     text: str
     left_out: int
-    """Latest exchanges that had no room beside the request and so are not in the summary."""
+    """Latest exchanges that had no room next to the request, so the summary omits them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerFailed:
-    """A request failed; it is tried again with the same seed while retries are left."""
+    """A failed request; retries use the same seed."""
 
     kind: ClassVar[str] = "sampler_error"
     attempt: int
@@ -205,7 +205,7 @@ class PromptOverflowed:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The episode took longer than it may: its end."""
+    """The episode exceeded its time and ended."""
 
     kind: ClassVar[str] = "timed_out"
     limit_s: float | None
@@ -213,7 +213,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFailed:
-    """The policy's own code raised: the end of the episode."""
+    """The policy's code raised an error and ended the episode."""
 
     kind: ClassVar[str] = "policy_error"
     type: str
@@ -225,24 +225,24 @@ class PolicyFailed:
 
 @dataclass(frozen=True, slots=True)
 class VariantPlayed:
-    """The episode was played with other options of the policy than the run's own (`train.variant`)."""
+    """The episode used other options of the policy (`train.variant`)."""
 
     kind: ClassVar[str] = "variant"
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What differs."""
+    """Differences from the run's options."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A recorded episode was played on from one of its turns (`palimpsest replay`)."""
+    """The episode continues a recorded one from one of its turns (`palimpsest replay`)."""
 
     kind: ClassVar[str] = "replayed"
     of: str
     """Group and rollout of the recorded episode."""
     turn: int
-    """The first that was sampled anew; counted from 0."""
+    """First newly sampled turn, counted from 0."""
     memory: str | None
-    """What was put in the place of the memory that this turn has, "" for none; None: the memory is the recorded one."""
+    """Memory that replaces this turn's memory, "" for none; None: the recorded one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ Declared = _Memories | _Replies | _Tools | _Library
 What = Declared | Plain
 
 KINDS: Mapping[str, type[Declared]] = {event.kind: event for event in get_args(Declared)}
-"""Name of a kind, as records hold it, to its type."""
+"""Kinds in records, with their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ def event_of(kind: str, detail: Mapping[str, Any]) -> What:
         return declared(**values)
     except TypeError:
         names = ", ".join(one.name for one in fields(declared)) or "no fields"
-        raise ValueError(f"event {kind!r}: it has {names}; given were {', '.join(detail) or 'none'}") from None
+        raise ValueError(f"event {kind!r}: it has {names}, not {', '.join(detail) or 'none'}") from None
 
 
 def as_event(what: What | str, detail: Mapping[str, Any]) -> What:
@@ -310,7 +310,7 @@ def as_event(what: What | str, detail: Mapping[str, Any]) -> What:
     if isinstance(what, str):
         return event_of(what, detail)
     if detail:
-        raise ValueError(f"event {what.kind!r}: give its details to {type(what).__name__}, not beside it")
+        raise ValueError(f"event {what.kind!r}: pass its details to {type(what).__name__}")
     return what
 
 

@@ -1,12 +1,11 @@
-"""File operations that either happen or don't, and last; the digest that tells whether a file is still what it was.
+"""Atomic, durable file operations; a digest that detects changed files.
 
-Everything a run must be able to rely on after a crash goes through these functions: a file appears whole or not at
-all, a folder is published by one rename. Each function is one step of a protocol, so a test can stop after any.
+Every file that a run relies on after a crash goes through these functions: a file appears whole or not at all, one
+rename publishes a folder. Each function is one step of a protocol, so a test can stop after any.
 
 Guaranteed on a local POSIX file system: after `write_file`, `drafted` or `publish_folder` returns, the content survives
-the death of the process and of the machine. Hidden leftovers (names that start with a dot) are all a crash leaves. An
-error of the system names the file or folder it was met at. What lies under another name is never touched: hidden ones
-here have `palimpsest` in them, so that they are nobody else's.
+the death of the process and of the machine. A crash leaves only hidden files (names that start with a dot and contain
+`palimpsest`). System errors name their file or folder. No other names are touched.
 Not covered: network file systems without atomic rename; disks that acknowledge a flush they didn't do.
 """
 
@@ -30,11 +29,11 @@ _TRASH = ".palimpsest-trash-"
 
 
 class NoRegularFile(OSError):
-    """A pipe, a socket, a device or a folder stands where a file was expected."""
+    """A pipe, a socket, a device or a folder instead of a file."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file, to be read: what may be anything is never waited for. Raises OSError."""
+    """Open a regular file for reading, without waiting for pipes or devices. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would wait
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -43,14 +42,14 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int = -1) -> bytes:
-    """Content of a regular file; of one of more than `most` bytes so many. Raises OSError."""
+    """Read a regular file, at most `most` bytes. Raises OSError."""
     with open_regular(path) as file:
         return file.read(most)
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have errors of the system name `path` where they name nothing: those of a write or a flush don't."""
+    """Add `path` to system errors without a file name, such as those of a write or a flush."""
     try:
         yield
     except OSError as error:
@@ -60,7 +59,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def hidden_name(path: Path) -> Path:
-    """Where what will be `path` lies until it is whole.
+    """Name of `path` until it is complete.
 
     >>> hidden_name(Path("data/train.jsonl")).as_posix()
     'data/.train.jsonl.palimpsest-partial'
@@ -69,7 +68,7 @@ def hidden_name(path: Path) -> Path:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Put `data` at `path`, replacing what was there in one step."""
+    """Write `data` to `path`, replacing the old content in one step."""
     partial = hidden_name(path)
     try:
         write_plain(partial, data)
@@ -83,15 +82,15 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def drafted(path: Path) -> Iterator[TextIO]:
-    """A file for text that is called `path` once it is whole; its folder is made. Raises DataError before any work."""
+    """Open a text file that becomes `path` once complete; creates its folder. Raises DataError before any work."""
     if path.is_dir():
-        raise DataError(f"{path}: is a folder; give the path of a file")
+        raise DataError(f"{path}: is a folder; use the path of a file")
     draft = hidden_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = draft.open("w", encoding="utf-8", errors="replace", newline="\n")
     except OSError as error:
-        raise DataError(f"{path}: can't be written ({error.strerror}); give another path") from None
+        raise DataError(f"{path}: not writable ({error.strerror}); use another path") from None
     try:
         with naming(path), file:
             yield file
@@ -124,7 +123,7 @@ def rename(source: Path, target: Path) -> None:
 
 
 def publish_folder(hidden: Path, path: Path) -> None:
-    """Give the finished folder `hidden` its name. A folder already there is moved out of the way first."""
+    """Rename the finished folder `hidden` to `path`, moving away an existing folder first."""
     for file in sorted(hidden.rglob("*")):
         sync(file)
     sync(hidden)
@@ -135,8 +134,7 @@ def publish_folder(hidden: Path, path: Path) -> None:
 
 
 def publish_new(hidden: Path, path: Path) -> None:
-    """Give the finished folder `hidden` its name where nothing has it; of several who come at once, to one. Raises
-    FileExistsError where something has."""
+    """Rename the finished folder `hidden` to the unused name `path`, for one caller. Raises FileExistsError."""
     for file in sorted(hidden.rglob("*")):
         sync(file)
     sync(hidden)
@@ -156,7 +154,7 @@ def set_aside(path: Path) -> Path:
     """Rename a file or folder to `NAME.old-1`, `NAME.old-2`..., the first that is free; returns its new place. Raises
     DataError for one that has no name here."""
     if path.name in ("", ".."):
-        raise DataError(f"{path}: can't be moved aside by that name; give the folder by its own")
+        raise DataError(f"{path}: has no name to rename; use the folder's name")
     number = 1
     while os.path.lexists(aside := path.with_name(f"{path.name}.old-{number}")):
         number += 1
@@ -165,25 +163,25 @@ def set_aside(path: Path) -> Path:
 
 
 def discard(path: Path) -> None:
-    """Remove a folder: it vanishes under its name at once, so no one ever sees half of it."""
+    """Remove a folder: a rename hides it first, so no one sees a part of it."""
     empty_trash(path)
     rename(path, _trash(path))
     empty_trash(path)
 
 
 def empty_trash(path: Path) -> None:
-    """Remove what a crash left of a folder of that name that was being removed."""
+    """Remove the rest of a folder of that name whose removal a crash interrupted."""
     if os.path.lexists(_trash(path)):
         remove_tree(_trash(path))
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and what is in it, of a link to a folder the link alone; a crash may leave a part of it."""
+    """Remove a folder and its content, or only the link to a folder; a crash may leave a part of it."""
     path.unlink() if path.is_symlink() else shutil.rmtree(path)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what crashed writes and removals left in `folder`."""
+    """Remove hidden files that crashed writes and removals left in `folder`."""
     if not folder.is_dir():
         return
     for entry in sorted(folder.iterdir()):
@@ -192,7 +190,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def hidden_folder(path: Path) -> Path:
-    """An empty hidden folder beside `path`, to be filled and then published under that name."""
+    """Create an empty hidden folder next to `path`, to fill and publish under that name."""
     hidden = hidden_name(path)
     if hidden.exists():
         remove_tree(hidden)
@@ -201,8 +199,7 @@ def hidden_folder(path: Path) -> Path:
 
 
 def new_hidden_folder(path: Path) -> Path:
-    """An empty hidden folder beside `path` that no one else has, to be filled and then published under that name; what
-    a kill leaves of it stays."""
+    """Create an empty hidden folder next to `path`, unique to this caller, to fill and publish; a kill leaves it."""
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
     hidden.mkdir(parents=True)
     return hidden

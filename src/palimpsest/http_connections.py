@@ -1,8 +1,8 @@
-"""Connections to a service over HTTP, by aiohttp: of many requests at a time each costs a third of what httpx2 takes.
+"""HTTP connections to a service with aiohttp: under concurrency a request costs a third of its time in httpx2.
 
-Guaranteed: a reply is read as it comes and never holds more than the limit, neither as sent nor decompressed; no
-cookie is kept, no redirect followed; a token stands in a header alone; what fails is an `Again` of http_services.py.
-Not covered: other encodings than gzip and deflate, which are refused.
+Guaranteed: replies are streamed and never exceed the limit, neither as sent nor decompressed; no cookies, no redirects;
+a token is only in a header; a failure is an `Again` of http_services.py.
+Not covered: encodings other than gzip and deflate, which are rejected.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import orjson
 from palimpsest.http_services import Down, HttpReply, RetryableError
 
 ERROR_BYTES = 1 << 16
-"""Of a reply that isn't status 200: read for its first words alone."""
+"""Bytes read of a reply with a status other than 200."""
 _KEPT_S = 4.0
-"""A connection waits for the next request: less than the 5 s after which common servers close theirs."""
+"""Idle time of a connection, below the 5 s of common servers."""
 
 
 class Unanswered(Down):
-    """Nobody was there, or the reply's end didn't come: in time, or before the connection broke off. One line."""
+    """No connection, or an incomplete reply after the time limit or a broken connection. One line."""
 
 
 class BadReply(RetryableError):
-    """A reply that can't be read: too long, wrongly encoded. One line."""
+    """An unusable reply: too long or wrongly encoded. One line."""
 
 
 class Connections:
@@ -41,8 +41,8 @@ class Connections:
     def __init__(
         self, *, token: str | None = None, keep: bool = True, proxies: bool = False, socket: Path | None = None
     ) -> None:
-        """`keep`: a connection serves one request after the other; `proxies`: the environment's are asked; `socket`:
-        a Unix socket, in the place of every address."""
+        """`keep`: reuse connections for several requests; `proxies`: use the environment's proxies; `socket`: a Unix
+        socket that replaces every address."""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._keep, self._proxies, self._socket = keep, proxies, socket
         self._session: aiohttp.ClientSession | None = None
@@ -56,8 +56,8 @@ class Connections:
         limit: int,
         timeout_s: float | None = None,
     ) -> HttpReply:
-        """The answer to `body` as JSON, or to none; at most `limit` bytes come back, within `timeout_s`. Raises
-        Unanswered and BadReply."""
+        """The reply, at most `limit` bytes within `timeout_s`, to `body` as JSON or none. Raises Unanswered and
+        BadReply."""
         if self._session is None:
             self._session = self._opened()  # only now, in the loop that uses it
         sent = None if body is None else orjson.dumps(body)
@@ -92,7 +92,7 @@ class Connections:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Loading them takes some 20 ms."""
+    """Cached: loading takes about 20 ms."""
     return ssl.create_default_context(cafile=certifi.where())
 
 
@@ -119,12 +119,12 @@ def _decompressed(raw: bytes, encoding: str, limit: int, *, ok: bool) -> bytes:
     if encoding == "identity":
         return raw
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise BadReply(f"the reply comes as {encoding!r:.40}, which was not asked for")
+        raise BadReply(f"the reply has the unexpected encoding {encoding!r:.40}")
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: a header of gzip or of zlib
     try:
         body = inflate.decompress(raw, limit + 1)
     except zlib.error as error:
-        raise BadReply(f"the reply is no {encoding} ({error})") from None
+        raise BadReply(f"the reply is not valid {encoding} ({error})") from None
     if len(body) > limit and ok:
         raise BadReply(f"the reply exceeds {limit} bytes when decompressed")
     return body[:limit]

@@ -1,9 +1,8 @@
-"""What is shared by those who ask a service over HTTP: its address, its token, what a reply says, and when it is asked
-again. How it is asked: http_connections.py.
+"""Shared parts of HTTP clients: a service's address and token, its replies, retries. Connections: http_connections.py.
 
-Guaranteed: an address with a user or a password in it is refused, for it would stand in configurations, records and
-messages; a token comes out of the environment and is in no message; a request is sent a bounded number of times, with
-pauses drawn by its key.
+Guaranteed: an address that contains a user or a password is rejected, because configurations, records and messages
+would contain it; a token comes from the environment and is in no message; a request is sent a bounded number of times,
+with pauses drawn by its key.
 """
 
 from __future__ import annotations
@@ -24,47 +23,47 @@ from palimpsest.seeding import Key, keyed_random
 T = TypeVar("T")
 
 LONGEST_PAUSE = 20.0
-"""Seconds between two attempts at the most, whatever a service asks for."""
+"""Maximum seconds between two attempts, regardless of the service's request."""
 
 _HIDDEN = "(redacted)"
 
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """What a service answered, read whole; of a reply that isn't status 200 the beginning."""
+    """A complete reply of a service; for a status other than 200, only its beginning."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """Raises ValueError where it is no JSON, or nested too deep."""
+        """Parsed body. Raises ValueError for invalid or too deeply nested JSON."""
         return orjson.loads(self.body)
 
     def quoted(self, limit: int, *secrets: str | None) -> str:
-        """The beginning of the body for a message, on one line, without the secrets an echo may hold."""
+        """The beginning of the body for a message, on one line, without secrets from an echo."""
         text = redacted(self.body.decode("utf-8", "replace"), *secrets)
         return f"{text[:limit]!r}"
 
 
 def check_address(url: str, key: str, *, example: str = "http://host:port") -> SplitResult:
-    """The address of a server, the value of `key`. Raises ConfigError for what is none, or holds a password."""
+    """Parse a server's address, the value of `key`. Raises ConfigError for an invalid one, or one with a password."""
     try:
         parsed = urlsplit(url)
     except (ValueError, TypeError, AttributeError) as error:
         shown = f"={url!r:.80}" if "@" not in str(url) else ""
-        raise ConfigError(f"{key}{shown}: {error}; give {example}") from None
+        raise ConfigError(f"{key}{shown}: {error}; use {example}") from None
     if "@" in parsed.netloc:
-        raise ConfigError(f"{key}: the address holds a user or a password; give {example}, and a token apart from it")
+        raise ConfigError(f"{key}: the address contains a user or a password; use {example} and a separate token")
     unprintable = not url.isprintable() or " " in url  # urlsplit drops line breaks
     if unprintable or parsed.scheme not in ("http", "https") or not parsed.hostname:
-        raise ConfigError(f"{key}={url!r:.80}: no address of a server; give {example}")
+        raise ConfigError(f"{key}={url!r:.80}: not a server address; use {example}")
     try:
         valid = parsed.port != 0
     except ValueError:
         valid = False
     if not valid:
-        raise ConfigError(f"{key}={url!r:.80}: no valid port; give {example}, with a port from 1 to 65535")
+        raise ConfigError(f"{key}={url!r:.80}: invalid port; use {example}, with a port from 1 to 65535")
     return parsed
 
 
@@ -93,8 +92,8 @@ def redacted(text: str, *secrets: str | None) -> str:
 
 
 def error_in_reply(answer: Any, *secrets: str | None) -> str | None:
-    """The error that a reply of status 200 holds in place of choices, at most 300 characters and without the
-    secrets; None where there is none.
+    """The error that a reply of status 200 contains instead of choices, at most 300 characters and without the secrets;
+    None without an error.
 
     >>> error_in_reply({"error": {"message": "upstream is busy"}}), error_in_reply({"choices": [], "error": None})
     ('upstream is busy', None)
@@ -107,7 +106,7 @@ def error_in_reply(answer: Any, *secrets: str | None) -> str | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a service asks to wait; the form with a date is passed over.
+    """Seconds to wait that a service requests; a date is ignored.
 
     >>> retry_after({"retry-after": "2"}), retry_after({"retry-after": "Sun, 22 Nov 2026"}), retry_after({})
     (2.0, None, None)
@@ -130,11 +129,11 @@ class RetryableError(Exception):
 
 
 class Down(RetryableError):
-    """Nobody answered, or a server's error."""
+    """No reply, or a server error."""
 
 
 class GaveUp(Exception):
-    """No attempt succeeded. One line; `last`: what the last one met."""
+    """No attempt succeeded. One line; `last`: the last attempt's error."""
 
     def __init__(self, message: str, last: RetryableError) -> None:
         super().__init__(message)
@@ -142,7 +141,7 @@ class GaveUp(Exception):
 
 
 class ServiceDown(Exception):
-    """It wasn't asked, for it was down in too many attempts before. One line; `last`: what the last one met."""
+    """Not called: the service was down in too many attempts. One line; `last`: the last attempt's error."""
 
     def __init__(self, message: str, last: str) -> None:
         super().__init__(message)
@@ -152,13 +151,12 @@ class ServiceDown(Exception):
 async def attempted(
     once: Callable[[], Awaitable[T]], *, attempts: int, pause: float, key: Sequence[Key], longest: float = LONGEST_PAUSE
 ) -> T:
-    """What `once` returns, called again after each `Again`, `attempts` times in all. Raises GaveUp.
+    """Call `once`, again after each `Again`, at most `attempts` times. Raises GaveUp.
 
-    The pause before the second attempt is up to `pause` seconds, and doubles; the one a service asks for counts where
-    it is longer; `key` draws how far below the full pause it stays, so that requests that failed together don't come
-    back together.
+    The pause before the second attempt is up to `pause` seconds, then doubles; a longer pause that the service requests
+    wins. `key` draws the exact pause, so that requests that failed together don't return together.
     """
-    last = RetryableError("it was never asked")
+    last = RetryableError("no attempt yet")
     for attempt in range(attempts):
         try:
             return await once()
@@ -178,7 +176,7 @@ class Breaker:
         self._limit, self._probe_s, self._patience_s = limit, probe_s, patience_s
         self._failures = 0
         self._since = 0.0
-        """When the first of them ended."""
+        """End of the first failure."""
         self._probe_at = 0.0
         self._message = ""
 

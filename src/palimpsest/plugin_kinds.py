@@ -1,6 +1,6 @@
-"""The kinds of plugins, each with the key that names one, what is shipped, and how it is called.
+"""Kinds of plugins: configuration key, shipped names, call signature.
 
-Shipped things are named by import paths, which plugins.py follows when one is used; nothing is imported here.
+Shipped names are import paths that plugins.py imports on first use; this module imports nothing.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from palimpsest.errors import nearest
 
 OBJECT = "object:"
-"""What the name of an object that was passed to a call from Python begins with."""
+"""Prefix for the name of an object passed to a call from Python."""
 
 
 @dataclass(frozen=True)
 class PluginKind:
-    """What stands under a key of a configuration."""
+    """Contract of the objects under a configuration key."""
 
     noun: str
     key: str
@@ -26,15 +26,15 @@ class PluginKind:
     shipped: Mapping[str, str]
     """Import paths by name."""
     takes: tuple[str, ...] = ()
-    """Arguments that it is called with."""
+    """Arguments of the call."""
     method: str | None = None
-    """Called in place of an object that has it."""
+    """Method to call instead of an object that has it."""
     base: str | None = None
-    """Import path of the class whose objects are used as they are; it has the defaults of what a class leaves out."""
+    """Import path of a class whose objects are used without a call; it provides defaults for missing members."""
     injected: tuple[str, ...] = field(default=(), kw_only=True)
-    """Parameters that get a value of the run, where it has them."""
+    """Parameters that receive a value of the run."""
     awaited: bool | None = field(default=None, kw_only=True)
-    """Whether the call is a coroutine; None: it may be either."""
+    """True for a coroutine; None: either."""
     argument: str | None = field(default=None, kw_only=True)
     """The argument of a call from Python that takes an object."""
 
@@ -170,7 +170,7 @@ KINDS: dict[str, PluginKind] = {
 
 
 def check_name(kind: str, name: str, key: str | None = None) -> str:
-    """`name`, if it is a shipped one or of the form of a reference; nothing is imported. Raises ValueError.
+    """Return `name` if it is shipped or has the form of a reference; imports nothing. Raises ValueError.
 
     >>> check_name("rule", "my_module:mine"), check_name("rule", "mean")
     ('my_module:mine', 'mean')
@@ -181,10 +181,10 @@ def check_name(kind: str, name: str, key: str | None = None) -> str:
 
 
 def fault_of(kind: str, name: str) -> str | None:
-    """What is wrong with the form of a name that isn't shipped."""
+    """Error in the form of a custom name, or None."""
     spec, (module, colon, thing) = KINDS[kind], name.rpartition(":")
     if not colon and name.endswith(".py"):
-        return f"name what it is in the file, such as {name}:{spec.example.partition(':')[2]}"
+        return f"add its name in the file, such as {name}:{spec.example.partition(':')[2]}"
     if not colon:
         shipped = f"choose one of {', '.join(spec.shipped)}, or" if spec.shipped else "give"
         return f"no such {spec.noun}{nearest(name, spec.shipped)}; {shipped} {spec.example}"
@@ -192,4 +192,4 @@ def fault_of(kind: str, name: str) -> str | None:
         return f"not of the form {spec.example}"
     if f"{module}:" == OBJECT or module.endswith(".py") or all(map(str.isidentifier, module.split("."))):
         return None
-    return f"{module!r} is no module's name; give one as {spec.example}, or a file that ends in .py"
+    return f"{module!r} is not a module name; use the form {spec.example}, or a file that ends in .py"

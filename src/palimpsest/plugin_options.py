@@ -1,13 +1,13 @@
-"""Options of a class or a function that a recipe names, checked by its annotations before it is made or called.
+"""Options of classes and functions in recipes, checked against their annotations before the call.
 
     class MyPolicy:                                     policy.options: {lines: 2.5}
         def __init__(self, lines: int = 8) -> None      rejected: policy.options.lines=2.5: must be a whole number
 
 Guaranteed: an unknown option is rejected with the nearest known name, a missing one by its name, a value of another
-type in one line that names key, value and what is expected. Types are strict: no text or `true` for a number, no 2.0
-for a whole number; a whole number is a number too, and a list is a tuple. Numbers are finite.
-Not covered: options without an annotation, or with one that can't be resolved or checked (`untyped` names them): they
-are passed on as they are.
+type in one line that names key, value and expected type. Types are strict: no text or `true` for a number, no 2.0 for a
+whole number; a whole number is a number too, and a list is a tuple. Numbers are finite.
+Not covered: options without an annotation, or with one that can't be resolved or checked (`untyped` names them); they
+pass unchanged.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Option:
 
     name: str
     annotation: Any
-    """None: it has none, or none that can be resolved."""
+    """None: no annotation, or no resolvable one."""
     default: Any
-    """`inspect.Parameter.empty`: it has none."""
+    """`inspect.Parameter.empty`: no default."""
 
     @property
     def required(self) -> bool:
@@ -47,7 +47,7 @@ class Option:
 
 
 def signature_of(target: Callable[..., Any]) -> inspect.Signature | None:
-    """None for a callable that has none, as some written in C."""
+    """None for a callable without a signature, such as some in C."""
     try:
         return inspect.signature(target)
     except (TypeError, ValueError):
@@ -55,8 +55,8 @@ def signature_of(target: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def options_of(target: Callable[..., Any], taken: int = 0) -> Mapping[str, Option]:
-    """The options of a class by name, in the order of its constructor; of a function those after the first `taken`
-    parameters. Computed once per target: that takes longer than making an instance.
+    """Options by name: of a class, in the order of its constructor; of a function, after its first `taken` parameters.
+    Cached per target, because inspection takes longer than construction.
 
     >>> class Mine:
     ...     def __init__(self, size: int, tags: list[str] | None = None, other=1) -> None: ...
@@ -98,7 +98,7 @@ def untyped(cls: type[Any]) -> list[str]:
 
 
 def takes_any(target: Callable[..., Any]) -> bool:
-    """Whether it takes any keyword."""
+    """Return whether the target accepts any keyword."""
     signature = signature_of(target)
     return signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
@@ -112,9 +112,9 @@ def check_options(
     taken: int = 0,
     injected: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The options as the annotations of `target` have them (a list becomes a tuple, say). Raises ConfigError.
+    """Options converted to the annotations of `target` (a list becomes a tuple, for example). Raises ConfigError.
 
-    `key`: of the options; `name`: what messages call the target; `injected`: parameters that are no options.
+    `key`: key of the options; `name`: the target in messages; `injected`: parameters that are not options.
 
     >>> def reward(problem, trajectory, *, price: float = 0.1) -> float: ...
     >>> check_options(reward, {"price": "2"}, "reward.options", "mine:reward", taken=2)
@@ -148,7 +148,7 @@ def _checked(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _hints(target: Any) -> dict[str, Any]:
-    """Annotations of the parameters; none where they name what exists for a type checker alone."""
+    """Annotations of the parameters; none if they name imports for type checkers."""
     owners: list[Any] = [target if inspect.isroutine(target) else type(target).__call__]
     if inspect.isclass(target):  # a field's annotation belongs to the module of the class that declares it
         owners = [target.__init__, *([target] if dataclasses.is_dataclass(target) else [])]
@@ -169,7 +169,7 @@ def _default(parameter: inspect.Parameter, field: dataclasses.Field[Any] | None)
 
 @lru_cache(maxsize=512)
 def _adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
-    for config in (_CONFIG, None):  # a pydantic model or a typed dictionary has a configuration of its own
+    for config in (_CONFIG, None):  # None: pydantic models and typed dictionaries are already configured
         try:
             return TypeAdapter(annotation, config=config)
         except PydanticUserError:
@@ -178,7 +178,7 @@ def _adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """What checks values of an annotation, None if nothing can."""
+    """Validator for an annotation, None if nothing can check it."""
     if annotation is None:
         return None
     try:
@@ -188,7 +188,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
 
 
 def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
-    """Options come from YAML: what JSON can say is read as JSON, where a list may be a tuple."""
+    """Options come from YAML: JSON-like values are validated as JSON, where a list may be a tuple."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -197,7 +197,6 @@ def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
 
 
 def _demand(annotation: Any, error: ValidationError) -> str:
-    """What a value has to be."""
     allowed = choices(annotation)
     if allowed is not None:
         return f"choose one of {', '.join(allowed)}"
@@ -211,7 +210,7 @@ def _demand(annotation: Any, error: ValidationError) -> str:
 
 
 def choices(annotation: Any) -> list[str] | None:
-    """What a `Literal` allows, or one with None; None for other annotations."""
+    """Values of a `Literal` or an optional one; None for other annotations."""
     values: list[str] = []
     for part in _alternatives(annotation):
         if typing.get_origin(part) is Literal:
@@ -224,7 +223,7 @@ def choices(annotation: Any) -> list[str] | None:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """The parts of a union, or the annotation alone."""
+    """Members of a union; otherwise only the annotation."""
     if typing.get_origin(annotation) is Annotated:
         return _alternatives(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (Union, types.UnionType):
@@ -233,7 +232,7 @@ def _alternatives(annotation: Any) -> list[Any]:
 
 
 def expected(annotation: Any) -> str | None:
-    """A plain annotation in words, None for others.
+    """A plain annotation as text, None for others.
 
     >>> expected(int | None), expected(dict[str, int]), expected(ConfigError)
     ('a whole number or null', 'a mapping, each value a whole number', None)

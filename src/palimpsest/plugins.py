@@ -5,17 +5,17 @@
     reward.name=rewards/mine.py:reward    a file
     reward.name=object:reward             an object passed to a call from Python
 
-All four are loaded, checked and built by the same functions. A class is constructed with the options given for it; a
-function gets them as keyword arguments. Only the call that was passed an object, its tasks and threads see it:
+All four are loaded, checked and built by the same functions. A class is constructed with the options; a function
+receives them as keyword arguments. An object is visible only to the call that receives it, its tasks and threads:
 
     with named_objects({"object:mine": mine}):
         load("reward", "object:mine")             # mine
 
-Guaranteed: an error is a ConfigError with the key that named the thing: no such module, an error in the module, no such
-name in it (with the nearest one), an unknown or missing option, one whose type differs from its annotation
-(plugin_options.py), an object of another shape. Nothing is imported before it is used.
-Not covered: options without an annotation, which are passed on unchanged; a module that changed after its import;
-`object:NAME` in other or later processes, where a call gets its objects again or raises ConfigError.
+Guaranteed: an error is a ConfigError with the key of the plugin: no such module, an error in the module, no such name
+in it (with the nearest one), an unknown or missing option, one whose type differs from its annotation
+(plugin_options.py), an object of another shape. Imports happen on first use.
+Not covered: options without an annotation, which pass unchanged; a module that changed after its import; `object:NAME`
+in other or later processes, where a call gets its objects again or raises ConfigError.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ _KNOWN: ContextVar[Mapping[str, Any] | None] = ContextVar("palimpsest_objects", 
 
 @contextmanager
 def named_objects(objects: Mapping[str, Any]) -> Iterator[None]:
-    """While this lasts, each name of `objects` means its object, besides those that were known before; names that
-    `objects` gains meanwhile too."""
+    """Make each name of `objects`, later ones included, refer to its object within the context; outer names remain."""
     token = _KNOWN.set(ChainMap(cast(Any, objects), cast(Any, _KNOWN.get() or {})))
     try:
         yield
@@ -68,13 +67,13 @@ def named_objects(objects: Mapping[str, Any]) -> Iterator[None]:
 
 
 def object_named(name: str, key: str) -> Any:
-    """The object that `object:NAME` means; `key` named it."""
+    """The object called `object:NAME`; `key` for errors."""
     objects = _KNOWN.get() or {}
     if name in objects:
         return objects[name]
     argument = ARGUMENTS.get(key, "reward")
     raise ConfigError(
-        f"a Python object, which no file of the run holds; give it again from Python, as {argument}=... of "
+        f"a Python object, which the run doesn't store; pass it again from Python, as {argument}=... of "
         "palimpsest.train, evaluate, play or ask, or set the key to something else",
         key=key,
         value=name,
@@ -91,8 +90,8 @@ def plain(name: str) -> str:
 
 
 def reference(kind: str, thing: Any) -> str:
-    """The name by which a later process finds `thing`: a shipped one, or an import path; else `object:NAME`, which
-    means `thing` within `named_objects`.
+    """Name by which a later process finds `thing`: a shipped name, an import path, or `object:NAME`, valid within
+    `named_objects`.
 
     >>> reference("reward", math.sqrt), reference("policy", print)
     ('object:sqrt', 'object:print')
@@ -112,8 +111,7 @@ _NAMED = re.compile(r'"([\w./-]+):[A-Za-z_]\w*"')
 
 
 def source_digests(settings: Any) -> dict[str, str]:
-    """16 hex digits of the source of each module or file that `settings` names as `my_module:MyThing`, as far as it is
-    imported.
+    """16 hex digits of the source of each imported module or file that `settings` names as `my_module:MyThing`.
 
     >>> list(source_digests({"reward": {"name": "json:loads", "state": "no_module:x"}}))
     ['json']
@@ -127,7 +125,7 @@ def source_digests(settings: Any) -> dict[str, str]:
 
 
 def load(kind: str, name: str, key: str | None = None) -> Any:
-    """What `name` means. `key`: the one that named it, which a ConfigError has.
+    """Load the object called `name`. `key`: its configuration key, for ConfigError.
 
     >>> load("reward", "math:sqroot")
     Traceback (most recent call last):
@@ -140,7 +138,7 @@ def load(kind: str, name: str, key: str | None = None) -> Any:
         return object_named(path, key)
     module_name, _, attribute = path.rpartition(":")
     if module_name.endswith(".py") and not Path(module_name).is_file():
-        raise ConfigError(f"no such file; give a path relative to {Path.cwd()} or an absolute one", key=key, value=name)
+        raise ConfigError(f"no such file; use a path relative to {Path.cwd()} or an absolute one", key=key, value=name)
     try:
         module = _module(module_name)
         if hasattr(module, attribute):
@@ -169,7 +167,7 @@ def _module(name: str) -> ModuleType:
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # named by its path, as references are
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # as a script finds what lies next to it
+        sys.path.append(str(file.parent))  # like for a script's folder
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -179,7 +177,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _missing_module(name: str, error: ModuleNotFoundError) -> str:
-    """With the nearest of the modules in the current folder and in the folders it holds."""
+    """Message with the nearest module in the current folder and its subfolders."""
     if error.name is None or name.endswith(".py") or not f"{name}.".startswith(f"{error.name}."):
         return f"{name} imports {error.name!r}, which is not installed"
     here = Path.cwd()
@@ -207,9 +205,9 @@ def _located_error(error: BaseException) -> str:
 def check(
     kind: str, name: str, options: Mapping[str, Any], *, key: str | None = None, options_key: str | None = None
 ) -> dict[str, Any]:
-    """The options as their annotations have them (a list becomes a tuple, say); nothing is made.
+    """Options converted to their annotations (a list becomes a tuple, for example); builds nothing.
 
-    Raises ConfigError if what `name` means has another shape, or takes other options.
+    Raises ConfigError if the plugin has another shape, or takes other options.
     """
     spec, target = KINDS[kind], load(kind, name, key)
     options_key = options_key or spec.options
@@ -222,8 +220,7 @@ def check(
         _check_call(spec, target, name, options, key)
     if made and options:
         raise ConfigError(
-            f"can't be set: {plain(name)} is an object, which has its options; set it where that is made, or give the "
-            "class",
+            f"{plain(name)} is an object with fixed options; construct it with others, or pass the class",
             key=f"{options_key}.{next(iter(options))}",
         )
     if made:
@@ -241,8 +238,8 @@ def build(
     options_key: str | None = None,
     **injected: Any,
 ) -> Any:
-    """What `name` means, ready to be used: an object of a kind with a `base`, or of one that isn't called; else what
-    is called with the arguments that the kind `takes`. `injected` are values of the run. Raises ConfigError."""
+    """Build the plugin called `name`: an object if the kind has a `base` or is not called; otherwise a function of the
+    arguments that the kind `takes`. `injected` are values of the run. Raises ConfigError."""
     spec, target = KINDS[kind], load(kind, name, key)
     values = check(kind, name, options or {}, key=key, options_key=options_key)
     parameters = getattr(signature_of(target), "parameters", {})
@@ -266,7 +263,7 @@ def build(
 
 
 def check_all(config: Any) -> None:
-    """Check every plugin that a `RunConfig` names, before a model is loaded. Raises ConfigError."""
+    """Check every plugin of a `RunConfig`, before loading a model. Raises ConfigError."""
     check("policy", config.policy.name, config.policy.options)
     if config.reward.name not in KINDS["reward"].shipped:
         check("reward", config.reward.name, config.reward.options)
@@ -283,7 +280,7 @@ def check_all(config: Any) -> None:
 
 
 def completed(cls: type[Any], kind: str) -> type[Any]:
-    """`cls`, or a subclass of it with the defaults of the kind's `base` for what it doesn't define."""
+    """`cls`, or a subclass of it with the defaults of the kind's `base` for missing members."""
     base = KINDS[kind].base
     assert base is not None
     module, _, name = base.partition(":")
@@ -296,13 +293,13 @@ def completed(cls: type[Any], kind: str) -> type[Any]:
 
 @functools.lru_cache(maxsize=256)
 def _completed(cls: Any, contract: Any) -> Any:
-    """The same subclass each time, so that objects of it are of one class."""
+    """Cached, so that all objects have one class."""
     names = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return ABCMeta(cls.__name__, (cls, contract), names)
 
 
 def with_defaults(thing: Any, kind: str) -> Any:
-    """An object of the kind, with the defaults of its `base` for what its class leaves out."""
+    """An object of the kind, with the defaults of its `base` for members its class lacks."""
     cls = completed(type(thing), kind)
     if cls is type(thing):
         return thing
@@ -312,7 +309,7 @@ def with_defaults(thing: Any, kind: str) -> Any:
 
 
 def check_class(kind: str, cls: type[Any], name: str, key: str | None = None) -> None:
-    """Raise ConfigError for a class whose objects can't be used."""
+    """Raise ConfigError for a class with unusable objects."""
     spec = KINDS[kind]
     if not spec.takes:
         return
@@ -327,7 +324,7 @@ def check_class(kind: str, cls: type[Any], name: str, key: str | None = None) ->
 
 
 def _check_call(spec: PluginKind, call: Any, name: str, options: Mapping[str, Any], key: str | None) -> None:
-    """Raise ConfigError if `call` can't be called with the arguments of its kind."""
+    """Raise ConfigError if `call` doesn't accept the arguments of its kind."""
     if not callable(call):
         _refuse(spec, name, key, f"needs a method {spec.method}, or to be called, with ({', '.join(spec.takes)})")
     _check_awaited(spec, call, name, key)
@@ -340,7 +337,7 @@ def _check_call(spec: PluginKind, call: Any, name: str, options: Mapping[str, An
     needed = [p.name for p in positional[len(spec.takes) :] if p.default is p.empty]
     needed = [argument for argument in needed if argument not in options and argument not in spec.injected]
     if (len(taken) < len(spec.takes) and not variable) or needed:
-        _refuse(spec, name, key, f"takes {signature}, and is called with ({', '.join(spec.takes)})")
+        _refuse(spec, name, key, f"takes {signature}, but palimpsest calls it with ({', '.join(spec.takes)})")
 
 
 def _check_awaited(spec: PluginKind, call: Any, name: str, key: str | None) -> None:
@@ -363,7 +360,7 @@ def is_async(call: Callable[..., Any]) -> bool:
 
 
 def owner(call: Callable[..., Any]) -> Any:
-    """The object whose method `call` is; else `call` itself.
+    """The object of the method `call`; otherwise `call` itself.
 
     >>> owner("abc".upper), owner(len) is len
     ('abc', True)
@@ -374,7 +371,7 @@ def owner(call: Callable[..., Any]) -> Any:
 
 
 def name_of(thing: Any) -> str:
-    """What messages call a function or an object.
+    """Name of a function or an object in messages.
 
     >>> name_of(len), name_of(Path("x")) in ("PosixPath", "WindowsPath")
     ('len', True)
@@ -385,7 +382,7 @@ def name_of(thing: Any) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The kind of an error that a user's code raised, and its text if that can be made.
+    """Type of a custom code's error, and its text if it has one.
 
     >>> error_text(KeyError("size"))
     "KeyError: 'size'"
@@ -397,7 +394,7 @@ def error_text(error: BaseException) -> str:
 
 
 def finite(value: Any) -> bool:
-    """Whether what a user's code gave is a number that a float can hold.
+    """Return whether a custom code's value is a finite number within a float's range.
 
     >>> finite(1), finite(math.nan), finite("1"), finite(10**400)
     (True, False, False, False)

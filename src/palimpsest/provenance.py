@@ -1,11 +1,11 @@
-"""What a run, a checkpoint, an evaluation or a report was made with: versions, machine, command line.
+"""Origin of a run, a checkpoint, an evaluation or a report: versions, machine, command line.
 
-    versions    palimpsest, its git commit where it is a checkout, Python, PyTorch, transformers and what else computes
+    versions    palimpsest, its git commit in a checkout, Python, PyTorch, transformers and other numerical packages
     machine     processor, cores, GPUs
-    command     the command line, secrets left out
+    command     the command line without secrets
 
-Guaranteed: nothing is imported, asked of a network or run as a process for it; what can't be found out is left out.
-Not covered: changes of a checkout that weren't committed; a secret that stands in a command line under no name of one.
+Guaranteed: no import, network request or process; unavailable facts are left out.
+Not covered: uncommitted changes of a checkout; a secret in a command line under an unsuspicious name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from palimpsest.config.install_hints import CHECKOUT
 from palimpsest.config.load import without_secrets
 
 MADE_WITH = "made_with"
-"""The key under which `provenance` is written."""
+"""Key of `provenance` in files."""
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "vllm", "ray", "peft")
 _CPUINFO, _GPUS = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/gpus")
 
@@ -46,7 +46,7 @@ def environment() -> Mapping[str, Any]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """As it could be typed, without the folder of the program.
+    """A command line to type, without the program's folder.
 
     >>> command_line(["/usr/bin/palimpsest", "eval", "--token", "s3cret", "reward.judge.url=http://me:pw@host/v1"])
     "palimpsest eval --token '***' 'reward.judge.url=http://***@host/v1'"
@@ -55,7 +55,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """In words where versions or machine differ; None where they don't. `was`, `now`: of `provenance`.
+    """Different versions or machines of two `provenance` values as text; None without a difference.
 
     >>> differences({"versions": {"torch": "2.12.0"}}, {"versions": {"torch": "2.13.0"}})
     'torch 2.12.0 -> 2.13.0'
@@ -70,7 +70,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and value for a page; empty where nothing is known.
+    """Names and values for a page; empty without known facts.
 
     >>> facts({"versions": {"palimpsest": "0.1.0", "torch": "2.13.0"}, "command": "palimpsest eval"})
     [('command', 'palimpsest eval'), ('made with', 'palimpsest 0.1.0, torch 2.13.0')]
@@ -88,7 +88,7 @@ def facts(made: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def commit_of(checkout: Path) -> str | None:
-    """The commit that a git checkout is at; None where it is none, or can't be read."""
+    """Current commit of a git checkout; None without a checkout, or if unreadable."""
     git = checkout / ".git"
     try:
         if git.is_file():  # of a further worktree
@@ -124,12 +124,12 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    """Names of NVIDIA's, as its driver lists them under Linux."""
+    """Names of NVIDIA GPUs, from the Linux driver."""
     return [name for file in sorted(_GPUS.glob("*/information")) for name in _values(file, "Model")]
 
 
 def _values(file: Path, key: str) -> Iterator[str]:
-    """What follows `key` and a colon in the lines of a file."""
+    """Text after `key` and a colon in the lines of a file."""
     try:
         lines = file.read_text("utf-8", "replace").splitlines()
     except OSError:

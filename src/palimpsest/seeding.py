@@ -1,8 +1,8 @@
-"""Random draws keyed by what they are for, never by call order, hash order or clock.
+"""Random draws keyed by their purpose, never by call order, hash order or clock.
 
-A key is any sequence of integers and strings, for instance (run seed, "turn", step, problem id, rollout, turn).
-The same key gives the same number on every machine; different keys are independent for all practical purposes
-(BLAKE2b). Not covered: cryptographic use.
+A key is any sequence of integers and strings, for instance (run seed, "turn", step, problem id, rollout, turn). The
+same key yields the same number on every machine; different keys are independent for all practical purposes (BLAKE2b).
+Not covered: cryptographic use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def derive_seed(*key: Key) -> int:
 
 
 def keyed_random(*key: Key) -> random.Random:
-    """A generator of its own for `key`.
+    """A separate generator for `key`.
 
     >>> keyed_random(0, "data").random() == keyed_random(0, "data").random()
     True

@@ -1,7 +1,7 @@
-"""The vocabulary of palimpsest, events apart (events.py). Standard library only; every noun is defined once, here.
+"""The vocabulary of palimpsest, except events (events.py). Standard library only; this module defines every noun once.
 
-An episode is a list of turns; a turn is one model call kept exactly as it happened. Axis letters in docstrings:
-P prompt tokens, T tokens of a completion or a segment.
+An episode is a list of turns; a turn is the exact record of one model call. Axis letters in docstrings: P prompt
+tokens, T tokens of a completion or a segment.
 
 Guaranteed: every value here is immutable. Not covered: validation of user input, which happens where it enters.
 """
@@ -23,18 +23,18 @@ class StopReason(StrEnum):
     STOP = "stop"
     """A stop token was sampled; it is the last of `token_ids` and is trained."""
     LENGTH = "length"
-    """`max_tokens` were sampled."""
+    """Sampling reached `max_tokens`."""
     ABORTED = "aborted"
-    """The request was cancelled; the tokens so far are kept."""
+    """A cancelled request; contains the tokens so far."""
     GIVEN = "given"
-    """Nothing was sampled: `palimpsest replay --memory` gave the tokens, which are the memory as they are."""
+    """No sampling: `palimpsest replay --memory` set the tokens, which are the memory unchanged."""
 
 
 class Outcome(StrEnum):
     """The named end of an episode. Every episode has exactly one."""
 
     ANSWERED = "answered"
-    """The policy finished and gave an answer text (which may still be wrong, or hold no extractable answer)."""
+    """The policy finished with an answer text (which may be wrong, or contain no extractable answer)."""
     ANSWER_TRUNCATED = "answer_truncated"
     """The answer turn ran out of its token budget."""
     OUT_OF_TURNS = "out_of_turns"
@@ -52,7 +52,7 @@ class Outcome(StrEnum):
 
     @property
     def gradable(self) -> bool:
-        """Whether the agent itself brought this end about, so that a grade is meaningful."""
+        """Return whether the agent caused this outcome, so that a grade is meaningful."""
         return self not in _UNGRADABLE
 
 
@@ -61,7 +61,7 @@ _UNGRADABLE = frozenset({Outcome.SAMPLER_FAILED, Outcome.TIMED_OUT, Outcome.POLI
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One of several that are asked about what was read once."""
+    """One of several questions about one document."""
 
     text: str
     answers: tuple[str, ...]
@@ -75,17 +75,17 @@ class Problem:
     id: str = ""
     """Empty: made of question, golds and document, so that the same problem has the same id everywhere."""
     question: str = ""
-    """Of several: all of them, numbered, one a line; what an agent reads with."""
+    """With several questions: all of them, numbered, one per line; the agent reads with this text."""
     answers: tuple[str, ...] = ()
-    """Golds; any of them is right unless the reward says otherwise. Of several questions: those of all."""
+    """Golds; any of them is right unless the reward requires more. With several questions: the golds of all."""
     context: str | None = field(default=None, repr=False)
     """The long document; None for search problems."""
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What the data knows besides, e.g. `evidence` (texts an answer needs), `num_docs`, `hops`."""
+    """Other facts about the problem, e.g. `evidence` (texts an answer needs), `num_docs`, `hops`."""
     questions: tuple[Question, ...] = field(default=(), repr=False)
     """Two or more, each answered from the same memory; empty where `question` is the only one."""
     memory: str = field(default="", repr=False)
-    """What an agent with a memory holds before it reads, as its own reply would have written it; empty: nothing."""
+    """Initial memory, in the form of a reply; empty: none."""
 
     def __post_init__(self) -> None:
         golds = (self.answers,) if isinstance(self.answers, str) else tuple(self.answers)
@@ -103,7 +103,7 @@ class Problem:
         context: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Problem:
-        """A problem of these questions; of one alone, a plain problem. Raises ValueError if there is none.
+        """A problem of these questions; a plain problem for one question. Raises ValueError for an empty sequence.
 
         >>> problem = Problem.asking("p", [Question("Who ran?", ("Anna",)), Question("Where?", ("Rome", "Roma"))])
         >>> problem.question, problem.answers
@@ -117,7 +117,7 @@ class Problem:
 
     @property
     def by_question(self) -> tuple[Problem, ...]:
-        """A problem of each question alone, with the same id; itself where it asks one."""
+        """One problem per question, with the same id; itself for a single question."""
         if not self.questions:
             return (self,)
         return tuple(replace(self, question=one.text, answers=one.answers, questions=()) for one in self.questions)
@@ -129,7 +129,6 @@ def numbered(texts: Iterable[str]) -> str:
 
 
 def _together(questions: Sequence[Question]) -> tuple[str, tuple[str, ...]]:
-    """The texts as one, and the golds of all."""
     golds = dict.fromkeys(gold for one in questions for gold in one.answers)
     return numbered(one.text for one in questions), tuple(golds)
 
@@ -138,14 +137,14 @@ Span = tuple[int, int]
 """[start, end) of a piece: its first token, and the one behind its last."""
 
 RESULT = "result:"
-"""What the name of a tool result's piece begins with; its id follows."""
+"""Prefix of a tool result's piece, followed by its id."""
 
 
 class Prompt(tuple[int, ...]):
-    """[P] token ids, and where in them the pieces stand that have a name. As a tuple it is its ids alone.
+    """[P] token ids, and the spans of named pieces. Its tuple contains only the ids.
 
-    Names the library knows: question, memory, section, recalled, document, summary, `result:ID` of a tool
-    result. A piece may lie within another. What cuts or adds to a prompt as a tuple gives a plain tuple, without names.
+    Names the library knows: question, memory, section, recalled, document, summary, `result:ID` of a tool result.
+    Pieces may nest. Tuple operations return a plain tuple, without names.
 
     >>> memory = Prompt.named("memory", [7, 8])
     >>> prompt = Prompt.joined([(1, 2), memory, (3,), Prompt.named("section", [9])])
@@ -156,14 +155,15 @@ class Prompt(tuple[int, ...]):
     spans: Mapping[str, Span]
 
     def __new__(cls, ids: Iterable[int], spans: Mapping[str, Span] | None = None) -> Prompt:
-        """Raises ValueError for a piece that doesn't lie in the prompt."""
+        """Raises ValueError for a piece outside the prompt."""
         prompt = super().__new__(cls, ids)
         prompt.spans = spans_within(spans or {}, len(prompt))
         return prompt
 
     @classmethod
     def named(cls, name: str, ids: Sequence[int]) -> Prompt:
-        """`ids` as one piece called `name`; pieces within it keep their names, and one called so stays what it is.
+        """`ids` as one piece called `name`; inner pieces keep their names; a piece that already has this name is
+        returned unchanged.
 
         >>> Prompt.named("memory", Prompt.joined([Prompt.named("memory", [7]), Prompt.named("recalled", [8])])).spans
         {'memory': (0, 1), 'recalled': (1, 2)}
@@ -173,13 +173,13 @@ class Prompt(tuple[int, ...]):
 
     @classmethod
     def joined(cls, parts: Iterable[Sequence[int]]) -> Prompt:
-        """The parts in a row. Raises ValueError if two of them hold pieces of the same name."""
+        """Concatenated parts. Raises ValueError if two of them contain pieces of the same name."""
         ids: list[int] = []
         spans: dict[str, Span] = {}
         for part in parts:
             for name, (start, end) in spans_of(part).items():
                 if name in spans:
-                    raise ValueError(f"two pieces of a prompt are called {name!r}: give each a name of its own")
+                    raise ValueError(f"two pieces of a prompt have the name {name!r}: use different names")
                 spans[name] = (len(ids) + start, len(ids) + end)
             ids += part
         return cls(ids, spans)
@@ -189,18 +189,18 @@ def spans_within(spans: Mapping[str, Span], length: int) -> dict[str, Span]:
     """`spans`, if all of them lie in a prompt of `length` tokens. Raises ValueError."""
     for name, (start, end) in spans.items():
         if not 0 <= start <= end <= length:
-            raise ValueError(f"the piece {name!r} at {(start, end)} doesn't lie in a prompt of {length} tokens")
+            raise ValueError(f"the piece {name!r} at {(start, end)} is outside a prompt of {length} tokens")
     return dict(spans)
 
 
 def spans_of(ids: Sequence[int]) -> Mapping[str, Span]:
-    """Where the named pieces stand; none in ids that are no `Prompt`."""
+    """Spans of the named pieces; empty for ids that are not a `Prompt`."""
     return ids.spans if isinstance(ids, Prompt) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one completion is drawn."""
+    """Settings for sampling one completion."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -208,22 +208,22 @@ class SamplingParams:
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
-    """Key of this request's random draws: token t of it depends on (seed, t) alone, not on the batch."""
+    """Key of this request's random draws: token t depends only on (seed, t), not on the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the model sampled, token for token."""
+    """The sampled tokens of one request."""
 
     token_ids: tuple[int, ...] = field(repr=False)
-    """[T] sampled ids, the stop token included if one was sampled."""
+    """[T] sampled ids, including a sampled stop token."""
     logprobs: tuple[float, ...] = field(repr=False)
     """[T] nats; the sampler's log-probability of each id at the sampling temperature, before top-p."""
     stop_reason: StopReason
     policy_version: int = 0
     """Number of optimiser steps that the weights which sampled the first token had seen."""
     last_policy_version: int = -1
-    """The same of the last token; where it isn't given, the first's."""
+    """Version for the last token; default: that of the first."""
 
     def __post_init__(self) -> None:
         if self.last_policy_version < 0:
@@ -240,19 +240,19 @@ class Turn:
     step: int
     """0-based index of the call in its episode."""
     name: str
-    """What the call was for: read, answer, act."""
+    """Purpose of the call: read, answer, act."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Small facts for metrics and the viewer, e.g. the number of the chunk."""
     spans: Mapping[str, Span] = field(default_factory=dict)
-    """Where the pieces of the prompt stand that the policy named (see `Prompt`); empty if it named none."""
+    """Spans of the named pieces of the prompt (see `Prompt`); empty without names."""
     role: str | None = None
-    """Who took it, of the roles that the configuration names; None: the agent itself."""
+    """Role of the model that took the turn, from the configuration; None: the agent itself."""
     trained: bool = True
-    """False for a turn of a frozen role: its tokens are context wherever they stand."""
+    """False for a turn of a frozen role: its tokens are always context."""
 
     @property
     def trained_ids(self) -> tuple[int, ...]:
-        """[T] ids to learn from: those sampled, or none."""
+        """[T] trained ids: the sampled ones, or none."""
         return self.completion.token_ids if self.trained else ()
 
     def piece(self, name: str) -> tuple[int, ...] | None:
@@ -273,7 +273,7 @@ class Trajectory:
     turns: tuple[Turn, ...] = field(repr=False)
     outcome: Outcome
     answer: str | None = None
-    """Decoded text of the answer turn, None if the episode never got there. Of several questions: all, numbered."""
+    """Decoded text of the answer turn, None without one. With several questions: all answers, numbered."""
     events: tuple[Event, ...] = field(default=(), repr=False)
     answers: tuple[str | None, ...] = ()
     """[questions] the answer to each of several; empty for a problem of one, and where the episode never got there."""
@@ -297,11 +297,11 @@ class Grade:
     """A reward, or the reason why there is none."""
 
     value: float | None
-    """None means ungraded: left out of group statistics and counted, never a zero."""
+    """None means ungraded: excluded from group statistics and counted, never a zero."""
     reason: str | None = None
-    """Why it is ungraded."""
+    """Reason for an ungraded episode."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
-    """The parts `value` is made of, and metrics beside it (exact match, F1...)."""
+    """Parts of `value`, and additional metrics (exact match, F1...)."""
     per_turn: tuple[float, ...] | None = None
     """[turns] state rewards where a method defines them."""
     turn_weights: tuple[float, ...] | None = None
@@ -318,13 +318,13 @@ class Grade:
 class Segment:
     """A maximal run of turns in which every prompt extends the one before: one row to train.
 
-    For turns P1 C1 and P2 = P1 C1 T1, then C2, `token_ids` is P1 C1 T1 C2 and only C1 and C2 are trained.
+    For turns P1 C1 and P2 = P1 C1 T1, then C2, `token_ids` is P1 C1 T1 C2; training uses only C1 and C2.
     """
 
     token_ids: tuple[int, ...]
     """[T]"""
     loss_mask: tuple[bool, ...]
-    """[T] True where the token was sampled in this segment; it is trained here and nowhere else."""
+    """[T] True for tokens sampled in this segment; only this segment trains them."""
     logprobs: tuple[float, ...]
     """[T] nats, the sampler's; 0.0 where `loss_mask` is False."""
     turn_index: tuple[int, ...]
@@ -343,8 +343,8 @@ class Group:
     trajectories: tuple[Trajectory, ...]
     grades: tuple[Grade, ...]
     key: tuple[Key, ...] = ()
-    """Of its draws, turn t of which is keyed by (*key, problem, rollout, t): (seed, "train", step, round), or (seed,
-    "eval", set); empty where that isn't known."""
+    """Key of its random draws; turn t uses (*key, problem, rollout, t): (seed, "train", step, round), or (seed, "eval",
+    set); empty if unknown."""
 
     def __post_init__(self) -> None:
         played, graded = len(self.trajectories), len(self.grades)

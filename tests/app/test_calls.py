@@ -73,7 +73,7 @@ def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> No
     assert run.checkpoint == run.folder / "checkpoints" / "step-000002"
     assert "2 of 2 steps, finished, reward" in repr(run)
     assert repr(palimpsest.Run(run.folder)) == repr(run)
-    with pytest.raises(palimpsest.PalimpsestError, match=r"no run, it holds no config\.yaml"):
+    with pytest.raises(palimpsest.PalimpsestError, match=r"no run, config\.yaml is missing"):
         palimpsest.Run(run.folder / "checkpoints")
     with pytest.raises(palimpsest.PalimpsestError, match="no such folder"):
         palimpsest.Run(run.folder / "nothing")
@@ -114,9 +114,9 @@ def test_a_run_brings_its_own_configuration_wherever_it_is_named(
     done = command(*asked)
     assert (done.returncode, "recall: " in done.stderr) == (0, True)
     other = command(*asked, "--policy", "overwrite", "prompts=short")
-    assert f"{run.folder} was trained with recall, not overwrite" in other.stderr
+    assert f"{run.folder} trained with recall, not overwrite" in other.stderr
     agent = Agent(run.folder, overrides=["policy.name=retrieval"])
-    assert agent.notes(evaluation_config(agent))[0] == f"{run.folder} was trained with recall, not retrieval"
+    assert agent.notes(evaluation_config(agent))[0] == f"{run.folder} trained with recall, not retrieval"
 
 
 def test_problems_of_ones_own_are_evaluated_as_they_are(run: palimpsest.Run, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_problems_of_ones_own_are_evaluated_as_they_are(run: palimpsest.Run, tmp
         palimpsest.evaluate(run, [palimpsest.Problem("a", "Where?", ("x",), "y")], out=tmp_path, quiet=True)
     for wrong, words in (
         ([1], r"palimpsest\.evaluate\(data=\.\.\.\) item 0 is of type int"),
-        (problems + problems, "two problems are called 'a'"),
+        (problems + problems, "two problems have the id 'a'"),
         ([], r"palimpsest\.evaluate\(data=\.\.\.\) is empty"),
     ):
         with pytest.raises(palimpsest.PalimpsestError, match=words):
@@ -155,19 +155,19 @@ def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec
     [
         (
             lambda: palimpsest.play("Who?", ["Omar sells tea."]),
-            "palimpsest.play(context=...) is of type list: give one",
+            "palimpsest.play(context=...) is of type list: pass one",
         ),
-        (lambda: palimpsest.play("Who?", "x", answers=3), "palimpsest.play(answers=...) is of type int: give a text"),
-        (lambda: palimpsest.play(3), "palimpsest.play(problem=...) is of type int: give a question"),
+        (lambda: palimpsest.play("Who?", "x", answers=3), "palimpsest.play(answers=...) is of type int: pass a text"),
+        (lambda: palimpsest.play(3), "palimpsest.play(problem=...) is of type int: pass a question"),
         (
             lambda: palimpsest.play(palimpsest.Problem("a", "Who?", (), ["x"])),
             "palimpsest.play(problem=...): Problem.context is of type list",
         ),
         (
             lambda: palimpsest.evaluate(api_key_env="X"),
-            "--api-key-env X: belongs to an endpoint; give --base-url",
+            "--api-key-env X: needs an endpoint; set --base-url",
         ),
-        (lambda: palimpsest.train(), "train: give a recipe"),
+        (lambda: palimpsest.train(), "train: pass a recipe"),
         (lambda: palimpsest.ask("embedded", "no.txt", "Who?", api_key_env="X"), "--api-key-env X"),
     ],
 )
@@ -189,7 +189,7 @@ def test_an_unknown_argument_is_told_by_the_call_that_was_made_with_the_nearest(
 
 def test_a_command_tells_of_its_options(request: pytest.FixtureRequest) -> None:
     done = request.getfixturevalue("palimpsest")("eval", "--api-key-env", "X")
-    assert "--api-key-env X: belongs to an endpoint; give --base-url too" in " ".join(done.stderr.split())
+    assert "--api-key-env X: needs an endpoint; set --base-url too" in " ".join(done.stderr.split())
 
 
 def test_every_call_can_be_quiet(capsys: pytest.CaptureFixture[str], run: palimpsest.Run, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_problem_makes_its_own_id_of_what_it_asks() -> None:
     others = [palimpsest.Problem(question="Who?", answers=("Bob",), context=each) for each in (None, "Bob")]
     assert len({first.id, *(other.id for other in others)}) == 3
     assert len(repr(palimpsest.Problem(question="Who?", context="x" * 10_000))) < 200
-    with pytest.raises(palimpsest.PalimpsestError, match=r"item 0: Problem\.question='': give a question"):
+    with pytest.raises(palimpsest.PalimpsestError, match=r"item 0: Problem\.question='': must be a question"):
         palimpsest.evaluate(data=[palimpsest.Problem(answers=("Bob",))])
 
 
@@ -255,13 +255,13 @@ def test_a_run_goes_where_its_folder_goes(run: palimpsest.Run) -> None:
     assert (by_run.id, by_run.answer) == (by_folder.id, by_folder.answer)
     asked = ("Where does Anna live?", "Anna lives in Rome.")
     assert palimpsest.play(*asked, model=run).trajectory == palimpsest.play(*asked, model=run.folder).trajectory
-    with pytest.raises(palimpsest.PalimpsestError, match="the folder of a run; its configuration is a recipe"):
+    with pytest.raises(palimpsest.PalimpsestError, match="a run folder; use its configuration"):
         palimpsest.train(str(run.folder))
 
 
 def test_a_size_that_was_not_evaluated_is_named_with_those_there_are(run: palimpsest.Run) -> None:
     evaluation = run.evaluate(chunks=[2, 1], limit=1, quiet=True)
-    with pytest.raises(KeyError, match="no 3 chunks; there are 1 chunk, 2 chunks, closed book, 1 chunk, "):
+    with pytest.raises(KeyError, match="no 3 chunks; choose from 1 chunk, 2 chunks, closed book, 1 chunk, "):
         evaluation["3 chunks"]
 
 
@@ -320,7 +320,7 @@ def test_a_table_is_escaped_in_a_notebook_and_kept_to_one_line_a_row() -> None:
     assert "\x1b" not in repr(table)
     assert "<b>" not in table._repr_html_()
     assert len(table[:3]) == 3
-    with pytest.raises(KeyError, match="no column nothing; there are answer"):
+    with pytest.raises(KeyError, match="no column nothing; choose from answer"):
         table.column("nothing")
 
 
@@ -354,23 +354,23 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         (lambda: palimpsest.evaluate(chunks=0), "chunks=[0]"),
         (lambda: palimpsest.evaluate(data="dev.json", chunks=4), "chunks=4"),
         (lambda: palimpsest.evaluate(data="nowhere.json"), "nowhere.json"),
-        (lambda: palimpsest.play(context="alone"), "give the question first"),
+        (lambda: palimpsest.play(context="alone"), "pass the question first"),
         (lambda: palimpsest.play("Who?", "He.", chunks=3), "chunks=3"),
         (lambda: palimpsest.play("Who?", "He.", model="/no/such/folder"), "/no/such/folder"),
         (lambda: palimpsest.quickstart("memagnet"), "did you mean memagent?"),
         (lambda: palimpsest.train({"train": {"max_steps": 3}}), "expected a name or a YAML file, got dict"),
         (lambda: palimpsest.train("memagent-7b", [("train.max_steps", 3)]), "expected a text such as"),  # type: ignore[list-item]
         (lambda: palimpsest.train("memagent-quickstart", 5), "overrides 5: give a mapping or a list"),
-        (lambda: palimpsest.ask("embedded", [{}], "Who?"), "palimpsest.ask(files=...): {} is of type dict: give files"),  # type: ignore[list-item]
+        (lambda: palimpsest.ask("embedded", [{}], "Who?"), "palimpsest.ask(files=...): {} is of type dict: pass files"),  # type: ignore[list-item]
         (lambda: palimpsest.train("memagent-7b", {"train.max_steps": True}), "train.max_steps=True: must be a number"),
         (
             lambda: palimpsest.train("memagent-7b", {"logging.report_to": "jsonl"}),
             "must be a list, each text, e.g. [js",
         ),
         (lambda: palimpsest.train("memagent-7b", {"reward.layers": ["x"]}), "no such layer; give my_module:my_layer"),
-        (lambda: palimpsest.evaluate(3), "palimpsest.evaluate(model=...) is of type int: give a transformers model"),
-        (lambda: palimpsest.play("Who?", "He.", model=None), "palimpsest.play(model=...) is missing: give a transf"),
-        (lambda: palimpsest.evaluate(policy=3), "palimpsest.evaluate(policy=...) is of type int: give a class"),
+        (lambda: palimpsest.evaluate(3), "palimpsest.evaluate(model=...) is of type int: pass a transformers model"),
+        (lambda: palimpsest.play("Who?", "He.", model=None), "palimpsest.play(model=...) is missing: pass a transf"),
+        (lambda: palimpsest.evaluate(policy=3), "palimpsest.evaluate(policy=...) is of type int: pass a class"),
         (
             lambda: palimpsest.evaluate(chunks="4,8"),
             "chunks='4,8': expected a whole number or a list",

@@ -107,7 +107,7 @@ def test_a_folder_that_comes_there_meanwhile_stays_as_it_is(
         copy(source, target)
 
     monkeypatch.setattr(shutil, "copyfile", slowly)
-    with pytest.raises(RunError, match="has come there meanwhile, and stays as it is"):
+    with pytest.raises(RunError, match="created concurrently"):
         export(run, to)
     assert [path.name for path in to.iterdir()] == ["mine"]
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
@@ -125,7 +125,7 @@ def test_of_exports_to_one_place_one_wins(run: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(one, range(4)))
     assert wins == [tmp_path / "model"]
-    assert all("meanwhile" in reason or "is there already" in reason for reason in reasons)
+    assert all("concurrently" in reason or "already exists" in reason for reason in reasons)
     assert len(reasons) == 3
     AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
@@ -140,7 +140,7 @@ def test_a_hidden_folder_of_somebody_s_is_not_touched(run: Path, tmp_path: Path)
 
 def test_errors_of_the_system_are_told_in_words(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"--to .*file/model: can't be exported: .*: Not a directory"):
+    with pytest.raises(RunError, match=r"--out .*file/model: export failed: .*: Not a directory"):
         export(run, tmp_path / "file" / "model")
 
     def full(*_: object, **__: object) -> None:
@@ -161,7 +161,7 @@ def test_errors_of_the_system_are_told_in_words(run: Path, tmp_path: Path, monke
 
 
 def test_an_untied_export_has_its_output_projection_apart(run: Path, tmp_path: Path, palimpsest: Run) -> None:
-    done = palimpsest("export", str(run), "--untied", "--to", str(tmp_path / "model"))
+    done = palimpsest("export", str(run), "--untied", "--out", str(tmp_path / "model"))
     assert done.returncode == 0, done.stderr
     tied = load_file(run / "checkpoints" / "step-000002" / "model.safetensors")
     weights = [load_file(file) for file in sorted((tmp_path / "model").glob("*.safetensors"))]
@@ -177,7 +177,7 @@ def test_a_model_of_no_run_is_exported_untied_to_begin_a_server_with(tmp_path: P
     done = export("embedded", tmp_path / "model", untied=True)
     assert done.step is None
     assert json.loads((done.path / "config.json").read_text())["tie_word_embeddings"] is False
-    with pytest.raises(RunError, match="is a model and no run"):
+    with pytest.raises(RunError, match="is a model, not a run"):
         export("embedded", tmp_path / "other", step=3)
 
 
@@ -226,12 +226,12 @@ def test_adapters_alone_are_copied_where_they_are_asked_for(adapted_run: Path, t
     done = export(adapted_run, tmp_path / "adapter", adapter=True)
     names = ("adapter_config.json", "adapter_model.safetensors")
     assert all((done.path / name).read_bytes() == (checkpoint / name).read_bytes() for name in names)
-    with pytest.raises(RunError, match="leave out it or --untied"):
+    with pytest.raises(RunError, match="omit it or --untied"):
         export(adapted_run, tmp_path / "both", adapter=True, untied=True)
 
 
 def test_adapters_alone_are_not_asked_of_a_whole_model(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="holds a whole model and no adapter"):
+    with pytest.raises(RunError, match="is a whole model without an adapter"):
         export(run, tmp_path / "model", adapter=True)
 
 
@@ -239,18 +239,18 @@ def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path) ->
     with pytest.raises(RunError, match="is inside the run"):
         export(run, run / "checkpoints" / "step-000009")
     (tmp_path / "dangling").symlink_to("nowhere")
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="already exists"):
         export(run, tmp_path / "dangling")
-    with pytest.raises(CheckpointError, match="no checkpoint of step 7; it has those of 1, 2"):
+    with pytest.raises(CheckpointError, match="no checkpoint of step 7; available: 1, 2"):
         export(run, tmp_path / "model", step=7)
     with pytest.raises(RunError, match="has no checkpoint"):
         export(tmp_path / "nothing", tmp_path / "model")
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="already exists"):
         export(run, run)
     with pytest.raises(RunError, match="choose one of float32, bfloat16"):
         export(run, tmp_path / "model", dtype="int4")
 
 
 def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path, palimpsest: Run) -> None:
-    done = palimpsest("export", str(run), "--step", "1", "--to", str(tmp_path / "model"))
+    done = palimpsest("export", str(run), "--step", "1", "--out", str(tmp_path / "model"))
     assert (done.returncode, done.stdout.startswith(f"{tmp_path}/model: the model after step 1, ")) == (0, True)

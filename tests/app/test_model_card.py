@@ -82,13 +82,13 @@ def test_an_evaluation_elsewhere_is_named_and_one_of_other_weights_is_rejected(
     checkpoint = run / "checkpoints" / "step-000001"
     assert palimpsest(*small_evaluation(checkpoint, tmp_path / "eval")).returncode == 0
     done = palimpsest(
-        "export", str(run), "--step", "1", "--evaluation", str(tmp_path / "eval"), "--to", str(tmp_path / "model")
+        "export", str(run), "--step", "1", "--evaluation", str(tmp_path / "eval"), "--out", str(tmp_path / "model")
     )
     assert done.returncode == 0, done.stderr
     assert card_of(tmp_path / "model").text.count("| overwrite, 2 chunks |") == 1
-    with pytest.raises(RunError, match=r"--evaluation .*evaluated other weights than those of .*step-000002"):
+    with pytest.raises(RunError, match=r"--evaluation .*has other weights than .*step-000002"):
         export(run, tmp_path / "other", evaluations=[tmp_path / "eval"])
-    with pytest.raises(RunError, match="give the --out of palimpsest eval"):
+    with pytest.raises(RunError, match="pass the --out of palimpsest eval"):
         export(run, tmp_path / "other", evaluations=[run])
     assert not (tmp_path / "other").exists()
 
@@ -147,7 +147,7 @@ def test_names_from_files_are_no_markup(run: Path, tmp_path: Path) -> None:
 
 def test_the_command_prints_folder_files_and_lines_that_load_it(run: Path, tmp_path: Path, palimpsest: Run) -> None:
     to = tmp_path / "my agent"
-    done = palimpsest("export", str(run), "--to", str(to))
+    done = palimpsest("export", str(run), "--out", str(to))
     for path in to.iterdir():
         assert f"{path.stat().st_size:,}  {path.name}\n" in done.stdout
     lines = loading(str(to), palimpsest_config(run).policy)

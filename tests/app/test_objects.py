@@ -163,14 +163,12 @@ def test_a_list_shorter_than_a_step_is_the_whole_step(
     del changes["train"]["batch_size"], changes["train"]["num_minibatches"]
     run = palimpsest.train("memagent-quickstart", changes, data=ROWS, out=tmp_path / "run")
     assert (run.config.train.batch_size, run.config.train.num_minibatches) == (2, 2)
-    said = "palimpsest.train(data=...) holds 2: train.batch_size is 2, not 8"
+    said = "palimpsest.train(data=...) has 2: train.batch_size is 2, not 8"
     assert said in " ".join(capsys.readouterr().err.split())
     fewer: Any = {"resume": run.folder, "data": ROWS[:1]}
-    with pytest.raises(
-        palimpsest.PalimpsestError, match=r"train\(data=\.\.\.\) holds 1 problems, a step of .* takes 2"
-    ):
+    with pytest.raises(palimpsest.PalimpsestError, match=r"train\(data=\.\.\.\) has 1 problems, a step of .* takes 2"):
         palimpsest.train(**fewer, quiet=True)
-    with pytest.raises(palimpsest.PalimpsestError, match="object:data holds 2 problems, a step asks for 3"):
+    with pytest.raises(palimpsest.PalimpsestError, match="object:data has 2 problems, a step needs 3"):
         palimpsest.train(
             "memagent-quickstart",
             {**changes, "train.batch_size": 3, "train.num_minibatches": 1},
@@ -233,18 +231,18 @@ def test_a_shipped_policy_object_becomes_its_name_and_options(tiny_model_folder:
         ({"data": "no-such-file.jsonl"}, "no-such-file.jsonl: no such file"),
         ({"data": []}, r"palimpsest\.train\(data=\.\.\.\) is empty"),
         ({"data": {"train": ROWS}}, r"train\(data=\.\.\.\) is of type dict: .* data\['train'\]"),
-        ({"data": [1]}, r"train\(data=\.\.\.\) item 0 is of type int: give a dict"),
+        ({"data": [1]}, r"train\(data=\.\.\.\) item 0 is of type int: pass a dict"),
         ({"data": [ROWS[0], {**ROWS[1], "question": " "}]}, "object:data item 1: question is empty"),
         ({"data": [{**ROWS[0], "answers": []}]}, r"problem data-0: has no gold answer"),
-        ({"data": ROWS[0]}, r"train\(data=\.\.\.\) is one problem: give a list"),
+        ({"data": ROWS[0]}, r"train\(data=\.\.\.\) is one problem: pass a list"),
         ({"data": 3}, r"train\(data=\.\.\.\) is of type int"),
         ({"reward": lambda completions: 1.0}, r"^palimpsest\.train\(reward=<lambda>\): takes \(completions\)"),
-        ({"reward": 3}, r"train\(reward=\.\.\.\) is of type int: give a function"),
-        ({"policy": 3}, r"train\(policy=\.\.\.\) is of type int: give a class"),
-        ({"callbacks": [3]}, r"train\(callbacks=\.\.\.\) is of type int: give functions"),
+        ({"reward": 3}, r"train\(reward=\.\.\.\) is of type int: pass a function"),
+        ({"policy": 3}, r"train\(policy=\.\.\.\) is of type int: pass a class"),
+        ({"callbacks": [3]}, r"train\(callbacks=\.\.\.\) is of type int: pass functions"),
         (
             {"model": object(), "tokenizer": object()},
-            r"train\(model=\.\.\.\) is of type object: give a transformers model",
+            r"train\(model=\.\.\.\) is of type object: pass a transformers model",
         ),
     ],
 )
@@ -298,7 +296,7 @@ def test_evaluate_and_play_take_objects_too(tiny_model_folder: Path, tmp_path: P
     assert [sample.answer for sample in by_class] == ["Ann", "Oma"]
     held: Any = Held(Parrot(4))
     assert [sample.answer for sample in palimpsest.evaluate(policy=held, **things, **calls)] == ["Anna", "Omar"]
-    with pytest.raises(palimpsest.PalimpsestError, match=r"which options a Held object has isn't known"):
+    with pytest.raises(palimpsest.PalimpsestError, match=r"the options of a Held object are unknown"):
         palimpsest.evaluate(policy=held, **things, **calls, out=tmp_path / "eval")
     model = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
     loaded: Any = {"model": model, "tokenizer": AutoTokenizer.from_pretrained(tiny_model_folder)}

@@ -60,10 +60,12 @@ def test_everything_can_be_typed_into_an_interactive_session(tiny_model_folder: 
     assert done.stdout.splitlines() == ["step 1 1.0", "step 2 1.0", "Short on problems 1.0", "step 3 1.0"], done.stderr
     refused = [line for line in done.stderr.splitlines() if line.startswith("palimpsest.errors.")]
     again = "palimpsest.train(resume='run', reward=..., policy=..., data=..., callbacks=...)"
-    held = f"{again} continues it, --force moves it aside (in Python resume=True, force=True)"
-    assert refused[0] == f"palimpsest.errors.RunError: run holds a run (3 steps, newest checkpoint step-000003): {held}"
-    assert refused[1].endswith(f"no file holds: give them again, {again}")
-    exported = [sys.executable, "-m", "palimpsest", "export", "run", "--to", "exported"]
+    held = f"{again} continues it, --force renames it (in Python resume=True, force=True)"
+    assert (
+        refused[0] == f"palimpsest.errors.RunError: run contains a run (3 steps, newest checkpoint step-000003): {held}"
+    )
+    assert refused[1].endswith(f"no file stores: pass them again, {again}")
+    exported = [sys.executable, "-m", "palimpsest", "export", "run", "--out", "exported"]
     done = subprocess.run(exported, **options)
     assert done.returncode == 0, done.stderr
     assert "policy=Short)" in done.stdout

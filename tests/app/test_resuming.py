@@ -94,13 +94,13 @@ def test_what_a_run_may_change_is_said_and_what_it_may_not_is_refused(stopped: p
 
 def test_what_can_not_be_meant_is_refused_in_words(stopped: palimpsest.Run, tmp_path: Path) -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
-        ("give a recipe, or the run to go on with", lambda: resolve_run(RunRequest(None))),
+        ("pass a recipe, or resume a run", lambda: resolve_run(RunRequest(None))),
         ("no such folder", lambda: resolve_run(RunRequest(None, resume=tmp_path / "nothing"))),
         ("no such folder", lambda: resolve_run(RunRequest(str(tmp_path / "nothing"), resume=True))),
         ("the run has its recipe", lambda: resolve_run(RunRequest("memagent-7b", resume=stopped))),
-        ("goes on in its own folder", lambda: resolve_run(RunRequest(None, resume=stopped, out=tmp_path / "other"))),
-        ("begun by palimpsest train", lambda: resolve_run(RunRequest(None, resume=stopped, command="sft"))),
-        ("its configuration is a recipe, .* --resume .* goes on", lambda: resolve_run(RunRequest(str(stopped.folder)))),
+        ("resumes in its own folder", lambda: resolve_run(RunRequest(None, resume=stopped, out=tmp_path / "other"))),
+        ("palimpsest train started", lambda: resolve_run(RunRequest(None, resume=stopped, command="sft"))),
+        ("use its configuration .* --resume ", lambda: resolve_run(RunRequest(str(stopped.folder)))),
     ]
     for words, call in cases:
         with pytest.raises(palimpsest.PalimpsestError, match=words):
@@ -116,8 +116,8 @@ def test_a_run_that_ends_by_an_error_says_how_it_goes_on(
     texts = [f"{key}={json.dumps(value)}" for key, value in recipe.items()]
     done = palimpsest("train", "memagent-quickstart", *texts, "reward.name=grading:fails", "--out", "runs/x")
     assert done.returncode == 2
-    assert "palimpsest train --resume runs/x begins again: there is no checkpoint yet" in done.stderr
-    assert "no episode could be graded" in done.stderr
+    assert "palimpsest train --resume runs/x starts over: it has no checkpoint" in done.stderr
+    assert "no episode has a grade" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -139,19 +139,19 @@ def test_a_run_that_says_no_known_command_counts_as_one_of_train(tmp_path: Path,
 
 @pytest.mark.parametrize("detail", [{"records": 5}, {"records": "a", "data": "b"}, {"per_problem": 1}, {"x": 1}])
 def test_a_run_that_does_not_say_what_it_imitates_is_refused_in_words(detail: dict[str, Any]) -> None:
-    with pytest.raises(palimpsest.PalimpsestError, match=r"events\.jsonl doesn't say what it imitates: give --from"):
+    with pytest.raises(palimpsest.PalimpsestError, match=r"events\.jsonl lacks the source of its episodes: set --from"):
         Imitated.from_json(detail)
 
 
 def test_a_hint_says_whether_a_run_goes_on_or_begins_again(tmp_path: Path) -> None:
     open_run(tmp_path, small_config(), on_warning=print).close()
-    begins = f"palimpsest train --resume {tmp_path} begins again: there is no checkpoint yet"
+    begins = f"palimpsest train --resume {tmp_path} starts over: it has no checkpoint"
     assert how_to_resume(tmp_path) == resumed(tmp_path, force=False)() == begins
-    with pytest.raises(palimpsest.PalimpsestError, match=r"holds no checkpoint to start from; .* begins again"):
+    with pytest.raises(palimpsest.PalimpsestError, match=r"has no checkpoint; .* starts over"):
         model_folder(tmp_path, print)
     for folder in ("cold-start/checkpoints", "checkpoints"):
         (tmp_path / folder / "step-000001").mkdir(parents=True)
-        assert how_to_resume(tmp_path).endswith("goes on from the newest checkpoint")
+        assert how_to_resume(tmp_path).endswith("resumes from the newest checkpoint")
         (tmp_path / folder / "step-000001").rmdir()
 
 
@@ -165,7 +165,7 @@ def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: P
         assert (asked.config, asked.folder, asked.resume) == (config, tmp_path / "run", True)
     assert resolve_quickstart(None, resume=True, out=tmp_path / "run").config == config
     assert resume_command(tmp_path / "run").startswith("palimpsest quickstart --resume ")
-    with pytest.raises(palimpsest.PalimpsestError, match="begun by palimpsest quickstart"):
+    with pytest.raises(palimpsest.PalimpsestError, match="palimpsest quickstart started"):
         resolve_run(RunRequest(None, resume=tmp_path / "run"))
     with pytest.raises(palimpsest.PalimpsestError, match="no such method"):
         resolve_quickstart("memagnet")
@@ -185,7 +185,7 @@ def test_the_lessons_of_a_recipe_are_learnt_alone_and_go_on_by_their_folder(
     again = palimpsest("sft", "--resume", str(tmp_path / "run"))
     assert "2 of 2 steps" in again.stderr, again.stderr
     lacking = palimpsest("sft", "memagent-quickstart", "cold_start=null", "--out", str(tmp_path / "none"))
-    assert "it has no cold_start" in lacking.stderr
+    assert "has no cold_start" in lacking.stderr
 
 
 def test_supervised_training_goes_on_by_its_folder(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -45,16 +45,19 @@ def test_a_scaffold_is_written_as_the_library_is(kind: str, tmp_path: Path) -> N
     ("words", "message"),
     [
         (("policies", "mine"), "no such kind; did you mean policy?"),
-        (("policy", "My-Policy"), "give a name of small letters, digits and _, such as my_policy"),
+        (("policy", "My-Policy"), "use a name of small letters, digits and _, such as my_policy"),
         (("tool", "class"), "such as my_tool"),
-        (("tool", "json"), "a module of that name is there already"),
-        *((("policy", name), "give a name of small letters, digits and _") for name in ("_", "__", "__init__")),
+        (("tool", "json"), "a module of that name already exists"),
+        *((("policy", name), "use a name of small letters, digits and _") for name in ("_", "__", "__init__")),
         *(
             (("policy", name), "look for files of that name")
             for name in ("conftest", "setup", "sitecustomize", "test_x")
         ),
-        *((("reward", name), "a module of that name is there") for name in ("torch", "yaml", "pytest", "palimpsest")),
-        (("reward", "taken"), "taken.yaml is there already"),
+        *(
+            (("reward", name), "a module of that name already exists")
+            for name in ("torch", "yaml", "pytest", "palimpsest")
+        ),
+        (("reward", "taken"), "taken.yaml already exists"),
     ],
 )
 def test_a_scaffold_that_can_not_be_is_refused_before_anything_is_written(
@@ -67,7 +70,7 @@ def test_a_scaffold_that_can_not_be_is_refused_before_anything_is_written(
 
 def test_a_scaffold_replaces_no_link_to_nothing(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").symlink_to("nowhere.py")
-    assert "mine.py is there already" in refused("new", "policy", "mine", "--out", str(tmp_path))
+    assert "mine.py already exists" in refused("new", "policy", "mine", "--out", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
     assert (tmp_path / "mine.py").is_symlink()
 

@@ -51,7 +51,7 @@ def test_documents_that_are_searched_are_not_dropped() -> None:
     agent = Agent("embedded", recipe="memact-quickstart", overrides=searched)
     assert evaluation_config(agent, data="some.jsonl").data.search is None
     assert evaluation_config(Agent("embedded", recipe="memact-quickstart"), data="some.jsonl").data.search is not None
-    with pytest.raises(ConfigError, match="leave one of the two out"):
+    with pytest.raises(ConfigError, match="omit one of the two"):
         evaluation_config(agent, data="some.jsonl", objectives=[2])
 
 
@@ -81,7 +81,7 @@ def test_problems_that_were_trained_on_are_told(tmp_path: Path, tiny_model_folde
         weights = tmp_path / "run" / "checkpoints" / "weights"
         shutil.copytree(tiny_model_folder, weights)
     agent = Agent(weights)
-    warning = "these are the problems it was trained on; give --data or data.val_files"
+    warning = "the model trained on these problems; set --data or data.val_files for others"
     assert agent.notes(evaluation_config(agent)) == [warning]
     assert agent.notes(evaluation_config(agent, data=problems(tmp_path / "dev.json"))) == []
     assert agent.notes(evaluation_config(agent, data="synthetic")) == []
@@ -90,7 +90,7 @@ def test_problems_that_were_trained_on_are_told(tmp_path: Path, tiny_model_folde
 def test_another_model_than_the_recipes_is_told(tmp_path: Path) -> None:
     agent = Agent(recipe="memagent-7b")
     (told,) = agent.notes()
-    assert told.startswith("the recipe's model is Qwen/Qwen2.5-7B-Instruct; this plays embedded: --model ")
+    assert told.startswith("this evaluates embedded; the recipe's model is Qwen/Qwen2.5-7B-Instruct: set --model ")
     assert Agent(recipe="memagent-quickstart").notes() == []
 
 

@@ -56,7 +56,7 @@ def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> N
     assert answers["/api/runs/run/steps"] == [2]
     assert len(answers["/api/runs/run/steps/2/episodes"]["rows"]) == 8
     assert (written.content.episodes, len(written.content.data)) == (2, written.path.stat().st_size)
-    assert "6 of the step's 8 episodes are left out; --only names others" in written.content.notes
+    assert any(note.startswith("omitted 6 of the step's 8 episodes") for note in written.content.notes)
     assert state_of(run) == before
 
 
@@ -77,7 +77,9 @@ def test_a_file_that_would_be_too_large_is_refused_with_its_size(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewer_job, "MOST_BYTES", 20_000)
-    with pytest.raises(ConfigError, match=r"its 1 episodes would take 0\.\d MB, 0 are the most; give fewer") as refused:
+    with pytest.raises(
+        ConfigError, match=r"its 1 episodes would take 0\.\d MB, the limit is 0; choose fewer"
+    ) as refused:
         export([run], tmp_path / "out.html", only="0/0")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out.html").exists()
@@ -103,7 +105,7 @@ def test_a_log_holds_the_chosen_episodes_or_all(run: Path, tmp_path: Path) -> No
     assert chosen.content.mean == header["results"]["scores"][0]["metrics"]["mean"]["value"] == 0.5
     (whole,) = export([run], tmp_path / "all" / "out.eval")
     assert whole.content.episodes == 8
-    assert "episodes are of step 2" in whole.content.notes
+    assert "only step 2 has episodes here" in whole.content.notes
 
 
 def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path) -> None:
@@ -116,9 +118,9 @@ def test_what_cannot_be_exported_is_refused_in_a_line(run: Path, tmp_path: Path)
         ("names no episode", run, "out.html", {"only": ","}),
         ("no such episode", run, "out.html", {"only": "9/9"}),
         ("no such episode", run, "out.eval", {"only": "9/9"}),
-        ("has no record of it; 1 to 2 are recorded", run, "out.html", {"step": "9"}),
-        ("has no record of it; 1 to 2 are recorded", run, "out.eval", {"step": "9"}),
-        ("here are 2", tmp_path / "more", "out.html", {}),
+        ("1 to 2", run, "out.html", {"step": "9"}),
+        ("1 to 2", run, "out.eval", {"step": "9"}),
+        ("not 2", tmp_path / "more", "out.html", {}),
     ]
     for told, path, name, options in cases:
         with pytest.raises(PalimpsestError, match=told) as refused:
@@ -135,14 +137,14 @@ def test_a_file_of_what_is_exported_is_never_written_over(run: Path, tmp_path: P
     (tmp_path / "link.eval").symlink_to(alone)
     before, lines = state_of(run), alone.read_bytes()
     cases = [
-        ([run], run / "metrics.html", "lies inside"),
-        ([run], run / "new" / "out.html", "lies inside"),
-        ([run], tmp_path / "link" / "events.eval", "lies inside"),
-        ([alone], tmp_path / "link.eval", "which is read"),
-        ([alone], tmp_path / "same.html", "which is read"),
+        ([run], run / "metrics.html", "is inside"),
+        ([run], run / "new" / "out.html", "is inside"),
+        ([run], tmp_path / "link" / "events.eval", "is inside"),
+        ([alone], tmp_path / "link.eval", "is the input file"),
+        ([alone], tmp_path / "same.html", "is the input file"),
     ]
     for paths, out, told in cases:
-        with pytest.raises(ConfigError, match=f"{told}.*; give a path elsewhere"):
+        with pytest.raises(ConfigError, match=f"{told}.*: use another path"):
             export(paths, out, force=True)
     assert state_of(run) == before
     assert alone.read_bytes() == lines
@@ -151,7 +153,7 @@ def test_a_file_of_what_is_exported_is_never_written_over(run: Path, tmp_path: P
 def test_another_file_is_moved_aside_with_force_alone(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "notes.eval"
     out.write_text("mine")
-    with pytest.raises(RunError, match="is there: give another --export, or --force to move it aside"):
+    with pytest.raises(RunError, match="exists: use another --export, or --force to rename it"):
         export([run], out)
     assert out.read_text() == "mine"
     export([run], out, force=True)
@@ -178,7 +180,7 @@ def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Pat
     (run / "metrics.jsonl").write_text('{"step": 1, "wide": 100000000000000000000000}\n')
     (written,) = export([run], tmp_path / name)
     assert written.content.episodes == 2
-    assert not any("left out" in told for told in written.content.notes)
+    assert not any("omitted" in told for told in written.content.notes)
     assert written.path.read_bytes() == written.content.data
 
 
@@ -196,7 +198,7 @@ def test_an_episode_that_cannot_be_told_is_left_out_alone_and_a_defect_is_not_hi
     error = DataError("a broken\nepisode")
     (written,) = export([run], tmp_path / "out.html", only="0/0,0/1")
     assert episodes_in(held(written.path)) == {"0/0"}
-    assert "episode 0/1 is left out: it can't be told (a broken episode)" in written.content.notes
+    assert "episode 0/1 omitted: unreadable (a broken episode)" in written.content.notes
     error = TypeError("a defect")
     with pytest.raises(TypeError, match="a defect"):
         export([run], tmp_path / "defect.html", only="0/0,0/1")
@@ -212,13 +214,13 @@ def test_what_is_damaged_and_odd_is_left_out_and_told(name: str, tmp_path: Path)
     path.write_bytes(b"".join(frames) + encode_groups([group("cut", (1.0,))])[:-5])
     (written,) = export([path], tmp_path / name)
     assert written.content.episodes == 1
-    assert any("g-odd" in told and "left out" in told for told in written.content.notes)
-    assert any("cut short or damaged after 2 whole groups" in told for told in written.content.notes)
+    assert any("g-odd" in told and "omitted" in told for told in written.content.notes)
+    assert any("damaged after 2 complete groups" in told for told in written.content.notes)
 
 
 def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, palimpsest: Run) -> None:
-    done = palimpsest("view", str(run), "--export", str(tmp_path / "out.html"), "--only", "1/0")
+    done = palimpsest("view", str(run), "--export", str(tmp_path / "out.html"), "--episodes", "1/0")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r".*out\.html: 1 episode, \d\d+ kB\n", done.stdout)
-    assert "7 of the step's 8 episodes are left out" in done.stderr
-    assert "give that too" in palimpsest("view", str(run), "--only", "1/0").stderr
+    assert "omitted 7 of the step's 8 episodes" in done.stderr
+    assert "--export" in palimpsest("view", str(run), "--episodes", "1/0").stderr

@@ -68,7 +68,7 @@ def test_an_agent_that_is_right_is_exported_as_right_though_only_its_wrong_episo
     assert [bool(each["messages"]) for each in log["samples"]] == [False] * 6 + [True]
     assert written.content.notes == [
         "6 of 7 episodes of the agent: recall were not recorded and have a score without messages; "
-        "evaluation.record=all records every episode"
+        "set evaluation.record=all to record every episode"
     ]
     assert log["eval"]["metadata"]["left_out"] == written.content.notes
 
@@ -104,7 +104,7 @@ def test_an_evaluation_without_a_record_is_exported_with_its_scores(tmp_path: Pa
 def test_the_score_of_named_episodes_is_said_to_be_of_those(tmp_path: Path) -> None:
     (written,) = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval", only="6/0")
     assert (written.content.episodes, written.content.mean) == (1, 0.0)
-    assert written.content.notes == ["the log's score is of 1 chosen episode, not of the whole evaluation"]
+    assert written.content.notes == ["the log's score covers 1 selected episode, not the whole evaluation"]
 
 
 def test_an_ungraded_episode_has_no_score_and_an_evaluation_that_did_not_end_no_success(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def data(tmp_path: Path) -> Path:
 
 
 BAD_DATA = [
-    ("missing.json", "no such file", "give a path"),
+    ("missing.json", "no such file", "use a path"),
     ("cut.json", "JSON error at byte", "cut short"),
     ("cut.jsonl", "JSON error on line 2", "cut short"),
     ("empty.json", "empty", ""),
@@ -248,7 +248,7 @@ def test_a_run_is_neither_begun_again_nor_resumed_as_another(
     command = [*TRAIN, f"model.path={tiny_model_folder}", *ONE_STEP, *SMALL, "--out", str(tmp_path / "run")]
     assert palimpsest(*command).returncode == 0
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    assert f"palimpsest train --resume {tmp_path / 'run'} continues it, --force moves it aside" in refused(*command)
+    assert f"palimpsest train --resume {tmp_path / 'run'} continues it, --force renames it" in refused(*command)
     assert "can't change seed: 0 -> 7" in refused(*command, "seed=7", "--resume")
     assert {file: file.read_bytes() for file in before} == before
     assert palimpsest(*command, "seed=7", "--force").returncode == 0

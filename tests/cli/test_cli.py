@@ -181,7 +181,8 @@ def test_an_evaluation_in_which_nothing_could_be_graded_fails_with_the_reason(
     done = palimpsest("eval", "--policy", "luckless:Policy", *model)
     assert done.returncode == 1
     reason = "episode ended as policy_failed (RuntimeError: no luck)"
-    assert f"error: nothing could be graded, most often because: {reason[:-1]} " in done.stderr
+    assert "nothing could be graded" in done.stderr
+    assert reason[:-1] in done.stderr
     assert done.stderr.endswith("luckless.py:3))\n")
     assert "run again" not in done.stdout
 
@@ -200,7 +201,7 @@ def test_eval_runs_on_a_hotpotqa_file_and_continues(palimpsest: Run, tmp_path: P
     assert len((out / "samples.jsonl").read_text().splitlines()) == 2
     other = palimpsest(*command, "--seed", "1")
     assert other.returncode == 2
-    assert "holds another evaluation" in other.stderr
+    assert "contains another evaluation" in other.stderr
     assert palimpsest(*command, "--seed", "1", "--force").returncode == 0
 
 

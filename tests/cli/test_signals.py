@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from palimpsest.cli.options import NOT_STARTED, RERUN, START
 from support.interrupting import interrupted, quickstart, small
 from support.small_run import small_evaluation
 
@@ -34,7 +35,6 @@ def building(model: Path, out: Path) -> list[str]:
     return [
         "data",
         "build",
-        "--source",
         str(out.with_name("dev.json")),
         "--documents",
         "2",
@@ -51,26 +51,25 @@ def serving(model: Path, out: Path) -> list[str]:
         "0",
         "--index",
         str(out),
-        "--corpus",
         str(out.with_name("passages.json")),
     ]
 
 
 RESUME, AGAIN, NOT_BEGUN = (
-    "palimpsest quickstart --resume {out} goes on from the newest checkpoint",
-    "the same command begins again",
-    "nothing was begun; the same command begins again",
+    "palimpsest quickstart --resume {out} resumes from the newest checkpoint",
+    START,
+    NOT_STARTED,
 )
 MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
     "eval loads": (
         small_evaluation,
         "palimpsest.app.evaluate.evaluation_run:open_engine",
-        "the same command goes on",
+        RERUN,
     ),
     "eval plays": (
         small_evaluation,
         "palimpsest.evaluation.sample_log:SampleLog.append",
-        "the same command goes on",
+        RERUN,
     ),
     "train loads": (training, "palimpsest.app.train.training_run:open_engine", NOT_BEGUN),
     "quickstart evaluates": (
@@ -111,7 +110,7 @@ def test_a_signal_ends_a_command_tidily_and_says_how_to_go_on(
     ended = interrupted(name, place, command(tiny_model_folder, tmp_path / "out"))
     assert ended.status == 128 + signal.Signals[name], ended.stderr
     assert "Traceback" not in ended.stderr
-    assert f"{name}: ending; once more ends at once" in ended.stderr
+    assert f"{name}: ending; a second signal ends immediately" in ended.stderr
     assert ended.stderr.splitlines()[-1] == f"interrupted by {name}; {again.format(out=tmp_path / 'out')}"
     assert ended.survivors == []
     left = [path.name for path in tmp_path.rglob(".*") if path.name not in (".lock", ".out.lock")]

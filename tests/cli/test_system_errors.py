@@ -29,7 +29,7 @@ LONG = "a" * 300
 @pytest.fixture
 def build(tmp_path: Path) -> list[str]:
     (tmp_path / "dev.json").write_text(json.dumps([ROW]))
-    source = ("--source", str(tmp_path / "dev.json"))
+    source = (str(tmp_path / "dev.json"),)
     return ["data", "build", *source, "--documents", "2", "--out", str(tmp_path / "sets" / "out")]
 
 
@@ -45,8 +45,8 @@ def failing(number: int) -> Callable[[int], None]:
     [
         (errno.ENOSPC, "free some room"),
         (errno.EDQUOT, "free some room"),
-        (errno.EIO, "the disk fails"),
-        (errno.EROFS, "give a place that can be written to"),
+        (errno.EIO, "the disk failed"),
+        (errno.EROFS, "choose a writable folder"),
         (errno.EFBIG, "raise `ulimit -f`"),
         (errno.EMFILE, "raise `ulimit -n`"),
         (errno.ENFILE, "too many files open"),
@@ -107,7 +107,7 @@ HUGE: list[tuple[list[str], str]] = [
     ([*TRAIN, "x", "train.max_steps=" + "[" * 3000], "override train.max_steps=["),
     (["data", "inspect", "deep.json"], "deep.json row 1: JSON that can't be read"),
     (["data", "inspect", "deep.jsonl"], "deep.jsonl row 1: JSON that can't be read"),
-    (["retrieval", "serve", "--corpus", "deep.json", "--port", "0"], "deep.json row 1: JSON that can't be read"),
+    (["retrieval", "serve", "deep.json", "--port", "0"], "deep.json row 1: JSON that can't be read"),
     (["eval", "--policy", ":"], "--policy :: not of the form my_module:MyPolicy"),
     (["check", ":"], "check=':': not of the form my_module:MyPolicy"),
 ]
@@ -155,5 +155,5 @@ def test_a_run_whose_folder_is_deleted_ends_with_a_line_and_makes_no_new_one(
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     message = refused(*TRAIN, "run", *words)
     assert "run/" in message
-    assert "it was deleted or moved meanwhile" in message
+    assert "was deleted or moved" in message
     assert not Path("run").exists()

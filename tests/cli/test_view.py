@@ -77,7 +77,7 @@ def test_a_file_that_takes_forever_holds_up_no_end(again: bool, tmp_path: Path) 
                 assert child.wait(timeout=60) == -signal.SIGINT
                 assert asked.exception() is not None
             else:
-                assert asked.result().json() == {"error": "the viewer is ending"}
+                assert asked.result().json() == {"error": "the viewer is stopping"}
                 assert asked.result().status_code == 503
                 assert child.wait(timeout=60) == 0
         assert "Traceback" not in child.communicate()[1]
@@ -118,11 +118,11 @@ def test_help_has_examples(palimpsest: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere"], "no such file or folder; give"),
-        (["."], "holds no run"),
-        (["first", "first"], "is given twice"),
-        (["first", "--host", "0.0.0.0"], "--key-env"),
-        (["first", "--key-env", "NO_SUCH_KEY"], "put the key there"),
+        (["nowhere"], "no such file or folder; pass"),
+        (["."], "contains no run"),
+        (["first", "first"], "appears twice"),
+        (["first", "--host", "0.0.0.0"], "--server-key-env"),
+        (["first", "--server-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_a_line(

@@ -15,10 +15,10 @@ from palimpsest.errors import ConfigError
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["cluster.learners=2"], "cluster.learners=2 is for engine.name=ray"),
+        (["cluster.learners=2"], "cluster.learners=2 needs engine.name=ray"),
         (  # of several the first in the order of the section
             ["cluster.cpu_offload=true", "cluster.samplers=2", "cluster.learners=2", "cluster.folder=/a"],
-            "cluster.learners=2 is for engine.name=ray",
+            "cluster.learners=2 needs engine.name=ray",
         ),
         (
             ["engine.name=ray", "cluster.learners=3", "cluster.tensor_parallel_size=2"],
@@ -38,21 +38,21 @@ from palimpsest.errors import ConfigError
         (["engine.name=ray", "cluster.timeout_s=1e300"], "at least 1 and at most 604800"),
         (["engine.name=ray", "cluster.timeout_s=1e-4"], "cluster.timeout_s=0.0001: must be"),
         (["engine.name=ray", "cluster.timeout_s=.nan"], "cluster.timeout_s=nan: must be a number"),
-        (["engine.name=ray", "cluster.address=local", "cluster.folder=/a"], "cluster.address='local': give HOST:PORT"),
-        (["engine.name=ray", "cluster.address='ray://a:1'", "cluster.folder=/a"], "give HOST:PORT of the head"),
-        (["engine.name=ray", "cluster.address='a:0'", "cluster.folder=/a"], "cluster.address='a:0': give HOST:PORT"),
-        (["engine.name=ray", "cluster.address='a:٣'", "cluster.folder=/a"], "cluster.address='a:٣': give HOST:PORT"),
+        (["engine.name=ray", "cluster.address=local", "cluster.folder=/a"], "cluster.address='local': use HOST:PORT"),
+        (["engine.name=ray", "cluster.address='ray://a:1'", "cluster.folder=/a"], "use HOST:PORT of the head"),
+        (["engine.name=ray", "cluster.address='a:0'", "cluster.folder=/a"], "cluster.address='a:0': use HOST:PORT"),
+        (["engine.name=ray", "cluster.address='a:٣'", "cluster.folder=/a"], "cluster.address='a:٣': use HOST:PORT"),
         (["engine.name=ray", "cluster.timeout_s=1e-9"], "cluster.timeout_s=1e-09: must be a number, at le"),
         (["engine.name=ray", "cluster.timeout_s=0.5"], "cluster.timeout_s=0.5: must be a number, at l"),
         (["reward.judge={url: 'http://a/v1', model: m, timeout_s: 1e-9}"], "reward.judge.timeout_s=1e-09: must be a"),
         (["reward.judge={url: 'http://a/v1', model: m, timeout_s: 1e300}"], "at least 0.05 and at most 604800"),
         (["engine.name=ray", "engine.url=x"], "engine.url is a key of engine.name=endpoint, not of engine.name=ray: "),
-        (["engine.url=x"], "engine.url is a key of engine.name=endpoint, not of engine.name=embedded: leave it out"),
+        (["engine.url=x"], "engine.url is a key of engine.name=endpoint, not of engine.name=embedded: omit it"),
         (
             ["engine={name: endpoint, url: 'http://a/v1', num_threads: 2}"],
             "engine.num_threads is a key of engine.name=embedded and ray, not of engine.name=endpoint",
         ),
-        (["engine.name=ray", 'cluster.folder="a\\0b"'], "holds a NUL character"),
+        (["engine.name=ray", 'cluster.folder="a\\0b"'], "contains a NUL character"),
         (["engine.name=ray", "model.lora={}", "cold_start={}"], "set cold_start=null"),
         (
             ["engine.name=ray", "model.lora={}", "cold_start=null", "cluster={learners: 4, tensor_parallel_size: 2}"],

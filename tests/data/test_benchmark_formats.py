@@ -64,7 +64,7 @@ def test_choices_of_longbench_follow_the_question_and_the_gold_is_the_letter(tmp
     assert problem.question.splitlines()[:3] == ["Which?", "(A) one", "(B) two"]
     assert (problem.id, problem.answers, problem.context) == ("66f3", ("C",), "Three.")
     assert problem.metadata["difficulty"] == "hard"
-    with pytest.raises(DataError, match="answer must be one of A, B, C, D, is 'three'"):
+    with pytest.raises(DataError, match="answer='three' must be one of A, B, C, D"):
         list(read_problems(save(tmp_path / "data.json", LONGBENCH | {"answer": "three"})))
 
 
@@ -143,7 +143,7 @@ def test_rows_of_one_source_are_written_apart_with_their_questions(tmp_path: Pat
     assert (done.problems, done.left_out) == ({"eval.jsonl": 1}, {"another source": 1})
     (problem,) = read_problems(tmp_path / "new" / "eval.jsonl")
     assert (problem.context, len(problem.questions)) == ("A novel.", 2)
-    with pytest.raises(DataError, match=r"Accurate_Retrieval\.json: no question is left \(another source: 2\)"):
+    with pytest.raises(DataError, match=r"Accurate_Retrieval\.json: no question remains \(another source: 2\)"):
         build_contexts([path], Contexts(), filters=Filters(read_where(["source=eventqa_full"])), out=tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
@@ -151,17 +151,17 @@ def test_rows_of_one_source_are_written_apart_with_their_questions(tmp_path: Pat
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (MEMORY | {"answers": [["chess"]]}, "questions and answers must be lists of one length"),
-        (LOCOMO | {"qa": [LOCOMO["qa"][2]]}, "no question that has an answer"),
+        (MEMORY | {"answers": [["chess"]]}, "questions and answers must be nonempty lists"),
+        (LOCOMO | {"qa": [LOCOMO["qa"][2]]}, "no question has an answer"),
         (LOCOMO | {"conversation": {"session_1": "hi"}}, r"conversation\.session_1 must be a list of turns"),
         (BEAM | {"chat": "hi"}, "chat must be a list of batches of messages, is 'hi'"),
         (BEAM | {"chat": [{"plan-1": []}]}, r"chat\[0\]\.turns"),
-        (BEAM | {"chat": [["hi"]]}, r"chat\[0\] must hold messages with role and content"),
+        (BEAM | {"chat": [["hi"]]}, r"chat\[0\] must be messages with role and content"),
         (BEAM | {"plans": [{}]}, r"plans\[0\]\.chat"),
-        (BEAM | {"probing_questions": "import os"}, "probing_questions must be an object with a list for each ability"),
+        (BEAM | {"probing_questions": "import os"}, "probing_questions must be an object"),
         (BEAM | {"probing_questions": {"a": [{"question": "Why?"}]}}, r"probing_questions\.a\[0\]\.rubric"),
         (BEAM | {"probing_questions": {"a": [{"question": "Why?", "rubric": []}]}}, r"rubric is empty"),
-        (BEAM | {"probing_questions": {}}, "no question that has an answer"),
+        (BEAM | {"probing_questions": {}}, "no question has an answer"),
     ],
 )
 def test_what_is_no_row_of_theirs_is_refused_by_name(row: dict[str, Any], message: str, tmp_path: Path) -> None:

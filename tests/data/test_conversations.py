@@ -86,7 +86,7 @@ def test_pieces_hold_the_words_in_their_order(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"haystack_dates": DATES[:1]}, ".* must be lists of one length"),
+        ({"haystack_dates": DATES[:1]}, ".* must be lists of equal length"),
         ({"haystack_sessions": "x"}, "haystack_sessions must be a list of sessions, is 'x'"),
         ({"haystack_sessions": [["x"], []]}, r"haystack_sessions\[0\]\[0\] must be an object with role and content"),
         ({"haystack_sessions": [[{"content": "x"}], []]}, r"haystack_sessions\[0\]\[0\]\.role is missing"),
@@ -106,5 +106,5 @@ def test_contexts_of_sessions_are_finished_ones(tmp_path: Path) -> None:
     inspection = inspect_source(path, ReadOptions(skip_missing_gold=True))
     assert inspection.sessions is not None
     assert (inspection.sessions.most, inspection.evidence_lost, len(inspection.skipped)) == (2, 0, 1)
-    with pytest.raises(DataError, match=r"data\.documents=5, but its file holds finished contexts"):
+    with pytest.raises(DataError, match=r"data\.documents=5, but its file has fixed contexts"):
         inspect_source(path, ReadOptions(skip_missing_gold=True), documents=5)

@@ -96,9 +96,9 @@ def test_without_named_gold_all_own_paragraphs_are_kept() -> None:
 
 
 def test_counts_that_cannot_be_met_are_refused_by_name() -> None:
-    with pytest.raises(DataError, match=r"problem q: data.documents=411 needs 401 distractors.* holds 400 besides"):
+    with pytest.raises(DataError, match=r"problem q: data.documents=411 needs 401 distractors.* only 400 outside"):
         assemble(record(), corpus=CORPUS, documents=411)
-    with pytest.raises(DataError, match=r"problem q: 2 gold paragraphs don't fit data.documents=1"):
+    with pytest.raises(DataError, match=r"problem q: 2 gold paragraphs exceed data.documents=1"):
         assemble(record(), corpus=CORPUS, documents=1)
 
 

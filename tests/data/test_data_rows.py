@@ -117,12 +117,12 @@ def test_a_cut_array_gives_its_whole_rows_first_and_counts_them(tmp_path: Path) 
         ('[{"ä": 1} x', ["byte 11"]),  # ä is two bytes
         ('[{"a": 1}] []', ["text after the closing bracket"]),
         ("[1, 2]", ["row 1", "expected an object", "int"]),
-        ("[]", ["holds no rows"]),
+        ("[]", ["has no rows"]),
         ("", ["empty"]),
         ("  \n", ["empty"]),
         ("id,question\n1,2", ["neither JSON", "id,question"]),
         ('{"a": 1}\n{"a": ', ["line 2", "byte 9", "cut short"]),
-        ('{"a": 1}\n{"a": }\n{"a": 2}\n', ["line 2", "one object a line"]),
+        ('{"a": 1}\n{"a": }\n{"a": 2}\n', ["line 2", "one object per line"]),
         ('{\n "data": []\n}', ["line 1", "one array of objects"]),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:00", ["git lfs pull"]),
         ("[" * 100_000, ["can't be read"]),
@@ -139,7 +139,7 @@ def test_malformed_text_is_named_with_its_place(tmp_path: Path, content: str, ex
 
 def test_missing_folder_compressed_and_wrongly_encoded_files(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "absent.json")
-    assert "holds no text files" in refusal(tmp_path)
+    assert "has no text files" in refusal(tmp_path)
     gzip, latin = tmp_path / "a.json", tmp_path / "b.json"
     gzip.write_bytes(b"\x1f\x8b\x08rest")
     assert "unpack it first" in refusal(gzip)
@@ -183,7 +183,7 @@ def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
             {"question": "q", "answer": "a", "context": {"title": ["t"], "sentence": [["s"]]}},
             ["context.sentences is missing", "did you mean sentence?"],
         ),
-        ({"question": "q", "answer": "a", "context": {"title": ["t"], "sentences": []}}, ["one length"]),
+        ({"question": "q", "answer": "a", "context": {"title": ["t"], "sentences": []}}, ["equal length"]),
         ({"prompt": [], "context": "c", "reward_model": {"ground_truth": ["a"]}}, ["role 'user'"]),
         ({"prompt": "q", "context": "c", "reward_model": {}}, ["reward_model.ground_truth is missing"]),
         ({"prompt": "q", "label": "a", "metadata": {"contxt": "c"}}, ["metadata.context", "did you mean contxt?"]),

@@ -91,7 +91,7 @@ def test_evaluation_reads_from_the_front_whatever_the_step(ten: Path) -> None:
 
 
 def test_a_step_larger_than_the_file_is_refused(ten: Path) -> None:
-    with pytest.raises(DataError, match=r"holds 10 problems, a step asks for 11: lower train.batch_size"):
+    with pytest.raises(DataError, match=r"has 10 problems, a step needs 11: lower train.batch_size"):
         FileSource.open(ten, split="train").problems(step=0, count=11)
 
 
@@ -115,9 +115,9 @@ def test_a_corpus_of_its_own_widens_the_choice(tmp_path: Path) -> None:
 def test_documents_that_cannot_be_had_are_refused_at_load(tmp_path: Path, ten: Path) -> None:
     path = paragraphs_file(tmp_path / "h.json")
     FileSource.open(path, split="train", documents=20)
-    with pytest.raises(DataError, match=r"data.documents=21 needs 17 distractors from the corpus, which holds 16"):
+    with pytest.raises(DataError, match=r"data.documents=21 needs 17 distractors, but the corpus has only 16"):
         FileSource.open(path, split="train", documents=21)
-    with pytest.raises(DataError, match="its file holds finished contexts"):
+    with pytest.raises(DataError, match="its file has fixed contexts"):
         FileSource.open(ten, split="train", documents=21)
 
 

@@ -89,9 +89,11 @@ def test_assembled_gold_stands_in_order_and_at_its_distance(
 
 
 def test_gold_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    with pytest.raises(DataError, match=r"2 gold paragraphs 30 documents apart need 31 documents, data.documents=20"):
+    with pytest.raises(
+        DataError, match=r"2 gold paragraphs 30 documents apart need 31 documents, but data.documents=20"
+    ):
         assemble(record(), corpus=CORPUS, documents=20, placing=Placing("reverse", 30))
-    with pytest.raises(DataError, match="doesn't say which paragraphs are gold"):
+    with pytest.raises(DataError, match="marks no gold paragraphs"):
         assemble(record(gold=()), corpus=CORPUS, documents=20, placing=Placing("reverse"))
 
 

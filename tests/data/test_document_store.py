@@ -43,7 +43,9 @@ def test_what_comes_back_is_what_went_in_and_equal_texts_lie_there_once() -> Non
 def test_a_disk_that_takes_no_more_is_told_with_the_way_out() -> None:
     store = DocumentStore()
     store._file = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115
-    with pytest.raises(DataError, match=r"No space left on device; long documents wait there.*set TMPDIR to a folder"):
+    with pytest.raises(
+        DataError, match=r"No space left on device; long documents are stored there.*set TMPDIR to a folder"
+    ):
         store.put("a" * LONG)
 
 

@@ -105,7 +105,7 @@ def test_options_reach_the_format_and_mappings_are_of_our_own_layout(tmp_path: P
         ("blank", "problem 2 of own_formats:blank: question is empty"),
         ("stray", "problem 1 of own_formats:stray: gold 'b' is not among its paragraphs"),
         ("text", "expected a Record, a Problem or a mapping, got 'Where.'"),
-        ("empty", "own_formats:empty reads no problems in it"),
+        ("empty", "own_formats:empty found no problems"),
         ("breaks", r"own_formats:breaks \(after 1 problems\) raised KeyError: 'answer'"),
     ],
 )
@@ -123,7 +123,7 @@ def test_names_are_checked_when_the_configuration_is_read() -> None:
         parse_config("data: {train_files: a.json, format: hotpot}")
     with pytest.raises(ConfigError, match=r"data.format=hotpotqa is of files, data.train_files=synthetic has none"):
         parse_config("data: {format: hotpotqa}")
-    with pytest.raises(ConfigError, match=r"data.format_options are those of a format of your own"):
+    with pytest.raises(ConfigError, match=r"data.format_options need a custom format"):
         parse_config("data: {train_files: a.json, format_options: {a: 1}}")
 
 

@@ -137,7 +137,7 @@ def test_whatever_stands_in_the_columns_of_a_format_raises_nothing_but_a_data_er
 
 def test_an_encrypted_copy_is_named_with_its_row_and_the_way_out(tmp_path: Path) -> None:
     path = lines(tmp_path / "b.jsonl", BROWSED | {"query": "kJ2v9gQ3uM0Zt1yxqA=="})
-    with pytest.raises(DataError, match=r"b\.jsonl line 1: query is .* is encrypted; decrypt it with the script"):
+    with pytest.raises(DataError, match=r"b\.jsonl line 1: query=.* is encrypted; decrypt the file with the script"):
         list(read_problems(path))
 
 
@@ -210,7 +210,11 @@ def test_a_mapped_column_that_is_not_there_is_named_with_the_nearest(tmp_path: P
 
 @pytest.mark.parametrize(
     ("ours", "words"),
-    [("quesion", "quesion; did you mean question?"), ("contxt", "contxt; did you mean context?"), ("zzz", "zzz (ours")],
+    [
+        ("quesion", "quesion; did you mean question?"),
+        ("contxt", "contxt; did you mean context?"),
+        ("zzz", "zzz (our name"),
+    ],
 )
 def test_a_name_of_ours_that_no_format_reads_is_named_with_the_nearest(tmp_path: Path, ours: str, words: str) -> None:
     """One that nothing needs, too: a question whose context went lost would be asked without it."""
@@ -262,5 +266,5 @@ def test_a_row_whose_gold_is_not_there_is_refused_or_left_out_and_told(
 
 def test_a_file_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
     path = lines(tmp_path / "f.jsonl", STRAY, STRAY)
-    with pytest.raises(DataError, match=r"data\.on_missing_gold=skip leaves nothing, the first row because: .*'B'"):
+    with pytest.raises(DataError, match=r"data\.on_missing_gold=skip skips every row, the first because: .*'B'"):
         list(read_records(path, ReadOptions(skip_missing_gold=True)))

@@ -256,14 +256,14 @@ def test_the_files_are_read_and_graded_by_their_own_matcher(made: Path) -> None:
 
 
 def test_all_leaves_out_what_lacks_a_file_and_tells(tmp_path: Path, palimpsest: Any, refused: Any) -> None:
-    command = ["data", "ruler", "--tokenizer", str(ASSETS / "base-model"), "--lengths", "1200", "--n", "1"]
+    command = ["data", "ruler", "--tokenizer", str(ASSETS / "base-model"), "--lengths", "1200", "--problems", "1"]
     done = palimpsest(*command, "--out", str(tmp_path / "set"))
     assert done.returncode == 0, done.stderr
     left_out = {name for name, task in TASKS.items() if task.haystack in ("essay", "squad", "hotpotqa")}
-    assert {line.split()[2].strip(",") for line in done.stdout.splitlines() if line.startswith("left out")} == left_out
+    assert {line.split()[1] for line in done.stdout.splitlines() if line.startswith("omitted")} == left_out
     assert set(json.loads((tmp_path / "set" / MANIFEST).read_text())["left_out"]) == left_out
     line = refused(*command, "--tasks", "qa_1", "--out", str(tmp_path / "x"))
-    assert "is made of a file of yours; give it as --squad" in line
+    assert "needs a file; set --squad" in line
     assert "did you mean niah_single_1" in refused(*command, "--tasks", "niah_singl_1", "--out", str(tmp_path / "x"))
 
 
@@ -284,11 +284,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Pa
 
 def test_lengths_that_cannot_be_met_are_refused(tmp_path: Path, texts: TaskTexts) -> None:
     tokenizer = str(ASSETS / "base-model")
-    with pytest.raises(DataError, match="niah_single_1: no context is within 2% of 100 tokens; give another length"):
+    with pytest.raises(DataError, match="niah_single_1: no context is within 2% of 100 tokens; use another length"):
         make_ruler(["niah_single_1"], [100], tokenizer=tokenizer, count=1, out=tmp_path / "a")
-    with pytest.raises(DataError, match=r"qa_2: no context is within 2% of 500000 tokens.*a file of more documents"):
+    with pytest.raises(DataError, match=r"qa_2: no context is within 2% of 500000 tokens.*a file with more documents"):
         make_ruler(["qa_2"], [500_000], tokenizer=tokenizer, count=1, out=tmp_path / "a", texts=texts)
-    with pytest.raises(DataError, match="holds 60 questions, --n asks for 61"):
+    with pytest.raises(DataError, match="has 60 questions, --problems is 61"):
         make_ruler(["qa_2"], [4096], tokenizer=tokenizer, count=61, out=tmp_path / "a", texts=texts)
     assert texts.hotpot is not None
     with pytest.raises(DataError, match="not SQuAD's file"):

@@ -195,5 +195,5 @@ def test_a_search_for_a_planned_name_brings_up_its_passage_first(problem: Proble
 
 @pytest.mark.parametrize(("people", "objectives", "needed"), [(1, 1, 2), (0, 1, 2), (3, 4, 4)])
 def test_a_corpus_of_too_few_people_is_refused(people: int, objectives: int, needed: int) -> None:
-    with pytest.raises(DataError, match=f"people={people}: .* need {needed} at least"):
+    with pytest.raises(DataError, match=f"people={people}: .* need at least {needed}"):
         make_search_problem(0, "train", 0, people=people, objectives=objectives)

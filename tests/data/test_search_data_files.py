@@ -66,8 +66,8 @@ def test_a_published_row_of_one_question_keeps_its_gold_to_the_letter(tmp_path: 
 @pytest.mark.parametrize(
     ("question", "truth", "said"),
     [
-        (THREE, '{"Q1": "a", "Q2": "b"}', "extra_info.question must ask Q1, Q2"),
-        ("Q1: a?\nQ2:\n", '{"Q1": "a", "Q2": "b"}', "extra_info.question must ask"),
+        (THREE, '{"Q1": "a", "Q2": "b"}', "extra_info.question must have one line for each of ground_truth's Q1, Q2"),
+        ("Q1: a?\nQ2:\n", '{"Q1": "a", "Q2": "b"}', "extra_info.question must have one line"),
         (THREE, '{"Q1": "a", "Q3": "b", "Q2": "c"}', "in order"),
         (THREE, '{"Q1": "a", "Q2": " ", "Q3": "c"}', "ground_truth.Q2 is empty"),
         (THREE, '{"Q1": "a", "Q2": ["b"], "Q3": "c"}', "ground_truth.Q2 must be a string"),
@@ -136,9 +136,9 @@ def test_evaluation_gets_single_questions_in_file_order_and_one_deal_of_several(
 
 
 def test_more_than_the_file_holds_is_refused(ten: Path) -> None:
-    with pytest.raises(DataError, match=r"a problem asks 11: lower data\.search\.objectives"):
+    with pytest.raises(DataError, match=r"a problem needs 11: lower data\.search\.objectives"):
         opened(ten, 11)
-    with pytest.raises(DataError, match="holds 5 problems, a step asks for 6"):
+    with pytest.raises(DataError, match="has 5 problems, a step needs 6"):
         opened(ten, 2).problems(step=0, count=6)
 
 

@@ -42,7 +42,7 @@ def test_evaluation_reads_one_file_after_the_other(paths: tuple[str, str]) -> No
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"train_files": ("a", "synthetic")}, "a list holds files alone"),
+        ({"train_files": ("a", "synthetic")}, "a list may contain only files"),
         ({"train_files": ("a", "a")}, "name a file, or a list of different files"),
         ({"train_files": ()}, "name a file, or a list of different files"),
     ],

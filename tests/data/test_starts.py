@@ -74,7 +74,7 @@ def test_of_several_numbers_of_near_misses_a_training_document_draws_one() -> No
 @pytest.mark.parametrize("numbers", [[], [-1], [4, 1001], -1])
 def test_numbers_of_near_misses_out_of_bounds_or_none_are_refused(numbers: int | list[int]) -> None:
     with pytest.raises(
-        ValueError, match=r"data\.synthetic\.distractor_facts=\[.*\]: give numbers from 0 to 1000, e\.g\. 4"
+        ValueError, match=r"data\.synthetic\.distractor_facts=\[.*\]: use numbers from 0 to 1000, e\.g\. 4"
     ):
         SyntheticConfig.model_validate({"distractor_facts": numbers})
 
@@ -99,11 +99,11 @@ def test_of_several_shares_of_rivals_a_training_document_draws_one_and_evaluatio
 @pytest.mark.parametrize("shares", [[], [-0.1], [0.5, 1.1], 2])
 def test_shares_of_rivals_out_of_bounds_or_none_are_refused(shares: float | list[float]) -> None:
     with pytest.raises(
-        ValueError, match=r"data\.synthetic\.competing_facts=\[.*\]: give shares from 0 to 1, e\.g\. 0\.25"
+        ValueError, match=r"data\.synthetic\.competing_facts=\[.*\]: use shares from 0 to 1, e\.g\. 0\.25"
     ):
         SyntheticConfig.model_validate({"competing_facts": shares})
 
 
 def test_shares_beyond_one_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.synthetic\.starts: .* add up to 1\.1: lower them to 1 together"):
+    with pytest.raises(ValueError, match=r"data\.synthetic\.starts: .* with sum 1\.1: lower it to at most 1"):
         StartsConfig(other=0.6, evidence=0.5)

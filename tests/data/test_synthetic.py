@@ -79,7 +79,7 @@ def test_a_hundred_thousand_chunks_are_made_and_hold_their_evidence() -> None:
 @pytest.mark.parametrize(
     ("options", "size", "message"),
     [
-        ({}, 0, "synthetic documents of 0 chunks: give 1 to 100,000"),
+        ({}, 0, "synthetic documents of 0 chunks: use 1 to 100,000"),
         ({}, 10**9, "1,000,000,000 chunks"),
         ({"hops": 2, "facts_per_chunk": 1}, 1, "raise data.synthetic.facts_per_chunk"),
     ],

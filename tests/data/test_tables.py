@@ -92,17 +92,17 @@ def test_the_published_table_of_frames(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"question,question\na,b\n", "line 1: two columns are called 'question'; rename one"),
+        (b"question,question\na,b\n", "line 1: two columns have the name 'question'; rename one"),
         (b"question,answers\na,b,c\n", "line 2: 3 cells, the header has 2"),
         (b'question,answers\n"a\nb",c\nd\n', "line 4: 1 cells, the header has 2"),
-        (b'question,answers\na,"b\nc,d\n', "line 2: CSV that can't be read"),
-        (b"question,answers\na,b\0\n", "line 2: answers holds a NUL byte"),
+        (b'question,answers\na,"b\nc,d\n', "line 2: invalid CSV"),
+        (b"question,answers\na,b\0\n", "line 2: answers has a NUL byte"),
         (b"question,answers\n\xe9,b\n", "not UTF-8 at byte 17 (line 2); convert it, e.g. from WINDOWS-1252: iconv"),
         (
             "question,answers\na,b\n".encode("utf-16"),
             "UTF-16, not UTF-8; convert it, e.g. from UTF-16: iconv -f UTF-16",
         ),
-        (b"question,answers\n", "holds no rows"),
+        (b"question,answers\n", "has no rows"),
         (b"", "the file is empty"),
         (b"\n\n", "the file is empty"),
         (b"PK\x03\x04\0\0", "a zip archive: unpack it first"),

@@ -53,7 +53,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(book: Path, name: str) -
     (book / "out.txt").symlink_to(book.parent / "secret.txt")
     (book / "loop.txt").symlink_to(book / "loop.txt")
     ask(book, {"question": "Who?", "answers": ["Ann"], "document": name})
-    with pytest.raises(DataError, match=r"questions\.jsonl line 1: document .*(leads out of|no such file in)"):
+    with pytest.raises(DataError, match=r"questions\.jsonl line 1: document .*(is outside|no such file in)"):
         list(read_problems(book))
 
 
@@ -65,7 +65,7 @@ def test_links_that_go_round_in_circles_are_not_followed(book: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"a\0b", "not text, it holds NUL bytes"),
+        (b"a\0b", "not text, it has NUL bytes"),
         (b"one\ncaf\xe9", r"not UTF-8 at byte 7 \(line 2\); convert it"),
     ],
 )
@@ -79,16 +79,16 @@ def test_a_file_that_is_no_text_is_named(book: Path, content: bytes, says: str) 
 
 def test_a_folder_without_texts_or_without_questions_says_what_is_wanted(book: Path) -> None:
     (book / "questions.csv").write_text("question,answers,document\n")
-    with pytest.raises(DataError, match=r"holds questions\.jsonl and questions\.csv; leave one of them"):
+    with pytest.raises(DataError, match=r"has questions\.jsonl and questions\.csv; remove all but one"):
         list(read_problems(book))
     for name in ("questions.csv", "questions.jsonl"):
         (book / name).unlink()
-    with pytest.raises(DataError, match=r"a folder without questions; put questions\.jsonl into it"):
+    with pytest.raises(DataError, match=r"a folder without questions; add questions\.jsonl"):
         list(read_problems(book))
     binaries = book.parent / "binaries"
     binaries.mkdir()
     (binaries / "a.bin").write_bytes(b"\0\1")
-    with pytest.raises(DataError, match=r"holds no text files \(\.txt, \.md\)"):
+    with pytest.raises(DataError, match=r"has no text files \(\.txt, \.md\)"):
         read_corpus(binaries)
 
 

@@ -76,7 +76,7 @@ def test_text_beside_marks_is_kept() -> None:
 def test_a_pipe_and_a_device_are_refused_and_a_folder_passes_them_over(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.txt")
     for path in (str(tmp_path / "x.txt"), "/dev/zero", "/dev/null"):
-        with pytest.raises(DataError, match="give a file, or -"):
+        with pytest.raises(DataError, match="use a file, or -"):
             read_files([path])
     (tmp_path / "a.txt").write_text("text")
     assert read_files([tmp_path]).text == "text"
@@ -124,12 +124,12 @@ def test_a_pdf_is_the_text_of_its_pages(tmp_path: Path) -> None:
     [
         ("a.pdf", b"%PDF-1.4\nnothing", "can't be read as PDF"),
         ("a.pdf", b"", "can't be read as PDF"),
-        ("a.txt", b"\0\1", "holds NUL bytes"),
-        ("a.txt", b"", "holds no text"),
-        ("a.html", b"<script>x</script>", "holds no text"),
+        ("a.txt", b"\0\1", "NUL bytes"),
+        ("a.txt", b"", "has no text"),
+        ("a.html", b"<script>x</script>", "has no text"),
         ("a.txt", b"ok\n\xe9", "not UTF-8 at byte 3 (line 2)"),
         ("a.txt", b"\xff\xfea\0", "UTF-16"),
-        ("a.jsonl", b'{"a": 1}', "line 1: expected an object with one of text, content"),
+        ("a.jsonl", b'{"a": 1}', "line 1: expected an object with text under text, content"),
         ("a.jsonl", b'"a"\n{', "line 2: not JSON"),
         ("a.jsonl", b"[" * 100_000, "not JSON"),
     ],
@@ -154,11 +154,11 @@ def test_bytes_of_a_name_that_a_file_here_has_are_not_that_file(
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for paths, said in {
-        (): "no file was given",
-        ("-", "-"): "named twice",
+        (): "no file; name a file",
+        ("-", "-"): "appears twice",
         (f"{tmp_path}/no.txt",): "can't be read",
         (f"{tmp_path}/no.pdf",): "can't be read",
-        (f"{tmp_path}/empty",): "holds no file of these kinds",
+        (f"{tmp_path}/empty",): "has no file of these kinds",
         ("a\0b",): "no such file",
     }.items():
         with pytest.raises(DataError, match=said):

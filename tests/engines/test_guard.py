@@ -115,7 +115,7 @@ def test_a_guard_that_is_killed_is_replaced_and_clears_up(temporary: Path) -> No
         first.kill()
         while not warned:
             time.sleep(0.01)
-    assert [str(each.message) for each in warned] == ["the guard process ended (status -9); another was started"]
+    assert [str(each.message) for each in warned] == ["the guard process ended (status -9); palimpsest started another"]
     assert folder.is_dir()
     watching.finish()
     assert not folder.exists()

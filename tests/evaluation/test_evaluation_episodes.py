@@ -76,7 +76,7 @@ def test_a_disk_that_takes_no_more_ends_the_record_alone_and_is_told_once(tmp_pa
         told = written(tmp_path, "wrong", ("q", 0, 0.0), ("r", 0, 0.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert told == [f"{tmp_path / EPISODES}: can't be written (File too large); further episodes are left out"]
+    assert told == [f"{tmp_path / EPISODES}: writing failed (File too large), so further episodes are missing"]
     assert (tmp_path / EPISODES).read_bytes() == before
 
 

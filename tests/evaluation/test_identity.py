@@ -17,7 +17,7 @@ LONG = {"source": "synthetic", "format": None, "files": ["a" * 40] * 9, "seed": 
 
 def test_a_log_of_another_configuration_names_the_key_deep_in_it(tmp_path: Path) -> None:
     SampleLog(tmp_path, {"data": LONG}).close()
-    with pytest.raises(RunError, match=r"another evaluation \(data\.seed was 0, is 2\): give another --out"):
+    with pytest.raises(RunError, match=r"another evaluation \(data\.seed was 0, is 2\): use another --out"):
         SampleLog(tmp_path, {"data": {**LONG, "seed": 2}})
 
 

@@ -66,7 +66,7 @@ def documents_and_golds(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("edit", "played", "told"),
     [
-        (documents_and_golds, 2, r"golds of 2, documents of 2 of 2 episodes, problem p0 the first"),
+        (documents_and_golds, 2, r"golds of 2, documents of 2 of 2 episodes, first problem: p0"),
         (golds, 2, r"golds of 2 of 2 episodes"),
         (questions, 2, r"questions of 2 of 2 episodes"),
         (documents, 2, r"documents of 2 of 2 episodes"),
@@ -81,7 +81,7 @@ def test_edited_data_is_rejected_and_what_changed_is_counted(
     evaluated(tiny_model_folder, data, out, limit=played)
     before = (out / SAMPLES).read_bytes(), (out / "summary.json").read_bytes()
     write(data, [edit(row) for row in rows()])
-    with pytest.raises(RunError, match=rf"the data changed since its episodes were played.*{told}"):
+    with pytest.raises(RunError, match=rf"the data changed after its episodes ran.*{told}"):
         evaluated(tiny_model_folder, data, out)
     assert ((out / SAMPLES).read_bytes(), (out / "summary.json").read_bytes()) == before
 

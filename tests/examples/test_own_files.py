@@ -53,7 +53,7 @@ def test_rewards_of_spans_that_no_rule_looks_at_are_warned_of_once(tiny_model_fo
     layers = "reward.layers=['examples.own_reward:Rambling']"
     train(tiny_model_folder, tmp_path / "run", layers, "train.max_steps=2", "logging.report_to=[jsonl]")
     events = (tmp_path / "run" / "events.jsonl").read_text()
-    assert events.count("the reward gives spans, which credit.adv_estimator=mean does not look at") == 1
+    assert events.count("the reward returns spans, but credit.adv_estimator=mean uses only the outcome") == 1
 
 
 def test_the_example_credit_rule_trains(

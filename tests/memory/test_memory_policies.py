@@ -289,13 +289,13 @@ class SkipsEverySecondPart(Reads):
 @pytest.mark.parametrize(
     ("policy", "passed", "message"),
     [
-        (Reads(), True, r"all \d+ words are shown, in order$"),
+        (Reads(), True, r"all \d+ words are in the prompts, in order$"),
         (StopsAtAShortReply(), True, r"in order; the reading ends earlier with a model that answers briefly$"),
-        (MeansToReadTwoParts(), True, r"the first \d+ of \d+ words are shown, in order; no more is meant"),
+        (MeansToReadTwoParts(), True, r"the first \d+ of \d+ words are in the prompts, in order, as declared"),
         (
             ReadsTwoParts(),
             False,
-            r"the reading ends after \d+ of \d+ words, whatever the model says.*reads_to_end = False",
+            r"the reading ends after \d+ of \d+ words.*reads_to_end = False",
         ),
         (SkipsEverySecondPart(), False, r"\d+ of \d+ words never reach a prompt"),
     ],

@@ -107,14 +107,14 @@ def test_a_system_message_comes_before_where_the_chat_template_has_one(monkeypat
     ("texts", "message"),
     [
         ({**TEXTS, "read": READ.replace("{memory}", "{memry}")}, ".read has no slot {memry}; did you mean memory?"),
-        ({**TEXTS, "read": READ.replace("{memory}", "")}, ".read lacks {memory}; it must hold {question}, "),
+        ({**TEXTS, "read": READ.replace("{memory}", "")}, ".read lacks {memory}; it must contain {question}, "),
         ({**TEXTS, "read": READ + "{memory}"}, ".read has {memory} 2 times"),
         ({**TEXTS, "read": " \n"}, ".read is empty"),
         ({**TEXTS, "read": 5}, ".read=5: must be text"),
         ({"read": READ}, ".answer is missing"),
         ({**TEXTS, "anwser": ANSWER}, ".anwser is unknown to the texts of this policy; did you mean answer?"),
         ({**TEXTS, "empty_memory": "{memory}"}, ".empty_memory has no slot {memory}; it has none"),
-        ({**TEXTS, "system": "\ue000memory\ue001"}, ".system holds U+E000"),
+        ({**TEXTS, "system": "\ue000memory\ue001"}, ".system contains U+E000"),
     ],
 )
 def test_a_text_that_is_wrong_is_named_at_start(texts: dict[str, Any], message: str) -> None:
@@ -127,32 +127,32 @@ def test_a_text_that_is_wrong_is_named_at_start(texts: dict[str, Any], message: 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_what_is_no_plain_file_is_not_opened(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "mine.yaml")
-    with pytest.raises(ConfigError, match=r"mine.yaml: is no file"):
+    with pytest.raises(ConfigError, match=r"mine.yaml: not a regular file"):
         load_recipe("memagent-quickstart", [f"policy.options.prompts={tmp_path / 'mine.yaml'}"])
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no such file; palimpsest recipes show RECIPE --prompts prints one"),
+        (None, "no such file; palimpsest recipes show RECIPE --prompts"),
         ("read: [", "not valid YAML"),
         ("- read", "expected texts by name"),
         ("read: a\nread: b", "key read given twice"),
-        ("read: 2026-13-45", "not valid YAML (a value can't be read: month must be in 1..12)"),
-        ("read: " + "9" * 6000, "not valid YAML (a value can't be read: Exceeds the limit"),
-        ("read: !!bool maybe", "not valid YAML (a value can't be read: 'maybe')"),
+        ("read: 2026-13-45", "not valid YAML (invalid value: month must be in 1..12)"),
+        ("read: " + "9" * 6000, "not valid YAML (invalid value: Exceeds the limit"),
+        ("read: !!bool maybe", "not valid YAML (invalid value: 'maybe')"),
         ("read: !!python/object/apply:os.getcwd []", "not valid YAML (could not determine a constructor"),
         ("read: " + "[" * 2000, "not valid YAML (nested too deep)"),
-        ("read: &a [*a]", "not valid YAML (an alias stands within itself"),
+        ("read: &a [*a]", "not valid YAML (an alias contains itself"),
         (
             "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
             + "".join(
                 f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
             ),
-            "not valid YAML (its aliases stand for too much",
+            "not valid YAML (aliases expand to too many values",
         ),
         ("read: " + "x" * MAX_BYTES, "longer than 1,000,000 bytes"),
-        ('read: "\\ud800"', "read: '\\ud800' holds half a character"),
+        ('read: "\\ud800"', "read: '\\ud800' contains half a character"),
     ],
 )
 def test_a_file_that_cant_be_read_is_named(content: str | None, message: str, tmp_path: Path) -> None:

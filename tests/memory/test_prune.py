@@ -296,7 +296,7 @@ def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
 def test_a_question_without_room_is_refused_at_load() -> None:
     with pytest.raises(DataError, match=r"its first prompt has \d+ tokens and policy\.options\.turn_tokens=200"):
         policy(context_tokens=240).admit(world("who " * 60), base_codec())
-    with pytest.raises(DataError, match="no passages of its own"):
+    with pytest.raises(DataError, match="no passages to search"):
         policy().admit(Problem("p", "q", ("a",)), base_codec())
 
 

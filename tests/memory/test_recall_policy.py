@@ -266,7 +266,7 @@ def test_a_budget_that_the_tags_alone_fill_is_refused() -> None:
         ({"query": "rule"}, "policy.options.query='rule': choose one of model, question"),
         ({"malformed": "accept"}, "policy.options.malformed='accept': needs policy.options.next_memory=reply"),
         ({"reply_tokens": 0}, "policy.options.reply_tokens=0: must be at least 1"),
-        ({"empty_memory": "keep"}, "policy.options.empty_memory='keep': does nothing"),
+        ({"empty_memory": "keep"}, "policy.options.empty_memory='keep': has no effect"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:

@@ -59,7 +59,7 @@ def test_a_filled_template_names_exactly_what_was_put_into_its_slots(slots: list
 
 
 def test_two_pieces_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two pieces of a prompt are called 'memory'"):
+    with pytest.raises(ValueError, match="two pieces of a prompt have the name 'memory'"):
         Prompt.joined([Prompt.named("memory", [1]), Prompt.named("memory", [2])])
 
 

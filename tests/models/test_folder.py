@@ -116,52 +116,52 @@ MODELS: dict[str, tuple[Change, str]] = {
     "no heads": (edit("config.json", num_attention_heads=0), "num_attention_heads=0; it must be from 1"),
     "no heads of keys": (edit("config.json", num_key_value_heads=0), "num_key_value_heads=0"),
     "a million layers": (edit("config.json", num_hidden_layers=1_000_000), "num_hidden_layers=1000000"),
-    "layers that aren't there": (edit("config.json", num_hidden_layers=900), "the weights hold 2 layers"),
-    "layers as text": (edit("config.json", num_hidden_layers="2"), "a whole number is needed"),
+    "layers that aren't there": (edit("config.json", num_hidden_layers=900), "the weights have 2 layers"),
+    "layers as text": (edit("config.json", num_hidden_layers="2"), "it must be a whole number"),
     "a vocabulary of billions": (edit("config.json", vocab_size=2_000_000_000), "vocab_size=2000000000"),
-    "wide layers": (edit("config.json", intermediate_size=1_000_000_000), "no weight is wider than 375"),
+    "wide layers": (edit("config.json", intermediate_size=1_000_000_000), "the widest weight has 375"),
     "an endless window": (edit("config.json", max_position_embeddings=10**15), "max_position_embeddings"),
     "quantised": (edit("config.json", quantization_config={"quant_method": "gptq"}), "quantised"),
     "code of its own": (edit("config.json", model_type="mine", auto_map={"AutoConfig": "m.C"}), "not loadable"),
-    "no configuration": (write("config.json", "[1, 2]"), "config.json holds an array"),
-    "a deep configuration": (write("config.json", "[" * 100_000), "config.json can't be read as JSON"),
-    "a pickle": (index("weights.bin"), "'weights.bin'; only *.safetensors files in the folder"),
-    "a file above": (index("../outside.safetensors"), "only *.safetensors files in the folder"),
-    "a file elsewhere": (index("/etc/outside.safetensors"), "only *.safetensors files in the folder"),
+    "no configuration": (write("config.json", "[1, 2]"), "config.json has an array"),
+    "a deep configuration": (write("config.json", "[" * 100_000), "config.json is not valid JSON"),
+    "a pickle": (index("weights.bin"), "'weights.bin'; it must be a *.safetensors file"),
+    "a file above": (index("../outside.safetensors"), "it must be a *.safetensors file"),
+    "a file elsewhere": (index("/etc/outside.safetensors"), "it must be a *.safetensors file"),
     "a shard that isn't there": (index("model-1.safetensors"), "no model-1.safetensors"),
-    "a torn file": (write("model.safetensors", b"\x00" * 20), "cut short or no safetensors file"),
-    "a header without end": (write("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "cut short"),
+    "a torn file": (write("model.safetensors", b"\x00" * 20), "truncated or not safetensors"),
+    "a header without end": (write("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "truncated"),
     "not numbers": (weights(nan), "model.layers.1.mlp.up_proj.weight is not finite"),
     "numbers that overflow": (weights(overflowing), "its weights give logits that are not finite"),
     "a weight too few": (weights(lambda held: held.pop("model.norm.weight")), "model.norm.weight is missing"),
-    "no configuration at all": (write("config.json", "null"), "config.json holds null, a JSON object is needed"),
+    "no configuration at all": (write("config.json", "null"), "config.json has null, but needs a JSON object"),
     "a number as text": (edit("config.json", rms_norm_eps="x"), "'rms_norm_eps': TypeError: Field"),
     "kinds of too few layers": (
         edit("config.json", layer_types=["full_attention"]),
         "'validate_layer_type': ValueError",
     ),
     "an activation of no name": (edit("config.json", hidden_act="nope"), "(KeyError: 'nope')"),
-    "an architecture by number": (edit("config.json", architectures=3), "architectures=3; a list of names is needed"),
+    "an architecture by number": (edit("config.json", architectures=3), "architectures=3; it must be a list of names"),
     "fewer rows than the weights": (edit("config.json", vocab_size=10), "vocab_size=10, but embed_tokens has 375 rows"),
     "weights in whole numbers": (
         weights(lambda held: held.update({"model.norm.weight": held["model.norm.weight"].to(torch.int8)})),
-        "model.norm.weight is of I8 numbers; weights of F16, BF16, F32, F64 are read",
+        "model.norm.weight has dtype I8; use one of F16, BF16, F32, F64",
     ),
     "layers left out": (edit("config.json", num_hidden_layers=1), "without the weight model.layers.1."),
     "a weight too many": (
         weights(lambda held: held.update({"model.layers.0.mlp.gate.weight": torch.zeros(3)})),
-        "without the weight model.layers.0.mlp.gate.weight, which the files hold",
+        "without the weight model.layers.0.mlp.gate.weight of the files",
     ),
     "a link out": (link("generation_config.json", "/etc/passwd"), "generation_config.json is a link out"),
     "a link in a circle": (link("merges.txt", "merges.txt"), "merges.txt is a link out"),
-    "a pipe": (pipe, "generation_config.json is no plain file"),
+    "a pipe": (pipe, "generation_config.json is not a plain file"),
     "an adapter of itself": (adapter(), "is an adapter of itself"),
     "an adapter of nothing": (adapter(base_model_name_or_path="./nowhere"), "./nowhere: no such folder"),
-    "a pickled adapter": (pickled_adapter, "no adapter_model.safetensors; pickled weights are not read"),
-    "an adapter of another kind": (adapter(peft_type="IA3"), "LORA alone is read"),
+    "a pickled adapter": (pickled_adapter, "no adapter_model.safetensors; pickled weights are not supported"),
+    "an adapter of another kind": (adapter(peft_type="IA3"), "only LORA is supported"),
     "an adapter that imports": (adapter(megatron_config={"a": 1}, megatron_core="os"), "megatron_config"),
-    "an adapter by a pattern": (adapter(target_modules="(a+)+$"), "give plain names"),
-    "an adapter of any rank": (adapter(r=10**9), "r=1000000000, its weights have 4 at most"),
+    "an adapter by a pattern": (adapter(target_modules="(a+)+$"), "use plain names"),
+    "an adapter of any rank": (adapter(r=10**9), "r=1000000000, but its weights have 4"),
 }
 
 
@@ -179,7 +179,7 @@ def test_a_model_that_is_hostile_or_broken_is_refused_in_one_line(name: str, fol
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 SHOUTING = "{% for message in messages %}<s>{{ message['content']|upper }}</s>{% endfor %}"
 TOKENIZERS: dict[str, tuple[Change, str]] = {
-    "an array for settings": (write("tokenizer_config.json", "[]"), "tokenizer_config.json holds an array"),
+    "an array for settings": (write("tokenizer_config.json", "[]"), "tokenizer_config.json has an array"),
     "none": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer"),
     "not one": (write("tokenizer.json", "{}"), "its tokenizer can't be loaded"),
     "a template that isn't one": (write("chat_template.jinja", "{% for %}"), "its chat template can't be used"),
@@ -252,7 +252,7 @@ def test_links_inside_the_folder_and_into_the_hubs_blobs_are_followed(folder: Pa
         ("a/b/c", "a/b/c: no such folder"),
         ("modle", "modle: no such folder here; did you mean model?"),
         ("embeded", "did you mean embedded?"),
-        ("model/config.json", "is a file; give the folder it is in"),
+        ("model/config.json", "is a file; use its folder"),
     ],
 )
 def test_a_mistyped_folder_is_refused_at_once_with_the_nearest_name(
@@ -277,7 +277,7 @@ def test_offline_is_said_plainly_after_one_request(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
-    with pytest.raises(ModelError, match=r"the hub can't be reached \(Name or service not known\): give a folder"):
+    with pytest.raises(ModelError, match=r"the hub can't be reached \(Name or service not known\): use a folder"):
         opened("nobody/nothing")
     assert asked == ["nobody/nothing"]
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

@@ -43,7 +43,7 @@ def test_a_file_more_where_a_folder_is_read_as_a_whole_is_refused(tmp_path: Path
     entries = {name: {"sha256": digest, "size": 1} for name, digest in files.hashes(tmp_path).items()}
     assert verify_files(tmp_path, entries) == 1
     (tmp_path / "learner" / "shard-2.safetensors").write_bytes(b"y")
-    with pytest.raises(CheckpointError, match=r"shard-2\.safetensors is not of this checkpoint"):
+    with pytest.raises(CheckpointError, match=r"shard-2\.safetensors is not part of this checkpoint"):
         verify_files(tmp_path, entries)
 
 

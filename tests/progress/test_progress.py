@@ -69,8 +69,11 @@ def test_the_share_of_a_stage_is_corrected_by_what_its_parts_take_here() -> None
     for turn in range(1, 11):  # 200 times slower than planned
         clock.now += 40
         work.moved(turn)
-    assert work.fraction == pytest.approx((200 + 400) / (200 + 2000))
     assert work.eta == pytest.approx(40 * 40)
+    assert work.fraction == pytest.approx(200 / 210)  # (200 + 400) / (200 + 2000) would be a step back
+    clock.now += 39 * 40
+    work.moved(49)
+    assert work.fraction == pytest.approx((200 + 1960) / (200 + 2000))
 
 
 def test_before_the_end_there_is_always_something_left() -> None:
@@ -138,7 +141,7 @@ def test_without_a_terminal_lines_tell_elapsed_and_eta_now_and_then_and_none_com
 ) -> None:
     first, last, message, begun, done, end = log()
     assert re.fullmatch(
-        r"\[ \d+%\] training 1/4  elapsed 0:00:00  ETA 0:00:\d\d  reward 0.641  ± 0.480  1,820 tok/s", first
+        r"\[ \d+%\] training 1/4  elapsed 0:00:00  ETA 0:00:\d\d  reward 0.641  std 0.480  sampling 1,820 tok/s", first
     )
     assert "training 4/4" in last
     assert (message, end) == ("a line", "the end")

@@ -55,10 +55,10 @@ def test_multiples_are_of_what_was_trained_on_and_a_size_that_was_not_reached_is
     short = results(trained=2)
     assert [short.grid.size(point) for point in short.points] == [4, 16]
     assert [short.heading(point) for point in short.points] == ["4 chunks (2x)", "16 chunks (8x)"]
-    assert evaluation_results(short).title == "memagent: an agent trained at 2 chunks, tested far beyond"
-    assert "On documents 8 times as long as any it was trained on" in lead(short)
-    assert lead(short).endswith("before its problems had grown to 4 chunks: the largest had 2 chunks.")
-    assert "had grown" not in lead(results())
+    assert evaluation_results(short).title == "memagent: an agent trained at 2 chunks, tested on longer documents"
+    assert "At 8x the training length" in lead(short)
+    assert lead(short).endswith("before its problems reached 4 chunks: the largest had 2 chunks.")
+    assert "before its problems reached" not in lead(results())
 
 
 class Reader(HTMLParser):
@@ -154,8 +154,8 @@ def test_an_episode_shown_says_what_its_grade_is(
 
 def test_the_lead_says_what_was_measured() -> None:
     assert lead(results()) == (
-        "At 4 chunks a document, the agent's accuracy went from 30.0% before reinforcement learning to 100.0% after "
-        "it. On documents 4 times as long as any it was trained on it is 90.0%; in comparison: 0.0% (last window only)."
+        "At 4 chunks per document, the agent's accuracy went from 30.0% before reinforcement learning to 100.0% after "
+        "it. At 4x the training length it is 90.0%; in comparison: 0.0% (last window only)."
     )
 
 
@@ -172,7 +172,7 @@ def test_every_player_has_a_row_of_figures_and_of_evidence_at_every_length(tmp_p
     parts = [PositionSummary(at / 5, (at + 1) / 5, 2, score([1.0, 0.0])) for at in range(5)]
     row = {point: cell(5, 100, by_evidence=parts, tokens_per_correct=1234.4) for point in (1, 4)}
     write_report(tmp_path, results(cells=dict.fromkeys(("agent", "agent_before"), row)))
-    before, _, after = (tmp_path / "report.html").read_text("utf-8").partition("Where the evidence lies")
+    before, _, after = (tmp_path / "report.html").read_text("utf-8").partition("Where the evidence is")
     names = [f"{name}, {size} chunks" for name in ("agent after RL", "same model before RL") for size in (4, 16)]
     assert [re.search(rf"{name}</td><td>10</td><td>50.0%<.*<td>1,234</td>", before) is not None for name in names] == [
         True
@@ -184,8 +184,8 @@ def test_bands_are_spoken_of_where_training_went_through_several_sizes_alone(tmp
     for name, sizes in (("grown", [1, 1, 2, 2]), ("one", [2, 2, 2, 2])):
         write_report(tmp_path / name, results(sizes=sizes))
         text = (tmp_path / name / "report.html").read_text()
-        assert "thin line: their mean reward" in text
-        assert ("The bands name" in text) == (name == "grown")
+        assert "Thin line: mean reward" in text
+        assert ("Each band is" in text) == (name == "grown")
     assert reward_figure([0.1, 0.9], [1, 2]) != reward_figure([0.1, 0.9], [2, 2])
 
 

@@ -129,7 +129,7 @@ def test_parquet_is_read(tmp_path: Path) -> None:
         ('{"text": "a", "title": ["x"]}', "title must be a string, is list"),
         ('{"text": "a"}\n{"text": "b"', "line 2"),
         ("", "the file is empty"),
-        ('{"text": "!!"}', "no passage with a word"),
+        ('{"text": "!!"}', "no passage has a word"),
         (None, "can't be read"),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_folder_that_is_no_index_is_left_alone(tmp_path: Path) -> None:
         lambda: Bm25Index.build(PASSAGES, mine),
     )
     for make in ways:
-        with pytest.raises(DataError, match=r"no index .*choose another folder"):
+        with pytest.raises(DataError, match=r"not an index .*choose another folder"):
             make()
     assert snapshot(mine) == {"thesis.txt": b"years of work"}
 
@@ -228,7 +228,7 @@ def test_a_manifest_of_another_shape_is_told_in_a_line(tmp_path: Path, changes: 
         lambda: Bm25Index.of_corpus(corpus, tmp_path / "index"),
     )
     for way in ways:
-        with pytest.raises(DataError, match=r"manifest\.json: damaged; delete the folder and build the index anew$"):
+        with pytest.raises(DataError, match=r"manifest\.json: damaged; delete the folder and build it again$"):
             way()
 
 

@@ -93,7 +93,7 @@ def test_a_preset_is_taken_from_the_name_and_can_be_changed() -> None:
 def test_an_encoder_that_cannot_be_used_is_named_in_one_line(bert: Path, tmp_path: Path) -> None:
     for path, reading, said in (
         (tmp_path, EncoderPreset(), "no tokenizer"),
-        (bert, EncoderPreset(), "takes 64 tokens, 512 are"),
+        (bert, EncoderPreset(), "takes 64 tokens, not 512"),
     ):
         with pytest.raises(ModelError, match=said) as caught:
             TextEncoder(str(path), reading, device="cpu")
@@ -208,4 +208,4 @@ def test_the_server_answers_from_a_dense_index(bert: Path, tmp_path: Path) -> No
 def test_options_that_do_not_go_together_are_refused(
     refused: Callable[..., str], corpus: Path, options: tuple[str, ...], said: str
 ) -> None:
-    assert said in refused("retrieval", "serve", "--corpus", str(corpus), *options)
+    assert said in refused("retrieval", "serve", str(corpus), *options)

@@ -109,7 +109,7 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error_at_once() -> None:
     listening = await asyncio.start_server(handle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     async with listening, RemoteSearch(url, pause=60) as client:
-        with pytest.raises(SearchError, match=f"{url}/retrieve: the reply is no gzip"):
+        with pytest.raises(SearchError, match=f"{url}/retrieve: the reply is not valid gzip"):
             await client.search(["q"], 1)
 
 
@@ -163,7 +163,7 @@ async def test_a_token_that_a_server_echoes_is_in_no_message(reply: tuple[int, s
 
 @pytest.mark.parametrize("url", ["http://user:pw@127.0.0.1:1", "http://user@127.0.0.1:1", "http://user:pw@host:port"])
 def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"give http://host:port") as error:
+    with pytest.raises(ConfigError, match=r"use http://host:port") as error:
         RemoteSearch(url)
     assert "pw" not in str(error.value)
     assert "user@" not in str(error.value)
@@ -173,7 +173,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
     "url", ["localhost:8000", "127.0.0.1:8000", "http://", "http://host:port", "ftp://host", "", "http://a\nb"]
 )
 def test_what_is_no_address_of_a_server_is_refused_at_once_with_the_fix(url: str) -> None:
-    with pytest.raises(ConfigError, match="give http://host:port") as error:
+    with pytest.raises(ConfigError, match="use http://host:port") as error:
         RemoteSearch(url)
     assert repr(url) in str(error.value)
     assert "\n" not in str(error.value)
@@ -181,7 +181,7 @@ def test_what_is_no_address_of_a_server_is_refused_at_once_with_the_fix(url: str
 
 @pytest.mark.parametrize("token", ["ä", "two words", "a\nb"])
 def test_a_token_that_no_header_carries_is_refused_at_once_as_the_server_does(token: str) -> None:
-    with pytest.raises(ConfigError, match="token: no client can send this one in a header; use ASCII letters"):
+    with pytest.raises(ConfigError, match="token: no client can send this token in a header; use ASCII letters"):
         RemoteSearch("http://127.0.0.1:9", token=token)
 
 

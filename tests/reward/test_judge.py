@@ -378,7 +378,7 @@ def test_a_key_that_an_endpoint_echoes_is_in_no_record(trouble: Reply, monkeypat
 
 def test_a_judges_address_with_a_password_is_refused_unshown() -> None:
     config = JudgeConfig(url="http://me:hush@127.0.0.1:9/v1", model="m")
-    with pytest.raises(ConfigError, match=r"reward\.judge\.url: the address holds a user or a password") as error:
+    with pytest.raises(ConfigError, match=r"reward\.judge\.url: the address contains a user or a password") as error:
         Judge.open(config)
     assert "hush" not in str(error.value)
 
@@ -392,7 +392,7 @@ def test_a_judge_that_is_not_there_is_no_zero() -> None:
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:b/v1"])
 def test_an_address_that_is_none_is_an_error_at_the_start(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"^reward\.judge\.url='http://[^\n]*; give one like http://[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^reward\.judge\.url='http://[^\n]*; use one like http://[^\n]*$"):
         Judge.open(JudgeConfig(url=url, model="m"))
 
 
@@ -443,7 +443,7 @@ def test_a_hanging_endpoint_holds_up_many_requests_no_longer_than_one(monkeypatc
         asked, found, later = use(config_of(server, timeout_s=30, concurrency=2), work)
     assert asked < 12
     assert all(isinstance(one, JudgeError) for one in found)
-    assert sum("8 attempts in a row failed; it is tried again every 30 s" in str(one) for one in found) >= 30
+    assert sum("8 attempts in a row failed; palimpsest retries every 30 s" in str(one) for one in found) >= 30
     assert later is Verdict.CORRECT
 
 

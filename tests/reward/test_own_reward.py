@@ -132,9 +132,9 @@ def test_a_class_gets_its_options_and_the_codec() -> None:
     [
         ("nothing", "own_rewards:nothing returned None, not a number"),
         ("text", "own_rewards:text returned '1.0', not a number"),
-        ("nan", "own_rewards:nan returned nan as value: a finite number is needed"),
-        ("vast", "own_rewards:vast returned 1e+308 as value: a number from -1e+09 to 1e+09 is needed"),
-        ("vast_part", "own_rewards:vast_part returned -1e+200 as breakdown['style']: a number from"),
+        ("nan", "own_rewards:nan returned nan as value: must be finite"),
+        ("vast", "own_rewards:vast returned 1e+308 as value: must be from -1e+09 to 1e+09"),
+        ("vast_part", "own_rewards:vast_part returned -1e+200 as breakdown['style']: must be from"),
         ("stops", "own_rewards:stops raised RuntimeError: coroutine raised StopIteration"),
         ("raises", r"own_rewards:raises raised KeyError: 'judge\nof many lines'"),
         ("cancels", "own_rewards:cancels raised CancelledError"),
@@ -146,12 +146,12 @@ def test_a_class_gets_its_options_and_the_codec() -> None:
         ("leaves_later", "own_rewards:leaves_later raised SystemExit: 3"),
         ("huge", "own_rewards:huge returned 1000"),
         ("huge_part", "own_rewards:huge_part returned 1000"),
-        ("no_parts", "own_rewards:no_parts returned a Grade that can't be read: AttributeError"),
+        ("no_parts", "own_rewards:no_parts returned a Grade that palimpsest cannot read: AttributeError"),
         ("numbered", "5"),
-        ("one_for_all", "own_rewards:one_for_all returned a Grade that can't be read: TypeError"),
-        ("bare_span", "own_rewards:bare_span returned a Grade that can't be read: AttributeError"),
+        ("one_for_all", "own_rewards:one_for_all returned a Grade that palimpsest cannot read: TypeError"),
+        ("bare_span", "own_rewards:bare_span returned a Grade that palimpsest cannot read: AttributeError"),
         ("half_token", "own_rewards:half_token returned SpanReward(turn=0, start=0.5, end=1, value=1.0) as spans[0]"),
-        ("mute", "own_rewards:mute returned a Mute that can't be read: RuntimeError"),
+        ("mute", "own_rewards:mute returned a Mute that palimpsest cannot read: RuntimeError"),
     ],
 )
 def test_what_is_no_grade_leaves_the_episode_ungraded_with_the_reason(name: str, reason: str) -> None:
@@ -246,8 +246,8 @@ def test_layers_on_top_of_an_own_reward_are_told() -> None:
         ),
         ({"name": "own_rewards:lenght"}, r"own_rewards has no 'lenght'; did you mean length\?"),
         ({"name": "own_rewards:THRESHOLD"}, "an int, not a class or a function"),
-        ({"name": "own_rewards:wrong"}, r"takes \(problem\), and is called with \(problem, trajectory\)"),
-        ({"name": "own_rewards:half"}, r"takes \(problem, trajectory, grade\), and is called with"),
+        ({"name": "own_rewards:wrong"}, r"takes \(problem\), but palimpsest calls it with \(problem, trajectory\)"),
+        ({"name": "own_rewards:half"}, r"takes \(problem, trajectory, grade\), but palimpsest calls it with"),
         (
             {"name": "own_rewards:Weighed"},
             "reward.options.weight is missing: own_rewards:Weighed has no default for it",
@@ -261,7 +261,7 @@ def test_layers_on_top_of_an_own_reward_are_told() -> None:
             "reward.layers.own_rewards:weighed.by='much': must be a number",
         ),
         ({"name": "em", "options": {"scale": 1}}, "reward.name=em has none"),
-        ({"layers": ["own_rewards:length"]}, "reward.layers='own_rewards:length': .* called with"),
+        ({"layers": ["own_rewards:length"]}, "reward.layers='own_rewards:length': .* calls it with"),
     ],
 )
 def test_what_can_not_be_a_reward_is_refused_before_any_model_is_loaded(config: dict[str, Any], message: str) -> None:

@@ -85,7 +85,7 @@ def test_without_a_document_there_are_no_answers() -> None:
 def test_a_policy_that_answers_one_question_is_refused_with_those_that_answer_several(name: str) -> None:
     options = {} if name == "prune" else {"prompts": "short", "question_tokens": 40}
     single = build_policy(PolicyConfig(name=name, options=options))
-    with pytest.raises(ConfigError, match=r"policy.name: \w+ answers one question and problem p asks 2; .*overwrite"):
+    with pytest.raises(ConfigError, match=r"policy.name: \w+ answers one question and problem p has 2; .*overwrite"):
         admit_all(single, [PROBLEM], base_codec(), 100_000)
 
 
@@ -101,8 +101,8 @@ def test_questions_that_are_too_long_together_are_refused() -> None:
     ("answered", "problem", "says"),
     [
         (Answered("yes"), PROBLEM, "Answered.answers is empty, the problem asks 2"),
-        (Answered("yes", answers=("yes",)), PROBLEM, "holds 1, the problem asks 2"),
-        (Answered("yes", answers=("yes",)), Problem("q", "?", ("a",)), "holds 1, the problem asks 0"),
+        (Answered("yes", answers=("yes",)), PROBLEM, "has 1, the problem asks 2"),
+        (Answered("yes", answers=("yes",)), Problem("q", "?", ("a",)), "has 1, the problem asks 0"),
     ],
 )
 def test_a_policy_that_answers_another_number_of_questions_fails(

@@ -187,8 +187,8 @@ def test_plain_lines_are_read_and_an_episode_without_a_grade_is_ungraded(tmp_pat
         ('{"format": 9}', "format 9"),
         ("[1]", "format None"),
         ('{"format": 1}', "format 1 of a trajectory is not 2"),
-        ('{"format": 2, "group_id": "g", "problem": {"id": "p"}}', "group 'g' is no record"),
-        ('{"format": 2}\n{"format": 2}', "group None is no record"),
+        ('{"format": 2, "group_id": "g", "problem": {"id": "p"}}', "group 'g' is not a record"),
+        ('{"format": 2}\n{"format": 2}', "group None is not a record"),
         (
             '{"format": 2, "problem": {"id": "p", "question": "?", "answers": "Ann", "metadata": {}}}',
             "answers must be a list, is 'Ann'",
@@ -211,7 +211,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"spans": {"memory": [0, 99]}}, "the piece 'memory' at (0, 99) doesn't lie in a prompt of 2 tokens"),
+        ({"spans": {"memory": [0, 99]}}, "the piece 'memory' at (0, 99) is outside a prompt of 2 tokens"),
         ({"spans": {"memory": [-1, 1]}}, "the piece 'memory' at (-1, 1)"),
         ({"spans": {"memory": [1]}}, "not enough values"),
         ({"logprobs": [-0.5]}, "2 tokens with 1 log-probabilities"),

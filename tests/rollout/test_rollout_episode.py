@@ -191,7 +191,7 @@ async def test_cancelling_an_episode_is_not_an_outcome() -> None:
 @pytest.mark.parametrize(
     ("completion", "reason"),
     [
-        (None, "a NoneType came back, a Completion is needed"),
+        (None, "a NoneType came back instead of a Completion"),
         (Completion((1, 2), (-0.5,), StopReason.STOP), "2 tokens came with 1 log-probabilities"),
         (Completion((1,) * 999, (-0.5,) * 999, StopReason.STOP), "999 tokens came back"),
         (Completion((1, 2), (math.nan, 0.0), StopReason.STOP), "a log-probability is not finite"),
@@ -218,7 +218,7 @@ def test_a_piece_that_does_not_lie_in_the_prompt_is_a_failure_of_the_policy(span
 
     trajectory = episode(SeedSampler(), Misplaced())
     assert trajectory.outcome is Outcome.POLICY_FAILED
-    assert "doesn't lie in a prompt of 2 tokens" in trajectory.events[0].detail["message"]
+    assert "is outside a prompt of 2 tokens" in trajectory.events[0].detail["message"]
 
 
 def test_an_answer_is_told_token_by_token_and_once() -> None:

@@ -217,9 +217,9 @@ def file_size_limit(limit: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("claimed", "reason"),
     [
-        ({}, "model.safetensors was written, but its SHA-256 not given"),
-        ({"model.safetensors": "0" * 64}, "its SHA-256 is not the manifest's"),
-        ({"model.safetensors": None, "more": "0" * 64}, "more was not written, but its SHA-256 given"),
+        ({}, "model.safetensors lacks its SHA-256"),
+        ({"model.safetensors": "0" * 64}, "its SHA-256"),
+        ({"model.safetensors": None, "more": "0" * 64}, "more has a SHA-256 but is missing"),
     ],
 )
 def test_a_learner_that_says_something_else_than_it_wrote_saves_nothing(

@@ -24,7 +24,7 @@ def resumed_without(path: Path, *gone: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl"])
 def test_rows_of_a_file_that_is_gone_are_named_step_by_step(name: str, tmp_path: Path) -> None:
-    assert resumed_without(tmp_path, name) == [f"{tmp_path / name}: isn't there; the rows of steps 1-4 are missing"]
+    assert resumed_without(tmp_path, name) == [f"{tmp_path / name} is missing, with the rows of steps 1-4"]
     assert [row["step"] for row in read_rows(tmp_path / name)] == [5, 6]
 
 

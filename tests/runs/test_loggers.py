@@ -200,7 +200,7 @@ def test_a_run_writes_to_sinks_of_the_users_own_and_one_that_raises_is_told_once
     ("sink", "message"),
     [
         ("own_sinks:Csvs", r"own_sinks has no 'Csvs'; did you mean Csv\?"),
-        ("own_sinks:other", r"takes \(step\), and is called with \(step, metrics, timings\)"),
+        ("own_sinks:other", r"takes \(step\), but palimpsest calls it with \(step, metrics, timings\)"),
         ("own_sinks:waits", "is asynchronous: write def"),
         ("own_sinks:Unset", "could not be made: RuntimeError: no token"),
     ],

@@ -74,7 +74,7 @@ def test_a_resume_loses_the_damaged_row_alone_keeps_it_aside_and_tells(tmp_path:
             folder.rewind(5)
     assert [row["step"] for row in read_rows(file)] == [1, 2, 4, 5]
     assert (tmp_path / "run" / "metrics.jsonl.damaged").read_bytes() == lines[2]
-    assert "holds 4 of 5 steps before the checkpoint" in warnings[0]
+    assert "4 of 5 steps before the checkpoint" in warnings[0]
     assert "metrics.jsonl.damaged" in warnings[0]
 
 
@@ -98,7 +98,7 @@ def test_rows_of_an_earlier_version_get_a_checksum_when_their_run_goes_on(tmp_pa
         folder.rewind(2)
         folder.append_metrics(3, {"reward/mean": 0.25})
     assert [row["step"] for row in read_rows(file)] == [1, 3]
-    assert "holds 1 of 2 steps" in warnings[0]
+    assert "has 1 of 2 steps" in warnings[0]
 
 
 def replaced(line: bytes, **changes: Any) -> bytes:
@@ -111,11 +111,11 @@ def replaced(line: bytes, **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("order", "kept", "told"),
     [
-        ([1, 1, -2, 3, 4], [1, 3, 4], ["holds 3 of 4 steps before the checkpoint, not 2", "1 rows repeat a step"]),
+        ([1, 1, -2, 3, 4], [1, 3, 4], ["has 3 of 4 steps before the checkpoint, not 2", "1 rows repeat a step"]),
         ([1, 1, 3, 4], [1, 3, 4], ["3 of 4 steps", "not 2"]),
         ([1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4], ["4 rows repeat a step"]),
         ([4, 3, 2, 1], [1, 2, 3, 4], ["out of order"]),
-        ([3], [3], ["holds 1 of 4 steps before the checkpoint, not 1-2, 4"]),
+        ([3], [3], ["has 1 of 4 steps before the checkpoint, not 1-2, 4"]),
     ],
 )
 def test_rows_end_unique_and_in_order_and_what_is_missing_is_told(
@@ -147,7 +147,7 @@ def test_what_is_no_step_is_no_row(tmp_path: Path, step: Any) -> None:
         file.write_bytes(b"".join([strange, *lines[1:]]))
         folder.rewind(4)
     assert [row["step"] for row in read_rows(file)] == [2, 3, 4]
-    assert "holds 3 of 4 steps before the checkpoint, not 1" in warnings[0]
+    assert "has 3 of 4 steps before the checkpoint, not 1" in warnings[0]
     assert file.with_name("metrics.jsonl.damaged").read_bytes() == strange
 
 

@@ -49,7 +49,7 @@ def test_a_folder_with_a_run_is_refused_without_resume_or_force(tmp_path: Path) 
         folder.append_metrics(1, {"reward/mean": 0.5})
     with pytest.raises(
         RunError,
-        match=r"holds a run \(1 steps, no checkpoint\): palimpsest train --resume \S+ begins it again, --force",
+        match=r"contains a run \(1 steps, no checkpoint\): palimpsest train --resume \S+ starts it over, --force",
     ):
         quiet(tmp_path / "run")
 
@@ -68,7 +68,7 @@ def test_a_half_written_folder_is_recognised_and_never_written_into(tmp_path: Pa
     path.mkdir()
     (path / "metrics.jsonl").write_text("{}\n")
     for resume in (False, True):
-        with pytest.raises(RunError, match=r"holds metrics\.jsonl but no config\.yaml"):
+        with pytest.raises(RunError, match=r"contains metrics\.jsonl but no config\.yaml"):
             quiet(path, resume=resume)
     assert sorted(entry.name for entry in path.iterdir()) == ["metrics.jsonl"]
 
@@ -102,7 +102,7 @@ def test_a_resume_to_fewer_steps_than_were_done_is_refused_before_anything_is_wr
     quiet(path, changed(train={"max_steps": 30})).close()
     (path / "checkpoints" / "step-000030").mkdir(parents=True)
     before = {file: file.read_bytes() for file in path.iterdir() if file.is_file()}
-    refusal = r"train\.max_steps=12: .*run has 30 steps already; .* such as train\.max_steps=60"
+    refusal = r"train\.max_steps=12: .*run already has 30 steps; .* such as train\.max_steps=60"
     with pytest.raises(RunError, match=refusal):
         quiet(path, changed(train={"max_steps": 12}), resume=True)
     assert {file: file.read_bytes() for file in path.iterdir() if file.is_file()} == before
@@ -110,7 +110,7 @@ def test_a_resume_to_fewer_steps_than_were_done_is_refused_before_anything_is_wr
 
 
 def test_resume_and_force_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="give one of them"):
+    with pytest.raises(RunError, match="use one of them"):
         quiet(tmp_path / "run", resume=True, force=True)
 
 
@@ -260,7 +260,7 @@ def test_lines_lost_before_the_checkpoint_are_told(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", CONFIG, on_warning=warnings.append) as folder:
         folder.append_metrics(1, {})
         folder.rewind(3)
-    assert "holds 1 of 3 steps" in warnings[0]
+    assert "has 1 of 3 steps" in warnings[0]
 
 
 @pytest.mark.parametrize("missing", ["folder", "its content"])
@@ -271,9 +271,7 @@ def test_a_run_whose_checkpoints_are_gone_is_refused_and_left_as_it_is(tmp_path:
         if missing == "its content":
             (folder.path / "checkpoints").mkdir()
     before = {file: file.read_bytes() for file in folder.path.iterdir() if file.is_file()}
-    with pytest.raises(
-        RunError, match=r"holds no checkpoint, though one was saved after step 1: put it back, .*--force"
-    ):
+    with pytest.raises(RunError, match=r"lacks the checkpoint saved after step 1: restore it, .*--force"):
         quiet(tmp_path / "run", resume=True)
     assert {file: file.read_bytes() for file in folder.path.iterdir() if file.is_file()} == before
     with quiet(tmp_path / "run", force=True):

@@ -110,7 +110,7 @@ def test_a_server_killed_while_it_builds_starts_clean(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"id": i, "text": f"common number{i}"}) for i in range(60_000)))
     command = [sys.executable, "-m", "palimpsest.cli.main", "retrieval", "serve", "--port", "0"]
     child = subprocess.Popen(
-        [*command, "--corpus", str(path), "--index", str(folder)],
+        [*command, str(path), "--index", str(folder)],
         env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
     )
@@ -189,8 +189,14 @@ def test_status_cache_and_metrics_tell_what_happened(url: str) -> None:
     assert re.search(r"^retrieval_queries_total \d+$", metrics, re.MULTILINE)
 
 
-def test_a_token_is_asked_of_every_path_and_sigterm_ends_it_cleanly(corpus: Path, tmp_path: Path) -> None:
-    with process(corpus, "--token", "secret", "--index", str(tmp_path / "i"), "--host", "0.0.0.0") as (address, child):
+def test_a_key_is_needed_on_every_path_and_sigterm_ends_it_cleanly(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "secret")
+    with process(corpus, "--server-key-env", "KEY", "--index", str(tmp_path / "i"), "--host", "0.0.0.0") as (
+        address,
+        child,
+    ):
         local = address.replace("0.0.0.0", "127.0.0.1")
         for path in ("cache_status", "queue_status", "metrics"):
             assert get(f"{local}/{path}").status_code == 401
@@ -204,25 +210,26 @@ def test_a_token_is_asked_of_every_path_and_sigterm_ends_it_cleanly(corpus: Path
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
 def test_an_address_others_can_reach_needs_a_token(refused: Callable[..., str], corpus: Path, host: str) -> None:
-    assert "give --token" in refused("retrieval", "serve", "--corpus", str(corpus), "--host", host)
+    assert "--server-key-env NAME" in refused("retrieval", "serve", str(corpus), "--host", host)
 
 
 @pytest.mark.parametrize("token", ["pässword", "two words", "line\n"])
-def test_a_token_that_no_client_can_send_is_refused_and_not_shown(
-    refused: Callable[..., str], corpus: Path, token: str
+def test_a_key_that_no_client_can_send_is_rejected_and_not_shown(
+    refused: Callable[..., str], corpus: Path, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = refused("retrieval", "serve", "--corpus", str(corpus), "--token", token)
-    assert "--token: no client can send" in message
+    monkeypatch.setenv("KEY", token)
+    message = refused("retrieval", "serve", str(corpus), "--server-key-env", "KEY")
+    assert "--server-key-env" in message
     assert token not in message
 
 
 def test_a_port_in_use_is_found_before_the_index_is_built(refused: Callable[..., str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        message = refused("retrieval", "serve", "--corpus", str(tmp_path / "none.jsonl"), "--port", port)
+        message = refused("retrieval", "serve", str(tmp_path / "none.jsonl"), "--port", port)
     assert f"--port {port}: can't listen there (Address already in use)" in message
 
 
 def test_a_missing_corpus_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
     missing = str(tmp_path / "none.jsonl")
-    assert "none.jsonl: can't be read" in refused("retrieval", "serve", "--corpus", missing, "--port", "0")
+    assert "none.jsonl: can't be read" in refused("retrieval", "serve", missing, "--port", "0")

@@ -74,10 +74,10 @@ class Case:
     note: str = ""
 
 
-RECURRENT = "has layers of linear_attention, which are not supported"
-OWN = "attention of its own, outside transformers' attention interface"
+RECURRENT = "has layers of linear_attention"
+OWN = "its attention bypasses transformers' attention interface"
 SHORT = "the window ends where longrope changes the positions (4,096 tokens for these)"
-CAPPED = "attention with softcap is not supported"
+CAPPED = "unsupported attention with softcap"
 
 CASES: dict[str, Case] = {
     "Llama": Case("Llama 2 and 3, SmolLM 2, Yi"),
@@ -140,7 +140,7 @@ CASES: dict[str, Case] = {
     "GPTNeoX": Case("Pythia"),
     "OPT": Case("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "BioGpt": Case("BioGPT"),
-    "GptOss": Case("gpt-oss", {**WIDE, **MIXED, **EXPERTS}, untrained="attention with s_aux is not supported"),
+    "GptOss": Case("gpt-oss", {**WIDE, **MIXED, **EXPERTS}, untrained="unsupported attention with s_aux"),
     "StableLm": Case("StableLM 2", untrained="computed as a prefix forest, its logits differ"),
     "Nemotron": Case("Nemotron 3 and 4, Minitron", untrained="computed as a prefix forest, its logits differ"),
     "Doge": Case("Doge", untrained="computed as a prefix forest, its logits differ"),
@@ -152,16 +152,18 @@ CASES: dict[str, Case] = {
     "GPTNeo": Case(
         "GPT-Neo",
         {"attention_types": [[["global", "local"], 2]], "num_hidden_layers": 4, "window_size": 24},
-        refused="has a window of its own kind",
+        refused="has an unsupported window",
     ),
     "Llama4Text": Case("Llama 4", EXPERTS, refused="has layers of chunked_attention"),
     "ModernBertDecoder": Case(
         "Ettin decoders",
         {"local_attention": 24, "global_attn_every_n_layers": 3},
-        refused="has no decoder apart from one linear output projection",
+        refused="has no decoder with one separate linear output projection",
     ),
-    "RecurrentGemma": Case("RecurrentGemma", refused="keeps a state that is not keys and values"),
-    "Rwkv": Case("RWKV 4", {"attention_hidden_size": 32}, refused="keeps a state that is not keys and values"),
+    "RecurrentGemma": Case("RecurrentGemma", refused="has an unsupported state other than keys and values"),
+    "Rwkv": Case(
+        "RWKV 4", {"attention_hidden_size": 32}, refused="has an unsupported state other than keys and values"
+    ),
     "Mamba": Case("Mamba", refused=RECURRENT),
     "Mamba2": Case("Mamba 2", {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}, refused=RECURRENT),
     "Jamba": Case("Jamba", EXPERTS, refused=RECURRENT),
@@ -175,15 +177,15 @@ CASES: dict[str, Case] = {
     "FalconH1": Case("Falcon H1", refused="has layers of hybrid"),
     "Lfm2": Case("LFM 2", {"layer_types": ["conv", "full_attention", "conv"]}, refused="has layers of conv"),
     "MiniMax": Case("MiniMax Text", EXPERTS, refused=RECURRENT),
-    "Bert": Case("BERT", refused="its tokens see those behind them, as in an encoder"),
-    "Roberta": Case("RoBERTa", refused="its tokens see those behind them, as in an encoder"),
+    "Bert": Case("BERT", refused="its tokens see later ones, as in an encoder"),
+    "Roberta": Case("RoBERTa", refused="its tokens see later ones, as in an encoder"),
     "T5": Case("T5, FLAN-T5", {"architectures": ["T5ForConditionalGeneration"]}, refused="has an encoder"),
     "Qwen2VL": Case(
         "Qwen 2 VL",
         {"architectures": ["Qwen2VLForConditionalGeneration"]},
-        refused="is no causal language model of transformers",
+        refused="is not a causal language model of transformers",
     ),
-    "Bart": Case("BART", {"architectures": ["BartForCausalLM"]}, refused="has an encoder, which is not supported"),
+    "Bart": Case("BART", {"architectures": ["BartForCausalLM"]}, refused="has an encoder"),
 }
 
 

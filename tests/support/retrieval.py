@@ -11,4 +11,4 @@ from support.serving_process import serving_process
 
 def process(corpus: Path, *options: str) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
     """`palimpsest retrieval serve`, and its address."""
-    return serving_process(["retrieval", "serve", "--corpus", str(corpus), "--port", "0", *options], "/retrieve")
+    return serving_process(["retrieval", "serve", str(corpus), "--port", "0", *options], "/retrieve")

@@ -64,7 +64,7 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
         ({"search": {"topk": 0}}, "topk=0: must be from 1 to max_topk=20"),
         (
             {"search": {"source": "http://localhost:notaport"}},
-            "policy.options.tools.search.source='http://localhost:notaport': no valid port; give http://host",
+            "policy.options.tools.search.source='http://localhost:notaport': invalid port; use http://host",
         ),
         (
             {"search": {"source": "http://h:1", "token": "x"}},
@@ -76,7 +76,7 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
         ),
         (
             {"search": {"source": "http://u:pw@h:1"}},
-            "search.source: the address holds a user or a password; give http://",
+            "search.source: the address contains a user or a password; use http://",
         ),
         ({"search": {"tpok": 3}}, r"policy.options.tools.search.tpok is unknown to search; did you mean topk"),
         ({"search": {"topk": "3"}}, r"policy.options.tools.search.topk='3': must be a whole number"),
@@ -86,7 +86,7 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
         ({"{}:NoTool": {}}, "needs a method call"),
         ({"{}:Strange": {}}, "tool name 'a b'"),
         ({"{}:Deep": {}}, "tool schema deep.pattern: not supported"),
-        ({"search": {}, "{}:Search": {}}, "two tools called search"),
+        ({"search": {}, "{}:Search": {}}, "two tools with the name search"),
     ],
 )
 def test_what_is_wrong_with_a_tool_is_said_before_any_episode(
@@ -157,7 +157,7 @@ def test_a_folder_of_an_index_and_a_server_that_is_down(tmp_path: Path) -> None:
 
 
 def test_a_problem_without_passages_is_refused_at_load() -> None:
-    with pytest.raises(DataError, match="problem p: it has no passages of its own"):
+    with pytest.raises(DataError, match="problem p: no passages to search"):
         SearchTool().admit(Problem("p", "q", ("a",)))
     SearchTool(source="http://127.0.0.1:9").admit(Problem("p", "q", ("a",)))
 
@@ -175,7 +175,7 @@ def test_the_document_of_a_problem_is_searched_paragraph_by_paragraph() -> None:
 
 @pytest.mark.parametrize("document", [None, "", " \n"])
 def test_a_problem_without_the_document_that_is_searched_is_refused_at_load(document: str | None) -> None:
-    with pytest.raises(DataError, match=r"problem p: it has no document, which policy.options.tools.search.source"):
+    with pytest.raises(DataError, match=r"problem p: no document for policy.options.tools.search.source"):
         SearchTool(source="document").admit(Problem("p", "q", ("a",), document))
     with pytest.raises(ConfigError, match=r"tools.search.passage_chars=0: must be at least 1"):
         SearchTool(source="document", passage_chars=0)

@@ -222,7 +222,7 @@ class Up(OutFor):
 def test_a_batch_that_can_not_be_graded_ends_the_run_and_a_resume_collects_it_again(tmp_path: Path) -> None:
     settings = config(1)
     train(tmp_path / "whole", settings, grader=Up())
-    with pytest.raises(RunError, match="step 6: no episode could be graded"):
+    with pytest.raises(RunError, match="step 6: no episode has a grade"):
         train(tmp_path / "run", settings, grader=OutFor(6))
     assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
     train(tmp_path / "run", settings, resume=True, grader=Up())
@@ -270,7 +270,7 @@ def test_recomputed_ratios_without_importance_weights_are_refused_for_stale_samp
     values = config(1).model_dump(mode="json")
     with pytest.raises(
         ValidationError,
-        match=r"train.max_off_policy_steps=1 learns from samples of older weights.*loss.importance_sampling_cap",
+        match=r"train.max_off_policy_steps=1 trains on samples of older weights.*loss.importance_sampling_cap",
     ):
         RunConfig.model_validate({**values, "loss": {"old_logprobs": "recompute"}})
     RunConfig.model_validate({**values, "loss": {"old_logprobs": "recompute", "importance_sampling_cap": 2.0}})

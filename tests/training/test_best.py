@@ -84,7 +84,7 @@ def test_what_did_best_before_training_is_kept_too(tmp_path: Path) -> None:
 
 def test_a_metric_that_is_not_measured_is_refused_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(
-        RunError, match=r"train\.metric_for_best_model=f2: no metric of the evaluation; choose one of accuracy"
+        RunError, match=r"train\.metric_for_best_model=f2: unknown evaluation metric; choose one of accuracy"
     ):
         train(tmp_path / "run", config(metric_for_best_model="f2"), evaluate=scores)
     assert list((tmp_path / "run" / "checkpoints").glob("step-*")), "what was learnt until then is kept"

@@ -162,7 +162,7 @@ def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Pa
     weights.write_bytes(b"x" + weights.read_bytes()[1:])
     _, warnings = train(tmp_path / "run", resume=True)
     assert "step-000004" in warnings[-1]
-    assert "falling back" in warnings[-1]
+    assert "using the previous checkpoint" in warnings[-1]
     assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
 
 
@@ -202,7 +202,7 @@ def test_steps_without_any_signal_are_warned_of_and_the_run_goes_on(tmp_path: Pa
     assert trainer.finished.step == 6
     silent, unchanged = warnings
     assert "for 5 steps no group had different rewards" in silent
-    assert "no group had a signal in any step; the weights are unchanged" in unchanged
+    assert "no group had a signal in any step, so training did not change the weights" in unchanged
     _, warnings = train(tmp_path / "learnt", small_config(max_steps=2))
     assert warnings == []
 
@@ -231,7 +231,7 @@ def test_refills_are_bounded_and_what_is_missing_is_told(tmp_path: Path, monkeyp
     told: list[str] = []
     monkeypatch.setattr(LoggerSet, "message", lambda _, text: told.append(text))
     trainer, _ = train(tmp_path / "run", config, grader=ConstantGrader())
-    assert "0 of 2 groups have a signal after 2 refills: all rewards" in told[0]
+    assert "0 of 2 groups have a signal after 2 refills: each group has equal rewards" in told[0]
     assert "training on those" not in told[0]
     event = next(row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["kind"] == "refills_used_up")
     assert (event["kept"], event["wanted"], event["played"]) == (0, 2, 6)
@@ -289,7 +289,7 @@ class AlwaysDown(SeedSampler):
 
 def test_a_sampler_that_is_down_ends_the_run_with_the_reason_and_never_trains_on_zeros(tmp_path: Path) -> None:
     learner = HashLearner()
-    with pytest.raises(RunError, match=r"step 1: no episode could be graded; 8 of 8: .*connection refused"):
+    with pytest.raises(RunError, match=r"step 1: no episode has a grade; 8 of 8: .*connection refused"):
         train(tmp_path / "run", small_config(), sampler=AlwaysDown(), learner=learner)
     assert learner.version == 0
 
@@ -325,7 +325,7 @@ def test_a_checkpoint_that_fails_too_stands_beside_the_error_that_ended_the_run(
 
     with pytest.raises(DataError) as caught:  # no EngineError, with which cluster.max_restarts would begin again
         train(tmp_path / "run", small_config(save_steps=6), policy=Strict(), learner=Down())
-    first, _, beside = str(caught.value).partition("; nor could the checkpoint of step 3 be written: ")
+    first, _, beside = str(caught.value).partition("; writing the checkpoint of step 3 failed too: ")
     assert first == "problem p3-0-0: its question is too long"
     assert second.args[-1] in beside
 

@@ -200,7 +200,7 @@ def test_the_command_that_plays_on_with_the_memory_in_sight_is_told(browser: Any
             assert locate_episode(words[2]) == place
             assert words[3:] == ["--turn", "2", "--memory", memory]
         page = watched.go("#/r/alone.jsonl.zst/s/all/e/0/0/t/1?tab=replay")
-        page.wait_for_selector("text=replayed from its run or evaluation")
+        page.wait_for_selector("text=Replay needs")
 
 
 def test_memories_are_searched(watched: Watched) -> None:
@@ -225,7 +225,7 @@ def test_fates_lead_to_their_turns(watched: Watched) -> None:
     (fate,) = episode_view(group, 0)["fates"]
     page = watched.go(at("overwrite", 0))
     shown(page, 0)
-    page.get_by_role("button", name="Fates").click()
+    page.get_by_role("button", name="Evidence").click()
     page.locator(".tab-body a", has_text=f"turn {fate['seen'][0] + 1}").first.click()
     shown(page, fate["seen"][0])
 
@@ -250,7 +250,7 @@ def test_pruning_agents_show_their_context_and_what_was_missed(watched: Watched)
     page = watched.go(at("prune", 2))
     shown(page, 2)
     assert page.locator(".column").count() == 6
-    assert "was asked for again at turn 5" in page.locator(".missed").inner_text()
+    assert "requested again at turn 5" in page.locator(".missed").inner_text()
 
 
 @pytest.mark.parametrize("name", ["overwrite", "prune"])

@@ -52,7 +52,7 @@ def test_the_episodes_page_shows_the_agents_alone_under_the_scores_of_all(watche
     assert "1 of 7 recorded episodes in 1 groups (agent: recall)" in text
     assert "7 of 13 episodes were recorded" in text
     assert "mean reward" not in text
-    page.get_by_label("Player").select_option("baseline: closed book")
+    page.get_by_label("Agent").select_option("baseline: closed book")
     assert "6 of 7 recorded episodes" in page.locator(".about").inner_text()
     assert "player=baseline" in page.url
     assert "baseline: closed book" in page.locator(".vrow").first.inner_text()
@@ -73,7 +73,7 @@ def test_the_page_of_an_evaluation_starts_with_what_was_played_and_a_table_of_sc
     facts = page.locator(".facts .fact").all_inner_texts()
     assert [fact.split("\n") for fact in facts] == [["Model", "some/model"], ["Policy", "overwrite"]]
     heads = page.locator("table.scores th").all_inner_texts()
-    assert heads == ["Player", "Set", "Accuracy, %", "95% interval, %", "Problems", "Episodes", "Ungraded"]
+    assert heads == ["Agent", "Set", "Accuracy, %", "95% interval, %", "Problems", "Episodes", "Ungraded"]
     first = rows_of(page)[0]
     assert first == [
         "agent: recall",

@@ -78,7 +78,7 @@ def test_what_is_not_there_is_told(path: str, query: dict[str, str], tmp_path: P
 def test_a_run_that_was_moved_while_it_was_shown_says_so(tmp_path: Path) -> None:
     told = answers(tmp_path)
     (tmp_path / "first").rename(tmp_path.parent / "moved")
-    with pytest.raises(PalimpsestError, match="moved or deleted while it was shown"):
+    with pytest.raises(PalimpsestError, match="moved or deleted"):
         told.get("/api/runs/first")
     assert {row["status"] for row in told.get("/api/runs")["runs"] if row["name"] == "first"} == {"gone"}
 

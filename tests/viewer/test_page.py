@@ -168,7 +168,7 @@ def test_tab_leads_through_all_rows_of_a_table(watched: Watched) -> None:
     assert {f"#/r/first/s/30/e/{place}/{rollout}" for place in range(12) for rollout in range(4)} <= set(links)
 
 
-@pytest.mark.parametrize("name", ["Tokens", "Fates", "Replay", "Blame"])
+@pytest.mark.parametrize("name", ["Tokens", "Evidence", "Replay", "Blame"])
 def test_who_turns_a_part_of_a_turn_by_keyboard_stands_there_still(watched: Watched, name: str) -> None:
     page = watched.go("#/r/first/s/30/e/1/2/t/0")
     page.get_by_role("button", name=name, exact=True).focus()
@@ -189,7 +189,7 @@ def test_keys_are_told_and_lead_between_steps(watched: Watched) -> None:
     page.keyboard.press("j")
     page.wait_for_selector("h1:text('Episodes of step 2')")
     page.keyboard.press("?")
-    assert "step before" in page.locator("dialog").inner_text()
+    assert "previous step" in page.locator("dialog").inner_text()
 
 
 def test_the_list_of_keys_has_those_that_a_part_of_the_screen_takes(watched: Watched) -> None:
@@ -382,7 +382,7 @@ def test_episodes_that_were_not_asked_for_last_are_counted_above_the_others(brow
         page = watched.go("#/r/eval/items")
         page.wait_for_selector(".vrow")
         assert page.locator(".about").inner_text().startswith("2 of 2 problems")
-        assert page.get_by_text("3 episodes of earlier calls stay in the log and are in no figure").count() == 1
+        assert page.get_by_text("3 episodes of earlier calls stay in the log but are excluded").count() == 1
         watched.close()
 
 
@@ -418,11 +418,11 @@ def test_following_leaves_who_stands_on_a_link_there(watched: Watched, folder: P
 
 def test_without_a_tokenizer_what_became_of_the_evidence_is_not_known(watched: Watched) -> None:
     page = watched.go("#/r/first/s/30/e/2/1")
-    page.get_by_role("button", name="Fates").click()
-    page.wait_for_selector(".verdict:text('not known without a tokenizer')")
+    page.get_by_role("button", name="Evidence").click()
+    page.wait_for_selector(".verdict:text('unknown without a tokenizer')")
     page.locator("input[type=search]").fill("gold")
     page.locator("input[type=search]").press("Enter")
-    assert page.locator(".hits").inner_text() == "not known without a tokenizer"
+    assert page.locator(".hits").inner_text() == "unknown without a tokenizer"
 
 
 def test_a_dark_page_is_light_on_paper(watched: Watched) -> None:
@@ -531,7 +531,7 @@ def test_what_an_address_says_in_vain_is_passed_over(place: str, watched: Watche
 
 def test_a_short_address_among_several_things_says_so(watched: Watched) -> None:
     page = watched.go("#/e/0/0/t/1")
-    assert "for a viewer of one thing alone" in page.locator("[role=alert]").inner_text()
+    assert "a viewer with a single source" in page.locator("[role=alert]").inner_text()
 
 
 def test_a_run_that_is_deleted_under_an_episode_is_told_as_such(browser: Any, tmp_path: Path) -> None:
@@ -643,7 +643,7 @@ def test_a_torn_frame_is_told_above_what_is_whole(browser: Any, tmp_path: Path) 
         watched = Watched(browser, url)
         page = watched.go("#/r/torn.jsonl.zst/s/all")
         page.wait_for_selector(".vrow")
-        assert "cut short or damaged after 11 whole groups" in page.locator("[role=alert]").inner_text()
+        assert "damaged after 11 complete groups" in page.locator("[role=alert]").inner_text()
         watched.close()
 
 

@@ -72,7 +72,7 @@ def test_a_flipped_bit_costs_its_frame_and_what_follows(tmp_path: Path) -> None:
     found = RecordIndex(path).rows()
     assert found.groups == 1
     assert found.torn is not None
-    assert "after 1 whole groups" in found.torn
+    assert "after 1 complete groups" in found.torn
 
 
 def test_a_file_that_grows_is_read_on_and_a_torn_frame_that_becomes_whole_comes_in(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_tokenizer_that_is_given_decodes_a_file_alone(tmp_path: Path, tiny_cod
     tiny_codec.save(tmp_path / "tokenizer")
     told = answers(path, tokenizer=str(tmp_path / "tokenizer"))
     assert told.get("/api/runs/alone.jsonl.zst/steps/all/measures", {"groups": "0"})["0/0"]["retention"] == 1.0
-    assert "doesn't say which model" in answers(path).get("/api/runs/alone.jsonl.zst/steps/all/decoder")["why"]
+    assert "does not name its model" in answers(path).get("/api/runs/alone.jsonl.zst/steps/all/decoder")["why"]
 
 
 def test_a_model_of_the_hub_that_is_not_in_the_local_cache_is_not_asked_for(

@@ -72,7 +72,7 @@ def test_a_path_with_nothing_to_look_at_is_refused_in_a_line_with_the_fix(name: 
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(RunError, match="; give") as refused:
+    with pytest.raises(RunError, match="; pass") as refused:
         Library([tmp_path / name])
     assert str(tmp_path / name) in str(refused.value)
     assert "\n" not in str(refused.value)

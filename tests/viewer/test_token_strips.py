@@ -56,7 +56,7 @@ def test_a_group_that_training_leaves_out_has_no_advantages() -> None:
     assert opened.advantages.of_rollouts == (0.0, 0.0, None)
     found = token_view(opened, 0, 0)
     assert column(found, "advantage") == [0.0] * 3
-    assert "left out" in found["advantage_is"]
+    assert "skips" in found["advantage_is"]
 
 
 def test_rewards_of_spans_reach_their_tokens() -> None:
@@ -71,7 +71,7 @@ def test_rewards_of_spans_reach_their_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("credit", "says"),
-    [(None, "isn't known"), (CreditConfig(adv_estimator="nobody_has:this"), "is your own, and is not run")],
+    [(None, "unknown"), (CreditConfig(adv_estimator="nobody_has:this"), "is custom")],
 )
 def test_without_a_known_rule_it_is_the_difference_to_the_mean_and_says_so(
     credit: CreditConfig | None, says: str

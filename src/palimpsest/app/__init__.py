@@ -1,1 +1,1 @@
-"""The application: train, evaluate, play, serve, as functions of a configuration. Prints nothing."""
+"""The application: train, evaluate, play, serve, as functions of a configuration. It prints nothing."""

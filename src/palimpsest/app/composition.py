@@ -1,17 +1,17 @@
-"""Composition of a configuration's parts into a run, an evaluation or an agent ready to play.
+"""Composition of a configuration's parts into a run, an evaluation or an agent.
 
 run           policy, engine, data, reward with its layers -> Trainer         (app/train/training_run.py)
 evaluation    engine, reward of the answer, sampling, draws -> `Evaluator`    (evaluate, held-out problems of a
                                                                                training, a quickstart's shards)
 agent         engine, a sampler for each role with its own model -> `OpenAgent`, which fits the policy to each problem
 
-`fitted` adapts a shipped policy to the model's window. It sets only options that the configuration leaves open: from
-the recipes for small models where the window is below `SMALL_WINDOW`, else the policy's published defaults. Then
-`question_tokens` grows to the longest question and `chunk_size` shrinks to the remaining room. The chosen values are
-printed and are part of the evaluation's identity.
+`fitted` adapts a shipped policy to the model's window. It sets only unset options: from the recipes for small models if
+the window is below `SMALL_WINDOW`, otherwise from the policy's published defaults. Then `question_tokens` grows to the
+longest question and `chunk_size` shrinks to the remaining room. The chosen values are printed and are part of the
+evaluation's identity.
 
-Guaranteed: a role's model with another tokenizer is rejected before any episode, as the same ids would mean other text.
-Not covered: fitting policies without these options, which stay unchanged; placing models on devices (all are opened on
+Guaranteed: a role's model with another tokenizer is an error before any episode, as the same ids would mean other text.
+Not covered: fitting policies without these options, which stay unchanged; placing models on devices (all load on
 `model.device`).
 """
 
@@ -60,8 +60,7 @@ SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart", "memact-quickstart
 
 
 def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int) -> PolicyConfig:
-    """`config` with the options it leaves open chosen for these problems and this window; those of an object that
-    Python was given stay as they are."""
+    """`config` with its unset options chosen for these problems and this window; options of a Python object stay."""
     if not isinstance(plugins.load("policy", config.name), type):
         return config
     options = dict(config.options)
@@ -81,13 +80,13 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
 
 
 _RULES = ("grounded", "unit")
-"""Options that are no sizes: what a memory may hold is what was asked for, or trained under."""
+"""Options other than sizes; they come only from the request or the training."""
 
 
 @lru_cache(maxsize=64)
 def _small_options(name: str) -> dict[str, Any]:
-    """Options of the first policy of this name in the small models' recipes; without a document those of the one with
-    it."""
+    """Options of the first policy called `name` in the small models' recipes; `closed_book`: those of
+    `full_context`."""
     if name == "closed_book":
         options = _small_options("full_context")
         return {option: value for option, value in options.items() if option in options_of(policy_class(name))}
@@ -115,19 +114,18 @@ def _with(config: PolicyConfig, **options: Any) -> PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class OpenRoles:
-    """Who takes which turns, and what was opened for it."""
+    """Samplers by role, and the engines opened for them."""
 
     samplers: Roles
     engines: tuple[Engine, ...]
 
     async def close(self) -> None:
-        """Close what was opened."""
         for engine in self.engines:
             await engine.close()
 
 
 def open_roles(config: RunConfig, codec: Codec) -> OpenRoles:
-    """The roles under `roles`; `codec` is that of the run's own model."""
+    """The roles under `roles`; `codec` is that of the run's model."""
     samplers, engines = dict[str, Sampler | None](), list[Engine]()
     for name, role in config.roles.items():
         samplers[name] = None
@@ -156,24 +154,24 @@ def _check_tokenizer(name: str, path: str, theirs: Codec, ours: Codec) -> None:
 
 
 def policy_of(config: RunConfig) -> MemoryPolicy:
-    """The configured policy; ConfigError if an option is wrong, of its training variant too."""
+    """The configured policy. Raises ConfigError for a wrong option, also of its training variant."""
     build_variant(config)
     return build_policy(config.policy)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Plays entries under one configuration."""
+    """Runs entries under one configuration."""
 
     config: RunConfig
     engine: Engine
     grader: Grades
-    """Of the answer alone: what training adds to a reward is not measured."""
+    """Grades only the answer, without training's reward layers."""
     key: str = "eval"
-    """Names the random draws, beside the seed."""
+    """Key of the random draws, next to the seed."""
     measure: Measure | None = None
     roles: OpenRoles | None = None
-    """Who takes the turns that have a role; None: opened for as long as is played."""
+    """Samplers of turns with a role; None: opened and closed by `play`."""
 
     async def play(
         self,
@@ -184,7 +182,7 @@ class Evaluator:
         on_sample: Callable[[Sample], None] | None = None,
         on_warning: Callable[[str], None] | None = None,
     ) -> Samples:
-        """Every problem's sample. With `out`, they are logged there, and finished ones taken from the log."""
+        """Run every problem and return the samples, logged in `out`; finished ones come from that log."""
         if self.roles is None:
             roles = await asyncio.to_thread(open_roles, self.config, self.engine.codec)
             again = replace(self, roles=roles)
@@ -223,9 +221,9 @@ def evaluation_identity(
     problems: Sequence[Problem] | None = None,
     endpoint: Endpoint | None = None,
 ) -> dict[str, Any]:
-    """What must be the same for samples to belong together. How many problems are played, and of which sizes, need
-    not be: a log may grow. `problems` are those that were given themselves; `endpoint` is the one that samples, which
-    may move to another address. A user's module counts by its own source, not by what it imports."""
+    """Properties that samples of one log must share. Number and sizes of the problems may differ: a log may grow.
+    `problems`: problems that the caller passed; `endpoint`: the sampling endpoint, whose address may change. A user's
+    module counts by its source, not by its imports."""
     data = config.data.model_dump(mode="json", exclude={"synthetic": {"chunks"}, "search": {"objectives"}})
     identity = {
         "weights": _weights(config) if endpoint is None else endpoint.model,
@@ -244,7 +242,6 @@ def evaluation_identity(
 
 
 def _same_endpoint(endpoint: Endpoint) -> dict[str, str]:
-    """What must be the same of one that samples."""
     served = {"served": endpoint.served} if endpoint.served else {}
     return {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer} | served
 
@@ -254,7 +251,6 @@ def _weights(config: RunConfig) -> str:
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:
-    """Of what is asked and read."""
     digest = hashlib.sha256()
     for problem in problems:
         rarer = [part for part in (problem.questions, problem.memory) if part]
@@ -276,13 +272,12 @@ def weights_fingerprint(path: str) -> str | None:
 
 
 def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> dict[str, float]:
-    """What is measured on every episode besides its grade: copy fidelity, memory length, prunes, context size, place of
-    the evidence..."""
+    """Measures of an episode apart from its grade: copy fidelity, memory length, prunes, evidence position..."""
     measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tool_measures(trajectory)
     return {name: value for name, value in measured.items() if value is not None} | evidence_position(problem)
 
 
-# ---- Agent ready to play -------------------------------------------------------------------------------------
+# ---- Agent ---------------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -290,14 +285,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OpenAgent:
-    """A configuration and what was opened for it."""
+    """A configuration with its opened engine and roles."""
 
     config: RunConfig
     engine: Engine
     roles: OpenRoles
 
     def policy_for(self, problem: Problem) -> MemoryPolicy:
-        """Its policy, if it fits the problem. Raises ConfigError or DataError."""
+        """Its policy, fitted to the problem. Raises ConfigError or DataError if it does not fit."""
         window = self.engine.sampler.max_context
         chosen = fitted(self.config.policy, problems=[problem], codec=self.engine.codec, max_context=window)
         policy = build_policy(chosen)
@@ -313,7 +308,7 @@ class OpenAgent:
         prepare: Callable[[], Any] | None = None,
         on_turn: OnTurn | None = None,
     ) -> Trajectory:
-        """One episode, by the sampling of evaluations; draws are keyed by (seed, name, problem, turn)."""
+        """Run one episode with the sampling of evaluations; the key of draws is (seed, name, problem, turn)."""
         return await play(
             problem,
             policy=policy,
@@ -335,7 +330,7 @@ class OpenAgent:
 
 
 async def open_agent(config: RunConfig) -> OpenAgent:
-    """The agent of a configuration; whoever opens it closes it."""
+    """Open the agent of a configuration; the caller closes it."""
     engine = await asyncio.to_thread(open_engine, config, objective=None)
     try:
         return OpenAgent(config, engine, await asyncio.to_thread(open_roles, config, engine.codec))
@@ -345,6 +340,6 @@ async def open_agent(config: RunConfig) -> OpenAgent:
 
 
 async def with_agent(config: RunConfig, work: Callable[[OpenAgent], Coroutine[Any, Any, T]]) -> T:
-    """What `work` gives, done with the agent of `config`, which is opened for it and closed after it."""
+    """Result of `work` with the agent of `config`, which is closed afterwards."""
     agent = await open_agent(config)
     return await using(agent, work(agent))

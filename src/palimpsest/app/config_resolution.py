@@ -1,6 +1,6 @@
-"""What is asked for, resolved to one `RunConfig`: the same way from Python and from the command line.
+"""Resolution of a request to one `RunConfig`, equal from Python and from the command line.
 
-Light on purpose: a mistake in a recipe or an override is named before anything heavy is imported.
+Light imports: a mistake in a recipe or an override is reported before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Recipe = str | Path | RunConfig
 EMBEDDED = "embedded"
 
 Model = str | os.PathLike[str]
-"""`embedded`, a Hugging Face folder, a hub id, or a run or its folder, whose newest checkpoint is meant."""
+"""`embedded`, a Hugging Face folder, a hub id, or a run or its folder, which means its newest checkpoint."""
 
 
 def run_config(
@@ -46,7 +46,7 @@ def run_config(
 ) -> RunConfig:
     """The configuration of a run; `seed` is the run's and the data's. Raises ConfigError.
 
-    With `resume`, texts that the run in `out` took from a file of prompts stay as they were when it began.
+    With `resume`, texts from a file of prompts stay as the run in `out` recorded them.
     """
     changes = overrides or ()
     if seed is not None:
@@ -60,7 +60,6 @@ def run_config(
 
 
 def _from_checkpoint(config: RunConfig) -> RunConfig:
-    """`config` with the newest intact checkpoint in place of a run that it names as its model."""
     if not (Path(config.model.path) / CONFIG).is_file():
         return config
     path = model_folder(config.model.path, warnings.warn)
@@ -68,7 +67,7 @@ def _from_checkpoint(config: RunConfig) -> RunConfig:
 
 
 def _run_in(folder: Path) -> RunConfig | None:
-    """The configuration of the run in a folder, or of the run that a checkpoint's folder belongs to."""
+    """The configuration of the run in a folder, or of the run around a checkpoint's folder."""
     folder = folder.resolve()
     for parent in (folder, *([folder.parent.parent] if folder.parent.name == CHECKPOINTS else [])):
         if (parent / CONFIG).is_file():
@@ -77,19 +76,18 @@ def _run_in(folder: Path) -> RunConfig | None:
 
 
 def _more(overrides: Overrides, changes: Mapping[str, Any]) -> Overrides:
-    """`overrides`, and after them `changes`."""
     if isinstance(overrides, Mapping):
         return {**overrides, **changes}
     return [*overrides, *(f"{key}={value}" for key, value in changes.items())]
 
 
 def default_folder(config: RunConfig) -> Path:
-    """Where a run goes that is given no folder: its name says recipe and seed."""
+    """Default folder of a run, named by recipe and seed."""
     return Path("runs") / f"{config.recipe}-seed{config.seed}"
 
 
 def check_quickstart(method: str) -> None:
-    """Raise ConfigError for a method that has no quickstart."""
+    """Raise ConfigError for a method without a quickstart."""
     names = quickstart_names()
     if method not in names:
         raise ConfigError(f"quickstart {method}: no such method{nearest(method, names)}; known: {', '.join(names)}")
@@ -97,30 +95,30 @@ def check_quickstart(method: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """An OpenAI-compatible endpoint where the model is asked in place of being opened here."""
+    """An OpenAI-compatible endpoint that serves the model instead of this process."""
 
     url: str
-    """What stands before /chat/completions, e.g. http://127.0.0.1:8000/v1."""
+    """Base URL of the endpoint, e.g. http://127.0.0.1:8000/v1."""
     api_key_env: str | None = None
-    """Environment variable that holds the key."""
+    """Environment variable with the key."""
     tokenizer: str | os.PathLike[str] | None = None
-    """Folder or hub id of the model's tokenizer; None: what the model's name names, if it names one."""
+    """Folder or hub id of the model's tokenizer; None: the model's name, if it is either."""
 
     @classmethod
     def named(
         cls, base_url: str | None, api_key_env: str | None, tokenizer: str | os.PathLike[str] | None
     ) -> Remote | None:
-        """None without an address. Raises ConfigError for what only an endpoint has."""
+        """An endpoint; None without an address. Raises ConfigError for options that need one."""
         if base_url is not None:
             return cls(base_url, api_key_env, tokenizer)
         for name, value in (("api_key_env", api_key_env), ("tokenizer", tokenizer)):
             if value is not None:
                 option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{option} {value}: belongs to an endpoint; give --base-url too, or leave it out")
+                raise ConfigError(f"{option} {value}: needs an endpoint; set --base-url too, or omit it")
         return None
 
     def section(self) -> dict[str, Any]:
-        """As overrides of a configuration."""
+        """Overrides of a configuration."""
         optional = {"api_key_env": self.api_key_env, "tokenizer": self.tokenizer and os.fspath(self.tokenizer)}
         keys = {"name": "endpoint", "url": self.url} | {name: value for name, value in optional.items() if value}
         return {f"engine.{name}": value for name, value in keys.items()}
@@ -128,18 +126,18 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Who plays: a policy on a model, with the budgets, rewards and sampling of a recipe."""
+    """A policy on a model, with the budgets, rewards and sampling of a recipe."""
 
     model: Model = EMBEDDED
     policy: str | None = None
-    """None: the recipe's, `overwrite` without a recipe."""
+    """None: the recipe's, or `overwrite` without a recipe."""
     recipe: Recipe | None = None
-    """None: the configuration of the run that `model` belongs to, if it belongs to one."""
+    """None: the configuration of the run that `model` belongs to, if any."""
     overrides: Overrides = ()
     """Options of the policy (`chunk_size=48`) and dotted keys of the recipe."""
     seed: int = 0
     remote: Remote | None = None
-    """Where `model` is asked, by the name it has there; None: it is opened here."""
+    """Endpoint that serves `model`; None: load it in this process."""
 
     def __post_init__(self) -> None:
         for name, value, wanted in (
@@ -147,13 +145,13 @@ class Agent:
             ("policy", self.policy or "", "a name, or my_module:MyPolicy"),
         ):
             if not isinstance(value, str | os.PathLike):
-                raise ConfigError(f"{name} is of type {type(value).__name__}: give {wanted}")
+                raise ConfigError(f"{name} is of type {type(value).__name__}: pass {wanted}")
 
     def config(self, data: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> RunConfig:
-        """The configuration it plays under, with `data` in place of keys of the data section and `more` overrides.
+        """The agent's configuration, with `data` for keys of the data section and `more` overrides.
 
-        Whatever a run was trained on, its agent is played by the embedded engine, unless overrides name another or its
-        own is a user's. Options of the policy may still be open. Raises ConfigError.
+        The embedded engine runs the agent, regardless of its training engine, unless overrides name another engine or
+        the run has a custom one. Options of the policy may still be unset. Raises ConfigError.
         """
         origin = self.base_config()
         base = origin or RunConfig()
@@ -184,18 +182,18 @@ class Agent:
         return config
 
     def model_name(self, warn: Callable[[str], None]) -> str:
-        """What `model` stands for: a folder, a hub id, or a name of the endpoint; `model_folder` has what it raises."""
+        """`model` as a folder, a hub id, or a name at the endpoint. Raises the errors of `model_folder`."""
         return model_folder(self.model, warn) if self.remote is None else os.fspath(self.model)
 
     def _wording(self, policy: str) -> dict[str, Any]:
-        """The texts under which the model was trained, where it's of a run of the same policy with texts of its own."""
+        """Prompt texts of the model's training, if its run has the same policy with custom texts."""
         run = _run_in(Path(self.model))
         texts = run.policy.options.get(PROMPTS) if run and run.policy.name == policy else None
         return {PROMPTS: texts} if isinstance(texts, dict) else {}
 
     def notes(self, config: RunConfig | None = None) -> list[str]:
-        """What differs from the recipe or from the run that the model comes from, and which of its
-        checkpoints are damaged; where the data that `config` plays were trained on, that too."""
+        """Differences from the recipe or from the model's run, damaged checkpoints, and whether the problems of
+        `config` are training problems."""
         run, notes = _run_in(Path(self.model)), list[str]()
         self.model_name(notes.append)
         if self.recipe is not None and os.fspath(self.model) == EMBEDDED:
@@ -216,8 +214,8 @@ class Agent:
         return notes + other
 
     def base_config(self) -> RunConfig | None:
-        """What the recipe says, or the run that the model comes from: who was trained to recall is not played as one
-        that overwrites. None if there is neither."""
+        """Configuration of the recipe, or of the model's run: an agent trained to recall must not run as one that
+        overwrites. None without either."""
         if self.recipe is None:
             return _run_in(Path(self.model))
         dotted = {key: value for key, value, _ in split_overrides(self.overrides) if "." in key}
@@ -225,7 +223,7 @@ class Agent:
 
 
 def on_embedded(config: RunConfig) -> RunConfig:
-    """`config` for the embedded engine, with what it says of that; a user's own engine stays."""
+    """`config` for the embedded engine, with its settings for it; a custom engine stays."""
     engine = config.engine
     if not isinstance(engine, OwnEngineConfig):
         engine = EmbeddedEngineConfig.model_validate(engine.model_dump(exclude={"name"}))
@@ -233,7 +231,7 @@ def on_embedded(config: RunConfig) -> RunConfig:
 
 
 def _trained_on(run: RunConfig, played: RunConfig) -> bool:
-    """Whether `played` has the problems of the file that `run` trained on; drawn ones are others in evaluation."""
+    """True if `played` has problems of `run`'s training file; generated problems differ in evaluation."""
     trained, data = run.data.train_files, played.data.val_files or played.data.train_files
     if trained in GENERATED:
         return False
@@ -242,7 +240,6 @@ def _trained_on(run: RunConfig, played: RunConfig) -> bool:
 
 
 def _policy_reward(policy: str) -> dict[str, str]:
-    """The reward that a policy names for itself."""
     reward = policy_class(policy).reward
     return {} if reward is None else {"reward.name": reward}
 
@@ -257,12 +254,11 @@ def evaluation_config(
     limit: int | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> RunConfig:
-    """The configuration of an evaluation of `agent` on `data`: a file, or several, `synthetic` or `synthetic_search`.
+    """The configuration of an evaluation of `agent` on `data`: one or more files, `synthetic` or `synthetic_search`.
 
-    `columns` are those of the file under our names (`data.columns`).
+    `columns`: the file's column names by ours (`data.columns`).
 
-    Without `data` it is the held-out data of the recipe, or of the run that the model comes from; without either,
-    `synthetic`.
+    Without `data`: the held-out data of the recipe or of the model's run; without either, `synthetic`.
     """
     section: dict[str, Any] = {"limit": limit, "curriculum": None}
     section |= {} if columns is None else {"columns": dict(columns)}
@@ -276,45 +272,44 @@ def evaluation_config(
         if source == "synthetic":
             section["search"] = None
         if source in GENERATED:
-            section |= {"format": None, "format_options": {}, "columns": {}, "shuffle": True}  # what only files have
+            section |= {"format": None, "format_options": {}, "columns": {}, "shuffle": True}  # settings of files
     search = {} if objectives is None else {"data.search.objectives": list(objectives)}
     config = agent.config(section, search)
     if not _searches_document(config.policy):
         return config
     if objectives is not None:
         raise ConfigError(
-            "objectives: questions are combined where documents are dropped, and "
-            "policy.options.tools.search.source=document searches them; leave one of the two out"
+            "objectives: combined questions have no documents, but "
+            "policy.options.tools.search.source=document searches them; omit one of the two"
         )
     return config.model_copy(update={"data": config.data.model_copy(update={"search": None})})
 
 
 def _searches_document(policy: PolicyConfig) -> bool:
-    """Whether what the agent searches is the document of its problem."""
     tools = policy.options.get("tools")
     search = tools.get("search") if isinstance(tools, dict) else None
     return isinstance(search, dict) and search.get("source") == DOCUMENT
 
 
 def model_folder(path: Model, warn: Callable[[str], None]) -> str:
-    """`path`, or the newest checkpoint if it is the folder of a run: of damaged ones the one before, with a warning.
+    """`path`, or the newest intact checkpoint of the run in it; damaged ones give a warning.
 
-    Raises CheckpointError if all of its checkpoints are damaged, RunError if it has none.
+    Raises CheckpointError if all checkpoints are damaged, RunError without any.
     """
     folder = Path(path)
     if not (folder / CONFIG).is_file():
         return str(folder) if isinstance(path, os.PathLike) else path
     intact = newest_intact(folder / CHECKPOINTS, warn)
     if intact is None:
-        raise RunError(f"{folder}: holds no checkpoint to start from; {how_to_resume(folder)}")
+        raise RunError(f"{folder}: has no checkpoint; {how_to_resume(folder)}")
     return str(intact.path)
 
 
 def _unsaid(_: str) -> None:
-    """`Agent.told` says it."""
+    """Ignore a warning that `Agent.notes` returns."""
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """The last one saved in a run's folder; None before the first."""
+    """The newest checkpoint in a run's folder; None before the first."""
     saved = checkpoint_paths(run / CHECKPOINTS)
     return saved[-1] if saved else None

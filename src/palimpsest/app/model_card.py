@@ -1,8 +1,8 @@
-"""README.md of an export: what the model was trained from and how, its accuracy, how to load it.
+"""README.md of an export: the model's training, its accuracy, how to load it.
 
-Guaranteed: an accuracy is in it only if the weights that were evaluated are the checkpoint's, by their fingerprint;
-base model and license are in it only where they are known; no folder of the machine is; text from files is escaped.
-Not covered: what the base model's license asks of its derivatives.
+Guaranteed: it states an accuracy only if the evaluated weights are the checkpoint's, by their fingerprint; it names
+base model and license only if known, and no folder of the machine; text from files is escaped.
+Not covered: the base model's license terms for derivatives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REPOSITORY = "https://github.com/palimpsest-rl/palimpsest"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _QUICKSTART = "evaluations"
 _MOST_ROWS = 20
-_MOST_BYTES = 64 << 20  # of a file that is read for a card
+_MOST_BYTES = 64 << 20  # per file read for a card
 
 
 def model_card(
@@ -48,8 +48,8 @@ def model_card(
     step: int | None = None,
     adapter: bool = False,
 ) -> str:
-    """As Markdown, for the model in `folder`, of `run`; `evaluations`: folders of `palimpsest eval` outside of the
-    run's. Raises RunError for an evaluation of other weights."""
+    """Markdown for the model in `folder`, of `run`; `evaluations`: folders of `palimpsest eval` outside the run's.
+    Raises RunError for an evaluation of other weights."""
     config = load_config(run) if (Path(run) / CONFIG).is_file() else None
     base, license_name = _base(run if config is None else config.model.path)
     front = {
@@ -80,14 +80,14 @@ def _origin(config: RunConfig | None, step: int | None, base: str | None, licens
         after = "" if step is None else f" for {step:,} steps"
         recipe, policy = _plain(Path(config.recipe).name), _plain(config.policy.name)
         lines += [f"Trained{after} by the recipe {recipe}, reward {_plain(config.reward.name)}, seed {config.seed}."]
-        lines += [f"The memory policy {policy} builds prompts and memory; it is not in the weights, and named below."]
+        lines += [f"The memory policy {policy}, named below, builds prompts and memory; the weights do not contain it."]
     lines += [f"Base model: {_plain(base)}."] if base else []
     lines += [f"License of the base model: {_plain(license_name)}."] if license_name else []
     return "\n".join(lines)
 
 
 def loading(name: str, policy: PolicyConfig | None, *, adapter: bool = False) -> dict[str, str]:
-    """Lines that load a model, by the program they are for; `name`: its folder or hub id.
+    """Lines that load a model, by program; `name`: its folder or hub id.
 
     >>> loading("my agent", None)["vLLM"]
     "vllm serve 'my agent'"
@@ -110,7 +110,7 @@ def loading(name: str, policy: PolicyConfig | None, *, adapter: bool = False) ->
 
 
 def _as_options(policy: PolicyConfig) -> str:
-    """Those that fit on a command line: no mappings, no files."""
+    """Policy options that fit on a command line: no mappings, no files."""
     plain = {name: value for name, value in policy.options.items() if isinstance(value, bool | int | float)}
     names = {name: value for name, value in policy.options.items() if isinstance(value, str) and value.isidentifier()}
     options = {name: json.dumps(value) for name, value in plain.items()} | names
@@ -119,7 +119,7 @@ def _as_options(policy: PolicyConfig) -> str:
 
 
 def _base(name: str) -> tuple[str | None, str | None]:
-    """The hub id and the license of the model that training started from, each if it is known."""
+    """Hub id and license of the model that training started from, if known."""
     if name in SHIPPED:
         return None, "apache-2.0"  # the package's own
     on_hub = not Path(name).is_dir() and _HUB_ID.fullmatch(name) is not None
@@ -129,19 +129,19 @@ def _base(name: str) -> tuple[str | None, str | None]:
         text = "" if folder is None else read_regular(folder / CARD, 1 << 20).decode("utf-8")
         front = yaml.safe_load(text.split("\n---", 1)[0].removeprefix("---")) if text.startswith("---\n") else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        pass  # it has no card, or none that can be read
+        pass  # no readable card
     base, terms = (front.get(key) if isinstance(front, dict) else None for key in ("base_model", "license"))
     return name if on_hub else base if isinstance(base, str) else None, terms if isinstance(terms, str) else None
 
 
 def _accuracies(run: Path, folder: Path, requested: Sequence[Path]) -> Iterator[str]:
-    """Rows of the table: the agent's figures of every evaluation of the weights in `folder`. Raises RunError."""
+    """Table rows: the agent's figures of every evaluation of the weights in `folder`. Raises RunError."""
     weights = weights_fingerprint(str(folder))
     for evaluation in requested:
         if not (evaluation / SUMMARY).is_file():
-            raise RunError(f"--evaluation {evaluation}: holds no {SUMMARY}; give the --out of palimpsest eval")
+            raise RunError(f"--evaluation {evaluation}: {SUMMARY} is missing; pass the --out of palimpsest eval")
         if read_identity(evaluation).get("weights") != weights:
-            raise RunError(f"--evaluation {evaluation}: evaluated other weights than those of {folder}; leave it out")
+            raise RunError(f"--evaluation {evaluation}: has other weights than {folder}; omit it")
     inside = sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in run.glob(f"{depth}/{IDENTITY}"))
     ours = [path for path in inside if read_identity(path).get("weights") == weights]
     if any(path.parent == run / _QUICKSTART / "after" for path in ours):
@@ -151,7 +151,7 @@ def _accuracies(run: Path, folder: Path, requested: Sequence[Path]) -> Iterator[
             try:
                 yield from _rows(run, evaluation)
             except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                raise RunError(f"{evaluation / SUMMARY}: can't be read as figures; restore it, or remove it") from None
+                raise RunError(f"{evaluation / SUMMARY}: has no readable figures; restore or remove it") from None
 
 
 def _rows(run: Path, evaluation: Path) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _row(row: Mapping[str, Any], name: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text on a line of Markdown, without markup of its own.
+    """Text on one line of Markdown, escaped.
 
     >>> _plain("a|b <b> [x](y)")
     'a\\\\|b \\\\<b\\\\> \\\\[x\\\\](y)'

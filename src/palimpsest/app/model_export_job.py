@@ -1,11 +1,10 @@
-"""`palimpsest export`: a model as a folder of its own, for servers and for other people.
+"""`palimpsest export`: a model as a separate folder, for servers and for other people.
 
-Guaranteed: a checkpoint verifies before anything is copied; the folder appears whole or not at all, and nothing that
-was there, or comes there meanwhile, is touched: of several exports to one place one wins. Without options every file
-of a run that trained all weights is the checkpoint's, byte for byte, but for README.md (app/model_card.py), and nothing
-that its manifest doesn't name is copied. Of adapters the model they belong to is written with them merged, so that the
-folder loads by itself.
-Not covered: other formats than Hugging Face's; a hidden `.NAME.….palimpsest-partial` beside the folder, which a kill
+Guaranteed: the checkpoint is verified before anything is copied. The folder appears only complete and never replaces an
+existing or concurrently created one; of several exports to one place one wins. Without options every file of a run that
+trained all weights is the checkpoint's, byte for byte, except README.md (app/model_card.py); only files in its manifest
+are copied. Adapters are written merged into their model, so that the folder loads without another.
+Not covered: other formats than Hugging Face's; a hidden `.NAME.….palimpsest-partial` next to the folder, which a kill
 leaves.
 """
 
@@ -43,19 +42,19 @@ DTYPES: tuple[str, ...] = get_args(Dtype)
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """What was written."""
+    """An exported model."""
 
     step: int | None
-    """None: it is a model of no run's."""
+    """None: the model belongs to no run."""
     path: Path
     size: int
     """Bytes."""
     loading: Mapping[str, str]
-    """Lines that load it, by the program they are for."""
+    """Lines that load it, by program."""
 
     @property
     def files(self) -> dict[str, int]:
-        """Bytes by name."""
+        """Bytes by file name."""
         return {file.name: file.stat().st_size for file in sorted(self.path.iterdir())}
 
 
@@ -72,24 +71,24 @@ def export(
 ) -> ExportedModel:
     """Write the model of a run's checkpoint, its newest or the one of `step`, to the folder `to`, adapters merged.
 
-    `run` may be a model's folder too, or one inside the package. `dtype`: float32 or bfloat16; None: as it
-    is, merged ones in the run's. `untied`: the output projection is written out, as servers of vLLM need it that take
-    new weights. `adapter`: adapters alone, which name the model they belong to. `evaluations`: folders of `palimpsest
-    eval` outside of the run's, whose figures README.md has too. Raises RunError, CheckpointError and ModelError.
+    `run` may also be a model's folder, or a shipped model. `dtype`: float32 or bfloat16; None: unchanged, merged
+    adapters in the run's. `untied`: write the output projection separately, as vLLM needs it for weight updates.
+    `adapter`: write only the adapter, which names its model. `evaluations`: folders of `palimpsest eval` outside the
+    run's, for README.md. Raises RunError, CheckpointError and ModelError.
     """
     run, to = str(run), Path(to)
     if dtype not in (None, *DTYPES):
         raise RunError(f"--dtype {dtype}: choose one of {', '.join(DTYPES)}")
     if untied and adapter:
-        raise RunError("--adapter writes no output projection: leave out it or --untied")
+        raise RunError("--adapter writes no output projection: omit it or --untied")
     with _reporting_errors(to):
         if os.path.lexists(to):
-            raise RunError(f"--to {to}: is there already; give a folder that isn't")
+            raise RunError(f"--out {to}: already exists; use a new folder")
         if Path(run).resolve() in to.resolve().parents:
-            raise RunError(f"--to {to}: is inside the run; give a folder elsewhere")
+            raise RunError(f"--out {to}: is inside the run; use a folder elsewhere")
         source = _source(run, step, warn)
         if adapter and not source.has_adapter:
-            raise RunError(f"--adapter: {source.folder} holds a whole model and no adapter; leave it out")
+            raise RunError(f"--adapter: {source.folder} is a whole model without an adapter; omit it")
         config = load_config(run) if (Path(run) / CONFIG).is_file() else None
         card = model_card(run, source.folder, to.resolve().name, evaluations, step=source.step, adapter=adapter)
         with _published(to) as hidden:
@@ -102,14 +101,14 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is exported."""
+    """Model to export."""
 
     model: str
-    """As `model.path` names it."""
+    """Its `model.path`."""
     folder: Path
     step: int | None
     files: tuple[str, ...] | None
-    """Those that may be copied, of a checkpoint."""
+    """Files of a checkpoint that may be copied; None for other models."""
 
     @property
     def has_adapter(self) -> bool:
@@ -117,17 +116,17 @@ class _Source:
 
 
 def _source(run: str, step: int | None, warn: Callable[[str], None]) -> _Source:
-    """A checkpoint of the run, which verifies; or the model, where it is none."""
+    """The verified checkpoint of the run, or the model itself."""
     if not (Path(run) / CHECKPOINTS).is_dir() and (run in SHIPPED or (Path(run) / "config.json").is_file()):
         if step is not None:
-            raise RunError(f"--step {step}: {run} is a model and no run; leave it out")
+            raise RunError(f"--step {step}: {run} is a model, not a run; omit it")
         folder = opened(model_path(ModelConfig(path=run)))
         return _Source(run, folder, None, None)
     checkpoint = _chosen(Path(run), step, warn)
     names = tuple(name for name in read_manifest(checkpoint.path / MANIFEST)["files"] if Path(name).name == name)
     for name in names:
         if (file := checkpoint.path / name).is_symlink():
-            raise CheckpointError(f"{file} is a link: put the file itself in its place")
+            raise CheckpointError(f"{file} is a link: replace it with the file")
     return _Source(str(checkpoint.path), checkpoint.path, checkpoint.step, names)
 
 
@@ -141,7 +140,7 @@ def _write(source: _Source, run: str, hidden: Path, dtype: str | None, untied: b
 
 
 def _copy(source: _Source, hidden: Path) -> None:
-    """But for the card, of which there is a new one: peft's names folders of the machine it was trained on."""
+    """Copy all files except the card: peft's names folders of the training machine."""
     assert source.files is not None
     for name in source.files:
         if name != CARD:
@@ -149,7 +148,7 @@ def _copy(source: _Source, hidden: Path) -> None:
 
 
 def _dtype_of(source: _Source, run: str) -> str:
-    """What the model is in; adapters, which are float32, say nothing of it: of them what the run computed in."""
+    """Dtype of the model; for adapters, which are float32, the dtype of the run."""
     if source.has_adapter:
         return load_config(Path(run)).model.dtype if (Path(run) / CONFIG).is_file() else "float32"
     described = read_object(source.model, source.folder / "config.json")
@@ -165,19 +164,18 @@ def _published(to: Path) -> Iterator[Path]:
         yield hidden
         files.publish_new(hidden, to)
     except FileExistsError:
-        raise RunError(f"--to {to}: has come there meanwhile, and stays as it is; export to another folder") from None
+        raise RunError(f"--out {to}: created concurrently and left unchanged; export to another folder") from None
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
 @contextmanager
 def _reporting_errors(to: Path) -> Iterator[None]:
-    """Have errors of the system be told in words."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunError(f"--to {to}: can't be exported: {error.filename or to}: {reason}") from None
+        raise RunError(f"--out {to}: export failed: {error.filename or to}: {reason}") from None
 
 
 def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpoint:
@@ -185,10 +183,10 @@ def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpo
     if step is None:
         newest = newest_intact(folder, warn)
         if newest is None:
-            raise RunError(f"{run}: has no checkpoint; give the folder of a run that has saved one")
+            raise RunError(f"{run}: has no checkpoint; pass the folder of a run with one")
         return newest
     path = folder / step_name(step)
     if not path.is_dir():
         there = ", ".join(str(checkpoint_step(path)) for path in checkpoint_paths(folder)) or "none"
-        raise CheckpointError(f"{run}: has no checkpoint of step {step}; it has those of {there}")
+        raise CheckpointError(f"{run}: has no checkpoint of step {step}; available: {there}")
     return verify(path)

@@ -1,29 +1,29 @@
-"""Contract checks for users' own things: `palimpsest check NAME`. What a thing is shows by its methods and parameters.
+"""Contract checks of custom plugins: `palimpsest check NAME`. Methods and parameters show the kind of a plugin.
 
-A policy is played against scripted models (memory/policy_check.py).
+A policy runs against scripted models (memory/policy_check.py).
 
-A credit rule is asked about groups:
+Checks of a credit rule:
 
 - advantages: finite, one per turn or one per trajectory, for groups of even and uneven turns and a single trajectory;
 - determinism: the same group gets the same advantages;
-- order: trajectories in another order get their own advantages in that order;
-- equal rewards: nothing to learn from a group whose rewards are all equal;
+- order: reordered trajectories keep their advantages;
+- equal rewards: a group with equal rewards has advantages of 0;
 - direction: a higher reward never has a lower advantage, summed over a trajectory's turns.
 
-A reward, or a layer on top of the shipped `boxed`, is asked about episodes written by hand, without weights:
+Checks of a reward, or of a layer on top of the shipped `boxed`, on handwritten episodes, without weights:
 
 - grades: every episode that the agent itself ended gets a number, including an empty answer and a failed one;
-- range: the values given, and that some of them differ;
+- range: the values, of which some must differ;
 - determinism: the same episode gets the same grade, again and in another order;
-- hostile text: control markers, unbalanced boxes, no letters, a very long answer give no error and are worth no more
-  than a right answer;
+- hostile text: control markers, unbalanced boxes, no letters, a very long answer raise no error and are worth at most
+  a right answer;
 - lost episodes: an episode lost to an infrastructure failure is ungraded, without a call of the reward;
 - waiting: whether it blocks the event loop.
 
-A tool, a data format, a log sink or an engine is loaded, and its shape and options are checked.
+For a tool, a data format, a log sink or an engine, it checks only shape and options.
 
-Not covered: bias and variance of the gradient; rules that break the last two checks on purpose; whether the reward is
-the one you want to train, and whether an agent could win it without solving the task.
+Not covered: bias and variance of the gradient; rules that break the last two checks by design; whether the reward
+matches your goal, and whether an agent can exploit it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ TIMEOUT_S = 10.0
 
 
 def check(name: str, options: Mapping[str, Any], kind: str | None = None, codec: Codec | None = None) -> list[Finding]:
-    """What `name` is, with these options, held against each point of its contract.
+    """Check `name`, with these options, against each point of its contract.
 
-    `kind` is one of `KINDS`, where `name` doesn't show it; `codec` is by default that of the model in the package.
-    Raises ConfigError for what can't be loaded or has another shape.
+    `kind`: one of `KINDS`, if `name` doesn't show it; `codec`: by default that of the shipped model. Raises ConfigError
+    for a plugin that doesn't load or has another shape.
     """
     if dotted := [key for key in options if "." in key]:
         raise ConfigError(f"{dotted[0]}: options have plain names, e.g. chunk_size=48")
@@ -78,11 +78,11 @@ def check(name: str, options: Mapping[str, Any], kind: str | None = None, codec:
         build_tools({name: options})
     else:
         plugins.check(kind, name, options)
-    return [Finding("shape", True, f"a {KINDS[kind].noun}, which can be made with these options")]
+    return [Finding("shape", True, f"a {KINDS[kind].noun} that accepts these options")]
 
 
 def kind_of(name: str, options: Collection[str] = ()) -> str:
-    """The kind that a thing's methods and parameters are those of. Raises ConfigError for what can't be loaded.
+    """Kind of a plugin by its methods and parameters. Raises ConfigError if it doesn't load.
 
     >>> kind_of("overwrite"), kind_of("state_mix"), kind_of("palimpsest.tools.tool:SearchTool")
     ('policy', 'rule', 'tool')
@@ -103,7 +103,7 @@ def kind_of(name: str, options: Collection[str] = ()) -> str:
     fits = [kind for kind, spec in KINDS.items() if spec.takes and spec.takes == tuple(taken[: len(spec.takes)])]
     if not fits and call is target and isinstance(target, type):
         names = ", ".join(dict.fromkeys(spec.method for spec in KINDS.values() if spec.method))
-        raise ConfigError(f"has none of the methods {names}; give --kind", key="check", value=name)
+        raise ConfigError(f"has none of the methods {names}; set --kind", key="check", value=name)
     return max(fits, key=lambda kind: len(KINDS[kind].takes), default="reward")
 
 
@@ -115,7 +115,7 @@ _TOLERANCE = 1e-9
 
 
 def _check_rule(config: CreditConfig) -> list[Finding]:
-    """All findings, in the order of this module's docstring. Raises ConfigError if it can't be made."""
+    """All findings, in the order of this module's docstring. Raises ConfigError if the rule can't be built."""
     name, rule = config.adv_estimator, build_rule(config)
     groups = {
         "even turns": _group(REWARDS, (2, 2, 2, 2)),
@@ -156,8 +156,8 @@ def _determinism(name: str, config: CreditConfig, first: Mapping[str, Any], grou
     again = build_rule(config)
     changed = [title for title in list(groups)[::-1] if rule_advantages(again, groups[title], name) != first[title]]
     if changed:
-        return Finding("determinism", False, f"other advantages when made and asked again: {', '.join(changed)}")
-    return Finding("determinism", True, "the same advantages when made and asked again, in another order of groups")
+        return Finding("determinism", False, f"other advantages from a second instance: {', '.join(changed)}")
+    return Finding("determinism", True, "the same advantages from a second instance, in another order of groups")
 
 
 def _order(rule: Rule, name: str, group: Group, advantages: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
@@ -170,7 +170,7 @@ def _order(rule: Rule, name: str, group: Group, advantages: Sequence[tuple[TurnA
     )
     if same:
         return Finding("order", True, "each trajectory keeps its advantages in another order of the group")
-    return Finding("order", False, "advantages depend on the order of the group, which is that of rollout numbers")
+    return Finding("order", False, "advantages depend on the order of the group (by rollout number)")
 
 
 def _equal(rule: Rule, name: str) -> Finding:
@@ -194,11 +194,11 @@ def _direction(advantages: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
 
 PROBLEM = Problem("check", "Which city is meant?", ("Oslo", "Kristiania"), "The city is Oslo.")
 STALL_S = 0.25
-"""The event loop standing still for so long is told."""
+"""Longest accepted block of the event loop."""
 
 
 async def _check_reward(kind: str, name: str, options: Mapping[str, Any], codec: Codec) -> list[Finding]:
-    """All findings, in the order of this module's docstring. Raises ConfigError if it can't be made."""
+    """All findings, in the order of this module's docstring. Raises ConfigError if the reward can't be built."""
     named = {"name": name, "options": dict(options)}
     layers = (LayerConfig.model_validate(named),) if kind == "layer" else ()
     config = RewardConfig(layers=layers, timeout_s=TIMEOUT_S, **({} if layers else named))
@@ -215,9 +215,9 @@ async def _check_reward(kind: str, name: str, options: Mapping[str, Any], codec:
     return [
         _every_end(grades),
         _range(grades),
-        Finding("determinism", not changed, f"another grade when asked again: {', '.join(changed)}")
+        Finding("determinism", not changed, f"another grade in a second call: {', '.join(changed)}")
         if changed
-        else Finding("determinism", True, f"{len(episodes)} episodes, asked twice, in two orders"),
+        else Finding("determinism", True, f"{len(episodes)} episodes, graded twice, in two orders"),
         _hostile(grades),
         Finding("lost episodes", not lost.graded, lost.reason or "graded, though the sampler failed"),
         _waiting(stall, caller is None or caller.waits),
@@ -243,7 +243,6 @@ def _episodes(codec: Codec) -> dict[str, Trajectory]:
 
 
 def _episode(codec: Codec, answer: str | None, outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
-    """A read turn and, if there is an answer, the turn that gave it."""
     texts = [("read", "a note")] + ([("answer", answer)] if answer is not None else [])
     turns = []
     for step, (name, text) in enumerate(texts):
@@ -254,7 +253,7 @@ def _episode(codec: Codec, answer: str | None, outcome: Outcome = Outcome.ANSWER
 
 
 async def _graded(reward: Reward, episodes: Mapping[str, Trajectory]) -> tuple[dict[str, Grade], float]:
-    """The grades, and the longest that the event loop stood still."""
+    """The grades, and the longest block of the event loop in seconds."""
     loop = asyncio.get_running_loop()
     ticks = [loop.time()]
 
@@ -277,8 +276,8 @@ def _every_end(grades: Mapping[str, Grade]) -> Finding:
         return Finding(
             "grades",
             False,
-            f"{len(ungraded)} of {len(grades)} episodes are ungraded and would be left out, so that they cost the "
-            f"agent nothing; {name}: {reason}",
+            f"{len(ungraded)} of {len(grades)} episodes are ungraded, so training would drop them without a penalty; "
+            f"{name}: {reason}",
         )
     return Finding("grades", True, ", ".join(f"{name} {grades[name].value:g}" for name in ("right", "wrong", "empty")))
 
@@ -286,9 +285,9 @@ def _every_end(grades: Mapping[str, Grade]) -> Finding:
 def _range(grades: Mapping[str, Grade]) -> Finding:
     values = [grade.value for grade in grades.values() if grade.value is not None]
     if not values or min(values) == max(values):
-        return Finding("range", False, "all episodes are worth the same, so nothing can be learnt from it")
+        return Finding("range", False, "all episodes have the same value, so training has no signal")
     optional = [part for part in ("per_turn", "spans") if any(getattr(grade, part) for grade in grades.values())]
-    mixed = f"; gives {' and '.join(optional)}, which credit.adv_estimator=state_mix mixes in" if optional else ""
+    mixed = f"; returns {' and '.join(optional)}, which credit.adv_estimator=state_mix mixes in" if optional else ""
     return Finding("range", True, f"{min(values):g} to {max(values):g}{mixed}")
 
 
@@ -307,12 +306,12 @@ def _hostile(grades: Mapping[str, Grade]) -> Finding:
 
 def _waiting(stall: float, waits: bool) -> Finding:
     if not waits:
-        return Finding("waiting", True, "a plain function: called on a thread of its own, one episode at a time")
+        return Finding("waiting", True, "a plain function: runs in a separate thread, one episode at a time")
     if stall > STALL_S:
         return Finding(
             "waiting",
             False,
-            f"an async function, and the event loop stood still for {stall:.1f} s: await what waits, or make it a "
-            "plain function",
+            f"an async function that blocked the event loop for {stall:.1f} s: await slow calls, or make it a plain "
+            "function",
         )
-    return Finding("waiting", True, "an async function that lets other episodes go on")
+    return Finding("waiting", True, "an async function that doesn't block other episodes")

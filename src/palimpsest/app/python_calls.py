@@ -1,11 +1,11 @@
-"""Calls from Python: coroutines run to their end, rows that draw themselves.
+"""Calls from Python: blocking calls of coroutines, and tables of results.
 
-    no loop here     the work runs on a loop of its own, in this thread
-    a loop here      the work runs on a loop of its own in another thread, and this thread waits
+    no loop here     the work runs on a new loop, in this thread
+    a loop here      the work runs on a new loop in another thread, and this thread waits
 
-Guaranteed: an interrupt in a notebook's cell ends a run after the step it is at, with a checkpoint; a second one, or
-an interrupt of anything else, cancels the work where it waits next and raises KeyboardInterrupt.
-Not covered: a loop that runs here stands still until the call returns; to let it go on, await the coroutine itself.
+Guaranteed: an interrupt in a notebook's cell ends a run after its current step, with a checkpoint; a second one, or an
+interrupt of any other call, cancels the work at its next await and raises KeyboardInterrupt.
+Not covered: a running loop blocks until the call returns; await the coroutine to avoid that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def check_arguments(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise TypeError, under the name that was called, for arguments that the function doesn't take."""
+    """Raise TypeError, under the called name, for arguments that the function does not take."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -44,13 +44,13 @@ def check_arguments(name: str, signature: inspect.Signature, args: tuple[Any, ..
         raise TypeError(f"palimpsest.{name}(): {error}{near}") from None
 
 
-# ---- Ordinary calls of coroutines, whether or not an event loop runs in the calling thread (a notebook has one)
+# ---- Blocking calls of coroutines, also with a running event loop, as in a notebook --------------------------
 
 
 def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     """`work` as an ordinary call of the same signature; its name loses `_async`.
 
-    A coroutine with a parameter `stop` is given one that interrupts are told.
+    A coroutine with a parameter `stop` gets one that interrupts request.
     """
     signature, name = inspect.signature(work), work.__name__.removesuffix("_async")
     stoppable = "stop" in signature.parameters
@@ -69,10 +69,10 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 
 def finish(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop | None = None) -> T:
-    """What `work` returns or raises; called from a thread with a running loop too."""
+    """Run `work` and return its result, also from a thread with a running loop."""
     if _loop_runs_here():
         return _in_thread(work, stop or GracefulStop())
-    interrupts = Interrupts.installed()  # by a command; a script has Python's own
+    interrupts = Interrupts.installed()  # only a command installs them
     return asyncio.run(work()) if interrupts is None else interrupts.run(work)
 
 
@@ -86,7 +86,7 @@ def _loop_runs_here() -> bool:
 
 def _in_thread(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop) -> T:
     outcome: Future[T] = Future()
-    started: Future[Callable[[], object]] = Future()  # how to cancel it
+    started: Future[Callable[[], object]] = Future()  # cancels the task
 
     async def cancellable() -> T:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -97,10 +97,10 @@ def _in_thread(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop) -
     def body() -> None:
         try:
             outcome.set_result(asyncio.run(cancellable()))
-        except BaseException as error:  # noqa: BLE001  raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001  the waiting thread raises it again
             outcome.set_exception(error)
 
-    context = contextvars.copy_context()  # a notebook shows what this thread prints below the right cell by it
+    context = contextvars.copy_context()  # shows this thread's prints below the right notebook cell
     thread = threading.Thread(target=context.run, args=(body,), name="palimpsest", daemon=True)
     with _interrupts():
         thread.start()
@@ -126,7 +126,7 @@ def _wait(outcome: Future[T], started: Future[Callable[[], object]], thread: thr
 
 @contextmanager
 def _interrupts() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt in this thread: a running loop would keep it for itself."""
+    """Raise KeyboardInterrupt on Ctrl-C in this thread, even with a running loop."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -137,16 +137,16 @@ def _interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-# ---- Rows with named columns, as what a call returns ---------------------------------------------------------
+# ---- Tables --------------------------------------------------------------------------------------------------
 
 
-_SHOWN = 40  # rows of a long table: so many in all, from both ends
-_WIDE = 16  # columns of a table that is shown whole
+_SHOWN = 40  # rows of a long table, from both ends
+_WIDE = 16  # columns, at most, without `main`
 
 
 @dataclass(frozen=True)
 class Table(Sequence[Mapping[str, Any]]):
-    """Rows as mappings from column to value; a column that a row lacks is empty there.
+    """Rows as mappings from column to value; a column missing from a row is empty.
 
     >>> table = Table(("name", "accuracy"), ({"name": "short", "accuracy": 0.75}, {"name": "long"}))
     >>> table
@@ -160,17 +160,17 @@ class Table(Sequence[Mapping[str, Any]]):
     columns: tuple[str, ...]
     rows: tuple[Mapping[str, Any], ...]
     main: tuple[str, ...] = ()
-    """Columns that are shown of a wide table."""
+    """Shown columns of a wide table."""
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], main: tuple[str, ...] = ()) -> Self:
-        """With every column that some row has, in the order they first come."""
+        """A table with the columns of all rows, in order of first occurrence."""
         return cls(tuple(dict.fromkeys(name for row in rows for name in row)), tuple(rows), main)
 
     def column(self, name: str) -> list[Any]:
-        """[rows] values of a column, None where there is none. Raises KeyError for an unknown one."""
+        """[rows] values of a column, None if missing. Raises KeyError for an unknown column."""
         if name not in self.columns:
-            raise KeyError(f"no column {name}; there are {', '.join(self.columns)}")
+            raise KeyError(f"no column {name}; choose from {', '.join(self.columns)}")
         return [row.get(name) for row in self.rows]
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ class Table(Sequence[Mapping[str, Any]]):
         return iter(self.rows)
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with the same columns. Raises ConfigError where pandas isn't installed."""
+        """A `pandas.DataFrame` with the same columns. Raises ConfigError without pandas."""
         try:
             pandas = importlib.import_module("pandas")
         except ImportError:
@@ -198,7 +198,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The columns that its text and its HTML have: of a wide table the first and those named in `main`."""
+        """Columns in its text and HTML: of a wide table, those in `main` or the first."""
         if len(self.columns) <= _WIDE:
             return self.columns
         return tuple(name for name in self.main if name in self.columns) or self.columns[:_WIDE]
@@ -213,7 +213,6 @@ class Table(Sequence[Mapping[str, Any]]):
         return "\n".join([*(line.rstrip() for line in lines), *self._note()])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.shown)
         body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in self._shown())
         note = "".join(f"<p>{html.escape(line)}</p>" for line in self._note())
@@ -243,22 +242,22 @@ def _padded(text: str, width: int, right: bool) -> str:
     return text.rjust(width) if right else text.ljust(width)
 
 
-# ---- The display for where this process runs -----------------------------------------------------------------
+# ---- Progress display ----------------------------------------------------------------------------------------
 
 
 def suitable_progress(*, quiet: bool = False) -> Progress:
-    """A notebook's display in a notebook's kernel, else the terminal's; none where it is to be quiet."""
+    """The notebook's display in a notebook kernel, otherwise the terminal's; none if quiet."""
     if quiet:
         return Silent()
     if in_notebook():
-        from palimpsest.progress.notebook import Notebook  # imports IPython, which is there in a kernel alone
+        from palimpsest.progress.notebook import Notebook  # imports IPython, which only kernels have
 
         return Notebook()
     return Terminal()
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Whether this process is a notebook kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")

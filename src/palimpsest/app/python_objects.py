@@ -4,13 +4,13 @@
     given.changes         {"reward.name": "object:my_reward", "data.train_files": "object:data"}
     write_loaded(model, tokenizer, Path("runs/first"))      # runs/first-model-1a2b3c4d5e6f
 
-A function or class that a module defines under its name is named as on the command line, `my_module:my_reward`. A
-policy object with plain options is named as its class with these options. Such a run can be resumed by a command. Any
-other object, including everything from a script or a notebook, is named `object:NAME` (plugins.py) and must be passed
-again on resume. A loaded model is saved with its tokenizer as a folder whose name holds a digest of its contents.
+A function or class of an importable module has its command-line name, `my_module:my_reward`. A policy object with plain
+options has the name of its class, with these options. A command can resume such a run. Any other object, including
+everything from a script or a notebook, has the name `object:NAME` (plugins.py) and must be passed again on resume. A
+loaded model is saved with its tokenizer in a folder whose name contains a digest of its contents.
 
-Guaranteed: no given object is called here; a model's folder appears whole, the same model gives the same folder, and
-the model passed in stays unchanged (training uses a copy).
+Guaranteed: this module calls no passed object; a model's folder appears only complete, the same model gives the same
+folder, and the passed model stays unchanged (training uses a copy).
 Not covered: attributes of an object that changed before a resume; models of classes outside transformers.
 """
 
@@ -40,7 +40,7 @@ from palimpsest.types import Problem
 
 @dataclasses.dataclass(frozen=True)
 class Problems(Iterable[Mapping[str, Any]]):
-    """Rows of problems that are objects. Iterating over it raises ConfigError for an item of another kind."""
+    """Rows of problems from objects. Iteration raises ConfigError for an item of another kind."""
 
     items: Any
     """A sized iterable of mappings and `Problem`s: a list, a `datasets.Dataset`."""
@@ -54,7 +54,7 @@ class Problems(Iterable[Mapping[str, Any]]):
         for index, item in enumerate(self.items):
             if not isinstance(item, Mapping | Problem):
                 raise ConfigError(
-                    f"{self.called} item {index} is of type {type(item).__name__}: give a dict with question, answers "
+                    f"{self.called} item {index} is of type {type(item).__name__}: pass a dict with question, answers "
                     "and context, or a palimpsest.Problem"
                 )
             if isinstance(item, Problem):
@@ -65,33 +65,33 @@ class Problems(Iterable[Mapping[str, Any]]):
 
 
 def _listed(value: Any) -> Any:
-    """With lists in place of tuples, as rows of files have them."""
+    """`value` with lists for tuples, as in rows of files."""
     if isinstance(value, Mapping):
         return {key: _listed(inner) for key, inner in value.items()}
     return [_listed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def problems_of(data: Any, called: str) -> Problems:
-    """`data` as problems. Raises ConfigError for what is none, or an empty list."""
+    """`data` as problems. Raises ConfigError for an unsuitable type or an empty list."""
     kind = type(data).__name__
     if isinstance(data, Mapping):
         if "question" in data or "questions" in data:
-            raise ConfigError(f"{called} is one problem: give a list, [{{...}}]")
+            raise ConfigError(f"{called} is one problem: pass a list, [{{...}}]")
         split = next(iter(data), "train")
-        raise ConfigError(f"{called} is of type {kind}: give a list of problems, such as one split, data[{split!r}]")
+        raise ConfigError(f"{called} is of type {kind}: pass a list of problems, such as one split, data[{split!r}]")
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
-        raise ConfigError(f"{called} is of type {kind}: give its rows, data.to_dict('records')")
+        raise ConfigError(f"{called} is of type {kind}: pass its rows, data.to_dict('records')")
     if not hasattr(data, "__len__") or not hasattr(data, "__iter__"):
         raise ConfigError(
-            f"{called} is of type {kind}: give a list of dicts or Problems, a datasets.Dataset, or a file"
+            f"{called} is of type {kind}: pass a list of dicts or Problems, a datasets.Dataset, or a file"
         )
     if not len(data):
-        raise ConfigError(f"{called} is empty: give at least one problem")
+        raise ConfigError(f"{called} is empty: pass at least one problem")
     return Problems(data, called)
 
 
 def objects_in(config: RunConfig) -> dict[str, str]:
-    """Names of objects in a configuration, by the argument that takes them; of several callbacks the first.
+    """Names of objects in a configuration, by argument; for callbacks only the first.
 
     >>> objects_in(RunConfig(policy=PolicyConfig(name="object:Mine")))
     {'policy': 'object:Mine'}
@@ -106,30 +106,30 @@ def objects_in(config: RunConfig) -> dict[str, str]:
 
 
 def check_problem(problem: Problem, called: str) -> None:
-    """Raise ConfigError for a field that no problem can have. `called`: where the problem was given, for messages."""
+    """Raise ConfigError for an invalid field. `called`: the source of the problem, for messages."""
     question, context = problem.question, problem.context
     if not isinstance(question, str) or not question.strip():
-        raise ConfigError(f"{called}: Problem.question={question!r:.60}: give a question that isn't blank")
+        raise ConfigError(f"{called}: Problem.question={question!r:.60}: must be a question that isn't blank")
     if not isinstance(context, str | None):
         kind = type(context).__name__
-        raise ConfigError(f"{called}: Problem.context is of type {kind}: give one text, or None for search problems")
+        raise ConfigError(f"{called}: Problem.context is of type {kind}: pass one text, or None for search problems")
     if not all(isinstance(gold, str) for gold in problem.answers):
-        raise ConfigError(f"{called}: Problem.answers={problem.answers!r:.60}: give texts")
+        raise ConfigError(f"{called}: Problem.answers={problem.answers!r:.60}: must be texts")
 
 
 class CallObjects:
-    """What a call was given, by the names that a configuration has for it."""
+    """Objects passed to a call, by their names in a configuration."""
 
     def __init__(self, called: str, before: Any = None) -> None:
-        """`called`: the function, for messages. `before`: the `Run` that is resumed or used, whose objects are known
-        too; what has none, such as a folder, brings none."""
+        """`called`: the function, for messages. `before`: the resumed or used `Run`, whose objects are known too; other
+        values, such as a folder, have none."""
         self.called = called
         self.held: dict[str, Any] = dict(getattr(before, "given", {}))
         self.changes: dict[str, Any] = {}
-        """Keys of the configuration that name the objects."""
+        """Configuration keys that name the objects."""
 
     def take_reward(self, reward: Any) -> None:
-        """A function, an object that is called or has `grade`, a class, or a name. Raises ConfigError."""
+        """Take a callable, an object with `grade`, a class, or a name. Raises ConfigError."""
         if not isinstance(reward, str | type):
             reward = getattr(reward, "grade", reward)
         if not isinstance(reward, str) and not callable(reward):
@@ -137,9 +137,9 @@ class CallObjects:
         self.changes["reward.name"] = reward if isinstance(reward, str) else self._name("reward", reward)
 
     def take_policy(self, policy: Any, base: PolicyConfig | None = None) -> None:
-        """A class, an object with a coroutine `run`, or a name. Raises ConfigError.
+        """Take a class, an object with a coroutine `run`, or a name. Raises ConfigError.
 
-        A class of the same name as the recipe's, or one derived from it, keeps the options of `base`.
+        A class with the same name as the recipe's, or derived from it, keeps the options of `base`.
         """
         if not isinstance(policy, str) and not hasattr(policy, "run"):
             self._refuse("policy", policy, "a class or an object with a coroutine run(problem, model), or a name")
@@ -152,11 +152,11 @@ class CallObjects:
         self.changes["policy.options"] = options or {}
 
     def agent(self, policy: Any, overrides: Overrides, reward: Any, *, logged: bool = False) -> tuple[Any, Overrides]:
-        """(policy, overrides) that name what `evaluate`, `play` and `ask` were given; `logged`: into a folder that a
-        later call may go on with. Raises ConfigError."""
+        """(policy, overrides) that name the arguments of `evaluate`, `play` and `ask`; `logged`: into a folder that a
+        later call may resume. Raises ConfigError."""
         if isinstance(policy, list | tuple):
             if other := [item for item in policy if not isinstance(item, str | type)]:
-                self._refuse("policy", other[0], "names or classes where there are several")
+                self._refuse("policy", other[0], "names or classes in a list")
             policy = [item if isinstance(item, str) else self._name("policy", item) for item in policy]
         elif policy is not None and not isinstance(policy, str):
             self.take_policy(policy)
@@ -165,8 +165,8 @@ class CallObjects:
             self.changes |= made
             if logged and policy in self.held and not isinstance(self.held[policy], type):
                 raise ConfigError(
-                    f"{self.called}(policy=...): which options a {plain(policy)} object has isn't known, so a later "
-                    "call can't tell whether `out` holds its episodes; give the class, or leave out `out`"
+                    f"{self.called}(policy=...): the options of a {plain(policy)} object are unknown, so a later call "
+                    "can't match the episodes in `out`; pass the class, or omit `out`"
                 )
         if reward is not None:
             self.take_reward(reward)
@@ -175,26 +175,25 @@ class CallObjects:
         return policy, self.changes | {key: value for key, value, _ in split_overrides(overrides)}
 
     def take_data(self, data: Any) -> None:
-        """A list of dicts or Problems, a data set, or the name of a file. Raises ConfigError."""
+        """Take a list of dicts or Problems, a data set, or the name of a file. Raises ConfigError."""
         named = isinstance(data, str) or hasattr(data, "__fspath__")
         self.changes["data.train_files"] = str(data) if named else DATA
         if not named:
             self.held[DATA] = problems_of(data, f"{self.called}(data=...)")
 
     def take_callbacks(self, callbacks: Any, sinks: Sequence[str]) -> None:
-        """Functions `(step, metrics, timings)` or objects with `log`, besides the `sinks` of the configuration that are
-        no objects."""
+        """Take functions `(step, metrics, timings)` or objects with `log`, next to the `sinks` without objects."""
         listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
         names = self.changes["logging.report_to"] = [sink for sink in sinks if not sink.startswith(OBJECT)]
         for callback in listed:
             call = callback if isinstance(callback, type) else getattr(callback, "log", callback)
             if not callable(call):
-                self._refuse("callbacks", callback, "functions (step, metrics, timings), or objects with log of these")
+                self._refuse("callbacks", callback, "functions (step, metrics, timings), or objects with such a log")
             names.append(self._name("sink", call))
 
     @contextmanager
     def in_scope(self) -> Iterator[None]:
-        """While this lasts, the names mean the objects, and an error of one shows the argument that it was given as."""
+        """Resolve the names to the objects inside this context; an error of an object names its argument."""
         with named_objects(self.held):
             try:
                 yield
@@ -205,7 +204,7 @@ class CallObjects:
                 raise
 
     def _name(self, kind: str, thing: Any) -> str:
-        """The name by which a configuration knows `thing`; an object is held under it."""
+        """Configuration name of `thing`; an object is stored under it."""
         name = reference(kind, thing)
         if not name.startswith(OBJECT):
             return name
@@ -216,21 +215,20 @@ class CallObjects:
         return name
 
     def _refuse(self, argument: str, value: Any, wanted: str) -> NoReturn:
-        raise ConfigError(f"{self.called}({argument}=...) is of type {type(value).__name__}: give {wanted}")
+        raise ConfigError(f"{self.called}({argument}=...) is of type {type(value).__name__}: pass {wanted}")
 
 
 def _derived(policy: Any, name: str) -> bool:
-    """Whether `policy` is a class derived from the shipped one of that name."""
     return isinstance(policy, type) and name in KINDS["policy"].shipped and issubclass(policy, load("policy", name))
 
 
 def _options_of(policy: Any) -> dict[str, Any] | None:
-    """The options of an object of a dataclass, if a configuration can hold all of them; None for any other."""
+    """Options of a dataclass object, if a configuration can store all of them; otherwise None."""
     if isinstance(policy, type) or not dataclasses.is_dataclass(policy):
         return None
     options = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy) if field.init}
     if set(options) != set(options_of(type(policy))):
-        return None  # its constructor is another one
+        return None  # custom constructor
     try:
         return dict(json.loads(json.dumps(options, allow_nan=False)))
     except (TypeError, ValueError):
@@ -242,8 +240,8 @@ def _options_of(policy: Any) -> dict[str, Any] | None:
 
 @contextmanager
 def as_folder(model: Any, tokenizer: Any, out: Path | None, called: str) -> Iterator[tuple[Any, Any]]:
-    """(model, tokenizer) that name folders: a loaded model is written next to `out`, or for the time being where that
-    is None, and brings its tokenizer; names stay what they are. Raises ConfigError."""
+    """(model, tokenizer) as folders: a loaded model is written, with its tokenizer, next to `out`, or temporarily if
+    that is None; names stay unchanged. Raises ConfigError."""
     if isinstance(model, str | os.PathLike) and (tokenizer is None or isinstance(tokenizer, str | os.PathLike)):
         yield model, tokenizer
     elif out is not None:
@@ -254,17 +252,17 @@ def as_folder(model: Any, tokenizer: Any, out: Path | None, called: str) -> Iter
 
 
 def write_loaded(model: Any, tokenizer: Any, run: Path, called: str) -> Path:
-    """The folder beside `run` that holds both. `called`: the function that they were given to, for messages.
+    """Write both to a folder next to `run`. `called`: the function, for messages.
 
     Raises ConfigError for objects that can't be saved.
     """
     for argument, thing, does in (("model", model, "state_dict"), ("tokenizer", tokenizer, "decode")):
         if not hasattr(thing, "save_pretrained") or not hasattr(thing, does):
-            wanted = "give a transformers model, with tokenizer=, or a folder or hub id"
+            wanted = "pass a transformers model, with tokenizer=, or a folder or hub id"
             what = "is missing" if thing is None else f"is of type {type(thing).__name__}"
             raise ConfigError(f"{called}({argument}=...) {what}: {wanted}")
     if hasattr(model, "peft_config"):
-        raise ConfigError(f"{called}(model=...) has adapters: give model.merge_and_unload()")
+        raise ConfigError(f"{called}(model=...) has adapters: pass model.merge_and_unload()")
     run = run.resolve()
     run.parent.mkdir(parents=True, exist_ok=True)
     aside = files.new_hidden_folder(run)

@@ -1,18 +1,16 @@
-"""New or resumed run: which one a request means, and how Python objects change its configuration.
+"""New or resumed run of a request, and the effect of Python objects on its configuration.
 
     train("memagent-7b", out="runs/first")                     a new run
-    train("memagent-7b", out="runs/first", resume=True)        the run there if there is one, else a new one
-    train(resume="runs/first")                                 the run there: recipe, overrides and seed are its own
+    train("memagent-7b", out="runs/first", resume=True)        the run there if it exists, otherwise a new one
+    train(resume="runs/first")                                 the run there, with its recipe, overrides and seed
 
 Keys that the objects change:
 
-reward     reward.name; the recipe's layers go (config/load.py)
-policy     policy.name with options of its own
-data       data.train_files; a step takes all problems of a list that holds fewer than it asks for
-callbacks  logging.report_to, besides those of the recipe that are no objects
-model      model.path: the folder that a copy was written to
+reward     reward.name; it removes the recipe's layers (config/load.py) policy     policy.name with its options data
+data.train_files; a step takes all problems of a list shorter than a batch callbacks  logging.report_to, in addition to
+the recipe's sinks other than objects model      model.path: the folder of the written copy
 
-Imports are light, as in app/config_resolution.py.
+Light imports, as in app/config_resolution.py.
 """
 
 from __future__ import annotations
@@ -37,15 +35,15 @@ from palimpsest.runs.run_folder import CONFIG, load_config
 QUICKSTART = "quickstart"
 SFT = "sft"
 COLD_START = "cold-start"
-"""The folder inside a run's own in which its lessons are."""
+"""Folder of the cold start, inside the run's."""
 
 Resume = bool | str | os.PathLike[str]
-"""True: go on with the run in the folder, if it holds one. A folder: go on with the run in it, as it was asked for."""
+"""True: resume the run in the output folder, if any. A folder: resume the run in it, with its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What `palimpsest COMMAND` or a call of `train` asks for."""
+    """Request of `palimpsest COMMAND` or a call of `train`."""
 
     recipe: Recipe | None = None
     overrides: Overrides | None = None
@@ -57,7 +55,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRun:
-    """A run to begin or to go on with."""
+    """A run to start or to resume."""
 
     config: RunConfig
     folder: Path
@@ -65,50 +63,47 @@ class ResolvedRun:
 
 
 def resolve_run(request: RunRequest) -> ResolvedRun:
-    """The run that is meant. Raises ConfigError, or RunError for a folder without one."""
+    """The run of a request. Raises ConfigError, or RunError for a folder without one."""
     run, command = resumed_run(request), request.command
     if run is not None:
         return ResolvedRun(run_config(load_config(run), request.overrides, seed=request.seed), run, True)
     if request.recipe is None:
-        raise ConfigError(f"{command}: give a recipe, or the run to go on with: palimpsest {command} --resume RUN")
+        raise ConfigError(f"{command}: pass a recipe, or resume a run: palimpsest {command} --resume RUN")
     resume, out = bool(request.resume), request.out
     config = run_config(request.recipe, request.overrides, seed=request.seed, out=out, resume=resume)
     return ResolvedRun(config, default_folder(config) if out is None else Path(out), resume)
 
 
 def resumed_run(request: RunRequest) -> Path | None:
-    """The run that is to go on with its own configuration: `resume`, or `recipe` where that is a run's folder. None:
-    there is none, a recipe says what to do."""
+    """The run to resume with its own configuration: `resume`, or `recipe` if that is a run's folder; otherwise None."""
     recipe, resume, out = request.recipe, request.resume, request.out
     if isinstance(resume, bool):
         run = Path(recipe) if resume and isinstance(recipe, str | Path) and _may_be_run(recipe) else None
     else:
         run = Path(resume)
         if recipe is not None:
-            raise ConfigError(
-                f"resume={run}: the run has its recipe; leave out the recipe, keys to change are overrides"
-            )
+            raise ConfigError(f"resume={run}: the run has its recipe; omit the recipe, and change keys with overrides")
     if run is None:
         return None
     if out is not None and Path(out).resolve() != run.resolve():
-        raise ConfigError(f"out={out}: {run} goes on in its own folder; leave out the other")
+        raise ConfigError(f"out={out}: {run} resumes in its own folder; omit out")
     if (run / CONFIG).is_file() and (started_by := origin_of(run).command) != request.command:
-        raise ConfigError(f"{run} was begun by palimpsest {started_by}; {resume_command(run)} continues it")
+        raise ConfigError(f"palimpsest {started_by} started {run}; resume it with {resume_command(run)}")
     return run
 
 
 def _may_be_run(recipe: str | Path) -> bool:
-    """Whether a recipe's place names a folder, or nothing that is there."""
+    """True if a recipe may be a folder: not a shipped name, not a file."""
     return str(recipe) not in recipe_names() and not Path(recipe).is_file()
 
 
 @contextmanager
 def resumable(run: Path, progress: Progress) -> Iterator[None]:
-    """Say how the run goes on where it ends by an error."""
+    """Report how to resume the run after an error."""
     try:
         yield
     except BaseException:
-        if (run / CONFIG).is_file():  # it may be what was deleted
+        if (run / CONFIG).is_file():  # it may have been deleted
             progress.message(how_to_resume(run))
         raise
 
@@ -119,10 +114,10 @@ def resumable(run: Path, progress: Progress) -> Iterator[None]:
 def resolve_call(
     request: RunRequest, objects: CallObjects, arguments: Mapping[str, Any], note: Callable[[str], None]
 ) -> ResolvedRun:
-    """The run that a call of `train` means, its objects named in the configuration. Raises ConfigError.
+    """The run of a `train` call, with its objects named in the configuration. Raises ConfigError.
 
-    `arguments`: reward, data, policy, callbacks, model and tokenizer, those that were given. `note` gets what is said
-    of keys that were adapted to them.
+    `arguments`: the passed ones of reward, data, policy, callbacks, model and tokenizer. `note` gets messages about
+    keys adapted to them.
     """
     run = _with_objects(request, objects, arguments, note) if arguments else resolve_run(request)
     missing = [argument for argument, name in objects_in(run.config).items() if name not in objects.held]
@@ -130,7 +125,7 @@ def resolve_call(
         again = ", ".join(f"{argument}=..." for argument in missing)
         first = f"resume={str(run.folder)!r}" if run.resume else "recipe"
         raise ConfigError(
-            f"{run.folder}: its configuration names Python objects, which no file holds: give them again, "
+            f"{run.folder}: its configuration names Python objects, which no file stores: pass them again, "
             f"palimpsest.train({first}, {again})"
         )
     return run
@@ -142,7 +137,7 @@ def _with_objects(
     changed = {key: value for key, value, _ in split_overrides(request.overrides or ())}
     for key, argument in {**ARGUMENTS, "model.path": "model"}.items():
         if argument in arguments and argument != "callbacks" and key in changed:
-            raise ConfigError(f"{objects.called}({argument}=...) and the override {key} both name one: leave one out")
+            raise ConfigError(f"{objects.called}({argument}=...) and the override {key} both name one: omit one")
     base = _base_config(request)
     if "reward" in arguments:
         objects.take_reward(arguments["reward"])
@@ -166,7 +161,7 @@ def _with_objects(
 
 
 def _base_config(request: RunRequest) -> RunConfig | None:
-    """The configuration without the objects; None where neither a recipe nor a run is named, which is refused."""
+    """The configuration without the objects; None without recipe and run, an error later."""
     run = resumed_run(request)
     if run is not None:
         return load_config(run)
@@ -174,15 +169,15 @@ def _base_config(request: RunRequest) -> RunConfig | None:
 
 
 def _fitting_batch(run: ResolvedRun, objects: CallObjects, note: Callable[[str], None]) -> dict[str, int]:
-    """Changes with which a step takes no more problems than the list holds; none where it doesn't."""
+    """Changes that limit a step to the problems of the list."""
     train, problems = run.config.train, objects.held.get(DATA)
     if problems is None or len(problems) >= train.batch_size:
         return {}
     count = len(problems)
     if (run.folder / CONFIG).is_file() and run.resume:
         raise ConfigError(
-            f"{problems.called} holds {count} problems, a step of {run.folder} takes {train.batch_size}: "
-            "give the data that the run started with"
+            f"{problems.called} has {count} problems, a step of {run.folder} takes {train.batch_size}: "
+            "pass the data that the run started with"
         )
-    note(f"{problems.called} holds {count}: train.batch_size is {count}, not {train.batch_size}")
+    note(f"{problems.called} has {count}: train.batch_size is {count}, not {train.batch_size}")
     return {"train.batch_size": count, "train.num_minibatches": min(train.num_minibatches, count)}

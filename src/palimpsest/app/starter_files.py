@@ -1,8 +1,8 @@
 """Files to start from: a plugin with its recipe and test, the prompts of a policy, the keys of the configuration.
 
-Each learns with the model inside the package, in minutes on a CPU, before anything is changed.
+Each plugin trains unchanged with the shipped model, in minutes on a CPU.
 
-Guaranteed: nothing that is there is written over; all files are written or none.
+Guaranteed: existing files are never overwritten; either all files are written or none.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from palimpsest.plugin_kinds import KINDS
 
 SCAFFOLDS = ("policy", "tool", "reward")
 _FILES = {"{name}.py": "{kind}.py.txt", "{name}.yaml": "{kind}.yaml", "test_{name}.py": "{kind}.test.py.txt"}
-"""File to write, and the template it is made of."""
+"""File to write, and its template."""
 _SPECIAL = ("conftest", "setup", "sitecustomize", "usercustomize", "test", "tests")
 
 
 def write_scaffold(kind: str, name: str, folder: Path) -> list[Path]:
-    """Write the files of a `kind` called `name` into `folder`, in the order of `_FILES`; where they are.
+    """Write the files of a `kind` called `name` into `folder`; returns their paths, in the order of `_FILES`.
 
-    Raises ConfigError for an unknown kind, a name that is no module's, and files that are there.
+    Raises ConfigError for an unknown kind, an invalid module name, and existing files.
     """
     if kind not in SCAFFOLDS:
         raise ConfigError(f"new {kind}: no such kind{nearest(kind, SCAFFOLDS)}; choose one of {', '.join(SCAFFOLDS)}")
@@ -47,8 +47,8 @@ def write_scaffold(kind: str, name: str, folder: Path) -> list[Path]:
     texts = {}
     for file, template in _FILES.items():
         path = folder / file.format(name=name)
-        if os.path.lexists(path):  # a link to nothing too
-            raise ConfigError(f"new {kind} {name}: {path} is there already; give another name, or --out another folder")
+        if os.path.lexists(path):  # a dangling link too
+            raise ConfigError(f"new {kind} {name}: {path} already exists; use another name, or another --out")
         texts[path] = renamed((templates / template.format(kind=kind)).read_text("utf-8"), kind, name)
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
@@ -57,18 +57,18 @@ def write_scaffold(kind: str, name: str, folder: Path) -> list[Path]:
 
 
 def _check_name(kind: str, name: str) -> None:
-    """Raise ConfigError for a name that can't be a module's, or is one's already."""
+    """Raise ConfigError for an invalid or taken module name."""
     plain = name.isidentifier() and name.isascii() and name == name.lower() and not name.startswith("_")
     if not plain or keyword.iskeyword(name):
-        raise ConfigError(f"new {kind} {name}: give a name of small letters, digits and _, such as my_{kind}")
+        raise ConfigError(f"new {kind} {name}: use a name of small letters, digits and _, such as my_{kind}")
     if name in _SPECIAL or name.startswith("test_"):
-        raise ConfigError(f"new {kind} {name}: Python and pytest look for files of that name; give another")
+        raise ConfigError(f"new {kind} {name}: Python and pytest look for files of that name; use another")
     if name in sys.stdlib_module_names or name == "palimpsest" or _installed(name):
-        raise ConfigError(f"new {kind} {name}: a module of that name is there already; give another, such as my_{name}")
+        raise ConfigError(f"new {kind} {name}: a module of that name already exists; use another, such as my_{name}")
 
 
 def _installed(name: str) -> bool:
-    """Whether `import name` gives a module, but for one in the current folder."""
+    """Whether `import name` finds a module outside the current folder."""
     here = Path.cwd()
     return PathFinder.find_spec(name, [path for path in sys.path if Path(path).resolve() != here]) is not None
 
@@ -90,7 +90,7 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-# ---- The keys of the configuration in words ------------------------------------------------------------------
+# ---- The keys of the configuration ---------------------------------------------------------------------------
 
 
 _OPTIONS = "policy.options."
@@ -98,22 +98,22 @@ _OPTIONS = "policy.options."
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """A key and the value it has in one configuration."""
+    """A key and its value in one configuration."""
 
     key: Key
     value: str
-    """As a recipe would write it."""
+    """In the form of a recipe."""
 
     @property
     def changed(self) -> bool:
-        """Whether it isn't the default."""
+        """Whether it differs from the default."""
         return self.value != self.key.default
 
 
 def keys_under(prefix: str = "") -> list[Key]:
     """Keys that begin with `prefix`; under `policy.options.NAME` the options of a shipped policy.
 
-    Raises ConfigError where there are none, with the nearest.
+    Raises ConfigError without any, with the nearest key.
     """
     policies = {name: policy_class(name) for name in KINDS["policy"].shipped}
     keys = all_keys() + [key for name, cls in policies.items() for key in option_keys(cls, f"{_OPTIONS}{name}.")]
@@ -135,7 +135,7 @@ def _below(name: str, prefix: str) -> bool:
 
 
 def explained(recipe: str, overrides: Overrides = ()) -> list[Setting]:
-    """Every key of a recipe with its value, the options of its policy among them."""
+    """Every key of a recipe with its value, including the options of its policy."""
     config = load_recipe(recipe, overrides)
     settings: list[Setting] = []
     for key in all_keys():
@@ -147,7 +147,7 @@ def explained(recipe: str, overrides: Overrides = ()) -> list[Setting]:
 
 
 def _options(config: RunConfig) -> Sequence[Setting]:
-    """Options of the configured policy; those of a class that is no dataclass as they are given."""
+    """Options of the configured policy; those of a class other than a dataclass unchanged."""
     cls, options = policy_class(config.policy.name), config.policy.options
     if not dataclasses.is_dataclass(cls):
         return [Setting(Key(_OPTIONS + name, "value", "", ""), yaml_words(value)) for name, value in options.items()]
@@ -157,7 +157,7 @@ def _options(config: RunConfig) -> Sequence[Setting]:
 
 
 def _setting(config: RunConfig, key: Key) -> Setting | None:
-    """None for a section that is there, whose keys follow, and for keys of one that isn't."""
+    """None for an existing section, whose keys follow, and for keys of a missing one."""
     value: Any = config
     for part in key.name.split("."):
         field = type(value).model_fields.get(part)
@@ -177,19 +177,19 @@ def _setting(config: RunConfig, key: Key) -> Setting | None:
 
 
 def prompt_file(policy: PolicyConfig) -> str:
-    """The texts that a policy shows, as YAML from which its option `prompts` makes them again.
+    """The texts of a policy as YAML, which its option `prompts` reads back.
 
-    Raises ConfigError for a policy without texts of the kind.
+    Raises ConfigError for a policy without such texts.
     """
     wording = build_policy(policy).wording()
     if wording is None:
-        raise ConfigError(f"policy {policy.name}: it takes no file of prompts; its texts stand in its own code")
+        raise ConfigError(f"policy {policy.name}: takes no file of prompts; its texts are in its code")
     slots = slots_of(type(wording.texts))
     return "".join(_entry(text, value, slots.get(text)) for text, value in wording.as_file().items())
 
 
 def _entry(name: str, value: Any, slots: Slots | None) -> str:
-    """A text under a comment that says what it holds."""
+    """A text under a comment on its slots."""
     about = "" if slots is None else f"# {_about(slots)}\n"
     return about + yaml.dump({name: value}, Dumper=Dumper, allow_unicode=True, width=1000)
 

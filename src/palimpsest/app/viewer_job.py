@@ -1,12 +1,12 @@
-"""The viewer as a service, and as a file: one page, or a log of inspect's.
+"""The viewer as a service, and as a file: one page, or a log for inspect.
 
-    FILE.html    opens from anywhere, without a server
-    FILE.eval    a log that `inspect view` opens; further policies and baselines have their own, FILE.NAME.eval
+    FILE.html    opens without a server
+    FILE.eval    a log for `inspect view`; further policies and baselines have separate logs, FILE.NAME.eval
 
-Guaranteed: scores of an evaluation are those of samples.jsonl, of recorded and unrecorded episodes alike, and agent and
-baselines are kept apart; a file is written whole or not at all, never over what is read or inside a run or evaluation
-that is, and over another file with `force` alone, which moves that aside; of a page at most `MOST_BYTES`; what is left
-out is reported: what is damaged, or of other types than a record's, and episodes that were not recorded.
+Guaranteed: scores of an evaluation are those of samples.jsonl, of recorded and unrecorded episodes alike, with agent
+and baselines separate. A file appears only complete, never inside an exported run or evaluation, and replaces another
+file only with `force`, which renames that. A page has at most `MOST_BYTES`. Omissions are reported: damaged or invalid
+records, and episodes that were not recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from palimpsest.viewer.screens.viewer_api import ViewerApi
 
 @dataclass(frozen=True, slots=True)
 class ExportedView:
-    """A file that was written."""
+    """A written file."""
 
     path: Path
     content: Content
@@ -49,8 +49,8 @@ def export(
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[ExportedView]:
-    """Write what is chosen of the one run, evaluation or record in `paths`: `out`, and next to it the logs of an
-    evaluation's further policies and of its baselines. Raises ConfigError, RunError."""
+    """Write the chosen part of the one run, evaluation or record in `paths` to `out`; logs of an evaluation's further
+    policies and baselines go next to it. Raises ConfigError, RunError."""
     progress = progress or Silent()
     if out.suffix not in (".html", ".eval"):
         raise ConfigError(f"--export {out}: expected a name that ends in .html or .eval")
@@ -68,30 +68,30 @@ def export(
 
 
 def places(only: str | None) -> tuple[EpisodeIndex, ...]:
-    """The episodes that `--only` names. Raises ConfigError.
+    """Episodes in `--episodes`. Raises ConfigError.
 
     >>> places("3/2, 0/1")
     ((3, 2), (0, 1))
     """
     locations = []
     if only is not None and not only.strip(", "):
-        raise ConfigError(f"--only {only!r}: names no episode; give GROUP/ROLLOUT, several as 0/1,3/2, or leave it out")
+        raise ConfigError(f"--episodes {only!r}: names no episode; use GROUP/ROLLOUT, several as 0/1,3/2, or omit it")
     for item in (part.strip() for part in (only or "").split(",") if part.strip()):
         if not (match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", item)):
-            raise ConfigError(f"--only {item}: expected GROUP/ROLLOUT, several as 0/1,3/2, as in the viewer's links")
+            raise ConfigError(f"--episodes {item}: expected GROUP/ROLLOUT, e.g. 0/1,3/2, as in the viewer's links")
         locations.append((int(match[1]), int(match[2])))
     return tuple(dict.fromkeys(locations))
 
 
 def _only_source(library: Library, paths: Sequence[Path]) -> Source:
-    """What is exported: the path that was given, or the one thing that lies in it."""
+    """Source to export: the requested path, or the only source in it."""
     sources = library.sources()
     named = [source for source in sources if source.path in {path.absolute() for path in paths}]
     candidates = named or list(sources)
     if len(candidates) != 1:
         names = ", ".join(source.name for source in candidates[:3])
         raise ConfigError(
-            f"--export writes one run, evaluation or record; here are {len(candidates)} ({names}...): name one"
+            f"--export writes one run, evaluation or record, not {len(candidates)} ({names}...): name one"
         )
     return candidates[0]
 
@@ -102,14 +102,14 @@ def _page(answers: ViewerApi, source: Source, out: Path, only: Sequence[EpisodeI
     if len(page) > MOST_BYTES:
         what = f"its {len(collected.episodes)} episodes" if collected.episodes else "its figures"
         raise ConfigError(
-            f"--export {out}: {what} would take {len(page) / 1e6:.1f} MB, {MOST_BYTES / 1e6:.0f} are the most; give "
-            "fewer episodes with --only GROUP/ROLLOUT,..."
+            f"--export {out}: {what} would take {len(page) / 1e6:.1f} MB, the limit is {MOST_BYTES / 1e6:.0f}; choose "
+            "fewer episodes with --episodes GROUP/ROLLOUT,..."
         )
     return Content(page, len(collected.episodes), collected.notes)
 
 
 def player_path(out: Path, player: str) -> Path:
-    """Where the log of a further player lies.
+    """Path of the log of a further player.
 
     >>> player_path(Path("logs/hotpot.eval"), "baseline: closed book").as_posix()
     'logs/hotpot.closed-book.eval'
@@ -128,7 +128,7 @@ def _written(out: Path, made: Sequence[Content], *, force: bool, progress: Progr
         for exported in written:
             files.write_file(exported.path, exported.content.data)
     except OSError as error:
-        raise RunError(f"--export {out}: can't be written ({error.strerror}); give another path") from None
+        raise RunError(f"--export {out}: writing failed ({error.strerror}); use another path") from None
     return written
 
 
@@ -136,33 +136,33 @@ def _written(out: Path, made: Sequence[Content], *, force: bool, progress: Progr
 
 
 _OBJECTS = 100_000
-"""Between two collections of garbage; by default 700."""
+"""Allocations between two garbage collections; Python's default is 700."""
 RUNS = Path("runs")
-"""What is looked at where nothing is named."""
+"""Default path."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is looked at, and where the page is."""
+    """Paths and address of a viewer."""
 
     paths: tuple[Path, ...] = ()
-    """Empty: `runs`, or what is here."""
+    """Empty: `runs`, or the current folder."""
     host: str = "127.0.0.1"
     port: int = 7800
     key: str | None = None
     tokenizer: str | None = None
-    """Decodes everything, in place of what the files name."""
+    """Decodes everything, instead of the tokenizers that the files name."""
     follow: bool = False
-    """Whether the page asks again by itself."""
+    """Refresh the page automatically."""
 
 
 def view(request: View, *, on_ready: Callable[[str], None]) -> None:
-    """Serve the viewer until a signal; `on_ready` is told its address.
+    """Serve the viewer until a signal; `on_ready` gets its address.
 
-    Raises RunError for a path with nothing to look at, ConfigError for an address that can't be taken.
+    Raises RunError for a path without anything to show, ConfigError for an unavailable address.
     """
-    check_host(request.host, request.key, "--key-env NAME")
-    check_token(request.key, "--key-env")
+    check_host(request.host, request.key, "--server-key-env NAME")
+    check_token(request.key, "--server-key-env")
     library = Library(chosen(request.paths), wait=request.follow)
     answers = ViewerApi(library, tokenizer=request.tokenizer)
     with (
@@ -178,7 +178,7 @@ def view(request: View, *, on_ready: Callable[[str], None]) -> None:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Opening an episode makes millions of numbers, which hold nothing: each collection would walk over all of them."""
+    """Collect garbage rarely: an episode opens as millions of numbers, which each collection would scan."""
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_OBJECTS, *before[1:])
@@ -190,8 +190,8 @@ def _rare_collections() -> Iterator[None]:
 
 
 def chosen(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The paths that were named, or `runs`, or this folder. Raises ConfigError for one that is named twice."""
+    """The requested paths, or `runs`, or this folder. Raises ConfigError for a duplicate."""
     twice = [path for index, path in enumerate(paths) if path.absolute() in map(Path.absolute, paths[:index])]
     if twice:
-        raise ConfigError(f"{twice[0]} is given twice; name it once")
+        raise ConfigError(f"{twice[0]} appears twice; name it once")
     return tuple(paths) or ((RUNS,) if RUNS.is_dir() else (Path("."),))

@@ -1,1 +1,1 @@
-"""The command line. One light file per command group; what a command does lies in `app/`, imported when it runs."""
+"""The command line: one light file per command group. Commands import their work from `app/` when they run."""

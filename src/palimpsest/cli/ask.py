@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer, models_and_overrides
+from palimpsest.cli.options import OUTPUT, ApiKeyEnv, BaseUrl, Json, Policy, Tokenizer, models_and_overrides
+from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import counted, printable
 
@@ -20,38 +21,40 @@ if TYPE_CHECKING:
 
 def ask(
     model: Annotated[
-        str, typer.Argument(help="`embedded`, a run, which brings its configuration, a Hugging Face folder or hub id.")
+        str, typer.Argument(help="A run (with its configuration), a Hugging Face folder or hub id, or embedded.")
     ],
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE... QUESTION [a.b=c ...]",
-            help="Files and folders, read in this order, - for standard input; then the question (with --chat none). "
-            "Options of the policy and recipe keys as KEY=VALUE.",
+            metavar="FILE... QUESTION [KEY=VALUE...]",
+            help="Files and folders, read in this order (- is standard input), then the question (none with "
+            "--chat); policy options and configuration keys as KEY=VALUE.",
         ),
     ],
-    also: Annotated[
-        list[str] | None, typer.Option(help="A further question, to be answered from the same reading.")
+    question: Annotated[
+        list[str] | None, typer.Option(help="A further question about the same reading; repeatable.")
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Show the memory as it changes, on stderr.")] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Go on asking: a question a line, until an empty one.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object: answer, outcome, tokens, quotes.")] = False,
-    policy: Annotated[
-        str | None, typer.Option(help="A shipped policy, or my_module:MyPolicy; default: the run's, else overwrite.")
-    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Read questions from standard input, one per line, up to an empty line.")
+    ] = False,
+    policy: Policy = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Show changes of the memory on stderr.", rich_help_panel=OUTPUT)
+    ] = False,
+    json: Json = False,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,
     tokenizer: Tokenizer = None,
 ) -> None:
-    """Have an agent read files of any length and answer a question.
+    """Ask a question about files of any length.
 
-    Prints the answer, and below it the places in the files that the memory it answered from is from. Text, Markdown,
-    HTML, JSON lines, and PDF with the extra `pdf`.
+    Prints the answer and the source passages of the memory behind it. Reads text, Markdown, HTML, JSON lines, and PDF
+    (extra `pdf`).
 
     \b
     Examples:
       palimpsest ask runs/quickstart story.txt "What does Anna drink?"
-      palimpsest ask Qwen/Qwen3-4B contract.pdf annex.md "When does it end?" --also "Who may end it?" --stream
+      palimpsest ask Qwen/Qwen3-4B contract.pdf annex.md "When does it end?" --question "Who may end it?"
       palimpsest ask runs/first notes/ --chat
       palimpsest ask Qwen/Qwen3-4B report.html "Who wrote it?" --base-url http://127.0.0.1:8000/v1
       git log | palimpsest ask Qwen/Qwen3-4B - "Which release broke resuming?" --json
@@ -65,14 +68,16 @@ def ask(
         _chat(Agent(model, policy, None, overrides, remote=remote), words, shown, json)
         return
     if len(words) < 2:
-        raise typer.BadParameter("expected at least one file and, as the last argument, the question")
+        words = [model, *words]
+        fix = "palimpsest ask MODEL FILE... QUESTION, e.g. palimpsest ask runs/quickstart story.txt 'Who sells tea?'"
+        raise ConfigError(f"ask {' '.join(words)}: a model, a file and a question are needed: {fix}")
     from palimpsest.app.agent.ask_files import ask as ask_files
 
-    *files, question = words
+    *files, asked = words
     result = ask_files(
         model,
         files,
-        [question, *(also or [])],
+        [asked, *(question or [])],
         policy=policy,
         overrides=overrides,
         base_url=base_url,
@@ -94,7 +99,7 @@ def _chat(agent: Agent, files: list[str], shown: Callable[[MemoryChange], None] 
     from palimpsest.data.files.text_files import STDIN, read_files
 
     if STDIN in files:
-        raise typer.BadParameter("--chat reads the questions from standard input: give the document as a file")
+        raise ConfigError("--chat reads questions from standard input: give the document as a file")
     config = agent.config({})
     document = read_files(files)
     chat_on(
@@ -103,7 +108,7 @@ def _chat(agent: Agent, files: list[str], shown: Callable[[MemoryChange], None] 
 
 
 def _next_question() -> str | None:
-    """A line of standard input; None at its end, or for a blank one."""
+    """A line of standard input; None at the end or for a blank line."""
     if sys.stdin.isatty():
         sys.stderr.write("> ")
         sys.stderr.flush()
@@ -111,7 +116,7 @@ def _next_question() -> str | None:
 
 
 def _changes(change: MemoryChange) -> None:
-    """The sentences that a turn dropped and added."""
+    """Print the sentences that a turn removed and added."""
     lines = [f"  - {printable(sentence)}" for sentence in change.dropped]
     lines += [f"  + {printable(sentence)}" for sentence in change.added]
     if lines:
@@ -132,7 +137,7 @@ def _show(result: Asked, *, json: bool = False) -> None:
         text = " ".join(quote.text.split())
         print(f"  {printable(quote.file)}:{quote.start}-{quote.end}  {printable(text)}")
     for sentence in result.unsupported:
-        print(f"  in no file: {printable(sentence)}")
+        print(f"  not in the files: {printable(sentence)}")
     if result.kept_out:
         units = counted(result.kept_out, "statement")
-        Terminal().message(f"{units} kept out of the memory: nothing in sight said so (policy.options.grounded)")
+        Terminal().message(f"{units} dropped: not in the text that the agent read (policy.options.grounded)")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palimpsest.cli.options import ApiKeyEnv, BaseUrl, Tokenizer, Words, models_and_overrides, numbers
+from palimpsest.cli.options import OUTPUT, ApiKeyEnv, BaseUrl, Json, Tokenizer, Words, models_and_overrides, numbers
 from palimpsest.errors import ConfigError
 from palimpsest.text.display_text import printable
 
@@ -20,25 +20,30 @@ if TYPE_CHECKING:
 
 def compare(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR DIR ...", help="Evaluations, or runs of a quickstart; two or more.")
+        list[Path], typer.Argument(metavar="DIR DIR...", help="Evaluations or quickstart runs; two or more.")
     ],
-    flips: Annotated[int, typer.Option(min=0, help="Flipped problems to list of each side.")] = 0,
+    changed: Annotated[int, typer.Option(min=0, help="Print N changed answers per side.")] = 0,
+    diff: Annotated[bool, typer.Option("--diff", help="Print the configuration keys that differ.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Accuracy by length to this .svg or .png; by cost to NAME-cost beside it.")
+        Path | None,
+        typer.Option(
+            help="Plot accuracy by length to this .svg or .png, and by cost to NAME-cost.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for compare.html (everything), compare.json and both figures.")
+        Path | None,
+        typer.Option(help="Folder for compare.html, compare.json and both plots.", rich_help_panel=OUTPUT),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: Json = False,
 ) -> None:
-    """Put evaluations side by side: accuracy and cost by task and length, differences, what was configured otherwise.
+    """Compare evaluations: accuracy and cost by task and length, and paired differences.
 
-    Differences are against the first folder, over the problems that both graded: same set, id, question and golds. Each
-    has its 95% interval and p; problems that only one side has are counted, never mixed in.
+    Differences are against the first folder, over the problems that both sides graded: same set, id, question and gold
+    answers. Each has a 95% confidence interval and a p-value. Problems of one side only are counted, not compared.
 
     \b
     Examples:
-      palimpsest compare evals/before evals/after --flips 10
+      palimpsest compare evals/before evals/after --changed 10
       palimpsest compare evals/seed-0 evals/seed-1 evals/seed-2 --plot seeds.svg
       palimpsest compare runs/quickstart runs/other --out comparison
       palimpsest compare evals/a evals/b --json
@@ -49,15 +54,15 @@ def compare(
     if plot is not None:
         check_plot(plot)
     if out is not None and out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is a file; give a folder")
+        raise ConfigError(f"--out {out}: this is a file; give a folder")
     comparison = compare_folders(*folders)
     written = [*(write_plots(comparison, plot) if plot else ()), *(write_folder(comparison, out) if out else ())]
     if json:
         import json as json_module
 
-        print(json_module.dumps(comparison.to_json(flips or None)))
+        print(json_module.dumps(comparison.to_json(changed or None)))
         return
-    _show(comparison, flips)
+    _show(comparison, changed, diff=diff)
     for path in written:
         typer.echo(str(path), err=True)
 
@@ -65,7 +70,7 @@ def compare(
 _COLUMNS = ["", "side", "problems", "ungraded", "accuracy", "95%", "difference", "95%", "p", "turns", "tokens/problem"]
 
 
-def _show(comparison: Comparison, flips: int) -> None:
+def _show(comparison: Comparison, flips: int, *, diff: bool) -> None:
     from palimpsest.cli.options import stdout, table
 
     console = stdout(160)
@@ -82,7 +87,7 @@ def _show(comparison: Comparison, flips: int) -> None:
     for note in comparison.notes:
         console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
     _show_bands(comparison)
-    _show_differs(comparison)
+    _show_differs(comparison, all_keys=diff)
     for name in comparison.flips if flips else ():
         _show_flips(comparison, name, flips)
 
@@ -117,7 +122,7 @@ def _p(p: float) -> str:
 
 
 def _sentence(name: str, first: str, pairing: Pairing) -> str:
-    """The difference over everything, in a sentence."""
+    """The difference over all problems."""
     difference = pairing.difference
     if difference is None:
         return f"{name} compared with {first}: nothing to compare"
@@ -137,16 +142,19 @@ def _show_bands(comparison: Comparison) -> None:
         for b in comparison.bands
     ]
     if rows:
-        stdout().print("\nover sides that differ by their seed alone", style="bold")
+        stdout().print("\nover sides that differ only in their seed", style="bold")
         stdout().print(table("", ["", "seeds", "mean", "lowest", "highest", "deviation"], rows))
 
 
-def _show_differs(comparison: Comparison) -> None:
+def _show_differs(comparison: Comparison, *, all_keys: bool) -> None:
     from palimpsest.cli.options import stdout, table
 
+    if comparison.differs and not all_keys:
+        stdout().print(f"\n{len(comparison.differs)} configuration keys differ (--diff prints them)")
+        return
     rows = [[key, *(printable(f"{value!s:.40}") for value in values)] for key, values in comparison.differs.items()]
     if rows:
-        stdout().print("\nconfigured otherwise", style="bold")  # as its title it would wrap
+        stdout().print("\nconfiguration keys that differ", style="bold")  # as a title it would wrap
         stdout().print(table("", ["", *(side.name for side in comparison.sides)], rows))
 
 
@@ -156,7 +164,7 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
     console, flipped = stdout(), comparison.flips[name]
     shown = min(most, len(flipped))
     console.print(
-        f"\n{printable(name)}: {len(flipped)} flipped, {shown} shown", style="bold", markup=False, highlight=False
+        f"\n{printable(name)}: {len(flipped)} changed, {shown} shown", style="bold", markup=False, highlight=False
     )
     for flip in flipped[:most]:
         lines = [
@@ -175,20 +183,22 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
 
 def probe(
     words: Words = None,
-    chunks: Annotated[int, typer.Option(min=1, help="Paragraphs of the documents that are played.")] = 64,
-    lengths: Annotated[str, typer.Option(help="Paragraphs to predict the accuracy for.")] = "4,64,256,1024",
-    limit: Annotated[int, typer.Option(min=1, help="Documents.")] = 64,
-    recipe: Annotated[str | None, typer.Option(help="Of policy and budgets; default: the run's.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of documents and draws.")] = 0,
+    chunks: Annotated[int, typer.Option(min=1, help="Paragraphs per document.")] = 64,
+    limit: Annotated[int, typer.Option(min=1, help="Number of documents.")] = 64,
+    predict: Annotated[
+        str, typer.Option(metavar="N,N...", help="Paragraphs per document to predict accuracy for.")
+    ] = "4,64,256,1024",
+    recipe: Annotated[str | None, typer.Option(help="Recipe with policy and budgets; default: the run's.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of documents and random draws.")] = 0,
+    json: Json = False,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,
     tokenizer: Tokenizer = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Say why accuracy falls with length: what single reads do to a fact in memory, by what is in sight.
+    """Measure how single reads change a fact in memory, and predict accuracy at other lengths.
 
-    From these rates follows the accuracy at other lengths, with its interval. Lengths whose interval is wider than 50
-    points aren't predicted; the reads that they need are printed, and the --limit that gives them.
+    Predictions have a 95% confidence interval. A length whose interval is wider than 50 points is not predicted; the
+    command prints the number of reads that it needs and the --limit that gives them.
 
     \b
     Examples:
@@ -204,9 +214,9 @@ def probe(
 
     models, overrides = models_and_overrides(words)
     if len(models) != 1:
-        raise ConfigError(f"probe: {len(models)} models given; give one, such as a run or `embedded`")
+        raise ConfigError(f"probe takes one model, not {len(models)}; give a run or embedded")
     agent = Agent(models[0], None, recipe, overrides, seed, Remote.named(base_url, api_key_env, tokenizer))
-    sizes = numbers("--lengths", "lengths", lengths)
+    sizes = numbers("--predict", "lengths", predict)
     result = probe_reads(agent, chunks=chunks, lengths=sizes, limit=limit, progress=Terminal())
     if json:
         print(dumps(result))

@@ -1,21 +1,23 @@
-"""`palimpsest data`: inspects data files, and makes and downloads data sets."""
+"""`palimpsest data`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import StrEnum
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from palimpsest.cli.options import Columns, Force, Out, named_columns, numbers, print_made, shares
+from palimpsest.cli.options import App, Columns, Force, Json, Out, named_columns, numbers, print_made, shares
 
-app = typer.Typer(help="Look into data files, make data sets.", no_args_is_help=True, rich_markup_mode=None)
+app = App(help="Inspect data files; build, generate and download data sets.")
 
 
 @app.callback()
 def group() -> None:
-    """Look into data files, make data sets."""
+    """Inspect data files; build, generate and download data sets."""
 
 
 # ---- palimpsest data inspect ---------------------------------------------------------------------------------
@@ -28,17 +30,20 @@ class MissingGoldChoice(StrEnum):
 
 @app.command("inspect")
 def inspect(
-    file: Annotated[str, typer.Argument(help="A data file of any format that training and evaluation read.")],
-    documents: Annotated[int | None, typer.Option(min=1, help="Assemble contexts of so many documents first.")] = None,
-    corpus: Annotated[str | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    format: Annotated[str | None, typer.Option(help="By name, or my_module:MyFormat; default: by columns.")] = None,
+    file: Annotated[str, typer.Argument(help="A data file in any known format.")],
+    documents: Annotated[int | None, typer.Option(min=1, help="Assemble contexts of N documents first.")] = None,
+    corpus: Annotated[str | None, typer.Option(help="File with further paragraphs for distractors.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first N problems.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help="Name of the format, or my_module:MyFormat; default: by columns.")
+    ] = None,
     columns: Columns = None,
     on_missing_gold: Annotated[
-        MissingGoldChoice, typer.Option(help="What becomes of a row whose gold paragraph isn't among its own.")
+        MissingGoldChoice, typer.Option(help="Handling of rows whose gold paragraph is missing.")
     ] = MissingGoldChoice.refuse,
+    json: Json = False,
 ) -> None:
-    """Show format, lengths, golds, evidence positions and one worked sample of a data file.
+    """Show a data file's format, lengths, gold answers, evidence positions and one problem.
 
     \b
     Examples:
@@ -54,7 +59,11 @@ def inspect(
 
     named = named_columns(columns, file)
     reading = ReadOptions(named_format(format), corpus, named, on_missing_gold is MissingGoldChoice.skip)
-    stdout().print(render(inspect_source(file, reading, documents=documents, limit=limit)))
+    inspection = inspect_source(file, reading, documents=documents, limit=limit)
+    if json:
+        print(dumps(asdict(inspection), ensure_ascii=False, default=str))
+        return
+    stdout().print(render(inspection))
 
 
 # ---- palimpsest data build -----------------------------------------------------------------------------------
@@ -64,43 +73,45 @@ def inspect(
 def build(
     source: Annotated[
         list[Path],
-        typer.Option(help="HotpotQA, 2WikiMultiHopQA or MuSiQue file, or any without --documents; may be repeated."),
+        typer.Argument(metavar="FILE...", help="HotpotQA, 2WikiMultiHopQA or MuSiQue; any format without --documents."),
     ],
     out: Out,
     documents: Annotated[
-        str | None, typer.Option(help="Per context, e.g. 50,200: a file for each; without it, as the files have them.")
+        str | None, typer.Option(help="Documents per context, e.g. 50,200: one file each; default: unchanged contexts.")
     ] = None,
-    corpus: Annotated[list[Path] | None, typer.Option(help="File whose paragraphs join the distractors.")] = None,
-    exclude: Annotated[list[Path] | None, typer.Option(help="No question of this file is used: a test set.")] = None,
+    corpus: Annotated[list[Path] | None, typer.Option(help="File with further distractors; repeatable.")] = None,
+    exclude: Annotated[list[Path] | None, typer.Option(help="Omit questions of this file (a test set).")] = None,
     drop_answered: Annotated[
         list[Path] | None,
-        typer.Option(help="Evaluation: no question that it answered right without a document; may be repeated."),
+        typer.Option(help="Omit questions that this evaluation answered right without a document; repeatable."),
     ] = None,
-    split: Annotated[str, typer.Option(help="Names with a number, a share or rest.")] = "eval=rest",
-    disjoint_gold: Annotated[
-        bool, typer.Option("--disjoint-gold", help="Splits share no gold document, besides sharing no question.")
-    ] = False,
+    split: Annotated[str, typer.Option(help="Splits: NAME=N, a share, or rest.")] = "eval=rest",
+    disjoint_gold: Annotated[bool, typer.Option("--disjoint-gold", help="Splits share no gold document.")] = False,
     disjoint_documents: Annotated[
-        bool, typer.Option("--disjoint-documents", help="Nor is one a distractor in another split.")
+        bool, typer.Option("--disjoint-documents", help="No gold document is a distractor in another split.")
     ] = False,
-    where: Annotated[list[str] | None, typer.Option(help="Only questions of metadata KEY=VALUE[,VALUE].")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Only questions with metadata KEY=VALUE[,VALUE].")] = None,
     without_yes_no: Annotated[
-        bool, typer.Option("--without-yes-no", help="No question that yes or no answers.")
+        bool, typer.Option("--without-yes-no", help="Omit questions with the answer yes or no.")
     ] = False,
-    order: Annotated[str, typer.Option(help="Of the gold documents: any, forward, reverse.")] = "any",
-    min_distance: Annotated[float, typer.Option(min=0, help="Between gold documents; below 1 a share of all.")] = 0,
-    positions: Annotated[str | None, typer.Option(help="Of the gold documents, 0 to 1, e.g. 0.1,0.9.")] = None,
-    seed: Annotated[int, typer.Option(help="Of splits, distractors and places.")] = 0,
+    order: Annotated[str, typer.Option(help="Order of gold documents: any, forward, reverse.")] = "any",
+    min_distance: Annotated[
+        float, typer.Option(min=0, help="Least distance of gold documents; below 1 a share of the context.")
+    ] = 0,
+    positions: Annotated[
+        str | None, typer.Option(help="Positions of the gold documents, 0 to 1, e.g. 0.1,0.9.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of splits, distractors and positions.")] = 0,
     force: Force = False,
 ) -> None:
-    """Deal questions of files into splits, with long contexts: every gold document among distractors; with a manifest.
+    """Build splits with long contexts from question files: gold documents among distractors, and a manifest.
 
     \b
     Examples:
-      palimpsest data build --source hotpot_dev.json --documents 50,200 --seed 1 --out sets/hotpot
-      palimpsest data build --source 2wiki_dev.json --source hotpot_train.json --documents 400 \\
+      palimpsest data build hotpot_dev.json --documents 50,200 --seed 1 --out sets/hotpot
+      palimpsest data build 2wiki_dev.json hotpot_train.json --documents 400 \\
         --split train=rest,dev=64,test=128 --disjoint-gold --min-distance 0.5 --out sets/far
-      palimpsest data build --source Accurate_Retrieval.parquet --where source=eventqa_65536 --out sets/eventqa
+      palimpsest data build Accurate_Retrieval.parquet --where source=eventqa_65536 --out sets/eventqa
     """
     from palimpsest.app.datasets.dataset_builder import build_contexts, read_contexts
     from palimpsest.progress.displays import Terminal
@@ -122,7 +133,7 @@ def build(
         force=force,
         progress=Terminal(),
     )
-    print_made(built, (f"left out, {reason}: {count:,}" for reason, count in built.left_out.items()))
+    print_made(built, (f"omitted, {reason}: {count:,}" for reason, count in built.left_out.items()))
 
 
 # ---- palimpsest data download --------------------------------------------------------------------------------
@@ -130,11 +141,11 @@ def build(
 
 @app.command("download")
 def download(
-    name: Annotated[str, typer.Argument(help="memagent-train, hotpotqa-dev...; or OWNER/NAME/FILE of the hub.")],
+    name: Annotated[str, typer.Argument(help="memagent-train, hotpotqa-dev...; or OWNER/NAME/FILE on the hub.")],
     out: Annotated[Path, typer.Option(help="Folder to write the file to.")] = Path("data"),
     force: Force = False,
 ) -> None:
-    """Fetch a published data set's file; its SHA-256 is printed.
+    """Download a published file and print its SHA-256.
 
     \b
     Examples:
@@ -152,36 +163,34 @@ def download(
     typer.echo(f"SHA-256 {files.sha256(path)}")
 
 
-# ---- palimpsest data objectives ------------------------------------------------------------------------------
+# ---- palimpsest data combine ---------------------------------------------------------------------------------
 
 
-@app.command("objectives")
-def objectives(
-    source: Annotated[list[Path], typer.Option(help="Question file of any known format; may be repeated.")],
+@app.command("combine")
+def combine(
+    source: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Question files in any known format.")],
     out: Out,
-    objectives: Annotated[str, typer.Option(help="Questions a problem asks: a file for each number.")] = "2,4,6,8",
+    objectives: Annotated[str, typer.Option(help="Questions per problem: one file each.")] = "2,4,6,8",
     documents: Annotated[
-        int | None, typer.Option(min=1, help="On one context of so many; without it, by search.")
+        int | None, typer.Option(min=1, help="Documents of the shared context; default: none, by search.")
     ] = None,
-    n: Annotated[
-        int | None, typer.Option("--n", min=1, help="Problems of each size; all there are without it.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of who is asked with whom, distractors and places.")] = 0,
+    problems: Annotated[int | None, typer.Option(min=1, help="Problems per size; default: all.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of combinations, distractors and positions.")] = 0,
     force: Force = False,
 ) -> None:
-    """Combine the questions of files into problems of several, to be searched for or asked of one long document.
+    """Combine questions into problems of several, for search or for one long document.
 
     \b
     Examples:
-      palimpsest data objectives --source hotpot_dev.json --objectives 2,4,6,8 --n 200 --out sets/several
-      palimpsest data objectives --source hotpot_dev.json --objectives 3 --documents 100 --out sets/three
+      palimpsest data combine hotpot_dev.json --objectives 2,4,6,8 --problems 200 --out sets/several
+      palimpsest data combine hotpot_dev.json --objectives 3 --documents 100 --out sets/three
     """
     from palimpsest.app.datasets.dataset_builder import make_objectives
     from palimpsest.progress.displays import Terminal
 
     sizes = numbers("--objectives", "numbers of questions", objectives)
     made = make_objectives(
-        source, sizes, out=out, documents=documents, count=n, seed=seed, force=force, progress=Terminal()
+        source, sizes, out=out, documents=documents, count=problems, seed=seed, force=force, progress=Terminal()
     )
     print_made(made)
 
@@ -191,25 +200,23 @@ def objectives(
 
 @app.command("ruler")
 def ruler(
-    tokenizer: Annotated[str, typer.Option(help="Folder or hub id of the model whose tokens are counted.")],
-    lengths: Annotated[str, typer.Option(help="In tokens, the answer's room included, e.g. 4096,8192.")],
+    tokenizer: Annotated[str, typer.Option(help="Tokenizer that counts tokens: a folder or hub id.")],
+    lengths: Annotated[str, typer.Option(help="Lengths in tokens, including the answer, e.g. 4096,8192.")],
     out: Out,
-    tasks: Annotated[
-        str, typer.Option(help="Of RULER's thirteen, e.g. vt,cwe; all: those whose files are given.")
-    ] = "all",
-    n: Annotated[int, typer.Option("--n", min=1, help="Problems of each task and length.")] = 100,
-    haystack: Annotated[Path | None, typer.Option(help="Text file in which needles of five tasks are hidden.")] = None,
-    squad: Annotated[Path | None, typer.Option(help="SQuAD's file, for qa_1.")] = None,
-    hotpot: Annotated[Path | None, typer.Option(help="HotpotQA's file, for qa_2.")] = None,
-    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    tasks: Annotated[str, typer.Option(help="RULER tasks, e.g. vt,cwe; all: those whose files are given.")] = "all",
+    problems: Annotated[int, typer.Option(min=1, help="Problems per task and length.")] = 100,
+    haystack: Annotated[Path | None, typer.Option(help="Text for the haystacks of five tasks.")] = None,
+    squad: Annotated[Path | None, typer.Option(help="SQuAD file, for qa_1.")] = None,
+    hotpot: Annotated[Path | None, typer.Option(help="HotpotQA file, for qa_2.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
     force: Force = False,
 ) -> None:
-    """Generate RULER's tasks at any length of any tokenizer.
+    """Generate RULER tasks at any length.
 
     \b
     Examples:
       palimpsest data ruler --tokenizer Qwen/Qwen3-4B --lengths 4096,131072 --out sets/ruler
-      palimpsest data ruler --tasks niah_multiquery,qa_2 --tokenizer models/mine --lengths 8192 --n 16 \\
+      palimpsest data ruler --tasks niah_multiquery,qa_2 --tokenizer models/mine --lengths 8192 --problems 16 \\
         --haystack essays.txt --hotpot hotpot_dev.json --out sets/ruler-8k
     """
     from palimpsest.app.datasets.ruler_sets import TaskTexts, make_ruler
@@ -219,7 +226,7 @@ def ruler(
         tasks.split(","),
         numbers("--lengths", "numbers of tokens", lengths),
         tokenizer=tokenizer,
-        count=n,
+        count=problems,
         out=out,
         seed=seed,
         texts=TaskTexts(haystack, squad, hotpot),
@@ -230,4 +237,4 @@ def ruler(
 
 
 def _lacks(task: str, option: str) -> str:
-    return f"left out: {task}, which is made of a file of yours ({option} FILE)"
+    return f"omitted: {task} (needs {option} FILE)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,19 +10,22 @@ import typer
 from rich.table import Table
 
 from palimpsest.cli.options import (
+    INPUT,
+    OUTPUT,
     RERUN,
     ApiKeyEnv,
     BaseUrl,
     Columns,
     Force,
+    Json,
     Tokenizer,
     Words,
-    going_on,
     interval,
     models_and_overrides,
     named_columns,
     numbers,
     percent,
+    resuming,
     stdout,
     table,
 )
@@ -41,72 +44,81 @@ def evaluate(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="A shipped policy, or my_module:MyPolicy; several as overwrite,recall; default: the recipe's or the "
-            "run's, else overwrite."
+            help="A shipped policy or my_module:MyPolicy; several as overwrite,recall; default: the recipe's or the "
+            "run's, otherwise overwrite."
         ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Recipe with policy, budgets, reward and sampling, or a published protocol, eval/NAME; default: the "
+            "run's, otherwise budgets that fit the model."
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes per problem, for pass@k.")] = 1,
+    baselines: Annotated[
+        bool, typer.Option(help="Also evaluate closed book, whole document and retrieval, one episode per problem.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Seed of random draws and of assembled contexts.")] = 0,
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="A data file (HotpotQA, MemAgent, RULER, MemAct...), a folder that palimpsest data wrote, synthetic, "
-            "synthetic_search; may be repeated; of an evaluation recipe the folder of its files; default: the recipe's "
-            "or the run's, else synthetic."
+            help="A data file (HotpotQA, MemAgent, RULER, MemAct...), a folder written by palimpsest data, synthetic, "
+            "or synthetic_search; repeatable; for a published protocol the folder of its files; default: the "
+            "recipe's or the run's, otherwise synthetic.",
+            rich_help_panel=INPUT,
         ),
     ] = None,
     documents: Annotated[
         str | None,
         typer.Option(
-            help="Documents per context, gold ones among distractors; several as 50,100; default: as they are."
+            help="Documents per context, gold ones among distractors; several as 50,100; default: unchanged contexts.",
+            rich_help_panel=INPUT,
         ),
     ] = None,
     chunks: Annotated[
-        str | None, typer.Option(help="Paragraphs per synthetic document; several lengths as 4,64,256.")
+        str | None,
+        typer.Option(help="Paragraphs per synthetic document; several as 4,64,256.", rich_help_panel=INPUT),
     ] = None,
     objectives: Annotated[
-        str | None, typer.Option(help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.")
+        str | None,
+        typer.Option(
+            help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.",
+            rich_help_panel=INPUT,
+        ),
     ] = None,
     corpus: Annotated[
         Path | None,
-        typer.Option(help="File whose paragraphs serve as distractors, or that document indices refer to."),
+        typer.Option(help="File with paragraphs for distractors, or for document indices.", rich_help_panel=INPUT),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Episodes of each problem, for pass@k.")] = 1,
-    baselines: Annotated[
-        bool,
-        typer.Option(help="Play the question alone, the whole document and retrieval too, once each."),
-    ] = True,
+    limit: Annotated[int | None, typer.Option(min=1, help="The first N problems.", rich_help_panel=INPUT)] = None,
     columns: Columns = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for samples, summary, report.html and episodes.")] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="Recipe that gives policy, budgets, reward and sampling, or a published protocol, eval/NAME; default: "
-            "the run's, else what fits the model."
-        ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for samples, summary, report.html and episodes.", rich_help_panel=OUTPUT),
     ] = None,
     regrade: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Grade the recorded answers of an evaluation under another reward, without a model; default --out: "
-            "DIR/regraded/REWARD.",
+            help="Grade an evaluation's saved answers again, without the model; default --out: DIR/regraded/REWARD.",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draws and of the assembly of contexts.")] = 0,
+    force: Force = False,
+    json: Json = False,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,
     tokenizer: Tokenizer = None,
-    force: Force = False,
 ) -> None:
-    """Play every problem with a memory policy, grade the answers, print a table; with baselines.
+    """Run a memory policy and its baselines on every problem, grade the answers, print a table.
 
-    MODEL is `embedded`, the default, a Hugging Face folder, a run, which brings its configuration, a hub id, or a name
-    at --base-url. Several models are evaluated each in a folder of its own in --out, with compare.html next to them.
-    KEY=VALUE is an option of the policy (chunk_size=2048) or a dotted key of the recipe.
+    MODEL is `embedded` (the default), a Hugging Face folder or hub id, a run (with its configuration), or the name of a
+    model at --base-url. Each of several models gets its own folder in --out, next to compare.html.
 
-    Several policies, files and numbers of documents are played in every combination, one row each. With --out, one line
-    per episode goes to samples.jsonl as it finishes, and the figures to summary.json and report.html; the same command
-    again plays only what has no grade yet. Episodes that went wrong are kept token for token in episodes.jsonl.zst
+    Several policies, files and sizes are evaluated in every combination, one row each. With --out, samples.jsonl gets
+    one line per finished episode; summary.json and report.html follow at the end. The same command again runs only
+    episodes without a grade. Failed episodes are saved token for token in episodes.jsonl.zst
     (evaluation.record=none|wrong|all).
 
     \b
@@ -118,7 +130,7 @@ def evaluate(
       palimpsest eval --policy overwrite,recall --data sets/hotpot --data dev.jsonl --out evals/both
       palimpsest eval runs/first --policy prune --data synthetic_search --objectives 1,2,4,8
       palimpsest eval Qwen/Qwen3-4B --data eval_200.json --limit 32 chunk_size=2048
-      palimpsest eval --data dev.jsonl --samples 4 eval_sampling.temperature=0.7
+      palimpsest eval --data dev.jsonl --samples 4 eval_sampling.temperature=0.7 --json
       palimpsest eval --policy my_module:MyPolicy --data dev.jsonl notebook_lines=8
       palimpsest eval Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1 --data eval_200.json --out evals/qwen
       palimpsest eval gpt-4.1-mini --base-url https://api.openai.com/v1 --api-key-env OPENAI_API_KEY --limit 8
@@ -139,7 +151,7 @@ def evaluate(
             "limit": limit,
         }
         played |= {"documents": documents, "chunks": chunks, "objectives": objectives}
-        _regrade(regrade, models, overrides, out, played)
+        _show([_regrade(regrade, models, overrides, out, played)], json=json)
         return
     first, *rest = models or ["embedded"]
     request = EvalRequest(
@@ -162,36 +174,44 @@ def evaluate(
     requests = requests_of(models, request, out) if rest else {out: request}
     plans = {folder: entry.plan() for folder, entry in requests.items()}
     check_alike(list(plans.values()))
-    for folder, plan in plans.items():
-        _play(plan, folder, force=force)
+    _show((_play(plan, folder, force=force) for folder, plan in plans.items()), json=json)
     if rest and out is not None:
         Terminal().message(str(report([folder for folder in plans if folder is not None], out)[0]))
 
 
-def _play(plan: EvalPlan, out: Path | None, *, force: bool) -> None:
+def _show(evaluations: Iterable[Evaluation], *, json: bool) -> None:
+    """Print tables, or one JSON object per evaluation."""
+    from json import dumps
+
+    for evaluation in evaluations:
+        if json:
+            print(dumps(evaluation.to_json()), flush=True)
+        else:
+            show_evaluation(evaluation)
+
+
+def _play(plan: EvalPlan, out: Path | None, *, force: bool) -> Evaluation:
     from palimpsest.app.evaluate.evaluation_run import evaluate_plan
 
-    with going_on(
-        lambda: "nothing is kept without --out" if out is None else RERUN + (", without --force" if force else "")
-    ):
-        evaluation = evaluate_plan(plan, out=out, force=force, progress=Terminal())
-    show_evaluation(evaluation)
+    again = "nothing is saved without --out" if out is None else RERUN + (", without --force" if force else "")
+    with resuming(lambda: again):
+        return evaluate_plan(plan, out=out, force=force, progress=Terminal())
 
 
 def _regrade(
     folder: Path, models: list[str], overrides: list[str], out: Path | None, played: Mapping[str, Any]
-) -> None:
-    """`played`: options of playing, which `evaluate` rejects."""
+) -> Evaluation:
+    """`played`: options that a regrade rejects."""
     from palimpsest.app.evaluate.evaluation_run import evaluate as evaluate_folder
 
     if len(models) > 1:
-        raise ConfigError(f"--regrade {folder}: has one model, not {', '.join(models)}; leave them out")
+        raise ConfigError(f"--regrade {folder}: has one model, not {', '.join(models)}; omit them")
     model = models[0] if models else None
     kwargs: dict[str, Any] = {name: value for name, value in played.items() if value is not None}
-    show_evaluation(evaluate_folder(model, regrade=folder, overrides=overrides, out=out, progress=Terminal(), **kwargs))
+    return evaluate_folder(model, regrade=folder, overrides=overrides, out=out, progress=Terminal(), **kwargs)
 
 
-# ---- An evaluation as a table, and what is to be known of its figures ----------------------------------------
+# ---- An evaluation as a table -------------------------------------------------------------------------------
 
 
 Column = Callable[["EvalSummary"], str | None]
@@ -209,7 +229,7 @@ def _metric(name: str) -> Column:
     return lambda row: _percent(row.metrics.get(name))
 
 
-def _invented(row: EvalSummary) -> str | None:
+def _hallucinated(row: EvalSummary) -> str | None:
     copied = row.measures.get("copy_fidelity")
     return None if copied is None else percent(1.0 - copied)
 
@@ -242,21 +262,21 @@ OPTIONAL_FIGURES: dict[str, Column] = {
     "pass@k": lambda row: _percent(row.pass_at.get(str(row.samples))),
     "disagree": lambda row: _percent(row.disagreement),
 }
-"""Columns that stand in the table if a row has them."""
+"""Columns that the table has if a row has their value."""
 MEMORY: dict[str, Column] = {
     "evidence kept": _share("evidence_retention"),
-    "invented": _invented,
-    "kept out": _share("dropped_share"),
+    "hallucinated": _hallucinated,
+    "dropped": _share("dropped_share"),
     "overwritten": _share("overwrite_rate"),
     "recall hits": _share("recall_hit_rate"),
 }
-"""A table of their own."""
+"""Columns of the table about the memory."""
 _REMEMBERING = ("overwrite_rate", "recall_hit_rate")
-"""Measures of policies that have a memory."""
+"""Measures that only policies with a memory have."""
 
 
 def show_evaluation(evaluation: Evaluation) -> None:
-    """Print it. Raises Exit where nothing could be graded."""
+    """Print it. Raises typer.Exit if nothing could be graded."""
     from palimpsest.evaluation.episode_files import EPISODES
     from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY
     from palimpsest.report.page import REPORT
@@ -271,7 +291,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
     }
     if remembering:
         measured = {name: column for name, column in MEMORY.items() if any(map(column, remembering.values()))}
-        console.print(_table("what the memory held", measured, remembering))
+        console.print(_table("memory", measured, remembering))
     if evaluation.out is not None:
         written = [evaluation.out / name for name in (SAMPLES, SUMMARY, EPISODES, REPORT)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
@@ -289,14 +309,14 @@ def _print_ungraded(evaluation: Evaluation) -> None:
     console = stdout()
     without_gold = sum(sample.without_gold for sample in evaluation.samples)
     if without_gold:
-        console.print(f"{without_gold} questions have no gold in the data: played, not graded, not in the accuracy")
+        console.print(f"{without_gold} questions have no gold answer in the data: ungraded, not in the accuracy")
     lost = sum(not sample.is_final for sample in evaluation.samples)
     if lost and evaluation.ungraded == len(evaluation):
-        typer.echo(f"error: nothing could be graded, most often because: {evaluation.commonest_reason}", err=True)
+        typer.echo(f"error: nothing could be graded; the most frequent reason: {evaluation.commonest_reason}", err=True)
         raise typer.Exit(1)
     lost += sum(not sample.is_final for sample in evaluation.baseline_samples)
     if lost:
         console.print(
-            f"{lost} episodes have no grade and are not in the accuracy, most often because: "
-            f"{evaluation.commonest_reason}; run again to play them again"
+            f"{lost} episodes are ungraded and not in the accuracy; the most frequent reason: "
+            f"{evaluation.commonest_reason}; run the command again to repeat them"
         )

@@ -1,9 +1,9 @@
-"""`palimpsest`: the commands, and the border at which errors become one line.
+"""`palimpsest`: the commands, and where errors become one line.
 
-Guaranteed: an error the user can fix prints one red line per problem on stderr, without a traceback, and exits with
-2; SIGINT, SIGTERM and SIGHUP end tidily with 128 and their number, say how to go on, and a second one ends at once
-(runs/signals.py); anything else is a bug and keeps its traceback. `palimpsest --help` imports neither
-torch, transformers, matplotlib nor pyarrow.
+Guaranteed: an error that the user can fix prints one red line per problem on stderr, without a traceback, and exits
+with 2. SIGINT, SIGTERM and SIGHUP end the command with 128 plus their number and print how to resume; a second signal
+ends it immediately (runs/signals.py). Any other exception is a bug and keeps its traceback. `palimpsest --help` imports
+neither torch, transformers, matplotlib nor pyarrow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -23,6 +23,7 @@ from palimpsest.cli import recipes as new
 from palimpsest.cli import serve as retrieval
 from palimpsest.cli import train as quickstart
 from palimpsest.cli import view as replay
+from palimpsest.cli.options import App
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError
 from palimpsest.runs.signals import Interrupts
 from palimpsest.text.display_text import printable
@@ -30,32 +31,29 @@ from palimpsest.text.display_text import printable
 _SYSTEM = {
     errno.ENOSPC: "free some room",
     errno.EDQUOT: "free some room",
-    errno.EFBIG: "a file may not be so large here; raise `ulimit -f`",
+    errno.EFBIG: "files of this size are not allowed; raise `ulimit -f`",
     errno.EMFILE: "raise `ulimit -n`",
     errno.ENFILE: "the whole system has too many files open",
-    errno.EIO: "the disk fails; look at the system's log",
-    errno.EROFS: "give a place that can be written to",
-    errno.EACCES: "give a place that is yours",
-    errno.EPERM: "give a place that is yours",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.EEXIST: "something of that name is in the way, perhaps a link to nothing",
-    errno.ENOENT: "it was deleted or moved meanwhile, or its folder was",
-    errno.ENOTDIR: "a part of the path is a file",
+    errno.EIO: "the disk failed; see the system's log",
+    errno.EROFS: "choose a writable folder",
+    errno.EACCES: "choose a folder that you may write to",
+    errno.EPERM: "choose a folder that you may write to",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.EEXIST: "this name exists, possibly as a broken link",
+    errno.ENOENT: "the file or its folder was deleted or moved",
+    errno.ENOTDIR: "part of the path is a file",
     errno.EISDIR: "give the path of a file",
-    errno.ENOTEMPTY: "another process writes there",
-    errno.ELOOP: "a link leads back to itself",
-    errno.ESTALE: "the network disk lost it; try again",
+    errno.ENOTEMPTY: "another process writes to it",
+    errno.ELOOP: "the link points to itself",
+    errno.ESTALE: "the network file system lost the file; try again",
     errno.ENOMEM: "free some memory",
 }
-"""What the user can do about an error of the system, which is then no bug."""
+"""Fixes for errors of the system that are not bugs."""
 
-app = typer.Typer(
-    help="Train, with reinforcement learning, and evaluate language-model agents that manage their own memory.",
-    epilog="Begin with: palimpsest quickstart --out runs/quickstart",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},  # subcommands inherit it
+app = App(
+    help="Train and evaluate language-model agents that manage their own memory, with reinforcement learning.",
+    epilog="Start with: palimpsest quickstart --out runs/quickstart",
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 
 
@@ -74,22 +72,37 @@ def options(
     """Options of the program itself."""
 
 
-app.command("quickstart", short_help="Train on a CPU in minutes, evaluate, report.")(quickstart.quickstart)
-app.command("train", short_help="Reinforcement learning from a recipe.")(train.train)
-app.command("sft", short_help="Supervised cold start: on episodes, conversations or lessons.")(train.sft)
-app.command("eval", short_help="Play a policy on a data file and grade it.")(evaluate.evaluate)
-app.command("compare", short_help="Put evaluations side by side.")(compare.compare)
-app.command("ask", short_help="Have an agent read your files and answer.")(ask.ask)
-app.command("serve", short_help="Serve an agent to clients of OpenAI's interface.")(serve.serve)
-app.command("view", short_help="Look at runs and episodes in a browser.")(view.view)
-app.command("replay", short_help="Play a recorded episode on with another memory.")(replay.replay)
-app.command("export", short_help="Copy a run's model into a folder of its own.")(models.export)
-app.command("probe", short_help="Say why accuracy falls with length.")(compare.probe)
-app.command("new", short_help="Files to begin a policy, tool or reward with.")(new.new)
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(datasets.app, name="data")
-app.add_typer(retrieval.retrieval_app, name="retrieval")
-app.command("check", short_help="Try a policy, reward or credit rule against its contract.")(models.check)
+_COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
+    "Start": {
+        "quickstart": (quickstart.quickstart, "Train, evaluate and report on a CPU in minutes."),
+        "new": (new.new, "Create a policy, tool or reward from a template."),
+        "check": (models.check, "Check a custom policy, reward or other plugin against its contract."),
+    },
+    "Train": {
+        "train": (train.train, "Train an agent with reinforcement learning."),
+        "sft": (train.sft, "Fine-tune on SFT examples, recorded episodes or conversations."),
+        "export": (models.export, "Export a checkpoint as a Hugging Face model."),
+    },
+    "Evaluate": {
+        "eval": (evaluate.evaluate, "Evaluate models with a memory policy and baselines."),
+        "compare": (compare.compare, "Compare evaluations: accuracy, cost, paired differences."),
+        "probe": (compare.probe, "Measure read errors; predict accuracy at other lengths."),
+    },
+    "Inspect": {
+        "view": (view.view, "Browse runs, evaluations and episodes in a browser."),
+        "replay": (replay.replay, "Re-run an episode from a turn, optionally with an edited memory."),
+    },
+    "Use": {
+        "ask": (ask.ask, "Ask a question about files of any length."),
+        "serve": (serve.serve, "Serve an agent behind an OpenAI-compatible API."),
+    },
+}
+for panel, commands in _COMMANDS.items():
+    for name, (command, summary) in commands.items():
+        app.command(name, short_help=summary, rich_help_panel=panel)(command)
+app.add_typer(datasets.app, name="data", rich_help_panel="Data")
+app.add_typer(retrieval.retrieval_app, name="retrieval", rich_help_panel="Data")
+app.add_typer(recipes.app, name="recipes", rich_help_panel="Reference")
 
 
 def main() -> None:
@@ -112,16 +125,16 @@ def main() -> None:
 
 
 def _warned(message: Warning | str, *_: object, **__: object) -> str:
-    """A line, as errors have one, without the code that warned."""
+    """One line, without the code that warned."""
     return f"warning: {printable(str(message))}\n"
 
 
 _OPTIONS = {"policy.name": "--policy", "data.format": "--format"}
-"""Options of commands, by the keys that they set."""
+"""Configuration keys to the command options that set them."""
 
 
 def _show_option(error: ConfigError, words: Sequence[str]) -> None:
-    """Put the option that set a wrong value in the place of its key.
+    """Name the option that set a wrong value, instead of its key.
 
     >>> error = ConfigError("no such policy", key="policy.name", value="overwrit")
     >>> _show_option(error, ["eval", "--policy=overwrit"])

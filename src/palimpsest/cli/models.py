@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from palimpsest.cli.options import OUTPUT, Json
+
 if TYPE_CHECKING:
     from palimpsest.app.model_export_job import ExportedModel
 
@@ -17,16 +19,17 @@ def check(
         str, typer.Argument(help="A shipped policy or credit rule, my_module:MyThing, or path/file.py:MyThing.")
     ],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Options of it, values as YAML.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE...]", help="Its options; values as YAML.")
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="What it is, if that doesn't show: policy, reward, layer, rule, tool, format, sink, engine."),
+        typer.Option(help="policy, reward, layer, rule, tool, format, sink or engine; default: by its signature."),
     ] = None,
+    json: Json = False,
 ) -> None:
-    """Check a policy, reward, layer, credit rule or another plugin against its contract.
+    """Check a policy, reward, layer, credit rule or other plugin against its contract.
 
-    Exits with 1 if anything is broken.
+    Exits with 1 if a check fails.
 
     \b
     Examples:
@@ -40,13 +43,19 @@ def check(
     from palimpsest.config.load import split_override
 
     findings = check_contract(name, dict(map(split_override, options or ())), kind)
+    failed = sum(not finding.passed for finding in findings)
+    if json:
+        from dataclasses import asdict
+        from json import dumps
+
+        print(dumps({"passed": not failed, "checks": [asdict(finding) for finding in findings]}))
+        raise typer.Exit(int(failed > 0))
     console = stdout()
     for finding in findings:
         mark = "[green]ok   [/green]" if finding.passed else "[red]FAILS[/red]"
         console.print(f"{mark} ", end="")
         console.print(f"{finding.name}: {finding.message}", markup=False, highlight=False, soft_wrap=True)
-    failed = sum(not finding.passed for finding in findings)
-    console.print(f"{len(findings) - failed} of {len(findings)} points hold", highlight=False)
+    console.print(f"{len(findings) - failed} of {len(findings)} checks passed", highlight=False)
     raise typer.Exit(int(failed > 0))
 
 
@@ -54,36 +63,36 @@ def check(
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="Folder of a run, or of a model.")],
-    to: Annotated[Path, typer.Option(help="Folder to write the Hugging Face model to.")],
-    step: Annotated[int | None, typer.Option(help="Of this step; without it the newest checkpoint.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; without it as it is.")] = None,
-    untied: Annotated[bool, typer.Option("--untied", help="Write out a tied output projection, for vLLM.")] = False,
-    adapter: Annotated[bool, typer.Option("--adapter", help="Adapters alone, not merged into their model.")] = False,
+    run: Annotated[str, typer.Argument(help="A run's folder, or a model's.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the Hugging Face model to.", rich_help_panel=OUTPUT)],
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint; default: the newest.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: unchanged.")] = None,
+    untied: Annotated[bool, typer.Option("--untied", help="Write a tied output projection separately (vLLM).")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write only the adapters, not merged.")] = False,
     evaluation: Annotated[
-        list[Path] | None, typer.Option(help="Folder of palimpsest eval whose figures go into README.md too.")
+        list[Path] | None, typer.Option(help="Evaluation folder whose figures README.md gets too; repeatable.")
     ] = None,
 ) -> None:
-    """Write the model of a run's checkpoint into a folder of its own; adapters are merged.
+    """Export a checkpoint as a Hugging Face model; adapters are merged.
 
-    README.md in it holds the accuracy of every evaluation of these weights in the run's folder. `hf upload` puts the
+    Its README.md has the accuracy of every evaluation of these weights in the run's folder. `hf upload` publishes the
     folder on the Hugging Face hub.
 
     \b
     Examples:
-      palimpsest export runs/quickstart --to my-agent
-      palimpsest export runs/quickstart --step 40 --dtype bfloat16 --to my-agent
-      palimpsest export runs/first --evaluation evals/hotpot --to my-agent
-      palimpsest export runs/quickstart --untied --to served
+      palimpsest export runs/quickstart --out my-agent
+      palimpsest export runs/quickstart --step 40 --dtype bfloat16 --out my-agent
+      palimpsest export runs/first --evaluation evals/hotpot --out my-agent
+      palimpsest export runs/quickstart --untied --out served
     """
     from palimpsest.app.model_export_job import export as export_model
 
     warn, places = partial(typer.echo, err=True), evaluation or ()
-    _show(export_model(run, to, step=step, dtype=dtype, untied=untied, adapter=adapter, evaluations=places, warn=warn))
+    _show(export_model(run, out, step=step, dtype=dtype, untied=untied, adapter=adapter, evaluations=places, warn=warn))
 
 
 def _show(done: ExportedModel) -> None:
-    """Print where the files are, and how to load them."""
+    """Print the files and how to load them."""
     after = "" if done.step is None else f" after step {done.step}"
     typer.echo(f"{done.path.resolve()}: the model{after}, {done.size:,} bytes")
     for name, size in done.files.items():

@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from palimpsest.config.data import check_columns, columns_of
 from palimpsest.errors import ConfigError, Interrupted
@@ -26,38 +27,184 @@ if TYPE_CHECKING:
     from palimpsest.runs.folder_guard import Made
 
 
+# ---- The form of every command -------------------------------------------------------------------------------
+
+
+_HINTS = {
+    option: fix
+    for fix, options in {
+        "write train.max_steps=N": "steps max-steps num-steps epochs num-epochs num-train-epochs",
+        "write optim.learning_rate=X": "lr learning-rate",
+        "write train.batch_size=N": "batch-size bs train-batch-size per-device-train-batch-size",
+        "write train.group_size=N": "num-generations group-size",
+        "write reward.name=f1": "metric metrics scorer",
+        "write eval_sampling.temperature=X": "temperature temp",
+        "write model.path=MODEL": "model-path",
+        "write KEY=VALUE without an option": "set option override",
+        "give --data FILE": "dataset dataset-name task tasks-file",
+        "give --limit N": "n num-problems max-samples num-samples",
+        "give --samples N": "k num-tries",
+        "give --out PATH": "to output output-dir save-dir name",
+        "the model is the first word: palimpsest COMMAND MODEL": "model model-name-or-path model-id",
+        "the recipe is the first word: palimpsest train RECIPE": "config config-file",
+        "the files are the first words: palimpsest data COMMAND FILE...": "source",
+        "give --problems N": "count",
+        "give --base-url URL": "engine url endpoint api-base",
+        "give --api-key-env NAME": "engine-key-env",
+        "give --server-key-env NAME": "key-env token api-key",
+        "write eval --regrade DIR": "rescore",
+        "give --recipe eval/NAME": "preset presets",
+        "give --changed N": "flips",
+        "give --question TEXT": "also",
+        "give --seed 0,1,2": "seeds",
+        "give --predict N,N": "lengths",
+        "give --episodes GROUP/ROLLOUT": "only",
+        "give --min-grade X": "keep",
+        "give --best N": "per-problem",
+    }.items()
+    for option in options.split()
+}
+"""Fixes for options that do not exist: guesses, and former names."""
+_WIDTH = 120  # columns of help on a terminal that has them
+
+
+def _hint(command: TyperCommand, words: Iterable[str]) -> None:
+    """Raise ConfigError for an option that the command lacks and that has a hint."""
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        if word == "--":
+            return
+        name = word.partition("=")[0]
+        fix = _HINTS.get(name.removeprefix("--"))
+        if fix and name.startswith("--") and name not in known:
+            raise ConfigError(f"{command.name}: no option {name}; {fix}")
+
+
+class Command(TyperCommand):
+    """A command whose help groups its options, and that has hints for unknown options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _hint(self, args)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_groups(formatter, ((_panel(p), p.get_help_record(ctx)) for p in self.get_params(ctx)))
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands, whose help has sections."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))]
+        rows = [(_panel(c, "Commands"), (c.name or "", c.get_short_help_str(limit=80))) for c in commands]
+        _write_groups(formatter, rows)
+
+
+def _panel(part: Any, default: str = "") -> str:
+    name = getattr(part, "rich_help_panel", None)
+    return str(name or default or ("Arguments" if part.param_type_name == "argument" else "Options"))
+
+
+def _write_groups(formatter: Any, rows: Iterable[tuple[str, tuple[str, str] | None]]) -> None:
+    groups = dict[str, list[tuple[str, str]]]()
+    for name, row in rows:
+        if row is not None:
+            groups.setdefault(name, []).append(row)
+    for name, members in groups.items():
+        with formatter.section(name):
+            formatter.write_dl(members)
+
+
+class App(typer.Typer):
+    """Commands in this form."""
+
+    def __init__(self, **options: Any) -> None:
+        settings = {"help_option_names": ["-h", "--help"], "max_content_width": _WIDTH}
+        super().__init__(
+            cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, context_settings=settings, **options
+        )
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
+        """As typer's."""
+        return super().command(name, cls=Command, **options)
+
+
+# ---- Options that several commands share ---------------------------------------------------------------------
+
+
+INPUT, OUTPUT, ENDPOINT, SERVER = "Input", "Output", "Endpoint", "Server"
+
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[a.b=c ...]", help="Configuration keys to change, values as YAML."),
+    typer.Argument(metavar="[KEY=VALUE...]", help="Configuration keys to change; values as YAML."),
 ]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[MODEL] [a.b=c ...]", help="What plays, and configuration keys to change."),
+    typer.Argument(
+        metavar="[MODEL] [KEY=VALUE...]",
+        help="The model, and keys to change: options of the policy (chunk_size=2048) or dotted configuration keys.",
+    ),
 ]
-Out = Annotated[Path, typer.Option("--out", help="Folder to write to.")]
-Force = Annotated[bool, typer.Option("--force", help="Start anew; what the folder holds is moved aside.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder to write to.", rich_help_panel=OUTPUT)]
+Force = Annotated[
+    bool, typer.Option("--force", help="Start over; the old folder becomes NAME.old-1.", rich_help_panel=OUTPUT)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check configuration, data and budgets, print them, and exit.")]
 Columns = Annotated[
     str | None,
     typer.Option(
         "--map",
         metavar="OURS=THEIRS,...",
-        help="Columns of the file: question=q,answers=reward.gold; of one of several files b.csv:question=text.",
+        help="Columns of the file: question=q,answers=reward.gold; for one of several files b.csv:question=text.",
+        rich_help_panel=INPUT,
     ),
+]
+Policy = Annotated[
+    str | None, typer.Option(help="A shipped policy or my_module:MyPolicy; default: the run's, otherwise overwrite.")
 ]
 BaseUrl = Annotated[
     str | None,
-    typer.Option(help="An OpenAI-compatible endpoint that has the model, under the name MODEL; e.g. ending in /v1."),
+    typer.Option(
+        metavar="URL",
+        help="Base URL of an OpenAI-compatible endpoint that serves MODEL, e.g. http://127.0.0.1:8000/v1.",
+        rich_help_panel=ENDPOINT,
+    ),
 ]
-ApiKeyEnv = Annotated[str | None, typer.Option(help="Environment variable that holds the endpoint's key.")]
+ApiKeyEnv = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Environment variable with the endpoint's key.", rich_help_panel=ENDPOINT),
+]
 Tokenizer = Annotated[
-    str | None, typer.Option(help="The endpoint's tokenizer, a folder or hub id; default: what MODEL names.")
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="The endpoint's tokenizer: a folder or hub id; default: MODEL's.",
+        rich_help_panel=ENDPOINT,
+    ),
+]
+Host = Annotated[
+    str, typer.Option(help="Address; any other than loopback needs --server-key-env.", rich_help_panel=SERVER)
+]
+ServerKeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Environment variable with the key that clients must send.", rich_help_panel=SERVER
+    ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
 
 
+def server_key(name: str | None) -> str | None:
+    """The key in the environment variable `name`. Raises ConfigError if it is empty."""
+    key = None if name is None else os.environ.get(name)
+    if name is not None and not key:
+        raise ConfigError(f"--server-key-env {name}: this environment variable is empty or not set; set it to the key")
+    return key
+
+
 def named_columns(text: str | None, file: str | None = None) -> dict[str, str]:
-    """Columns by our name, given as question=q,answers=gold; of `file`, where that is all that is read. Raises
-    ConfigError."""
+    """Column names by our name, from question=q,answers=gold. Raises ConfigError."""
     try:
         columns: dict[str, str] = columns_of(text or "")
         if file is not None:
@@ -83,7 +230,7 @@ def models_and_overrides(words: Iterable[str] | None) -> tuple[list[str], list[s
 
 
 def print_made(made: Made, left_out: Iterable[str] = ()) -> None:
-    """Say what a data set holds, and what it doesn't, by lines."""
+    """Print the files of a data set and what was left out."""
     for name, count in made.problems.items():
         typer.echo(f"{made.folder / name}: {count:,} problems")
     for line in left_out:
@@ -92,7 +239,7 @@ def print_made(made: Made, left_out: Iterable[str] = ()) -> None:
 
 
 def numbers(option: str, what: str, text: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers of at least `least`, given as 4,64,256. Raises ConfigError.
+    """Whole numbers of at least `least`, from 4,64,256. Raises ConfigError.
 
     >>> numbers("--chunks", "lengths", "4,64")
     (4, 64)
@@ -107,7 +254,7 @@ def numbers(option: str, what: str, text: str, least: int = 1) -> tuple[int, ...
 
 
 def shares(option: str, text: str | None) -> tuple[float, ...]:
-    """Numbers given as 0.1,0.9; none for None. Raises ConfigError.
+    """Numbers from 0.1,0.9; () for None. Raises ConfigError.
 
     >>> shares("--positions", "0,0.5,1")
     (0.0, 0.5, 1.0)
@@ -118,16 +265,16 @@ def shares(option: str, text: str | None) -> tuple[float, ...]:
         raise ConfigError(f"{option} {text}: expected numbers such as 0.1,0.9") from None
 
 
-# ---- How a command that a signal ended goes on, in words -----------------------------------------------------
+# ---- How to resume a command that a signal ended -------------------------------------------------------------
 
 
-BEGIN, RERUN = "the same command begins again", "the same command goes on"
-NOT_STARTED = f"nothing was begun; {BEGIN}"
+START, RERUN = "run the same command to start over", "run the same command to resume"
+NOT_STARTED = f"nothing was started; {START}"
 
 
 @contextmanager
-def going_on(again: Callable[[], str]) -> Iterator[None]:
-    """Have `again` say how to go on if a signal ends what is done in here."""
+def resuming(again: Callable[[], str]) -> Iterator[None]:
+    """If a signal ends the block, its message is that of `again`: how to resume."""
     try:
         yield
     except Interrupted as end:
@@ -136,7 +283,7 @@ def going_on(again: Callable[[], str]) -> Iterator[None]:
 
 
 def resumed(run: Path, *, force: bool) -> Callable[[], str]:
-    """Of a command that writes a run folder: with --resume, if there is a run, and with `force` one of this process."""
+    """The message for a command that writes a run folder."""
 
     def again() -> str:
         from palimpsest.runs.jsonl_rows import read_rows
@@ -149,7 +296,7 @@ def resumed(run: Path, *, force: bool) -> Callable[[], str]:
     return again
 
 
-# ---- What commands print -------------------------------------------------------------------------------------
+# ---- Tables --------------------------------------------------------------------------------------------------
 
 
 def stdout(width: int = 120) -> Console:
@@ -176,7 +323,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
 
 
 def percent(value: float | None) -> str:
-    """One decimal, or a dash for what is not known."""
+    """One decimal, or a dash for an unknown value."""
     return "–" if value is None else f"{100 * value:.1f}"
 
 

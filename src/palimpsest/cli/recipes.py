@@ -1,35 +1,47 @@
-"""`palimpsest recipes` and `new`: what is shipped, and files to start from."""
+"""`palimpsest recipes` and `new`."""
 
 from __future__ import annotations
 
 import itertools
 import re
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from palimpsest.cli.options import Overrides
+from palimpsest.cli.options import OUTPUT, App, Json, Overrides
 
-app = typer.Typer(help="Recipes and their keys: list, show, keys.", no_args_is_help=True, rich_markup_mode=None)
+app = App(help="List recipes, show one, list configuration keys.")
 
 
 @app.command("list")
-def list_recipes() -> None:
-    """List the shipped recipes: those that train, then the published protocols, eval/NAME.
+def list_recipes(json: Json = False) -> None:
+    """List the shipped recipes: training recipes, then published protocols (eval/NAME).
 
     \b
     Example:
       palimpsest recipes list
     """
-    from palimpsest.config.load import EVALUATIONS, recipe_names, recipe_text
+    from palimpsest.config.load import EVALUATIONS, recipe_names
 
-    for name in (*recipe_names(), *recipe_names(EVALUATIONS)):
-        typer.echo(f"{name:28s} {_purpose(recipe_text(name))}")
+    print_recipes([*recipe_names(), *recipe_names(EVALUATIONS)], json=json)
+
+
+def print_recipes(names: list[str], *, json: bool = False) -> None:
+    """Print each recipe with its purpose."""
+    from palimpsest.config.load import recipe_text
+
+    purposes = {name: _purpose(recipe_text(name)) for name in names}
+    if json:
+        print(dumps(purposes))
+        return
+    for name, purpose in purposes.items():
+        typer.echo(f"{name:28s} {purpose}")
 
 
 def _purpose(text: str) -> str:
-    """The first sentence of the comment that a recipe begins with.
+    """The first sentence of a recipe's comment.
 
     >>> _purpose("# Trains Qwen2.5 on\\n# long documents. The rest is\\n# the paper's.\\nseed: 0\\n")
     'Trains Qwen2.5 on long documents.'
@@ -43,13 +55,14 @@ def _purpose(text: str) -> str:
 def show(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file.")],
     overrides: Overrides = None,
-    resolved: Annotated[bool, typer.Option("--resolved", help="Every key, defaults included.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="A table: each key with value, default, meaning.")] = False,
+    resolved: Annotated[bool, typer.Option("--resolved", help="All keys, including defaults.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="A table: key, value, default, meaning.")] = False,
     prompts: Annotated[
-        bool, typer.Option("--prompts", help="The texts of its policy, as the file that policy.options.prompts takes.")
+        bool, typer.Option("--prompts", help="Its policy's prompts, as a file for policy.options.prompts.")
     ] = False,
+    json: Json = False,
 ) -> None:
-    """Show a recipe with its comments, resolved with overrides, or explained key by key; or its policy's prompts.
+    """Show a recipe with its comments, resolved with overrides, explained key by key, or its policy's prompts.
 
     \b
     Examples:
@@ -62,7 +75,10 @@ def show(
     from palimpsest.config.load import dump_config, load_recipe, recipe_text
 
     if explain:
-        _explain(recipe, overrides or [])
+        _explain(recipe, overrides or [], json=json)
+        return
+    if json:
+        typer.echo(load_recipe(recipe, overrides or []).model_dump_json())
         return
     if not (resolved or overrides or prompts):
         typer.echo(recipe_text(recipe), nl=False)
@@ -81,10 +97,11 @@ def keys(
     prefix: Annotated[
         str, typer.Argument(metavar="[PREFIX]", help="A section or a key, e.g. train or data.synthetic.")
     ] = "",
+    json: Json = False,
 ) -> None:
-    """Print the keys of a recipe: what each takes, its default, its meaning.
+    """List configuration keys with their type, default and meaning.
 
-    `policy.options.NAME` has the options of a policy.
+    `policy.options.NAME` lists the options of a policy.
 
     \b
     Examples:
@@ -94,23 +111,25 @@ def keys(
     """
     from palimpsest.app.starter_files import keys_under
 
-    _print(
-        ["key", "takes", "default", "meaning"], [[k.name, k.values, k.default, k.meaning] for k in keys_under(prefix)]
-    )
+    rows = [[k.name, k.values, k.default, k.meaning] for k in keys_under(prefix)]
+    _print(["key", "takes", "default", "meaning"], rows, json=json)
 
 
-def _explain(recipe: str, overrides: list[str]) -> None:
+def _explain(recipe: str, overrides: list[str], *, json: bool) -> None:
     from palimpsest.app.starter_files import explained
 
     rows = [
         [setting.key.name, setting.value, setting.key.default if setting.changed else "", setting.key.meaning]
         for setting in explained(recipe, overrides)
     ]
-    _print(["key", "value", "default, if another", "meaning"], rows)
+    _print(["key", "value", "default, if changed", "meaning"], rows, json=json)
 
 
-def _print(columns: list[str], rows: list[list[str]]) -> None:
-    """A table whose last columns wrap; code is not quoted on a terminal."""
+def _print(columns: list[str], rows: list[list[str]], *, json: bool) -> None:
+    """Print a table whose last columns wrap, without quotes around code; or a JSON list of objects."""
+    if json:
+        print(dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+        return
     from rich.table import Table
     from rich.text import Text
 
@@ -129,12 +148,12 @@ def _print(columns: list[str], rows: list[list[str]]) -> None:
 
 def new(
     kind: Annotated[str, typer.Argument(help="policy, tool or reward.")],
-    name: Annotated[str, typer.Argument(help="Of the module, e.g. my_policy.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path(),
+    name: Annotated[str, typer.Argument(help="Name of the module, e.g. my_policy.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to.", rich_help_panel=OUTPUT)] = Path(),
 ) -> None:
-    """Write a policy, tool or reward to begin with: the file, a recipe that trains it, a test.
+    """Create a policy, tool or reward from a template: the module, a recipe that trains it, a test.
 
-    It learns with the model inside the package, in minutes on a CPU, before you change anything.
+    The template trains with the bundled model, in minutes on a CPU.
 
     \b
     Examples:

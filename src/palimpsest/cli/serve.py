@@ -2,73 +2,94 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from palimpsest.cli.options import Overrides
+from palimpsest.cli.options import (
+    SERVER,
+    ApiKeyEnv,
+    App,
+    BaseUrl,
+    Host,
+    Overrides,
+    Policy,
+    ServerKeyEnv,
+    Tokenizer,
+    server_key,
+)
 from palimpsest.errors import ConfigError
 
 
 def serve(
     model: Annotated[
-        str, typer.Argument(help="`embedded`, a run, which brings its configuration, a Hugging Face folder or hub id.")
+        str, typer.Argument(help="A run (with its configuration), a Hugging Face folder or hub id, or embedded.")
     ],
     overrides: Overrides = None,
-    policy: Annotated[
-        str | None, typer.Option(help="A shipped policy, or my_module:MyPolicy; default: the run's, else overwrite.")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address; other than loopback needs --api-key-env.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8400,
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Environment variable with the key that clients have to send.")
-    ] = None,
-    store: Annotated[
-        Path | None, typer.Option(help="Folder for episodes; default: palimpsest/serve in the user's state.")
-    ] = None,
-    no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk.")] = False,
-    engine: Annotated[
-        str, typer.Option(metavar="URL", help="`embedded`, or an OpenAI-compatible endpoint that has MODEL, as vLLM's.")
-    ] = "embedded",
-    engine_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds that one's key.")] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Of the endpoint's model, a folder or hub id; default: what MODEL names.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes that run at once.")] = 64,
-    queue: Annotated[int, typer.Option(min=0, help="Episodes that may wait; beyond that requests get 429.")] = 256,
+    policy: Policy = None,
+    base_url: BaseUrl = None,
+    api_key_env: ApiKeyEnv = None,
+    tokenizer: Tokenizer = None,
+    host: Host = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)
+    ] = 8400,
+    server_key_env: ServerKeyEnv = None,
     served_model_name: Annotated[
-        str, typer.Option(metavar="NAME", help="The model that clients ask for.")
+        str, typer.Option(metavar="NAME", help="Model name in the API.", rich_help_panel=SERVER)
     ] = "palimpsest",
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for episodes; default: palimpsest/serve in the user's state folder.", rich_help_panel=SERVER
+        ),
+    ] = None,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Store nothing on disk.", rich_help_panel=SERVER)
+    ] = False,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Episodes that run at the same time.", rich_help_panel=SERVER)
+    ] = 64,
+    queue: Annotated[
+        int, typer.Option(min=0, help="Episodes that may wait; further requests get 429.", rich_help_panel=SERVER)
+    ] = 256,
     request_log: Annotated[
-        bool, typer.Option("--request-log/--no-request-log", help="A line on stderr for each request.")
+        bool,
+        typer.Option("--request-log/--no-request-log", help="Log each request on stderr.", rich_help_panel=SERVER),
     ] = True,
     ignore_unsupported: Annotated[
         bool,
         typer.Option(
-            "--ignore-unsupported", help="Ignore parameters that can't be followed, and name them in a header."
+            "--ignore-unsupported",
+            help="Ignore unsupported parameters and name them in a response header.",
+            rich_help_panel=SERVER,
         ),
     ] = False,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="ORIGIN", help="A page that may ask from a browser, https://chat.example; repeatable."),
+        typer.Option(
+            metavar="ORIGIN",
+            help="Allowed origin of browser requests, e.g. https://chat.example; repeatable.",
+            rich_help_panel=SERVER,
+        ),
     ] = None,
-    drain_seconds: Annotated[int, typer.Option(min=0, help="For running requests, once SIGTERM came.")] = 30,
+    drain_seconds: Annotated[
+        int, typer.Option(min=0, help="Time for running requests after SIGTERM, in seconds.", rich_help_panel=SERVER)
+    ] = 30,
 ) -> None:
-    """Serve a memory agent to every client of OpenAI's interface, until SIGTERM.
+    """Serve an agent behind an OpenAI-compatible API, until SIGTERM.
 
-    A document of any length comes as a file of the message, between tags or under a label in
-    the user's or the system's message, as earlier messages, or with its question in one message; the reply names the
-    rule that was used.
+    A document of any length is a file part of the message, text between tags or under a label, earlier messages, or a
+    message together with its question. The response names the rule that found it.
 
     \b
     Examples:
       palimpsest serve runs/quickstart
       palimpsest serve Qwen/Qwen3-4B --policy recall chunk_size=4096 --port 8500
-      palimpsest serve Qwen/Qwen3-4B --engine http://127.0.0.1:8000/v1
-      KEY=... palimpsest serve runs/first --host 0.0.0.0 --api-key-env KEY --store /var/lib/palimpsest
+      palimpsest serve Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
+      KEY=... palimpsest serve runs/first --host 0.0.0.0 --server-key-env KEY --store /var/lib/palimpsest
     """
     from palimpsest.app.agent.serve_agent import Service, default_store, serve_agent
     from palimpsest.app.config_resolution import Agent, Remote
@@ -76,18 +97,13 @@ def serve(
     from palimpsest.servers.openai.served_episodes import ServerLimits
 
     if no_store and store is not None:
-        raise ConfigError(f"--store {store}: --no-store keeps nothing; give one of the two")
-    token = None if api_key_env is None else os.environ.get(api_key_env)
-    if api_key_env is not None and not token:
-        raise ConfigError(
-            f"--api-key-env {api_key_env}: that environment variable is empty or isn't set; put the key there"
-        )
-    remote = Remote.named(None if engine == "embedded" else engine, engine_key_env, tokenizer)
-    agent = Agent(model, policy, None, overrides or [], 0, remote)
+        raise ConfigError(f"--store {store} and --no-store exclude each other: omit one")
+    token = server_key(server_key_env)
+    agent = Agent(model, policy, None, overrides or [], 0, Remote.named(base_url, api_key_env, tokenizer))
     for line in agent.notes():
         typer.echo(f"note: {line}", err=True)
     folder = None if no_store else store or default_store()
-    storage = "nothing is kept on disk" if folder is None else f"episodes are kept in {folder}"
+    storage = "nothing is stored on disk" if folder is None else f"episodes are stored in {folder}"
     limits = ServerLimits(running=concurrency, waiting=queue)
     first = iter([storage])
 
@@ -105,52 +121,65 @@ def serve(
 # ---- palimpsest retrieval ------------------------------------------------------------------------------------
 
 
-retrieval_app = typer.Typer(help="Search over a corpus as a service.", no_args_is_help=True, rich_markup_mode=None)
+retrieval_app = App(help="Index a corpus and serve search.")
 
 
 @retrieval_app.callback()
 def retrieval_group() -> None:
-    """Search over a corpus as a service."""
+    """Index a corpus and serve search."""
+
+
+DENSE = "Dense retrieval"
 
 
 @retrieval_app.command("serve")
 def serve_retrieval(
-    corpus: Annotated[Path, typer.Option(help="Passages (JSON, JSON lines, parquet), or HotpotQA, 2Wiki, MuSiQue.")],
-    index: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the index; without it one for this run.")
-    ] = None,
+    corpus: Annotated[Path, typer.Argument(help="Passages (JSON, JSON lines, parquet), or HotpotQA, 2Wiki, MuSiQue.")],
+    index: Annotated[Path | None, typer.Option(help="Folder that stores the index; default: a temporary one.")] = None,
     backend: Annotated[str, typer.Option(help="bm25, or dense with --encoder.")] = "bm25",
-    encoder: Annotated[str | None, typer.Option(help="Dense: Hugging Face folder or hub id.")] = None,
-    preset: Annotated[str, typer.Option(help="Dense: e5, bge, plain, or auto by the encoder's name.")] = "auto",
-    pooling: Annotated[str | None, typer.Option(help="Dense: mean or first; the preset's unless given.")] = None,
-    query_prefix: Annotated[str | None, typer.Option(help="Dense: the preset's unless given.")] = None,
-    passage_prefix: Annotated[str | None, typer.Option(help="Dense: the preset's unless given.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=8, help="Dense: of a text; 512 unless given.")] = None,
-    device: Annotated[str, typer.Option(help="Dense: auto, cpu, cuda or cuda:1.")] = "auto",
-    host: Annotated[str, typer.Option(help="Address; other than loopback needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    token: Annotated[
-        str | None, typer.Option(envvar="PALIMPSEST_RETRIEVAL_TOKEN", help="Asked of every request.")
+    encoder: Annotated[
+        str | None, typer.Option(help="Encoder: a Hugging Face folder or hub id.", rich_help_panel=DENSE)
     ] = None,
+    preset: Annotated[
+        str, typer.Option(help="e5, bge, plain, or auto (by the encoder's name).", rich_help_panel=DENSE)
+    ] = "auto",
+    pooling: Annotated[
+        str | None, typer.Option(help="mean or first; default: the preset's.", rich_help_panel=DENSE)
+    ] = None,
+    query_prefix: Annotated[
+        str | None, typer.Option(help="Prefix of queries; default: the preset's.", rich_help_panel=DENSE)
+    ] = None,
+    passage_prefix: Annotated[
+        str | None, typer.Option(help="Prefix of passages; default: the preset's.", rich_help_panel=DENSE)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=8, help="Tokens per text; default: 512.", rich_help_panel=DENSE)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=DENSE)] = "auto",
+    host: Host = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)
+    ] = 8000,
+    server_key_env: ServerKeyEnv = None,
 ) -> None:
-    """Index a corpus and answer POST /retrieve until SIGTERM.
+    """Index a corpus and answer POST /retrieve, until SIGTERM.
 
     \b
     Examples:
-      palimpsest retrieval serve --corpus passages.jsonl --index indexes/passages
-      palimpsest retrieval serve --corpus 2wiki_corpus.json --port 8100
-      palimpsest retrieval serve --corpus passages.jsonl --backend dense --encoder intfloat/e5-base-v2
+      palimpsest retrieval serve passages.jsonl --index indexes/passages
+      palimpsest retrieval serve 2wiki_corpus.json --port 8100
+      palimpsest retrieval serve passages.jsonl --backend dense --encoder intfloat/e5-base-v2
     """
     from palimpsest.progress.displays import Terminal
     from palimpsest.servers.retrieval_server import Address, Dense, serve_corpus
 
     changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}
     dense = Dense(encoder, preset, device, changes | {"max_tokens": max_tokens})
-    address = Address(host, port, token)
+    address = Address(host, port, server_key(server_key_env))
     serve_corpus(corpus, index, backend, dense, address, progress=Terminal(), on_ready=_print_line)
 
 
 def _print_line(line: str) -> None:
-    """The address is the one line on stdout."""
+    """Print the address, the only line on stdout."""
     typer.echo(line)
     sys.stdout.flush()

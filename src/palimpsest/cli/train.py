@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import Force, Overrides, Seed, going_on, numbers, resumed
-from palimpsest.config.load import quickstart_names
+from palimpsest.cli.options import INPUT, OUTPUT, DryRun, Force, Json, Overrides, Seed, numbers, resumed, resuming
+from palimpsest.config.load import quickstart_names, recipe_names
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.runs.resume_rules import origin_of, resume_command
@@ -19,16 +19,22 @@ from palimpsest.training.supervised.imitation_source import Imitated
 if TYPE_CHECKING:
     from palimpsest.app.quickstart.quickstart_results import Results
     from palimpsest.app.quickstart.quickstart_run import Quickstart
+    from palimpsest.app.resume import ResolvedRun
     from palimpsest.evaluation.summary import EvalSummary
 
 
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint: --resume RUN needs nothing else.")
+    bool,
+    typer.Option(
+        "--resume", help="Resume a run from its newest checkpoint; needs only the run's folder.", rich_help_panel=OUTPUT
+    ),
 ]
 RecipeOrRun = Annotated[
     str | None, typer.Argument(metavar="RECIPE", help="A shipped recipe or a YAML file; with --resume a run's folder.")
 ]
-RunOut = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/RECIPE-seedS.")]
+RunOut = Annotated[
+    Path | None, typer.Option("--out", help="Run folder; default: runs/RECIPE-seedS.", rich_help_panel=OUTPUT)
+]
 
 
 def train(
@@ -38,34 +44,64 @@ def train(
     resume: Resume = False,
     force: Force = False,
     seed: Seed = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Train an agent with reinforcement learning.
 
-    The resolved configuration is written first, to config.yaml in the run folder. SIGINT, SIGTERM or SIGHUP finish
-    the step, save and exit with 0; a second one exits at once.
+    Settings are KEY=VALUE after the recipe; `palimpsest recipes keys` lists them. The run folder gets the resolved
+    configuration first, as config.yaml. SIGINT, SIGTERM or SIGHUP finish the current step, save and exit with 0; a
+    second signal exits immediately.
 
     \b
     Examples:
       palimpsest train memagent-quickstart --out runs/first
       palimpsest train memagent-quickstart train.max_steps=200 optim.learning_rate=1e-4 --seed 1
+      palimpsest train my_recipe.yaml data.train_files=hotpot_train.json data.documents=20 --dry-run
+      palimpsest train memagent                 (lists the recipes of MemAgent)
       palimpsest train --resume runs/first
-      palimpsest train my_recipe.yaml data.train_files=hotpot_train.json data.documents=20
     """
     from palimpsest.app.resume import RunRequest, resolve_run
 
+    if _print_recipes_of(recipe, dry_run=dry_run):
+        return
     resolved = resolve_run(RunRequest(recipe, overrides, seed, out, resume))
-    with going_on(resumed(resolved.folder, force=force)):
+    if dry_run:
+        _print_plan(resolved)
+        return
+    with resuming(resumed(resolved.folder, force=force)):
         Terminal().message(f"loading {resolved.config.model.path}")
         from palimpsest.app.train.training_run import train as train_run  # after the configuration is known to be right
 
         run = train_run(resolved.config, out=resolved.folder, resume=resolved.resume, force=force)
-    again = "" if run.finished else f"; {resume_command(run)} goes on"
+    again = "" if run.finished else f"; resume with {resume_command(run)}"
     Terminal().message(f"{run.steps} of {run.config.train.max_steps} steps, newest checkpoint {run.checkpoint}{again}")
     _print_summary(run.folder)
 
 
+def _print_recipes_of(method: str | None, *, dry_run: bool) -> bool:
+    """Print the recipes of a method, if `method` is one; exits with 2 unless this was a dry run."""
+    names = [name for name in recipe_names() if name.partition("-")[0] == method]
+    if not names or Path(str(method)).exists():
+        return False
+    from palimpsest.cli.recipes import print_recipes
+
+    print_recipes(names)
+    if not dry_run:
+        raise ConfigError(f"{method} is a method; train one of its recipes, e.g. palimpsest train {names[-1]}")
+    return True
+
+
+def _print_plan(resolved: ResolvedRun) -> None:
+    from palimpsest.app.train.training_run import check_run
+    from palimpsest.text.display_text import printable
+
+    for name, value in check_run(resolved).items():
+        typer.echo(f"{name:10s} {printable(value)}")
+    typer.echo("checked; nothing was started or written")
+
+
 def _print_summary(folder: Path) -> None:
-    """What was gained, three episodes in words, what to do next."""
+    """Print the gain, three episodes as text, and the next commands."""
     from palimpsest.app.train.training_summary import REPORT, training_results
     from palimpsest.cli.options import stdout
     from palimpsest.text.display_text import visible
@@ -85,38 +121,55 @@ def sft(
     recipe: RecipeOrRun = None,
     overrides: Overrides = None,
     records: Annotated[
-        Path | None, typer.Option("--from", help="Recorded episodes: a run, a folder of records, one .jsonl[.zst].")
+        Path | None,
+        typer.Option("--from", help="Recorded episodes: a run, its folder, or .jsonl[.zst].", rich_help_panel=INPUT),
     ] = None,
-    keep: Annotated[
-        str | None, typer.Option(help="Of those: all, correct (a grade of 1), or the least grade. Default all.")
+    min_grade: Annotated[
+        str | None,
+        typer.Option(help="Of the episodes: the lowest grade, or correct (1); default: all.", rich_help_panel=INPUT),
     ] = None,
-    per_problem: Annotated[int | None, typer.Option(min=1, help="Of those: so many of a problem, the best.")] = None,
+    best: Annotated[
+        int | None, typer.Option(min=1, help="Of the episodes: the best N per problem.", rich_help_panel=INPUT)
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="Conversations with tool calls: parquet or JSON with messages, tools.")
+        Path | None,
+        typer.Option(
+            "--data",
+            help="Conversations with tool calls: parquet or JSON with messages and tools.",
+            rich_help_panel=INPUT,
+        ),
     ] = None,
     memory_first: Annotated[
-        bool, typer.Option("--memory-first", help="Of those: write a prune's memory before its delete_ids.")
+        bool,
+        typer.Option(
+            "--memory-first", help="In conversations: write a prune's memory before delete_ids.", rich_help_panel=INPUT
+        ),
     ] = False,
     drop_too_long: Annotated[
-        bool, typer.Option("--drop-too-long", help="Of those: leave out, and count, what the context can't hold.")
+        bool,
+        typer.Option(
+            "--drop-too-long",
+            help="Omit and count conversations that exceed the context.",
+            rich_help_panel=INPUT,
+        ),
     ] = False,
     out: RunOut = None,
     resume: Resume = False,
     force: Force = False,
     seed: Seed = None,
 ) -> None:
-    """Supervised cold start: on recorded or scripted episodes, on conversations with tool calls, or on the recipe's
-    lessons (cold_start) where neither is given.
+    """Fine-tune on recorded or scripted episodes, on conversations with tool calls, or on the recipe's own SFT examples
+    (cold_start) without --from and --data.
 
-    Segments and masks are those of training with rewards: every sampled token is learnt once, in its context. Of a
-    conversation the assistant messages after its last surviving prune are learnt.
+    Segments and masks are those of reinforcement learning: every sampled token is trained once, in its context. In a
+    conversation the assistant messages after its last surviving prune are trained.
 
     \b
     Examples:
-      palimpsest sft rememr1-quickstart --out runs/lessons
-      palimpsest train rememr1-quickstart model.path=runs/lessons/checkpoints/step-000400 cold_start=null
-      palimpsest sft memagent-quickstart --from runs/first --keep correct --out runs/cold-start
-      palimpsest sft memagent-quickstart --from runs/first --keep 0.5 --per-problem 2 train.max_steps=50
+      palimpsest sft rememr1-quickstart --out runs/warm
+      palimpsest train rememr1-quickstart model.path=runs/warm cold_start=null
+      palimpsest sft memagent-quickstart --from runs/first --min-grade correct --out runs/cold-start
+      palimpsest sft memagent-quickstart --from runs/first --min-grade 0.5 --best 2 train.max_steps=50
       palimpsest sft my_recipe.yaml --from scripted.jsonl optim.learning_rate=1e-5
       palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
       palimpsest sft --resume runs/cold-start
@@ -131,62 +184,60 @@ def sft(
     else:
         imitated = read_imitated(
             records=records,
-            keep=keep,
-            per_problem=per_problem,
+            min_grade=min_grade,
+            best=best,
             data=data,
             memory_first=memory_first,
             drop_too_long=drop_too_long,
         )
     from palimpsest.app.train import supervised_training as training  # after the configuration is known to be right
 
-    config, folder, done = resolved.config, resolved.folder, Terminal()
-    with going_on(resumed(folder, force=force)):
+    config, folder, shown = resolved.config, resolved.folder, Terminal()
+    with resuming(resumed(folder, force=force)):
         if imitated is None:
-            finished = training.learn_lessons(config, folder, resume=resolved.resume, force=force, progress=done)
+            finished = training.learn_lessons(config, folder, resume=resolved.resume, force=force, progress=shown)
         else:
-            finished = training.imitate(config, imitated, folder, resume=resolved.resume, force=force, progress=done)
-    again = f"; {resume_command(folder)} goes on" if finished.interrupted else ""
+            finished = training.imitate(config, imitated, folder, resume=resolved.resume, force=force, progress=shown)
+    again = f"; resume with {resume_command(folder)}" if finished.interrupted else ""
     steps = (config.cold_start if imitated is None and config.cold_start else config.train).max_steps
-    Terminal().message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
+    shown.message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
 
 
 def read_imitated(
     *,
     records: Path | None,
-    keep: str | None,
-    per_problem: int | None,
+    min_grade: str | None,
+    best: int | None,
     data: Path | None,
     memory_first: bool,
     drop_too_long: bool,
 ) -> Imitated | None:
-    """What the options of `sft` ask for; None: the recipe's lessons. Raises ConfigError for options that don't go
-    together."""
+    """The data that the options of `sft` name; None: the recipe's SFT examples. Raises ConfigError for options that
+    exclude each other."""
     if records is not None and data is not None:
-        raise ConfigError("palimpsest sft: give --from RUN (recorded episodes) or --data FILE (conversations), one")
-    if records is None and (keep is not None or per_problem is not None):
-        raise ConfigError(
-            "--keep and --per-problem choose recorded episodes: they need --from, conversations have no grade"
-        )
+        raise ConfigError("sft: --from RUN (recorded episodes) and --data FILE (conversations) exclude each other")
+    if records is None and (min_grade is not None or best is not None):
+        raise ConfigError("sft: --min-grade and --best select recorded episodes: add --from RUN")
     if data is None and (memory_first or drop_too_long):
-        raise ConfigError("--memory-first and --drop-too-long are about conversations: they need --data")
+        raise ConfigError("sft: --memory-first and --drop-too-long apply to conversations: add --data FILE")
     if records is None and data is None:
         return None
-    return Imitated(records, _least_grade(keep or "all"), per_problem, data, memory_first, drop_too_long)
+    return Imitated(records, _min_grade(min_grade or "all"), best, data, memory_first, drop_too_long)
 
 
-def _least_grade(keep: str) -> float | None:
+def _min_grade(text: str) -> float | None:
     """
-    >>> _least_grade("all"), _least_grade("correct"), _least_grade("0.5")
+    >>> _min_grade("all"), _min_grade("correct"), _min_grade("0.5")
     (None, 1.0, 0.5)
     """
-    if keep in ("all", "correct"):
-        return None if keep == "all" else 1.0
+    if text in ("all", "correct"):
+        return None if text == "all" else 1.0
     try:
-        least = float(keep)
+        least = float(text)
     except ValueError:
         least = math.nan
     if math.isnan(least):
-        raise ConfigError(f"--keep {keep}: give correct (a grade of 1), all, or the least grade to keep")
+        raise ConfigError(f"--min-grade {text}: expected a number, correct (1) or all")
     return least
 
 
@@ -196,24 +247,25 @@ def _least_grade(keep: str) -> float | None:
 def quickstart(
     method: Annotated[
         str | None,
-        typer.Argument(
-            help=f"What to train: {', '.join(quickstart_names())} (memagent); with --resume the run to go on with."
-        ),
+        typer.Argument(help=f"One of {', '.join(quickstart_names())}; default: memagent; with --resume a run."),
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="Recipe keys to change, values as YAML.")
+    settings: Overrides = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(metavar="S[,S...]", help="Seed; several run one after the other, with one report. Default: 0."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of every random draw; 0 without it.")] = None,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="S,S,...", help="Several seeds, into DIR/seed-S each, with one report in DIR.")
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; default: runs/quickstart.", rich_help_panel=OUTPUT)
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; runs/quickstart without it.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, which says itself what it is.")] = False,
+    resume: Resume = False,
     force: Force = False,
+    json: Json = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Train an agent on this machine's CPU, evaluate it beyond what it was trained on, write a report.
+    """Train an agent on this machine's CPU, evaluate it beyond its training length, write a report.
 
-    Minutes on two cores, no GPU, no network. Ends with a table and DIR/report.html; figures in DIR/summary.json.
+    Takes minutes on two cores, without a GPU or a network. Ends with a table; the page is OUT/report.html, the figures
+    are in OUT/summary.json.
 
     \b
     Examples:
@@ -221,27 +273,33 @@ def quickstart(
       palimpsest quickstart memagent --seed 1 --out runs/seed-1
       palimpsest quickstart train.max_steps=20 'evaluation.sizes=[1,16]' --out runs/short
       palimpsest quickstart --resume runs/seed-1
-      palimpsest quickstart rememr1 --seed 0 --out runs/recall
-      palimpsest quickstart memact --seed 0 --out runs/prune
-      palimpsest quickstart memagent --seeds 0,1,2 --out runs/three
+      palimpsest quickstart rememr1 --out runs/recall
+      palimpsest quickstart memact --out runs/prune
+      palimpsest quickstart memagent --seed 0,1,2 --out runs/three
     """
     from palimpsest.app.config_resolution import check_quickstart
 
     method, settings = _method_and_settings(method, settings or [])
-    several = None if seeds is None else numbers("--seeds", "seeds", seeds, least=0)
+    seeds = () if seed is None else numbers("--seed", "whole numbers", seed, least=0)
+    first, several = (seeds[0] if len(seeds) == 1 else None), (seeds if len(seeds) > 1 else None)
     if not resume or several:
         check_quickstart(method or "memagent")
+    if dry_run:
+        from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
+
+        _print_plan(resolve_quickstart(method, settings, seed=first, out=out, resume=resume))
+        return
     again = resumed(_folder(method, out, resume), force=force) if several is None else lambda: _RESUME_SEEDS
-    with going_on(again):
+    with resuming(again):
         Terminal().message("loading the model")
         from palimpsest.app.quickstart.quickstart_run import quickstart as run
 
-        done = run(method, settings, seed=seed, seeds=several, out=out, resume=resume, force=force)
-    _show(done)
+        done = run(method, settings, seed=first, seeds=several, out=out, resume=resume, force=force)
+    _show(done, json=json)
 
 
 def _method_and_settings(method: str | None, settings: list[str]) -> tuple[str | None, list[str]]:
-    """Method and keys to change: what is given without a method is a key of the default one.
+    """Method and keys to change; without a method the first word is a key.
 
     >>> _method_and_settings("train.max_steps=2", ["seed=1"]), _method_and_settings("rememr1", [])
     ((None, ['train.max_steps=2', 'seed=1']), ('rememr1', []))
@@ -252,17 +310,20 @@ def _method_and_settings(method: str | None, settings: list[str]) -> tuple[str |
 
 
 def _folder(method: str | None, out: Path | None, resume: bool) -> Path:
-    """Where the run is: with --resume what is named may be the run itself."""
+    """The run's folder; with --resume the first word may name it."""
     return Path(method) if resume and method and Path(method).is_dir() else out or Path("runs/quickstart")
 
 
-_RESUME_SEEDS = "the same command with --resume continues the seeds"
+_RESUME_SEEDS = "resume with the same command and --resume"
 
 
-def _show(done: Quickstart) -> None:
+def _show(done: Quickstart, *, json: bool) -> None:
     if not done.finished:
-        again = _RESUME_SEEDS if done.seeds else f"{resume_command(done.run)} goes on"
+        again = _RESUME_SEEDS if done.seeds else f"resume with {resume_command(done.run)}"
         Terminal().message(f"stopped after step {done.run.steps} of {done.run.folder}; {again}")
+        return
+    if json:
+        typer.echo(done.report.with_name("summary.json").read_text("utf-8"), nl=False)
         return
     from palimpsest.cli.options import interval, percent, stdout, table
 
@@ -289,7 +350,7 @@ def _show(done: Quickstart) -> None:
 
 
 def _costs(results: Results) -> list[tuple[str, Mapping[int, EvalSummary]]]:
-    """Whose tokens the table shows: the agent's, or everybody's where they don't follow from the size."""
+    """The players whose tokens the table shows: the agent, or all if tokens don't follow from the size."""
     if results.grid.axis.reads:
         return [("agent", results.cells[results.grid.agent])]
     return [(results.label(name), row) for name, row in results.cells.items()]

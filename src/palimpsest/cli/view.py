@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from shlex import quote
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from palimpsest.cli.options import OUTPUT, SERVER, Force, Host, Json, ServerKeyEnv, server_key
 from palimpsest.errors import ConfigError
 from palimpsest.files import NoRegularFile, read_regular
 from palimpsest.text.display_text import printable
@@ -22,31 +22,39 @@ def view(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUN|EVAL|FILE]...", help="Runs, evaluations, folders of them, records; default: runs."
+            metavar="[RUN|EVAL|FILE]...", help="Runs, evaluations, their folders, or records; default: runs."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address; other than loopback needs --key-env.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 7800,
-    follow: Annotated[bool, typer.Option("--follow", help="Have the page take new steps as they come.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Load new steps while a run is training.")] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or hub id that decodes episodes; default: what the run's files name.")
+        str | None, typer.Option(help="Folder or hub id to decode episodes with; default: the run's.")
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(help="Write one file and end: .html opens without a server, .eval is for inspect view."),
+        typer.Option(
+            help="Write one file and exit: .html opens without a server, .eval is for inspect view.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    only: Annotated[
-        str | None, typer.Option(metavar="GROUP/ROLLOUT,...", help="Its episodes; default: some that went wrong.")
+    episodes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP/ROLLOUT,...", help="Episodes in the file; default: some wrong ones.", rich_help_panel=OUTPUT
+        ),
     ] = None,
-    step: Annotated[str | None, typer.Option(help="Whose episodes it has; default: the last that is recorded.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Move a file aside that has the name of --export's.")] = False,
-    key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Environment variable with the key a browser is asked for.")
+    step: Annotated[
+        str | None, typer.Option(help="Step of the episodes; default: the last recorded.", rich_help_panel=OUTPUT)
     ] = None,
+    force: Force = False,
+    host: Host = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)
+    ] = 7800,
+    server_key_env: ServerKeyEnv = None,
 ) -> None:
-    """Look at runs, evaluations and episodes in a browser, until SIGINT or SIGTERM.
+    """Browse runs, evaluations and episodes in a browser, until SIGINT or SIGTERM.
 
-    Reads files and writes none, so it can stand beside a run that trains.
+    Read-only: safe to use while a run is training.
 
     \b
     Examples:
@@ -55,23 +63,19 @@ def view(
       palimpsest view runs evals --port 7801
       palimpsest view runs/first/trajectories/step-000040.jsonl.zst
       palimpsest view episodes.jsonl --tokenizer Qwen/Qwen3-4B
-      palimpsest view runs/first --export first.html --only 3/2,0/1 --step 40
+      palimpsest view runs/first --export first.html --episodes 3/2,0/1 --step 40
       palimpsest view evals/hotpot --export hotpot.eval
-      KEY=... palimpsest view runs --host 0.0.0.0 --key-env KEY
+      KEY=... palimpsest view runs --host 0.0.0.0 --server-key-env KEY
     """
     if export is not None:
-        _export(list(paths or [Path(".")]), export, only, step, tokenizer, force)
+        _export(list(paths or [Path(".")]), export, episodes, step, tokenizer, force)
         return
-    if only is not None or step is not None or force:
-        raise ConfigError(
-            "--only, --step and --force are for what --export FILE writes; give that too, or leave them out"
-        )
+    if episodes is not None or step is not None or force:
+        raise ConfigError("--episodes, --step and --force apply to --export FILE: add it, or omit them")
     from palimpsest.app.viewer_job import View
     from palimpsest.app.viewer_job import view as serve_view
 
-    key = None if key_env is None else os.environ.get(key_env)
-    if key_env is not None and not key:
-        raise ConfigError(f"--key-env {key_env}: that environment variable is empty or isn't set; put the key there")
+    key = server_key(server_key_env)
     serve_view(View(tuple(paths or ()), host, port, key, tokenizer, follow), on_ready=_print_address)
 
 
@@ -95,7 +99,7 @@ def _export(
 
 
 def _print_address(url: str) -> None:
-    """The address is the one line on stdout."""
+    """Print the address, the only line on stdout."""
     typer.echo(f"viewer at {url}/")
     sys.stdout.flush()
 
@@ -104,32 +108,34 @@ def _print_address(url: str) -> None:
 
 
 _MOST_BYTES = 10_000_000
-"""Of a file with a memory."""
+"""Limit of a memory file."""
 
 
 def replay(
     episode: Annotated[
         str,
-        typer.Argument(help="FILE.jsonl.zst#GROUP/ROLLOUT, or a run or evaluation and the viewer's link, RUN#/r/...."),
+        typer.Argument(help="FILE.jsonl.zst#GROUP/ROLLOUT, or a run or evaluation with the viewer's link, RUN#/r/..."),
     ],
-    turn: Annotated[int | None, typer.Option(help="The first turn that is sampled anew, from 0.")] = None,
+    turn: Annotated[int | None, typer.Option(help="First turn to sample again, from 0.")] = None,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="TEXT|@FILE", help='What that turn is to remember, "" for nothing; default: what it did.'),
+        typer.Option(metavar="TEXT|@FILE", help='Memory at that turn, "" for an empty one; default: unchanged.'),
     ] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="Of a run, where EPISODE doesn't say it.")] = None,
-    group: Annotated[int | None, typer.Option(min=0, help="Place of the group in its file.")] = None,
-    rollout: Annotated[int | None, typer.Option(min=0, help="Place of the episode in its group.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Step of the run, unless EPISODE names it.")] = None,
+    group: Annotated[int | None, typer.Option(min=0, help="Index of the group in the file.")] = None,
+    rollout: Annotated[int | None, typer.Option(min=0, help="Index of the rollout in the group.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Other weights; default: those that sampled it, or the nearest kept.")
+        str | None, typer.Option(help="Other weights; default: those that sampled it, or the nearest saved.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object: both ends, weights, document, file.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for a record of both episodes.")] = Path("replays"),
+    json: Json = False,
+    out: Annotated[Path, typer.Option(help="Folder for a record of both episodes.", rich_help_panel=OUTPUT)] = Path(
+        "replays"
+    ),
 ) -> None:
-    """Play a recorded episode on from a turn, with another memory if you like, and show both ends.
+    """Re-run a recorded episode from a turn, optionally with an edited memory, and compare both.
 
-    Draws are keyed as in the run: with the weights that sampled it, an episode whose memory isn't changed ends in the
-    tokens that were recorded. Both episodes go into a file that palimpsest view shows side by side.
+    Random draws are those of the run: with the same weights and an unchanged memory, the episode reproduces its
+    recorded tokens. `palimpsest view` shows the file with both episodes side by side.
 
     \b
     Examples:
@@ -156,40 +162,40 @@ def _text(memory: str | None) -> str | None:
     try:
         data = read_regular(file, _MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
-            raise typer.BadParameter(f"--memory {memory}: more than {_MOST_BYTES:,} bytes; no memory has so many")
+            raise ConfigError(f"--memory {memory}: more than {_MOST_BYTES:,} bytes; give a smaller file")
         return data.decode("utf-8").rstrip("\n")
     except NoRegularFile:
-        raise typer.BadParameter(f"--memory {memory}: is no file; give a file of text") from None
+        raise ConfigError(f"--memory {memory}: not a file; give a text file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"--memory {memory}: can't be read as a text ({error})") from None
+        raise ConfigError(f"--memory {memory}: not readable as text ({error})") from None
 
 
 def _show(played: Replay) -> None:
     for line in (played.weights, played.document):
         typer.echo(printable(line), err=True)
-    print(f"played on from turn {played.turn}{_changed(played)}")
+    print(f"re-run from turn {played.turn}{_changed(played)}")
     for name, end in (("recorded", played.recorded), ("replayed", played.replayed)):
         print(_line(name, end))
     if played.parts_at is None:
-        print(f"from turn {played.turn} on every reply is the recorded one, token for token")
+        print(f"every reply from turn {played.turn} equals the recorded one, token for token")
     else:
-        print(f"turn {played.parts_at} is the first whose reply isn't the recorded one")
+        print(f"turn {played.parts_at} is the first with another reply")
     if played.given:
-        print("the given memory counts as input: rewards and measures count only what the agent wrote")
+        print("the edited memory counts as input: rewards and measures count only text of the agent")
     command = f"palimpsest view {quote(str(played.path))} --tokenizer {quote(played.model)}"
     print(printable(command), flush=True)
 
 
 def _changed(played: Replay) -> str:
-    """What was put in the memory's place, and where it is first in sight."""
+    """The edited memory and the first turn that shows it."""
     if played.memory is None:
         return ""
     text = _short(played.memory) if played.memory else " nothing"
     if played.first_seen is None:
-        return f", as if the turn before had written:{text}"
+        return f", as if the previous turn had written:{text}"
     if played.first_seen == played.turn:
-        return f", where it remembers:{text}"
-    return f"; from turn {played.first_seen} on, the first that shows it, it remembers:{text}"
+        return f", with the memory:{text}"
+    return f"; from turn {played.first_seen}, with the memory:{text}"
 
 
 def _line(name: str, end: End) -> str:

@@ -1,1 +1,1 @@
-"""Typed configuration: one model per part, unknown keys refused, the resolved result written with the run."""
+"""Typed configuration: one model per part; unknown keys are rejected; runs store the resolved result."""

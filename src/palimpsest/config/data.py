@@ -15,18 +15,18 @@ from palimpsest.plugin_kinds import KINDS, check_name
 GENERATED = ("synthetic", "synthetic_search")
 """Sources that generate their problems."""
 LONGEST = 100_000
-"""Chunks of a synthetic document at the most."""
+"""Maximum number of chunks of a synthetic document."""
 
 
 Number = TypeVar("Number", int, float)
 OneOrMore = Annotated[
     tuple[Number, ...], BeforeValidator(lambda value: (value,) if isinstance(value, int | float) else value)
 ]
-"""Several numbers, or one in their place."""
+"""One number or a list."""
 
 
 def columns_of(value: Any) -> Any:
-    """Columns by our name, of a mapping or of a text; behind a file's name those of that file alone.
+    """Columns by our name, from a mapping or a text; a file's name limits an entry to that file.
 
     >>> columns_of("question=q, answers=gold.text, b.csv:question=text")
     {'question': 'q', 'answers': 'gold.text', 'b.csv:question': 'text'}
@@ -42,7 +42,7 @@ def columns_of(value: Any) -> Any:
 
 
 def columns_for(file: str | Path, columns: Mapping[str, str]) -> dict[str, str]:
-    """Those of a file: what is named for it, or for a folder it lies in, and what is named for all.
+    """Columns of one file: entries for the file or its folder, then entries for all files.
 
     >>> columns_for("./b.csv", {"question": "q", "answers": "a", "b.csv:question": "text", "c.csv:answers": "gold"})
     {'question': 'text', 'answers': 'a'}
@@ -58,13 +58,11 @@ def check_columns(columns: Mapping[str, str], files: Iterable[str | Path]) -> No
     names = {Path(file): str(file) for file in files}
     for name, _, ours in (key.rpartition(":") for key in columns):
         if name and Path(name) not in names:
-            raise ValueError(
-                f"data.columns {name}:{ours}: no file that is read is called {name}{nearest(name, names.values())}"
-            )
+            raise ValueError(f"data.columns {name}:{ours}: no file has the name {name}{nearest(name, names.values())}")
 
 
 def _alone(value: Any) -> Any:
-    """What a list of one holds; anything else as it is."""
+    """The only element of a one-element list; other values unchanged."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -90,8 +88,8 @@ class StartsConfig(Strict):
     def _shares(self) -> StartsConfig:
         if (total := self.evidence + self.other) > 1:
             raise ValueError(
-                f"data.synthetic.starts: evidence and other are shares of the documents and add up to "
-                f"{total:g}: lower them to 1 together at the most"
+                f"data.synthetic.starts: evidence and other are shares of the documents with sum {total:g}: lower "
+                "it to at most 1"
             )
         return self
 
@@ -109,23 +107,23 @@ class SyntheticConfig(Strict):
     starts: StartsConfig | None = None
     """Memories that training documents begin with; null: none."""
     competing_facts: OneOrMore[float] = (0.0,)
-    """Share of the other sentences that say the last hop's relation, of other people, any of which might be evidence:
-    one share, or several of which each training document draws one and evaluation has the last."""
+    """Share of the other sentences that state the last hop's relation for other people, so that each might be evidence.
+    One share, or a list: each training document draws one, evaluation uses the last."""
     order: Literal["any", "forward", "reverse"] = "any"
-    """Of the evidence: any, first hop first, last hop first."""
+    """Order of the evidence: any, first hop first, last hop first."""
     min_distance: int = Field(0, ge=0)
-    """Paragraphs between neighbouring pieces of evidence at the least; shorter documents have what fits."""
+    """Minimum paragraphs between neighbouring pieces of evidence; shorter documents use the largest that fits."""
 
     @model_validator(mode="after")
     def _numbers(self) -> SyntheticConfig:
         if not self.distractor_facts or not all(0 <= number <= 1000 for number in self.distractor_facts):
             raise ValueError(
-                f"data.synthetic.distractor_facts={list(self.distractor_facts)}: give numbers from 0 to 1000, e.g. 4 "
+                f"data.synthetic.distractor_facts={list(self.distractor_facts)}: use numbers from 0 to 1000, e.g. 4 "
                 "or [0, 2, 4]"
             )
         if not self.competing_facts or not all(0 <= share <= 1 for share in self.competing_facts):
             raise ValueError(
-                f"data.synthetic.competing_facts={list(self.competing_facts)}: give shares from 0 to 1, e.g. 0.25 or "
+                f"data.synthetic.competing_facts={list(self.competing_facts)}: use shares from 0 to 1, e.g. 0.25 or "
                 "[0.25, 0.0]"
             )
         return self
@@ -135,7 +133,7 @@ class SearchDataConfig(Strict):
     """Search problems: templated facts in a corpus of each problem's own, or the questions of a file, combined."""
 
     objectives: OneOrMore[int] = (1, 2, 4)
-    """Questions a problem asks, each with an answer of its own: one number, or several to draw from."""
+    """Questions per problem, each with its own answer: one number, or a list to draw from."""
     people: int = Field(24, ge=2, le=300)
     """synthetic_search: passages of a problem's corpus, one a person."""
     facts_per_passage: int = Field(3, ge=1, le=15)
@@ -144,7 +142,7 @@ class SearchDataConfig(Strict):
     @model_validator(mode="after")
     def _people_for_all(self) -> SearchDataConfig:
         if not self.objectives or min(self.objectives) < 1:
-            raise ValueError(f"data.search.objectives={list(self.objectives)}: give numbers of at least 1, e.g. [1, 2]")
+            raise ValueError(f"data.search.objectives={list(self.objectives)}: use numbers of at least 1, e.g. [1, 2]")
         if (needed := max(self.objectives)) > self.people:
             raise ValueError(
                 f"data.search.objectives={needed} ask about {needed} people, data.search.people={self.people}: raise "
@@ -154,7 +152,7 @@ class SearchDataConfig(Strict):
 
 
 class CurriculumConfig(Strict):
-    """Synthetic documents grow when the agent has learnt the present length."""
+    """Synthetic documents grow as the agent improves."""
 
     chunks: tuple[int, ...] = Field(min_length=1)
     """Their lengths, e.g. [1, 2, 4]."""
@@ -166,7 +164,7 @@ class CurriculumConfig(Strict):
     def _lengths(cls, chunks: tuple[int, ...]) -> tuple[int, ...]:
         if chunks and not 1 <= min(chunks) <= max(chunks) <= LONGEST:
             raise ValueError(
-                f"data.curriculum.chunks={list(chunks)}: give numbers from 1 to {LONGEST:,}, e.g. [1, 2, 4]"
+                f"data.curriculum.chunks={list(chunks)}: use numbers from 1 to {LONGEST:,}, e.g. [1, 2, 4]"
             )
         return chunks
 
@@ -176,37 +174,35 @@ class DataConfig(Strict):
     """`synthetic`, `synthetic_search`, a file of any known format, a folder of text files with questions,
     `hub:owner/name@split`, or several of these as a list."""
     format: str | None = None
-    """Of files: one of the formats of own-data.md, or my_module:MyFormat; None: as their columns say."""
+    """Format of files: one of the formats of own-data.md, or my_module:MyFormat; None: detected from the columns."""
     columns: Annotated[dict[str, str], BeforeValidator(columns_of)] = Field(default_factory=dict)
-    """Columns of files under other names, ours first: `{question: q, answers: reward.gold}`; dots go into objects.
-    `b.csv:question` is of that one of several files alone."""
+    """Renamed columns of files, our name first: `{question: q, answers: reward.gold}`; dots address nested objects.
+    `b.csv:question` applies to that file only."""
     on_missing_gold: Literal["refuse", "skip"] = "refuse"
-    """What becomes of a row whose gold paragraph isn't among its own: the file is refused, or the row left out and
-    counted."""
+    """A row without its gold paragraph: `refuse` rejects the file, `skip` drops and counts the row."""
     format_options: dict[str, Any] = Field(default_factory=dict)
-    """Those of a format of your own."""
+    """Options of a custom format."""
     val_files: Sources | None = None
     """File, or several, that evaluation during training reads; None: `source`."""
     documents: int | None = Field(None, ge=1)
     """Documents per assembled context (gold paragraphs plus distractors); None: as the file has them."""
     order: Literal["any", "forward", "reverse"] = "any"
-    """Of the gold paragraphs in assembled contexts: any, as the file names them (its reasoning order), reversed."""
+    """Order of the gold paragraphs in assembled contexts: any, as in the file (its reasoning order), reversed."""
     min_distance: int = Field(0, ge=0)
-    """Documents from one gold paragraph to the next at the least, in assembled contexts."""
+    """Minimum number of documents between gold paragraphs in assembled contexts."""
     corpus: str | None = None
     """File whose paragraphs join the distractors, or that document indices refer to."""
     split_questions: bool = False
     """Make each question of a problem a separate problem, which reads the document again; false: one reading answers
     all of them, with all questions in the prompts."""
     limit: int | None = Field(None, ge=1)
-    """Use only the first so many problems, of each of several files."""
+    """Number of problems used from the start of each file."""
     shuffle: bool = True
-    """Of a file's rows for training, anew each epoch; false: as they stand. Groups that dynamic sampling plays in place
-    of others are drawn all the same."""
+    """Shuffle a file's training rows each epoch; false: file order, except for groups that dynamic sampling adds."""
     synthetic: SyntheticConfig = SyntheticConfig()
     search: SearchDataConfig | None = None
-    """Sizes of `synthetic_search`; with a file: its questions without their contexts, combined into problems of so many
-    objectives, to be answered by searching a corpus. None: a file as it is."""
+    """Sizes of `synthetic_search`. With a file: combine its questions, without their contexts, into problems with this
+    many objectives, answered by searching a corpus. None: use the file unchanged."""
     curriculum: CurriculumConfig | None = None
 
     @field_validator("format")
@@ -228,7 +224,7 @@ class DataConfig(Strict):
                 "file"
             )
         if self.format_options and self.format in (None, *KINDS["format"].shipped):
-            raise ValueError("data.format_options are those of a format of your own: set data.format, or drop them")
+            raise ValueError("data.format_options need a custom format: set data.format, or drop them")
         return self
 
     @model_validator(mode="after")
@@ -238,7 +234,7 @@ class DataConfig(Strict):
             if not all(names) or len(set(names)) < max(1, len(names)):
                 raise ValueError(f"data.{name}={list(names)}: name a file, or a list of different files")
             if len(names) > 1 and not set(names).isdisjoint(GENERATED):
-                raise ValueError(f"data.{name}={list(names)}: a list holds files alone, synthetic problems are drawn")
+                raise ValueError(f"data.{name}={list(names)}: a list may contain only files")
         check_columns(self.columns, (*listed(self.train_files), *listed(self.val_files or ())))
         return self
 
@@ -252,8 +248,8 @@ class DataConfig(Strict):
             )
         if searched and (self.documents is not None or self.corpus is not None):
             raise ValueError(
-                "data.documents and data.corpus make contexts, search problems have none: unset them; the corpus that "
-                "is searched belongs to the tool, policy.options.tools.search.source"
+                "data.documents and data.corpus make contexts, search problems have none: unset them; set the tool's "
+                "corpus, policy.options.tools.search.source"
             )
         if self.curriculum is not None and (searched or self.train_files != "synthetic"):
             raise ValueError(
@@ -266,7 +262,7 @@ class DataConfig(Strict):
     def _order_of_a_file(self) -> DataConfig:
         if not self.shuffle and (self.train_files in GENERATED or self.search is not None):
             raise ValueError(
-                "data.shuffle=false reads the rows of a file as they stand, and these problems are drawn or combined: "
+                "data.shuffle=false reads the rows of a file in order, but these problems are random draws: "
                 "set data.shuffle=true, or data.train_files to a file and data.search=null"
             )
         return self

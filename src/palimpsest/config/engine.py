@@ -15,7 +15,7 @@ from palimpsest.plugin_kinds import KINDS, check_name
 ENGINES = tuple(KINDS["engine"].shipped)
 """Names of the engines inside the package."""
 ALIKE = ("embedded", "ray")
-"""Those whose sections have the same keys."""
+"""Engines whose sections have the same keys."""
 CUSTOM = "own"  # the tag of the section of a user's own engine; no key
 
 
@@ -30,27 +30,27 @@ class _NamedEngineConfig(Strict):
 
 class _ShippedEngineConfig(_NamedEngineConfig):
     num_threads: int = Field(1, ge=1, le=1024)
-    """CPU threads of one process. One where the cores are shared: two collapse under other load."""
+    """CPU threads per process. Use 1 where other processes share the cores: two threads collapse under other load."""
     max_num_seqs: int = Field(128, ge=1)
-    """Sequences the sampler decodes at once."""
+    """Sequences that the sampler decodes concurrently."""
     cache_tokens: int = Field(65_536, ge=0)
-    """Tokens whose keys and values the sampler keeps for prompts that begin alike; least recently used ones make room.
-    Their memory comes on top of the rows in use. 0 computes every prompt whole."""
+    """Tokens whose keys and values the sampler caches for shared prompt prefixes (least recently used are evicted).
+    Their memory adds to the rows in use. 0 computes every prompt whole."""
     micro_batch_tokens: int = Field(16384, ge=1)
-    """Tokens of one prefix forest: one forward and backward pass of the learner, which bounds its memory. Larger ones
-    share more; where little is shared, 2,048 are fastest for a small model on a CPU (they stay in caches)."""
+    """Tokens per prefix forest: one forward and backward pass of the learner, which bounds its memory. Larger forests
+    share more; with little to share, 2,048 is fastest for a small model on a CPU (it fits the caches)."""
 
 
 class EmbeddedEngineConfig(_ShippedEngineConfig):
     """PyTorch in this process, on a CPU or one GPU."""
 
     name: Literal["embedded"] = "embedded"
-    """embedded; ray, in processes of their own (`cluster`); endpoint, an address that is evaluated (docs/endpoints.md
-    has its keys); or my_module:MyEngine, which takes `options` alone."""
+    """embedded; ray, in separate processes (`cluster`); endpoint, an address to evaluate (docs/endpoints.md lists its
+    keys); or my_module:MyEngine, which takes only `options`."""
 
 
 class RayEngineConfig(_ShippedEngineConfig):
-    """The same in processes of their own, on one machine or many, as `cluster` says."""
+    """The embedded engine in separate processes on one or more machines (`cluster`)."""
 
     name: Literal["ray"] = "ray"
 
@@ -60,27 +60,27 @@ class EndpointEngineConfig(_NamedEngineConfig):
 
     name: Literal["endpoint"] = "endpoint"
     url: str
-    """What stands before /completions and /chat/completions, e.g. http://127.0.0.1:8000/v1."""
+    """Base URL before /completions and /chat/completions, e.g. http://127.0.0.1:8000/v1."""
     api_key_env: str | None = None
     """Environment variable with the key."""
     mode: Literal["auto", "tokens", "completions", "chat"] = "auto"
     """tokens: prompts as token ids; completions: as text; chat: as messages; auto: the first of them that works."""
     tokenizer: str | None = None
-    """Folder or hub id of the model's tokenizer; null: what `model.path` names, if that is a folder or a hub id."""
+    """Folder or hub id of the model's tokenizer; null: `model.path`, if that is a folder or a hub id."""
     max_model_len: int | None = Field(None, ge=2)
-    """Window in tokens; null: what the endpoint, or the model's config.json, says."""
+    """Context window in tokens; null: the value of the endpoint, or of the model's config.json."""
     logprobs: bool = True
-    """Ask for log-probabilities, in mode tokens; nothing in an evaluation needs them."""
+    """Request log-probabilities, in mode tokens; evaluations don't need them."""
     thinking_tokens: int = Field(0, ge=0)
-    """Tokens that a reply in mode chat may have beyond its budget: for thinking, which endpoints keep to themselves."""
+    """Tokens that a reply in mode chat may use for hidden thinking, in addition to its budget."""
     concurrency: int = Field(64, ge=1)
-    """Requests at once, and episodes."""
+    """Concurrent requests, and episodes."""
     timeout_s: float = Field(600.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
-    """Until a request must be answered."""
+    """Time limit of a request, in seconds."""
     attempts: int = Field(8, ge=1)
     """Requests for one reply; between them pauses that double, from half a second to 20."""
     patience_s: float = Field(120.0, ge=0, le=MAX_WAIT_S)
-    """How long nobody may answer before the evaluation ends."""
+    """Seconds without any reply before the evaluation ends."""
 
 
 class OwnEngineConfig(_NamedEngineConfig):
@@ -88,7 +88,7 @@ class OwnEngineConfig(_NamedEngineConfig):
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
-    """What its class is called with."""
+    """Arguments of the engine's constructor."""
 
 
 def engines_with(key: str) -> list[str]:
@@ -128,12 +128,11 @@ COPIES = ("samplers", "gpus_per_sampler", "placement")
 
 class ClusterConfig(Strict):
     address: str | None = None
-    """A Ray cluster to join, HOST:PORT of its head; None: one is started on this machine, and ended with the run."""
+    """Ray cluster to join, HOST:PORT of its head; None: start one on this machine and end it with the run."""
     learners: int = Field(1, ge=1, le=1024)
-    """Ranks that share the weights (FSDP2). More than 1,024 are refused: one process deals the batch and asks
-    each."""
+    """Ranks that share the weights (FSDP2). At most 1,024: one process splits the batch and calls each rank."""
     samplers: int = Field(1, ge=1, le=256)
-    """Copies of the embedded sampler. More than 256 are refused: each takes a thread of the process that asks them."""
+    """Copies of the embedded sampler. At most 256: each needs a thread in the calling process."""
     gpus_per_learner: float | None = Field(None, ge=0)
     """null: 1 where there are GPUs, 0 otherwise; 0: ranks compute on CPUs."""
     gpus_per_sampler: float = Field(0.0, ge=0)
@@ -143,16 +142,16 @@ class ClusterConfig(Strict):
     placement: Literal["separate", "colocated"] = "separate"
     """colocated: learners and samplers share GPUs, each with a fraction."""
     folder: str | None = None
-    """Where weights lie on their way to the samplers; None: /dev/shm of this machine. Every node must see it."""
+    """Folder for weights on their way to the samplers, visible to every node; None: /dev/shm of this machine."""
     cpu_offload: bool = False
     """Weights, gradients and moments of the learners lie in the machines' own memory."""
     timeout_s: float = Field(600.0, ge=1, le=MAX_WAIT_S)
-    """Until all processes must be there with their model loaded, ranks that wait for each other give up, and every
-    sampler must sample from new weights."""
+    """Seconds for processes to load their model, ranks to wait for each other, and samplers to switch to new weights.
+    """
     max_restarts: int = Field(0, ge=0, le=100)
-    """Times that a training whose processes were lost is restarted from its newest checkpoint by itself. Every restart
-    counts; one after an attempt that completed no step waits first, 1 s and then twice as long each time, at most
-    60 s. More than 100 are rejected: what is lost that often has a cause that no restart fixes."""
+    """Automatic restarts from the newest checkpoint after lost processes. Every restart counts. After an attempt
+    without a completed step the restart waits 1 s, doubling up to 60 s. At most 100: no restart fixes a cause that
+    recurs so often."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ClusterConfig:
@@ -170,7 +169,7 @@ class ClusterConfig(Strict):
         for name, share in (("learner", self.gpus_per_learner or 0), ("sampler", self.gpus_per_sampler)):
             if share > 1 or (share not in (0, 1) and self.placement == "separate"):
                 raise ValueError(
-                    f"cluster.gpus_per_{name}={share:g}: a process computes on one GPU; give 0 or 1, or a fraction "
+                    f"cluster.gpus_per_{name}={share:g}: a process computes on one GPU; use 0 or 1, or a fraction "
                     "with cluster.placement=colocated"
                 )
         if self.placement == "colocated" and not 0 < (self.gpus_per_learner or 0) + self.gpus_per_sampler <= 1:
@@ -181,7 +180,7 @@ class ClusterConfig(Strict):
         return self
 
     def rank_gpus(self, gpus: float, device: str) -> float:
-        """GPUs of each rank, where there are so many for ranks and samplers, and model.device is `device`."""
+        """GPUs per rank, if enough exist for ranks and samplers and model.device is `device`."""
         if self.gpus_per_learner is not None:
             return self.gpus_per_learner
         there = device == "cuda" or (gpus and device != "cpu")
@@ -193,11 +192,11 @@ class ClusterConfig(Strict):
 
 
 def _check_address(address: str) -> None:
-    """`local` would have Ray start a cluster that asks for no token, ray:// and others are other protocols."""
+    """Reject `local`, with which Ray starts a cluster without a token, and other protocols such as ray://."""
     host, _, port = address.rpartition(":")
     if address == "auto" or (_HOST.fullmatch(host) and _PORT.fullmatch(port) and 0 < int(port) < 1 << 16):
         return
-    raise ValueError(f"cluster.address={address!r:.80}: give HOST:PORT of the head, e.g. 10.0.0.1:6379")
+    raise ValueError(f"cluster.address={address!r:.80}: use HOST:PORT of the head, e.g. 10.0.0.1:6379")
 
 
 # ---- sampler -------------------------------------------------------------------------------------------------
@@ -226,14 +225,14 @@ RESERVED_ARGS = (
     "disable-uvicorn-access-log",
     "config",
 )
-"""Options of a server that follow from the run, under each of their names; and a file, which could hold any of them."""
-_ONE_PROCESS = "a server is one of the run's own processes on the GPUs of sampler.devices (sampler.servers starts more)"
-_LAYERS = "servers would compute otherwise than the learner, whose weights they are sent"
-_TOKENS = "servers are sent token ids and encode nothing; the tokenizer is that of model.path"
-_SAMPLING = "how tokens are drawn follows from `sampling`, and log-probabilities are read of the model alone"
-_OLD_CACHE = "keys and values that are kept outside the server would outlive the weights they are of"
-_OVER_SOCKET = "servers are asked by HTTP on a socket of the run's own"
-_ENDS = "the server would print and end"
+"""Server options that follow from the run, under all their names, and config files, which could contain any of them."""
+_ONE_PROCESS = "a server is one process of the run on the GPUs of sampler.devices (sampler.servers starts more)"
+_LAYERS = "servers would compute differently from the learner"
+_TOKENS = "servers receive token ids; the tokenizer is that of model.path"
+_SAMPLING = "`sampling` decides how tokens are drawn, and log-probabilities must be the model's"
+_OLD_CACHE = "keys and values outside the server would outlive their weights"
+_OVER_SOCKET = "the run reaches servers by HTTP on a private socket"
+_ENDS = "the server would print and exit"
 BREAKING = {
     **dict.fromkeys(("quantization", "allow-deprecated-quantization", "model-class-overrides"), _LAYERS),
     **dict.fromkeys(("hf-config-path", "revision", "code-revision", "runner", "convert"), _LAYERS),
@@ -242,21 +241,18 @@ BREAKING = {
     **dict.fromkeys(("api-server-count", "enable-elastic-ep"), _ONE_PROCESS),
     "tokenizer": _TOKENS,
     **dict.fromkeys(("logits-processors", "watermark", "override-generation-config"), _SAMPLING),
-    "max-logprobs": "log-probabilities of the likeliest tokens tell the server's mode, which is asked of each",
+    "max-logprobs": "palimpsest reads the mode of each server from the likeliest tokens' log-probabilities",
     **dict.fromkeys(("kv-transfer", "kv-offloading"), _OLD_CACHE),
     **dict.fromkeys(("grpc", "ssl", "root-path"), _OVER_SOCKET),
     **dict.fromkeys(("help", "version"), _ENDS),
-    "hf-token": "it is a secret, which the run folder would keep; model.path is on this disk",
+    "hf-token": "the run folder would store this secret; model.path is on this disk",
 }
-"""Options that the engine could not work with, and why. Each stands for those that begin with its words too:
-data-parallel for data-parallel-size."""
+"""Options that the engine can't work with, and the reason. data-parallel also covers data-parallel-size."""
 _OPTION = re.compile(r"--([a-z0-9][a-z0-9_-]*)(?:[.+=].*)?", re.DOTALL)
-"""An option by a long name, its value with it: no short form (-tp), and no word of its own, which may be a value of the
-option before it or the model."""
+"""A long option with its value: no short form (-tp), and no separate word, which could be another value."""
 _ADDRESS = re.compile(r"http://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::([0-9]+))?/?", re.IGNORECASE | re.ASCII)
 PYTHON = "PALIMPSEST_VLLM_PYTHON"
-"""Environment variable that names the Python that has vLLM and starts the servers; without it, the one that runs
-palimpsest."""
+"""Environment variable that names the Python with vLLM for the servers; default: the one that runs palimpsest."""
 STARTED = ("servers", "devices", "tensor_parallel_size", "gpu_memory_utilization", "args")
 """Keys of the servers that palimpsest starts."""
 
@@ -265,14 +261,14 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 class SamplerConfig(Strict):
     name: Literal["embedded", "vllm"] = "embedded"
-    """embedded: the engine samples itself; vllm: servers of vLLM, in processes of their own (docs/vllm.md)."""
+    """embedded: the engine samples; vllm: vLLM servers in separate processes (docs/vllm.md)."""
     urls: tuple[str, ...] = ()
-    """Servers that you run on this machine, e.g. [http://127.0.0.1:8000], whose key (--api-key) is read from
-    $VLLM_API_KEY; []: palimpsest starts its own."""
+    """Your vLLM servers on this machine, e.g. [http://127.0.0.1:8000]; $VLLM_API_KEY contains their key (--api-key).
+    []: palimpsest starts servers."""
     servers: int = Field(1, ge=1, le=64)
     """Servers to start."""
     devices: tuple[int, ...] = ()
-    """GPUs of the servers, `tensor_parallel` each, one after the other; []: what CUDA_VISIBLE_DEVICES says."""
+    """GPUs of the servers, in groups of `tensor_parallel`; []: CUDA_VISIBLE_DEVICES."""
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     """GPUs of this machine that share one server's weights."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
@@ -280,12 +276,12 @@ class SamplerConfig(Strict):
     max_model_len: int | None = Field(None, ge=2)
     """Window of the servers in tokens, at most the model's; null: the model's."""
     folder: str | None = None
-    """Where the files of new weights are written, e.g. /dev/shm; null: the run folder."""
+    """Folder for files of new weights, e.g. /dev/shm; null: the run folder."""
     args: tuple[str, ...] = ()
     """Further options of vLLM's server by their long names, values with them, e.g. [--enforce-eager,
     --max-num-seqs=64]."""
     timeout_s: float = Field(900.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
-    """Until a server that was started must answer, a request be answered, and a server sample from new weights."""
+    """Seconds for a new server to answer, for a request, and for a server to switch to new weights."""
 
     @field_validator("args", mode="before")
     @classmethod
@@ -307,7 +303,7 @@ class SamplerConfig(Strict):
             raise ValueError(f"sampler.urls={list(self.urls)} names a server twice (localhost is 127.0.0.1)")
         needed = self.servers * self.tensor_parallel_size
         if any(device < 0 for device in self.devices):
-            raise ValueError(f"sampler.devices={list(self.devices)}: GPUs are numbered from 0")
+            raise ValueError(f"sampler.devices={list(self.devices)}: GPU numbers start at 0")
         if self.devices and (len(self.devices) != needed or len(set(self.devices)) != needed):
             raise ValueError(
                 f"sampler.devices={list(self.devices)}: {self.servers} servers of {self.tensor_parallel_size} need "
@@ -317,8 +313,7 @@ class SamplerConfig(Strict):
 
 
 def _address_of(url: str) -> tuple[str, int]:
-    """Host and port of a server on this machine: whoever reaches the endpoints that change weights may run code, key or
-    no key.
+    """Host and port of a server on this machine: access to the endpoints that change weights allows running code.
 
     >>> _address_of("http://LOCALHOST:8000/"), _address_of("http://[0:0:0::1]")
     (('127.0.0.1', 8000), ('::1', 80))
@@ -326,7 +321,7 @@ def _address_of(url: str) -> tuple[str, int]:
     shown = f"={url!r:.80}" if "@" not in url else ""  # an address with a password in it
     match = _ADDRESS.fullmatch(url)
     if match is None:
-        raise ValueError(f"sampler.urls{shown}: give the address alone, like http://127.0.0.1:8000")
+        raise ValueError(f"sampler.urls{shown}: use only the address, like http://127.0.0.1:8000")
     host, port = match[1].strip("[]").lower(), int(match[2] or 80)
     if not 0 < port < 1 << 16:
         raise ValueError(f"sampler.urls{shown}: no port {port}; ports go from 1 to 65535")
@@ -336,20 +331,19 @@ def _address_of(url: str) -> tuple[str, int]:
         address = None
     if address is None or not address.is_loopback:
         raise ValueError(
-            f"sampler.urls{shown}: vLLM asks for no key where weights are changed, so such a server must not be on a "
-            "network: start it on 127.0.0.1, and reach another machine's through a tunnel (ssh -L)"
+            f"sampler.urls{shown}: vLLM changes weights without a key, so the server must not be on a network: start "
+            "it on 127.0.0.1, and reach another machine through a tunnel (ssh -L)"
         )
     return str(address), port
 
 
 def _check_arg(arg: Any) -> None:
-    """Refuse what the run decides itself, under whatever name vLLM takes it by: `a_b` for `a-b`, the beginning of a
-    name, `--no-` before it."""
+    """Reject options that the run sets, under any name vLLM accepts: `a_b` for `a-b`, a prefix, `--no-` before it."""
     option = _OPTION.fullmatch(arg) if isinstance(arg, str) else None
     if option is None:
         raise ValueError(
-            f"sampler.args: {arg!r:.60} is no option of vLLM's server by its long name, with its value in the same "
-            "text; write it like --enforce-eager or --max-num-seqs=64"
+            f"sampler.args: {arg!r:.60} must be a long option of vLLM's server with its value, like --enforce-eager or "
+            "--max-num-seqs=64"
         )
     name = option[1].replace("_", "-").removeprefix("no-")
     taken = next((reserved for reserved in RESERVED_ARGS if reserved.startswith(name)), None)
@@ -357,10 +351,10 @@ def _check_arg(arg: Any) -> None:
     if taken == "config":
         raise ValueError(f"sampler.args: {arg:.60} reads options from a file; name them in sampler.args instead")
     if taken is not None:
-        raise ValueError(f"sampler.args: {arg:.60} sets --{taken}, which follows from the run; leave it out")
+        raise ValueError(f"sampler.args: {arg:.60} sets --{taken}, which the run sets; omit it")
     if breaking is not None:
         flag = "--" + name if name.startswith(breaking) else f"--{breaking}"
-        raise ValueError(f"sampler.args: {flag} can't be set, for {BREAKING[breaking]}; leave it out")
+        raise ValueError(f"sampler.args: {flag} is not allowed ({BREAKING[breaking]}); omit it")
 
 
 # ---- Section model -------------------------------------------------------------------------------------------
@@ -372,7 +366,7 @@ _OURS_IN_TEMPLATES = (
 )  # fmt: skip
 
 Dtype = Literal["float32", "bfloat16"]
-"""What numbers weights are."""
+"""Number type of weights."""
 
 
 class AdapterConfig(Strict):
@@ -380,37 +374,37 @@ class AdapterConfig(Strict):
 
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
-    """Adapters are scaled by alpha / rank."""
+    """Adapters scale by alpha / rank."""
     target_modules: tuple[str, ...] | None = None
     """Names of the layers that get one, such as q_proj; None: every linear layer but the output projection."""
 
 
 class ModelConfig(Strict):
     path: str = "embedded"
-    """`embedded` for the model inside the package, `embedded-tools` for the same after lessons in calling tools, a
-    Hugging Face folder, or a hub id such as Qwen/Qwen3-4B."""
+    """`embedded`: the bundled model; `embedded-tools`: the same model after SFT on tool calls; or a Hugging Face folder
+    or hub id such as Qwen/Qwen3-4B."""
     dtype: Dtype | Literal["auto"] = "float32"
-    """What weights are held and computed in; auto: bfloat16 on a GPU for a model whose files are, otherwise float32.
-    auto is for models that are only sampled from: the default of eval, ask and serve where no run or recipe says
-    otherwise."""
+    """Number type for storing weights and computing; auto: bfloat16 on a GPU if the model's files use it, otherwise
+    float32. auto is for models that only sample: the default of eval, ask and serve unless a run or recipe sets
+    another."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1"""
     gradient_checkpointing: bool = False
     lora: AdapterConfig | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the model's chat template, wherever a prompt is built, such as {enable_thinking: false}."""
+    """Variables of the model's chat template for every prompt, such as {enable_thinking: false}."""
 
     @field_validator("chat_template_kwargs")
     @classmethod
     def _variables(cls, value: dict[str, Any]) -> dict[str, Any]:
         for key in value:
             if not key.isidentifier() or key in _OURS_IN_TEMPLATES:
-                why = "is the prompt itself" if key in _OURS_IN_TEMPLATES else "is no name of a variable"
-                raise ValueError(f"model.chat_template_kwargs.{key} {why}; give those like enable_thinking")
+                why = "is the prompt itself" if key in _OURS_IN_TEMPLATES else "is not a variable name"
+                raise ValueError(f"model.chat_template_kwargs.{key} {why}; use names like enable_thinking")
         return value
 
 
-# ---- Where the model that a configuration names lies ---------------------------------------------------------
+# ---- Location of the configured model ----------------------------------------------------------------------
 
 
 SHIPPED = {"embedded": "base-model", "embedded-tools": "tool-model"}
@@ -418,10 +412,10 @@ SHIPPED = {"embedded": "base-model", "embedded-tools": "tool-model"}
 
 
 def model_path(config: ModelConfig) -> str:
-    """Folder or hub id that `config.path` stands for."""
+    """Folder or hub id for `config.path`."""
     return named(config.path)
 
 
 def named(path: str) -> str:
-    """Folder or hub id that the name of a model stands for."""
+    """Folder or hub id for a model's name."""
     return str(files("palimpsest").joinpath("assets", SHIPPED[path])) if path in SHIPPED else path

@@ -1,6 +1,6 @@
-"""How to install what a feature needs besides: the line for the way in which this copy of the package came.
+"""Install commands for optional features, matching the way this copy of the package was installed.
 
-The distribution is called palimpsest-rl: `palimpsest` on the package index is somebody else's.
+The distribution is called palimpsest-rl: `palimpsest` on PyPI is another project.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "palimpsest-rl"
 CHECKOUT = Path(__file__).parents[3]
-"""Where pyproject.toml stands, if this is a checkout."""
+"""Folder of pyproject.toml, if this is a checkout."""
 
 
 def install_line(extra: str) -> str:
@@ -22,7 +22,7 @@ def install_line(extra: str) -> str:
 
 
 def line_for(extra: str, origin: dict[str, Any], checkout: Path | None) -> str:
-    """`install_line` for what pip noted of the origin (PEP 610's direct_url.json), {} where it noted nothing.
+    """`install_line` for pip's record of the origin (PEP 610's direct_url.json), {} without a record.
 
     >>> line_for("lora", {}, None)
     "pip install 'palimpsest-rl[lora]'"
@@ -43,7 +43,7 @@ def line_for(extra: str, origin: dict[str, Any], checkout: Path | None) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """direct_url.json of the installed distribution; {} from an index, or where it isn't installed."""
+    """direct_url.json of the installed distribution; {} for an index, or without an installation."""
     try:
         origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):

@@ -1,7 +1,7 @@
-"""Every key of the configuration as data, and validation errors that name keys, values and what is allowed.
+"""Configuration keys as data, and validation errors that name key, value and allowed values.
 
-The tables of docs/recipes.md, `palimpsest recipes keys` and what an error says of a wrong value are all made of it.
-What a key means is the string below its field in the source.
+Docs tables, `palimpsest recipes keys` and error messages use it. The string below a field in the source documents its
+key.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Key:
     name: str
     """Dotted."""
     values: str
-    """What it takes, in words; quoted as code what is to be written so."""
+    """Allowed values; literals quoted as code."""
     default: str
-    """As a recipe would write it, quoted as code; `required` for one without."""
+    """Default in recipe syntax, quoted as code; `required` for a key without one."""
     meaning: str
     section: bool = False
-    """Whether it is a section that may be left out, whose keys follow."""
+    """True for an optional section; its keys follow."""
 
 
 def all_keys() -> list[Key]:
@@ -52,7 +52,7 @@ def all_keys() -> list[Key]:
 
 
 def keys_of(model: type[BaseModel], prefix: str, defaults: BaseModel | None) -> Iterator[Key]:
-    """Keys of one section, sections inside it included. `defaults`: the section as it is where nothing is said."""
+    """Keys of one section and its subsections. `defaults`: the section with all defaults."""
     docs = docstrings(model)
     for name, field in model.model_fields.items():
         default = getattr(defaults, name) if defaults else field.get_default(call_default_factory=True)
@@ -70,7 +70,7 @@ def keys_of(model: type[BaseModel], prefix: str, defaults: BaseModel | None) -> 
 
 @lru_cache(maxsize=64)
 def docstrings(cls: Any) -> Mapping[str, str]:
-    """Field name to the string below it in the source."""
+    """Docstrings by field name, from the source."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(node, ast.ClassDef)
     docs = {}
@@ -82,7 +82,7 @@ def docstrings(cls: Any) -> Mapping[str, str]:
 
 
 def option_keys(cls: type[Any], prefix: str) -> list[Key]:
-    """Options of a dataclass; what its base classes say of them holds where it says nothing itself."""
+    """Options of a dataclass; base classes supply missing descriptions."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         docs |= docstrings(base)
@@ -108,7 +108,7 @@ _NAMED: Mapping[Any, str] = {
 
 
 def type_words(annotation: Any, limits: str = "") -> str:
-    """An annotation as a reader of YAML would say it.
+    """An annotation in a YAML reader's terms.
 
     >>> type_words(int | None, " ≥ 1"), type_words(tuple[float, float]), type_words(typing.Literal["a", "b"])
     ('integer ≥ 1 or `null`', 'list of numbers', '`a`, `b`')
@@ -130,14 +130,14 @@ def type_words(annotation: Any, limits: str = "") -> str:
 
 
 def bounds(metadata: typing.Iterable[Any]) -> str:
-    """The limits of a number, in signs."""
+    """The limits of a number, as comparison signs."""
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     limits = [f"{signs[k]} {v}" for m in metadata for k in signs if (v := getattr(m, k, None)) is not None]
     return f" {', '.join(limits)}" if limits else ""
 
 
 def yaml_words(value: Any) -> str:
-    """A default as a recipe would write it."""
+    """A default in recipe syntax."""
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
@@ -199,7 +199,7 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
 
 
 def _too_short_list(detail: ErrorDetails) -> ErrorDetails:
-    """A list that is too short is at fault, not the place in it that is missing."""
+    """Blame a too short list instead of its missing element."""
     if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):
         return {**detail, "type": "too_short", "loc": detail["loc"][:-1]}
     return detail
@@ -215,13 +215,12 @@ def _without_tag(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 def _blamed(key: str, overrides: Mapping[str, str]) -> str | None:
-    """The override that set `key`, something above it, or something below it."""
     related = [n for n in overrides if key == n or key.startswith(n + ".") or (key and n.startswith(key + "."))]
     return related[-1] if related else None
 
 
 def section_of(key: str) -> type[BaseModel] | None:
-    """The configuration class that stands under a dotted key, None if the key is a value or unknown.
+    """The configuration class at a dotted key; None if the key is a value or unknown.
 
     >>> section_of("data.curriculum").__name__
     'CurriculumConfig'
@@ -232,7 +231,7 @@ def section_of(key: str) -> type[BaseModel] | None:
 
 
 def _sections_of(key: str) -> list[type[BaseModel]]:
-    """Those that may stand under a dotted key: `engine` has other keys by its name."""
+    """All possible classes at a dotted key: the keys of `engine` depend on its name."""
     models: list[type[BaseModel]] = [RunConfig]
     for part in key.split(".") if key else ():
         fields = [model.model_fields[part] for model in models if part in model.model_fields]
@@ -252,11 +251,11 @@ def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
     if detail["type"] == "extra_forbidden":
         if detail["loc"][:2] == ("engine", CUSTOM):
             leaf = key.rpartition(".")[2]
-            return f"unknown key {key}: an engine of your own has options, e.g. engine.options.{leaf}"
+            return f"unknown key {key}: a custom engine takes options, e.g. engine.options.{leaf}"
         if detail["loc"][0] == "engine" and len(detail["loc"]) == 3 and (names := engines_with(str(detail["loc"][2]))):
             named = f"engine.name={detail['loc'][1]}"
             return (
-                f"{key} is a key of engine.name={' and '.join(names)}, not of {named}: leave it out, or name that one"
+                f"{key} is a key of engine.name={' and '.join(names)}, not of {named}: omit it, or select that engine"
             )
         full = override if override and override.startswith(f"{key}.") else key
         return f"unknown key {full}{_nearest_key(full)}"
@@ -278,7 +277,7 @@ def _short(value: Any) -> str:
 
 
 def _demand(detail: ErrorDetails) -> str:
-    """What a value has to be, of an error in pydantic's words."""
+    """Requirement for a value, from a pydantic error."""
     if detail["type"] in _OURS:
         return detail["msg"]
     where = _without_tag(detail["loc"])
@@ -295,7 +294,7 @@ def _demand(detail: ErrorDetails) -> str:
 
 
 def _annotation_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
-    """Annotation and metadata of what stands at a place of the configuration, in lists and mappings too."""
+    """Annotation and metadata at a place of the configuration, also in lists and mappings."""
     annotation: Any = RunConfig
     metadata: list[Any] = []
     for part in where:
@@ -309,7 +308,7 @@ def _annotation_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
 
 
 def _inside(annotation: Any) -> list[Any]:
-    """Annotations of the parts of a list or a mapping, or of a union with one; else nothing."""
+    """Annotations inside a list, a mapping, or a union with one; otherwise none."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     for member in typing.get_args(annotation) if union else (annotation,):
         if typing.get_origin(member) in (tuple, dict, list):
@@ -382,13 +381,13 @@ _OTHER_NAMES: Mapping[str, str] = {
     }.items()
     for other in aliases.split()
 }
-"""What verl, TRL, Transformers and others call a key, and what it was called here, by its last name."""
-_GUESSED = 4  # letters of a last name that is guessed from those of other sections at least
+"""Names in verl, TRL, Transformers and others, and earlier names here, by their last part."""
+_GUESSED = 4  # minimum length of a last name for guesses from other sections
 
 
 def _nearest_key(key: str) -> str:
-    """What other trainers call so in this section; else the nearest sibling; else what they call so elsewhere; else the
-    same last name elsewhere; else the keys of the section. A section is never offered for a key in it.
+    """Nearest key, in this order: another trainer's name in this section; a similar sibling; another trainer's name
+    elsewhere; the same last part elsewhere; the section's keys. Never a section for a key in it.
 
     >>> _nearest_key("optim.lr"), _nearest_key("train.learning_rte")
     ('; did you mean optim.learning_rate?', '; did you mean optim.learning_rate or cold_start.learning_rate?')
@@ -416,7 +415,7 @@ def _nearest_key(key: str) -> str:
 
 
 def _named_here(section: str, leaf: str) -> str | None:
-    """Our name for what others call `leaf`, in its own section where that has a key so called.
+    """Our name for another trainer's `leaf`, if this section has such a key.
 
     >>> _named_here("cold_start", "steps"), _named_here("", "steps"), _named_here("evaluation", "rivals")
     ('cold_start.max_steps', 'train.max_steps', 'evaluation.trained_baselines')
@@ -427,7 +426,7 @@ def _named_here(section: str, leaf: str) -> str | None:
 
 
 def _close(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that `name` is a slip of."""
+    """The name that `name` probably misspells."""
     return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.8)), None)
 
 
@@ -435,22 +434,22 @@ def _close(name: str, names: Iterable[str]) -> str | None:
 
 
 _SECTIONS = {"sampling": "eval_sampling"}
-"""Parts of an identity whose section of the configuration is called otherwise."""
+"""Parts of an identity whose configuration section has another name."""
 _SHOWN_DIFFERENCES = 3
-"""Differences that a message names; of the others it gives the number."""
+"""Differences that a message lists; it only counts the rest."""
 _WIDTH = 60
 """Characters of a value in a message."""
 
 
 @lru_cache(maxsize=1)
 def default_settings() -> Mapping[str, Any]:
-    """Dotted key of a run's configuration to its default."""
+    """Defaults of a run's configuration, by dotted key."""
     return dict(leaves(RunConfig(recipe="config").model_dump(mode="json")))
 
 
 def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """In words where `now` differs from `was`, by the first few keys; None where nothing does. A setting that `was`
-    lacks and that has its default now came with a later version, and is no difference.
+    """The first few keys in which `now` differs from `was`, as text; None without a difference. A new setting at its
+    default is not a difference: a later version added it.
 
     >>> difference({"data": {"limit": 4}}, {"data": {"limit": 2}})
     'data.limit was 4, is 2'
@@ -466,7 +465,7 @@ def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def _is_default(key: str, value: Any) -> bool:
-    """Whether an identity's `key` has the default of the run's configuration."""
+    """Return whether an identity's `key` has the default of the run's configuration."""
     section, _, name = key.partition(".")
     defaults = default_settings()
     setting = f"{_SECTIONS.get(section, section)}.{name}"
@@ -478,7 +477,7 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 
 
 def _changed(key: str, was: str, now: str) -> str:
-    """Of long values the part where they begin to differ."""
+    """One changed key; long values start where they differ."""
     shorter = min(len(was), len(now))
     same = next((at for at in range(shorter) if was[at] != now[at]), shorter)
     start = 0 if max(len(was), len(now)) <= _WIDTH else max(0, same - _WIDTH // 2)

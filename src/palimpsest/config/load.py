@@ -1,4 +1,4 @@
-"""Recipe loader: YAML and overrides to one typed `RunConfig`; secrets are rejected.
+"""Load a recipe: YAML and overrides to one typed `RunConfig`; secrets are rejected.
 
     load_recipe("memagent-7b", ["train.max_steps=10", "credit.overlong=null", "data.curriculum.chunks=[1,2,4]"])
     load_recipe("memagent-7b", {"train.max_steps": 10, "credit": {"overlong": None}})
@@ -8,9 +8,9 @@ of `reward.name` with a custom reward drops the recipe's reward with its layers.
 curriculum of generated documents. Values follow YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are
 text.
 
-A configuration is written into run folders, reports and trackers, so it must not hold secrets: values under a key
-called token, password, secret or API key, and addresses with a user or a password. Options of custom policies and tools
-are checked too. In a recorded command line such values are masked.
+Run folders, reports and trackers store the configuration, so it must not contain secrets: values under a key called
+token, password, secret or API key, and addresses with a user or a password. The check includes options of custom
+policies and tools. Recorded command lines mask such values.
 
 Guaranteed: an unknown key is rejected under its full dotted name with the nearest known one; a wrong value is rejected
 in one line with key, value and what is allowed; a secret is never shown; `parse_config(dump_config(c)) == c`.
@@ -48,18 +48,18 @@ _NAMED = [re.compile(rf"([\w.-]*\w)({sign})([^&\s,;}}]+)") for sign in ("=", r":
 
 
 def refuse_secrets(values: Any, source: str) -> None:
-    """Raises ConfigError for the first secret in `values`; `source` is what messages call the configuration."""
+    """Raise ConfigError for the first secret in `values`; `source` names the configuration in messages."""
     for key, value in _texts(values, ""):
         name = key.rpartition(".")[2]
         if value.strip() and _SECRET.fullmatch(name):
             raise ConfigError(
-                f"{source}: {key}: a configuration is written into run folders and reports, so no secret may stand in "
-                f"it; put it into an environment variable and name that under {name}_env"
+                f"{source}: {key}: run folders and reports store the configuration, so it must not "
+                f"contain secrets; use an environment variable and set its name under {name}_env"
             )
         if _WITH_USER.match(value.strip()):
             raise ConfigError(
-                f"{source}: {key}: the address holds a user or a password; give it without them, and a token by the "
-                "name of an environment variable"
+                f"{source}: {key}: the address contains a user or a password; remove them, and name an environment "
+                "variable for a token"
             )
 
 
@@ -92,7 +92,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Dotted keys and the texts that stand there."""
+    """Dotted keys and their texts."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _texts(inner, f"{key}.{name}" if key else str(name))
@@ -115,7 +115,7 @@ EVALUATIONS = "eval/"
 
 
 def recipe_names(prefix: str = "") -> list[str]:
-    """Names of the recipes inside the package that train; with `EVALUATIONS`, of those that evaluate."""
+    """Names of the shipped training recipes; with `EVALUATIONS`, of the evaluation recipes."""
     folder = resources.files("palimpsest") / "recipes" / prefix
     return sorted(prefix + entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -136,8 +136,8 @@ def recipe_text(name_or_path: str) -> str:
     path = Path(name_or_path)
     if (path / "config.yaml").is_file():
         raise ConfigError(
-            f"recipe {path}: the folder of a run; its configuration is a recipe, {path / 'config.yaml'}; "
-            f"palimpsest train --resume {path} goes on with it"
+            f"recipe {path}: a run folder; use its configuration {path / 'config.yaml'} as a recipe, or resume it with "
+            f"palimpsest train --resume {path}"
         )
     if not path.is_file():
         hint = nearest(name_or_path, names) or f"; shipped recipes: {', '.join(names)}"
@@ -145,23 +145,23 @@ def recipe_text(name_or_path: str) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {path}: can't be read as UTF-8 text ({error})") from None
+        raise ConfigError(f"recipe {path}: not UTF-8 text ({error})") from None
 
 
 def load_recipe(name_or_path: str | Path, overrides: Overrides = (), *, read_files: bool = True) -> RunConfig:
     """The configuration of a shipped recipe or a YAML file with overrides applied in order.
 
-    A file of prompts gives way to its texts, unless `read_files` is False (config/prompt_file.py).
+    Unless `read_files` is False, texts replace a prompt file (config/prompt_file.py).
     """
     if not isinstance(name_or_path, str | Path):
         kind = type(name_or_path).__name__
-        raise ConfigError(f"recipe: expected a name or a YAML file, got {kind}; what it should change are overrides")
+        raise ConfigError(f"recipe: expected a name or a YAML file, got {kind}; pass changes as overrides")
     name = str(name_or_path)
     return parse_config(recipe_text(name), name=name, overrides=overrides, read_files=read_files)
 
 
 def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), read_files: bool = True) -> RunConfig:
-    """`load_recipe` for YAML that is already text; `name` is what error messages call it."""
+    """`load_recipe` for YAML text; error messages call it `name`."""
     values = _mapping(text, name)
     values.setdefault("recipe", Path(name).stem)
     texts = {}
@@ -249,7 +249,7 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
 
 
 def _drop_replaced(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
-    """Drop what the recipe says of its engine, sampler and reward if an override names one whose keys are others."""
+    """Drop the recipe's engine, sampler and reward keys if an override selects a different kind."""
     before, engine = _name(values.get("engine")), _named(overrides, "engine")
     if engine not in (None, before):
         if not {before, engine} <= set(ALIKE):
@@ -267,8 +267,7 @@ def _drop_replaced(values: dict[str, Any], overrides: Sequence[tuple[str, Any]])
 
 
 def _leave_reward(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
-    """A reward of the user's own in place of a shipped one is the only one: the layers go, and with the rewards of
-    turns the mix that reads them, unless an override names that or them."""
+    """Drop layers, turn rewards and state mix when a custom reward replaces a shipped one, unless overridden."""
     reward, name = values.get("reward"), _named(overrides, "reward")
     if name is None or not isinstance(reward, dict):
         return
@@ -285,7 +284,7 @@ def _leave_reward(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) 
 
 
 def _leave_curriculum(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
-    """Other problems than synthetic documents have sizes of their own: with them the curriculum goes."""
+    """Drop the curriculum for problems other than synthetic documents: their sizes are fixed."""
     data = values.get("data")
     source = next((value for key, value in reversed(overrides) if key == "data.train_files"), None)
     if (
@@ -298,7 +297,7 @@ def _leave_curriculum(values: dict[str, Any], overrides: Sequence[tuple[str, Any
 
 
 _OF_FINAL_ANSWER = ("final_answer", "judge")
-"""Keys of `reward` that `reward.name=final_answer` alone reads."""
+"""Keys of `reward` that only `reward.name=final_answer` reads."""
 
 
 def _name(section: Any) -> str:
@@ -306,7 +305,7 @@ def _name(section: Any) -> str:
 
 
 def _named(overrides: Sequence[tuple[str, Any]], section: str) -> str | None:
-    """The name that the last override gives an engine, a sampler or a reward; None: none does."""
+    """Name of an engine, sampler or reward in the last override; None without one."""
     for key, value in reversed(overrides):
         if key == f"{section}.name":
             return str(value)
@@ -316,7 +315,7 @@ def _named(overrides: Sequence[tuple[str, Any]], section: str) -> str | None:
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key, opening sections that are missing or null."""
+    """Set a dotted key; creates missing or null sections."""
     *sections, leaf = key.split(".")
     node = values
     for depth, section in enumerate(sections):
@@ -326,7 +325,7 @@ def _put(values: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(child, dict):
             name = ".".join(sections[: depth + 1])
             raise ConfigError(f"override {key}={value}: {name} is a value ({child!r}), not a section")
-        node[section] = node = dict(child)  # a copy: what an alias of the recipe repeats is changed here alone
+        node[section] = node = dict(child)  # a copy: don't change other uses of a YAML alias
     if isinstance(value, dict) and isinstance(node.get(leaf), dict) and section_of(key) is not None:
         node[leaf] = {**node[leaf], **value}  # {a: 1} for a section changes what it names and keeps the rest
     else:

@@ -1,8 +1,8 @@
 """Prompts as a file: `prompts: my.yaml` among the options of a policy, `reward.judge.prompt: my.txt`.
 
-The file is read where a configuration is loaded, and its texts take its place there: what a run folder keeps is whole
-without the file, and a run that goes on keeps the wording it began with. A path is relative to the current folder.
-Which texts there are, and what slots they have, is the policy's matter (memory/parts/prompts.py).
+Loading a configuration reads the file and stores its texts: a run folder is complete without the file, and a resumed
+run uses its original wording. Paths are relative to the current folder. The policy defines the texts and their slots
+(memory/parts/prompts.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from palimpsest.files import NoRegularFile, read_regular
 
 OPTION = "prompts"
 MAX_BYTES = 1_000_000
-"""Of a file of prompts."""
+"""Maximum size of a prompt file."""
 
 
 def is_prompt_file(value: object) -> bool:
-    """Whether an option names a file of prompts.
+    """Return whether an option names a prompt file.
 
     >>> is_prompt_file("my.yaml"), is_prompt_file("short")
     (True, False)
@@ -40,10 +40,10 @@ def read_prompt_file(path: str, key: str) -> dict[str, Any]:
         values = read(_text(Path(path), where))
     except FileNotFoundError:
         raise ConfigError(
-            f"{where}: no such file; palimpsest recipes show RECIPE --prompts prints one to begin with"
+            f"{where}: no such file; palimpsest recipes show RECIPE --prompts prints an example"
         ) from None
     except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or no name a file can have
-        raise ConfigError(f"{where}: can't be read as UTF-8 text ({type(error).__name__})") from None
+        raise ConfigError(f"{where}: not UTF-8 text ({type(error).__name__})") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML ({first_line(error)})") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
@@ -53,20 +53,20 @@ def read_prompt_file(path: str, key: str) -> dict[str, Any]:
 
 
 def _text(path: Path, where: str) -> str:
-    """What a file holds. Only a plain file is read: a pipe or a device might never end."""
+    """Text of a file. Only regular files: reading a pipe or a device might never end."""
     try:
         content = read_regular(path, MAX_BYTES + 1)
     except NoRegularFile:
-        raise ConfigError(f"{where}: is no file; give a YAML file of texts") from None
+        raise ConfigError(f"{where}: not a regular file; use a YAML file of texts") from None
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"{where}: longer than {MAX_BYTES:,} bytes, which is no prompt; give a file of a few texts")
+        raise ConfigError(f"{where}: longer than {MAX_BYTES:,} bytes, too long for prompts; use a file of a few texts")
     return content.decode("utf-8-sig")
 
 
 def with_texts(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
-    """`config` with the texts of every prompt file in its place: of the policy, its variant, those it's compared with.
+    """`config` with texts instead of prompt files: for the policy, its variant and its baselines.
 
-    `stored`: the configuration of the run that goes on; where it holds texts, they stay, whatever the file says now.
+    `stored`: configuration of a resumed run; its texts win over the current file.
     """
     values = config.model_dump(mode="json")
     saved = {key: options.get(OPTION) for key, options in _options(stored.model_dump(mode="json"))} if stored else {}
@@ -93,7 +93,7 @@ def read_criteria(path: str, key: str) -> str:
     except FileNotFoundError:
         raise ConfigError(f"{where}: no such file; shipped criteria are {', '.join(JUDGE_PROMPTS)}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: can't be read as UTF-8 text ({type(error).__name__})") from None
+        raise ConfigError(f"{where}: not UTF-8 text ({type(error).__name__})") from None
     missing = [verdict for verdict in ("correct:", "partial:", "incorrect:") if verdict not in text]
     if missing:
         raise ConfigError(f"{where}: doesn't say what is {missing[0]} give a line for each verdict")

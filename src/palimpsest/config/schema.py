@@ -1,6 +1,6 @@
 """The typed configuration of a run. Every recipe under recipes/ is an instance of `RunConfig`.
 
-Guaranteed: unknown keys are refused; the resolved configuration written to a run folder reproduces the run.
+Guaranteed: unknown keys are rejected; the resolved configuration written to a run folder reproduces the run.
 Not covered: options of a memory policy, which are checked when it is built (plugin_options.py).
 """
 
@@ -30,22 +30,22 @@ from palimpsest.plugin_kinds import KINDS, check_name
 
 STATE_MIX = "state_mix"
 OUTCOMES = tuple(name for name in KINDS["rule"].shipped if name != STATE_MIX)
-"""The shipped credit rules that look at the rewards of whole trajectories alone; they have no options."""
+"""The shipped credit rules that use only the rewards of whole trajectories; they have no options."""
 
 
 class PolicyConfig(Strict):
     name: str = "overwrite"
     """A shipped policy (`palimpsest recipes keys policy.options.overwrite`: options of one), or my_module:MyPolicy."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What bounds how much training reads (`max_chunks`) doesn't hold in evaluation."""
+    """Limits on training reads (`max_chunks`) don't apply to evaluation."""
 
 
 class RoleConfig(Strict):
-    """Who takes the turns that a policy asks for with `model.generate(..., role=NAME)`: they are sampled, recorded and
-    never trained."""
+    """Model for turns that a policy requests with `model.generate(..., role=NAME)`: these turns are sampled and
+    recorded but never trained."""
 
     model: str | None = None
-    """A model of its own, as `model.path` names one, with the same tokenizer. null: the run's own weights."""
+    """A separate model, named as in `model.path`, with the same tokenizer. null: the run's weights."""
 
 
 class OverlongConfig(Strict):
@@ -63,16 +63,16 @@ class OverlongConfig(Strict):
         if self.buffer > self.max_tokens:
             raise ValueError(
                 f"credit.overlong.buffer={self.buffer} exceeds credit.overlong.max_tokens={self.max_tokens}, "
-                f"which would punish an empty completion: lower the buffer to {self.max_tokens} at the most"
+                f"which would punish an empty completion: lower the buffer to at most {self.max_tokens}"
             )
         return self
 
 
 class DynamicSamplingConfig(Strict):
-    """Drop groups whose rewards are all equal and sample others in their place (DAPO)."""
+    """Replace groups whose rewards are all equal by new samples (DAPO)."""
 
     max_refills: int = Field(3, ge=0)
-    """Extra rounds of sampling per step at the most; what is still missing then is left out with a warning."""
+    """Maximum extra sampling rounds per step; a warning reports groups that are still missing."""
 
 
 class CreditConfig(Strict):
@@ -81,14 +81,13 @@ class CreditConfig(Strict):
     leave_one_out (rloo), as RLOO; state_mix, one of these mixed with advantages of single turns, as ReMemR1; or
     my_module:my_rule."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Those of state_mix (outcome, alpha, state_scale, lone_step: credit/state.py), or of a rule of your own."""
+    """Options of state_mix (outcome, alpha, state_scale, lone_step: credit/state.py), or of a custom rule."""
     agg_mode: Literal["token", "segment", "trajectory", "prompt"] = "token"
     segments_per_group: int | None = Field(None, ge=1)
-    """Number of segments of a group that are trained, drawn so that each trajectory gives about the same number
-    (MemAct's DCPO); null: all."""
+    """Trained segments per group, drawn so that trajectories contribute about equally (MemAct's DCPO); null: all."""
     final_segment: Literal["new_only", "all"] = "new_only"
-    """What a trajectory's last segment trains: `new_only`, what was sampled in it; `all`, earlier turns that stand in
-    its prompt once more (MemAct's code)."""
+    """Trained part of a trajectory's last segment: `new_only`, only tokens sampled in it; `all`, also earlier turns
+    repeated in its prompt (MemAct's code)."""
     dynamic_sampling: DynamicSamplingConfig | None = None
     overlong: OverlongConfig | None = None
 
@@ -101,7 +100,7 @@ class CreditConfig(Strict):
     def _options_of_a_rule_that_has_any(self) -> CreditConfig:
         if self.options and self.adv_estimator in OUTCOMES:
             raise ValueError(
-                "credit.options are those of state_mix or of a rule of your own; "
+                "credit.options belong to state_mix or a custom rule; "
                 f"credit.adv_estimator={self.adv_estimator} has none: "
                 "set credit.options={}"
             )
@@ -125,10 +124,10 @@ class LossConfig(Strict):
     dual_clip: float | None = Field(3.0, gt=1)
     """Bound c of the dual clip for negative advantages; None: off."""
     kl_loss_coef: float = Field(0.0, ge=0)
-    """k3 KL to the starting model, added to the loss; 0 keeps no reference model in memory."""
+    """Weight of the k3 KL to the starting model in the loss; 0 loads no reference model."""
     entropy_coeff: float = 0.0
     old_logprobs: Literal["sampler", "recompute"] = "sampler"
-    """Whose log-probabilities are the ratio's denominator."""
+    """Source of the log-probabilities in the ratio's denominator."""
     importance_sampling_cap: float | None = Field(None, gt=0)
     """Truncated importance sampling: min(old / sampler, cap) weighs each token; needs old_logprobs=recompute."""
 
@@ -158,12 +157,12 @@ class SamplingConfig(Strict):
 
 
 class VariantConfig(Strict):
-    """Training episodes that are played with other options of the policy, e.g. without pruning; evaluation has none."""
+    """Training episodes with other options of the policy, e.g. without pruning; evaluation runs none."""
 
     share: float = Field(0.5, gt=0, le=1)
     """Probability of each episode, drawn by run seed, step, problem and rollout."""
     options: dict[str, Any] = Field(min_length=1)
-    """What differs from policy.options, e.g. {prune: false}."""
+    """Differences from policy.options, e.g. {prune: false}."""
 
 
 _LOWER_IS_BETTER = ("ungraded", "documents_cut")
@@ -175,20 +174,21 @@ class TrainConfig(Strict):
     batch_size: int = Field(8, ge=1)
     group_size: int = Field(16, ge=1)
     num_minibatches: int = Field(1, ge=1)
-    """Optimiser steps per rollout batch: mini-batches are made of whole groups, their number is fixed."""
+    """Optimiser steps per rollout batch: a fixed number of mini-batches of whole groups."""
     save_steps: int = Field(20, ge=1)
     save_total_limit: int = Field(2, ge=1)
     eval_steps: int | None = Field(None, ge=1)
     eval_on_start: bool = False
     """Evaluate before the first step too: as step 0 of the metrics."""
     metric_for_best_model: str | None = None
-    """Metric of these evaluations, e.g. accuracy: the weights with the highest are kept as checkpoints/best."""
+    """Metric of these evaluations, e.g. accuracy: checkpoints/best stores the weights with the highest value."""
     record_steps: int = Field(1, ge=1)
     """Steps from one record of the trajectories to the next."""
     episode_timeout_s: float | None = Field(None, gt=0)
     max_off_policy_steps: int = Field(0, ge=0)
-    """Batches collected ahead: batch k is sampled with the weights after step k - 1 - ahead, while the learner takes a
-    step. 0: every step learns from samples of its own weights. More than 1 gains no speed over 1 (training/loop.py)."""
+    """Batches collected ahead: batch k is sampled with the weights after step k - 1 - this value, while the learner
+    takes a step. 0: every step trains on samples of the current weights. Values above 1 are not faster than 1
+    (training/loop.py)."""
     variant: VariantConfig | None = None
 
     @model_validator(mode="after")
@@ -200,30 +200,30 @@ class TrainConfig(Strict):
             )
         if self.metric_for_best_model in _LOWER_IS_BETTER:
             raise ValueError(
-                f"train.metric_for_best_model={self.metric_for_best_model} would keep the worst: the highest is kept; "
-                "use accuracy"
+                f"train.metric_for_best_model={self.metric_for_best_model} would keep the worst checkpoint: "
+                "the highest value wins; use accuracy"
             )
         return self
 
 
 class ColdStartConfig(Strict):
-    """Supervised lessons in the form of the policy's replies, before training with rewards.
+    """SFT examples in the form of the policy's replies, before training with rewards.
 
-    Drawn by training/supervised/lessons.py for policies that read, by training/supervised/lessons.py for agents with
-    tools.
+    Built by training/supervised/lessons.py.
     """
 
     max_steps: int = Field(100, ge=1)
     """Optimiser steps; the learning rate falls linearly to 0 over them."""
     batch_size: int = Field(64, ge=1)
     insight: float = Field(0.0, ge=0, le=1)
-    """Share of reading lessons that keep what leads to the answer and ask for what it names; 0 teaches form alone."""
+    """Share of reading examples that save facts leading to the answer and request their names; 0 trains only the form.
+    """
     learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(10, ge=0)
 
 
 class FileSet(Strict):
-    """Files of an evaluation recipe, one for each task and size, in the folder that is given as the data."""
+    """Files of an evaluation recipe in the data folder, one per task and size."""
 
     names: tuple[str, ...] = Field(min_length=1)
     """With {task} and {size}; the first that is there counts."""
@@ -256,34 +256,33 @@ class FileSet(Strict):
 
 
 class EvaluationConfig(Strict):
-    """What `quickstart` measures on held-out synthetic documents after training, and what every evaluation keeps."""
+    """Held-out synthetic evaluation of `quickstart` after training, and settings of every evaluation."""
 
     files: tuple[FileSet, ...] = ()
-    """Of an evaluation recipe: the files that `palimpsest eval --data DIR` plays."""
+    """Files of an evaluation recipe that `palimpsest eval --data DIR` evaluates."""
     sizes: tuple[int, ...] = ()
-    """Of the problems that `quickstart` evaluates on. Of documents: lengths, as multiples of the largest that training
-    is to come to (the curriculum's last, or `data.synthetic.chunks`). Of search problems: questions. None: (1, 16, 64,
-    256), or (2, 4, 6, 8)."""
+    """Problem sizes that `quickstart` evaluates. Documents: lengths, as multiples of the largest training size (the
+    curriculum's last, or `data.synthetic.chunks`). Search problems: numbers of questions. None: (1, 16, 64, 256), or
+    (2, 4, 6, 8)."""
     problems: int = Field(64, ge=1)
-    """Held-out problems that evaluations during training play, and `quickstart` at each size."""
+    """Held-out problems per evaluation during training, and per size in `quickstart`."""
     chunk_budget: int | None = Field(None, ge=1)
-    """Most chunks that the documents of one length have together: of longer ones fewer are played, one at least."""
+    """Maximum total chunks per document length: longer documents reduce the number of episodes, to at least one."""
     baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
-    """Other policies to play on the trained weights, by the name the report gives them."""
+    """Baseline policies that use the trained weights, by their name in the report."""
     trained_baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
-    """Policies that `quickstart` trains as baselines, each with a separate cold start and the agent's data, rewards,
-    steps and seed, by the name the report gives them."""
+    """Policies that `quickstart` trains as baselines, by their name in the report, each with a separate cold start and
+    the agent's data, rewards, steps and seed."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the players in tables and figures, by name. The first name is the agent's (`agent` without labels);
     `NAME_before` is the agent before training with rewards."""
     note: str = ""
-    """What the caption of the accuracy figure says of the other players."""
+    """Text about the other policies in the caption of the accuracy figure."""
     record: Literal["none", "wrong", "all"] = "wrong"
-    """Episodes that episodes.jsonl.zst of an evaluation keeps token for token; wrong: value below 1, or
-    ungraded, up to 64 MB."""
+    """Episodes that an evaluation's episodes.jsonl.zst stores; wrong: value below 1, or ungraded, up to 64 MB."""
     processes: int = Field(2, ge=1)
-    """Processes that share the episodes of the final evaluation. Part of the configuration, not of the machine:
-    it decides which sequences are batched together, so that results repeat."""
+    """Processes that share the episodes of the final evaluation. The number decides which sequences share a batch, so
+    the configuration fixes it and results repeat."""
 
     @property
     def agent(self) -> str:
@@ -307,7 +306,7 @@ class RunConfig(Strict):
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     roles: dict[str, RoleConfig] = Field(default_factory=dict)
-    """Frozen roles that the policy's turns may have, by the names it gives them; turns without a role are trained."""
+    """Frozen roles for the policy's turns, by the policy's names; turns without a role are trained."""
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
     credit: CreditConfig = CreditConfig()
@@ -334,9 +333,9 @@ class RunConfig(Strict):
         unweighted = self.loss.old_logprobs == "recompute" and self.loss.importance_sampling_cap is None
         if self.train.max_off_policy_steps and unweighted:
             raise ValueError(
-                f"train.max_off_policy_steps={self.train.max_off_policy_steps} learns from samples of older weights, "
-                "which loss.old_logprobs=recompute takes for samples of its own: set loss.importance_sampling_cap, "
-                "e.g. 2, which weighs them by how likely they are now, or loss.old_logprobs=sampler"
+                f"train.max_off_policy_steps={self.train.max_off_policy_steps} trains on samples of older weights, "
+                "but loss.old_logprobs=recompute assumes current weights: set loss.importance_sampling_cap, e.g. 2, to "
+                "weight them by their current probability, or loss.old_logprobs=sampler"
             )
         estimators = {self.credit.adv_estimator, self.credit.options.get("outcome")}
         if {"leave_one_out", "rloo"} & estimators and self.train.group_size < 2:
@@ -344,7 +343,7 @@ class RunConfig(Strict):
         if self.credit.adv_estimator == STATE_MIX and not self.reward.rewards_turns:
             raise ValueError(
                 "credit.adv_estimator=state_mix mixes in rewards of turns, but there are none: set reward.state, "
-                "e.g. reward.state={}, take a reward or layer of your own, or set credit.adv_estimator=mean and "
+                "e.g. reward.state={}, use a custom reward or layer, or set credit.adv_estimator=mean and "
                 "credit.options={}"
             )
         placed = self.data.order != "any" or self.data.min_distance > 0
@@ -355,8 +354,8 @@ class RunConfig(Strict):
             )
         if self.cold_start is not None and self.data.train_files not in GENERATED:
             raise ValueError(
-                "cold_start draws its lessons from the synthetic world: data.train_files must be synthetic or "
-                "synthetic_search; for other data begin with palimpsest sft"
+                "cold_start builds SFT examples from the synthetic world: data.train_files must be synthetic or "
+                "synthetic_search; for other data start with palimpsest sft"
             )
         check_served(self)
         check_cluster(self)
@@ -364,17 +363,17 @@ class RunConfig(Strict):
 
 
 def check_cluster(config: RunConfig) -> None:
-    """Refuse a `cluster` that the engine or the device leaves without effect. Raises ValueError."""
+    """Reject a `cluster` that has no effect with this engine or device. Raises ValueError."""
     cluster = config.cluster
     changed = [name for name in cluster.no_default() if name != "max_restarts"]
     if config.engine.name == "embedded" and changed:
         value = getattr(cluster, changed[0])
-        raise ValueError(f"cluster.{changed[0]}={value} is for engine.name=ray: set that, or leave it out")
+        raise ValueError(f"cluster.{changed[0]}={value} needs engine.name=ray: set that, or omit it")
     if config.engine.name != "ray":
         return
     if config.cold_start is not None and config.model.lora is not None:
         raise ValueError(
-            "engine.name=ray can't begin with an adapter, which a cold_start with model.lora ends with: set "
+            "engine.name=ray can't start with an adapter, the result of a cold_start with model.lora: set "
             "cold_start=null, or model.lora=null"
         )
     if cluster.tensor_parallel_size > 1 and config.model.lora is not None:
@@ -393,21 +392,21 @@ def check_cluster(config: RunConfig) -> None:
 
 
 def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:
-    """The mode of a server whose log-probabilities are those at the sampling temperature, before top-p.
+    """Log-probability mode of a server: at the sampling temperature, before top-p.
 
-    vLLM's raw ones leave the temperature out, its processed ones have top-p in them too. At temperature 1 raw ones are
-    right with any top-p; at another one processed ones are, without top-p.
+    vLLM's raw values ignore the temperature; its processed values include top-p. Raw values are right at temperature 1
+    with any top-p, processed values at other temperatures without top-p.
     """
     return "raw_logprobs" if sampling.temperature in (0.0, 1.0) else "processed_logprobs"
 
 
 def is_served(config: RunConfig, objective: str | None) -> bool:
-    """Whether servers sample in the place of the engine, opened for `objective`: they do where rewards are trained."""
+    """Return whether servers replace the engine as sampler for `objective`: only for training with rewards."""
     return objective == "policy" and config.sampler.name == "vllm"
 
 
 def check_served(config: RunConfig) -> None:
-    """Refuse what servers can't sample for. Raises ValueError."""
+    """Reject settings that servers can't sample for. Raises ValueError."""
     sampling, loss = config.sampling, config.loss
     if config.sampler.name == "embedded":
         return
@@ -417,11 +416,11 @@ def check_served(config: RunConfig) -> None:
         key, value = copies[0], getattr(config.cluster, copies[0])
         raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
     if name := next((name for name, role in config.roles.items() if role.model is not None), None):
-        raise ValueError(f"roles.{name}.model: servers of vLLM hold the run's model alone; set sampler.name=embedded")
+        raise ValueError(f"roles.{name}.model: vLLM servers load only the run's model; set sampler.name=embedded")
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
     if cut and (loss.old_logprobs != "recompute" or loss.importance_sampling_cap is not None):
         raise ValueError(
-            f"sampling.temperature={sampling.temperature} with sampling.top_p={sampling.top_p}: vLLM then gives no "
+            f"sampling.temperature={sampling.temperature} with sampling.top_p={sampling.top_p}: vLLM then returns no "
             "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.importance_sampling_cap=null, "
             "which need none, or sampling.top_p=1"
         )

@@ -1,4 +1,4 @@
-"""What every section of a configuration is, and its keys and values as pairs."""
+"""Base class of all configuration sections; keys and values as pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_REPLY_S = 0.05
 
 
 class Strict(BaseModel):
-    """Frozen; refuses unknown keys, numbers that aren't finite, and true or false for a number."""
+    """Frozen; rejects unknown keys, non-finite numbers, and booleans as numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
@@ -38,7 +38,7 @@ class Strict(BaseModel):
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The annotation and all that stands in it.
+    """The annotation and all types nested in it.
 
     >>> int in _kinds(tuple[int, ...] | None)
     True

@@ -1,9 +1,8 @@
 """YAML as the library reads and writes it.
 
-Guaranteed: values are read as in YAML 1.2 where 1.1 surprises (`1e-6` is a number, `no` and `on` are text); a key given
-twice is rejected, as are texts over `MAX_CHARACTERS`, aliases that stand for over `MAX_NODES` values and aliases within
-themselves; whatever is wrong with a text is a `YAMLError`; what is written reads the same in either version.
-The time is linear in the length of the text.
+Guaranteed: values follow YAML 1.2 where 1.1 surprises (`1e-6` is a number, `no` and `on` are text). Duplicate keys,
+texts over `MAX_CHARACTERS`, aliases that expand to over `MAX_NODES` values, and cyclic aliases are rejected. Every
+error is a `YAMLError`. Written texts read the same in either version. Time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ MAX_CHARACTERS = 1 << 20
 """Length of a text, which takes about 6 seconds to read; recipes and prompts have some thousand characters."""
 
 MAX_NODES = 100_000
-"""Values that a text may stand for, those that aliases repeat counted each time."""
+"""Values in a text, counting each repetition by an alias."""
 
-_MERGE = "tag:yaml.org,2002:merge"  # the key `<<`, whose mapping gives what isn't given here
+_MERGE = "tag:yaml.org,2002:merge"  # the key `<<` with defaults for this mapping
 
 
 class Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's numbers and booleans, refusing a key given twice and aliases without measure."""
+    """SafeLoader with YAML 1.2's numbers and booleans; rejects duplicate keys and excessive aliases."""
 
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
         if node is not None and _size(node, {}) > MAX_NODES:
-            raise yaml.constructor.ConstructorError(None, None, "its aliases stand for too much", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "aliases expand to too many values", node.start_mark)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -61,10 +60,10 @@ Loader.yaml_implicit_resolvers = {
 
 
 class Dumper(yaml.SafeDumper):
-    """SafeDumper with lists on one line, and texts of several lines as they are read."""
+    """SafeDumper with lists on one line and readable multi-line texts."""
 
 
-for _side in (Loader, Dumper):  # the dumper too: text is quoted that either version of YAML would read as a number
+for _side in (Loader, Dumper):  # the dumper too: it quotes text that is a number in either YAML version
     _side.add_implicit_resolver(_REPLACED[1], _INT, list("-+0123456789"))
     _side.add_implicit_resolver(_REPLACED[0], _FLOAT, list("-+.0123456789"))
     _side.add_implicit_resolver(_REPLACED[2], _BOOL, list("tTfF"))
@@ -74,8 +73,7 @@ Dumper.add_representer(
 
 
 def _text(dumper: Dumper, value: str) -> yaml.Node:
-    """Several lines as they are; in double quotes where a line breaks by another character than a newline, which other
-    styles would fold."""
+    """Block style for multi-line texts; double quotes for other line breaks, which YAML would fold."""
     style = '"' if any(c in value for c in "\x85\u2028\u2029") else "|" if "\n" in value else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
@@ -84,16 +82,16 @@ Dumper.add_representer(str, _text)
 
 
 def read(text: str) -> Any:
-    """The value that `text` stands for. Raises YAMLError.
+    """Parsed value of `text`. Raises YAMLError.
 
     >>> read("a: [1e-6, no]")
     {'a': [1e-06, 'no']}
     >>> read("2026-13-45")
     Traceback (most recent call last):
-    yaml.error.YAMLError: a value can't be read: month must be in 1..12
+    yaml.error.YAMLError: invalid value: month must be in 1..12
     """
     if len(text) > MAX_CHARACTERS:
-        raise yaml.YAMLError(f"{len(text)} characters; at most {MAX_CHARACTERS} are read")
+        raise yaml.YAMLError(f"{len(text)} characters; the limit is {MAX_CHARACTERS}")
     try:
         return yaml.load(text, Loader=Loader)
     except RecursionError:
@@ -104,14 +102,14 @@ def read(text: str) -> Any:
         TypeError,
         AttributeError,
     ) as error:  # of values: dates, numbers, tags out of place
-        raise yaml.YAMLError(f"a value can't be read: {str(error).splitlines()[0]}") from None
+        raise yaml.YAMLError(f"invalid value: {str(error).splitlines()[0]}") from None
 
 
 def _size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
-    """Nodes that `node` stands for, itself included; `sizes` are those counted before, 0 while one is counted."""
+    """Nodes below `node`, itself included; `sizes` caches counts, 0 while counting."""
     if node in sizes:
         if sizes[node] == 0:
-            raise yaml.constructor.ConstructorError(None, None, "an alias stands within itself", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "an alias contains itself", node.start_mark)
         return sizes[node]
     sizes[node] = 0
     children: list[yaml.Node] = []
@@ -124,8 +122,8 @@ def _size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
 
 
 def refuse_unwritable(value: Any, key: str, source: str) -> None:
-    """Raise ConfigError for what no file of a run can hold, or no path and no variable: a number beyond 64 bits, a text
-    that is no Unicode, a NUL character."""
+    """Raise ConfigError for values that a run's files, a path or a variable can't store: a number beyond 64 bits,
+    invalid Unicode, a NUL character."""
     where = f"{source}: {key}" if key else source
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -137,16 +135,16 @@ def refuse_unwritable(value: Any, key: str, source: str) -> None:
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ConfigError(f"{where}: a number of {value.bit_length()} bits; at most 63 are possible")
     elif isinstance(value, str) and "\0" in value:
-        raise ConfigError(f"{where}: {value!r:.60} holds a NUL character, which ends a path or a name; leave it out")
+        raise ConfigError(f"{where}: {value!r:.60} contains a NUL character, which ends a path or a name; remove it")
     elif isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{where}: {value!a:.60} holds half a character, which no file can hold") from None
+            raise ConfigError(f"{where}: {value!a:.60} contains half a character, which no file can store") from None
 
 
 def first_line(error: yaml.YAMLError) -> str:
-    """What is wrong, and where."""
+    """Problem and position of the error."""
     mark = getattr(error, "problem_mark", None)
     where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     return f"{getattr(error, 'problem', None) or str(error).splitlines()[0]}{where}"

@@ -12,10 +12,9 @@ never over a rank or a micro-batch:
 All weights of a step add up to 1. A trajectory weighs more under `token` if it has more tokens, and under `segment` if
 it has more segments; under `trajectory` all weigh the same.
 
-Guaranteed: a segment, trajectory or group without a trained token weighs nothing and is not counted. Under
-`trajectory` and `prompt` the weights don't depend on how tokens are cut into segments.
-Not covered: division by a constant (Dr. GRPO, arXiv 2503.20783), which is `token` with a step size that grows with the
-tokens of the step.
+Guaranteed: a segment, trajectory or group without a trained token has no weight and does not count. Under `trajectory`
+and `prompt` the weights don't depend on the cuts between segments.
+Not covered: division by a constant (Dr. GRPO, arXiv 2503.20783), or `token` with step size proportional to tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Aggregate = Literal["token", "segment", "trajectory", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class CreditedSegment:
-    """A segment, the advantage of each token, and whom it belongs to."""
+    """A segment, the advantage of each token, and its trajectory and group."""
 
     segment: Segment
     advantages: tuple[float, ...]
@@ -71,7 +70,7 @@ def weigh(rows: Sequence[CreditedSegment], aggregate: Aggregate) -> tuple[TrainS
 
 
 def _key(number: int, row: CreditedSegment, aggregate: Aggregate) -> Hashable:
-    """Which unit a row's tokens share equally; every unit of a step weighs the same."""
+    """The unit whose tokens share its weight equally; every unit of a step weighs the same."""
     match aggregate:
         case "token":
             return None

@@ -9,15 +9,15 @@
     state_mix                       one of these, mixed with advantages of single turns (credit/state.py)
     my_module:my_rule               a function (group) -> advantages, or a class with the method `turn_advantages`
 
-A rule sees only the graded trajectories of a group, with the overlong penalty already taken off their rewards. It
+A rule gets only the graded trajectories of a group, with the overlong penalty already subtracted from their rewards. It
 returns one number per trajectory or one per turn; a turn may have one number per token instead.
 
-Guaranteed: each trajectory counts once in its group's statistics, however many segments it has. An ungraded one is left
-out of statistics and training, and counted; a lone survivor gets advantage 0. Advantages are finite and of the right
-lengths, or the run ends with the reason. A rule is built again for each step, so a resumed run gives the same.
-Mini-batches are whole groups, in order, with sizes that differ by at most one. Exactly `num_minibatches` batches come
-back; where groups are too few, the last have no segments and the loop skips those steps.
-Not covered: playing other groups in place of dropped ones; dynamic sampling by turns (it looks at the outcome alone);
+Guaranteed: each trajectory counts once in its group's statistics, regardless of its number of segments. An ungraded
+trajectory counts as ungraded and is excluded from statistics and training; a lone survivor gets advantage 0. Advantages
+are finite and of the right lengths, or the run ends with the reason. Each step builds the rule again, so a resumed run
+gives the same. Mini-batches are whole groups, in order, with sizes that differ by at most one. Exactly
+`num_minibatches` batches come back; with too few groups, the last have no segments and the loop skips those steps.
+Not covered: sampling other groups to replace dropped ones; dynamic sampling by turns (it looks at the outcome only);
 whether a custom rule is unbiased, or gives 0 where all rewards are equal (`palimpsest check` reports that).
 """
 
@@ -50,7 +50,7 @@ def build_rule(config: CreditConfig) -> Rule:
 
 
 def unread_rewards(groups: Iterable[Group], config: CreditConfig) -> dict[str, str] | None:
-    """`parts` of the rewards of these groups' turns that `rule` does not look at; None where there are none."""
+    """Reward `parts` of turns that `rule` ignores in these groups; None without any."""
     if config.adv_estimator not in (*OUTCOMES, STATE_MIX):
         return None
     if config.adv_estimator == STATE_MIX and plugins.owner(build_rule(config)).alpha < 1:
@@ -72,18 +72,17 @@ def unread_rewards(groups: Iterable[Group], config: CreditConfig) -> dict[str, s
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """A group with the rows it gives."""
+    """A group with its training rows."""
 
     group: Group
     advantages: tuple[float | None, ...]
-    """[G] of each trajectory, by the rule, the mean of its turns without their weights; None where ungraded or without
-    a turn."""
+    """[G] mean of each trajectory's turns, by the rule, without turn weights; None if ungraded or without a turn."""
     rows: tuple[CreditedSegment, ...]
-    """Of one trajectory after the other; a segment drawn twice is two rows."""
+    """Rows of one trajectory after the other; a segment drawn twice is two rows."""
     segments: tuple[int, ...]
-    """[G] how many segments each trajectory has to give; 0 where ungraded."""
+    """[G] number of available segments per trajectory; 0 if ungraded."""
     drawn: int
-    """How many different ones were given."""
+    """Number of different segments drawn."""
 
 
 def assign(
@@ -91,17 +90,16 @@ def assign(
 ) -> tuple[StepBatch, ...]:
     """Exactly `num_minibatches` batches, each weighed as a whole.
 
-    `key` is the step's, e.g. (run seed, "dcpo", step): what `credit.segments_per_group` draws of a group is keyed by
-    it and the group's own name, so neither other groups nor their order matter.
+    `key` is the step's, e.g. (run seed, "dcpo", step). It and the group's name key the draws of
+    `credit.segments_per_group`, so neither other groups nor their order matter.
 
-    Each batch's `means` are over its own groups: `reward_mean`, `reward_std` (population, over trajectories,
-    before penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured, `segments_per_trajectory`. Its
-    `maxima` hold `effective_weight_max`, its `minima` `effective_weight_min`: the largest and the smallest share of
-    the step's loss that a trajectory has, as a multiple of an equal share. Its `counts`: `groups`,
-    `groups_with_signal`, `trajectories` (graded), `ungraded`, `segments` (rows), `trained_tokens`, and under
-    `credit.segments_per_group` also `segments_repeated` and `segments_unused`. What gave no segments at all is counted
-    in the first batch, so that counts add up over the batches: `groups_dropped` (by dynamic sampling),
-    `groups_untrainable` (nothing graded, or nothing sampled).
+    Each batch's `means` are over its own groups: `reward_mean`, `reward_std` (population, over trajectories, before
+    penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured, `segments_per_trajectory`. Its `maxima`
+    contain `effective_weight_max`, its `minima` `effective_weight_min`: the largest and the smallest share of the
+    step's loss that a trajectory has, as a multiple of an equal share. Its `counts`: `groups`, `groups_with_signal`,
+    `trajectories` (graded), `ungraded`, `segments` (rows), `trained_tokens`, and under `credit.segments_per_group` also
+    `segments_repeated` and `segments_unused`. Groups without segments count in the first batch, so that counts add up
+    over the batches: `groups_dropped` (by dynamic sampling), `groups_untrainable` (nothing graded, or nothing sampled).
     """
     if num_minibatches < 1:
         raise ValueError(f"num_minibatches={num_minibatches}: at least 1")
@@ -118,7 +116,7 @@ def assign(
 def credit_group(
     group: Group, config: CreditConfig, key: tuple[Key, ...] = (), number: int = 0, rule: Rule | None = None
 ) -> Credited:
-    """The rows of a group with their advantages; `number` is its own among the groups of the step."""
+    """The rows of a group with their advantages; `number` is its index among the groups of the step."""
     raw = _turn_advantages(group, config, rule or build_rule(config))
     turns = [
         None if per_turn is None else _weighted(per_turn, grade)
@@ -138,19 +136,19 @@ def credit_group(
 def _picks(
     group: Group, counts: Sequence[int], config: CreditConfig, key: tuple[Key, ...]
 ) -> Sequence[tuple[int, int]]:
-    """(trajectory's place, segment) of each row."""
+    """(trajectory's index, segment) of each row."""
     if config.segments_per_group is None or not group.trajectories:
         return [(index, i) for index, count in enumerate(counts) for i in range(count)]
     places = {trajectory.rollout: index for index, trajectory in enumerate(group.trajectories)}
     if len(places) < len(counts):
         raise ValueError(f"group {group.problem.id}: two trajectories of one rollout number")
     by_rollout = {rollout: counts[index] for rollout, index in places.items()}
-    name = (group.problem.id, group.trajectories[0].group_id)  # a problem played twice in a step has two groups
+    name = (group.problem.id, group.trajectories[0].group_id)  # a problem sampled twice in a step has two groups
     return [(places[rollout], i) for rollout, i in sample_segments(by_rollout, config.segments_per_group, *key, *name)]
 
 
 def _turn_advantages(group: Group, config: CreditConfig, rule: Rule) -> list[tuple[TurnAdvantage, ...] | None]:
-    """[G][turns] what the rule says of the graded trajectories, None where ungraded; 0 with nothing to compare."""
+    """[G][turns] the rule's advantages of graded trajectories; None if ungraded, 0 if nothing can be compared."""
     rewards = _rewards(group, config)
     graded = [index for index, reward in enumerate(rewards) if reward is not None]
     shown = Group(
@@ -166,7 +164,7 @@ def _turn_advantages(group: Group, config: CreditConfig, rule: Rule) -> list[tup
 
 
 def _weighted(per_turn: Sequence[TurnAdvantage], grade: Grade) -> tuple[TurnAdvantage, ...]:
-    """[turns] advantages times the turns' weights, where they have any."""
+    """[turns] advantages times the turns' weights, if they have any."""
     factors = grade.turn_weights or (1.0,) * len(per_turn)
     return tuple(
         advantage * factor if isinstance(advantage, float) else tuple(value * factor for value in advantage)
@@ -186,7 +184,7 @@ def _mean(per_turn: Sequence[TurnAdvantage] | None) -> float | None:
 
 
 def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
-    """[G] rewards with the overlong penalty taken off, None where ungraded."""
+    """[G] rewards minus the overlong penalty, None if ungraded."""
     rewards = [grade.value for grade in group.grades]
     if config.overlong is None:
         return rewards
@@ -197,7 +195,7 @@ def _rewards(group: Group, config: CreditConfig) -> list[float | None]:
 
 
 def _split_groups(credited: list[Credited], number: int) -> list[list[Credited]]:
-    """Contiguous parts, the longer ones first and empty ones last."""
+    """Contiguous parts, longer ones first and empty ones last."""
     size, longer = divmod(len(credited), number)
     starts = [part * size + min(part, longer) for part in range(number + 1)]
     return [credited[start:stop] for start, stop in pairwise(starts)]
@@ -220,7 +218,7 @@ def _batch(credited: list[Credited], config: CreditConfig) -> StepBatch:
         counts["segments_repeated"] = float(len(rows) - drawn)
         counts["segments_unused"] = float(sum(sum(one.segments) for one in credited) - drawn)
     if not credited:
-        return StepBatch(segments, counts)  # an average over nothing is left out rather than 0
+        return StepBatch(segments, counts)  # an average over nothing is omitted, not 0
     advantages = [abs(share) for one in credited for share in one.advantages if share is not None]
     means = {
         "reward_mean": fmean(rewards),
@@ -239,7 +237,7 @@ def _batch(credited: list[Credited], config: CreditConfig) -> StepBatch:
 def _weights(
     credited: list[Credited], rows: Sequence[CreditedSegment], weighed: Sequence[TrainSegment]
 ) -> tuple[float, float]:
-    """Smallest and largest weight of the trajectories that sampled anything; one that gave no row weighs 0."""
+    """Smallest and largest weight of the trajectories with sampled tokens; one without a row weighs 0."""
     trajectories = sum(count > 0 for one in credited for count in one.segments)
     shares = list(effective_weights(rows, weighed).values())
     lowest = min(shares) if len(shares) == trajectories else 0.0

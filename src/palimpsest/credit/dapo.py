@@ -1,8 +1,8 @@
 """DAPO (arXiv 2503.14476): dynamic sampling (eq. 11) and the soft overlong punishment (eq. 13).
 
 Dynamic sampling keeps a group only if 0 < number of correct answers < G: equal rewards give every trajectory the
-advantage 0, whatever the baseline. Dropped groups leave the denominator of `agg_mode`. As in the paper, the test looks
-at the reward before any overlong penalty.
+advantage 0, for any baseline. Dropped groups leave the denominator of `agg_mode`. The test uses the reward before any
+overlong penalty, as in the paper.
 
 For a completion of y sampled tokens, with L = max_tokens and B = buffer, the overlong punishment adds to the reward
 
@@ -11,10 +11,10 @@ For a completion of y sampled tokens, with L = max_tokens and B = buffer, the ov
     -1                   L < y
 
 The paper's episodes have one completion. An episode of several turns gets the mean over its turns, times `penalty`, so
-that a long document costs no more than a short one. It is applied before the group statistics. Turns that sampled
-nothing count as short; turns of frozen roles don't count.
+that a long document costs no more than a short one. It is applied before the group statistics. Turns without sampled
+tokens count as short; turns of frozen roles don't count.
 
-Not covered: playing other groups in place of dropped ones, which is up to the training loop.
+Not covered: sampling other groups to replace dropped ones, which is up to the training loop.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from palimpsest.types import Group, Trajectory
 
 
 def graded_rewards(group: Group) -> list[float]:
-    """The rewards that count: ungraded trajectories have none."""
+    """Rewards of the graded trajectories."""
     return [grade.value for grade in group.grades if grade.value is not None]
 
 
 def comparable(group: Group) -> bool:
-    """Whether statistics over the group's rewards say anything.
+    """Whether statistics over the group's rewards are meaningful.
 
-    A lone survivor of a group that failures thinned out has nothing to be compared with. A group played with
-    a single rollout on purpose has: its baseline is 0 by convention.
+    A lone survivor of a group with failures has no baseline. A group of one by design has the baseline 0.
     """
     return len(graded_rewards(group)) > 1 or (len(group.grades) == 1 and group.grades[0].graded)
 
@@ -57,7 +56,6 @@ def has_signal(group: Group) -> bool:
 
 
 def partition(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
-    """Groups with a signal and groups without, each in their order."""
     with_signal: list[Group] = []
     without: list[Group] = []
     for group in groups:
@@ -69,7 +67,7 @@ def partition(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
 
 
 def penalty(trajectory: Trajectory, config: OverlongConfig) -> float:
-    """What to subtract from the trajectory's reward, in [0, config.penalty].
+    """The penalty to subtract from the trajectory's reward, in [0, config.penalty].
 
     >>> from palimpsest.types import Completion, Outcome, StopReason, Turn
     >>> def played(*lengths):

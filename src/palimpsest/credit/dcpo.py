@@ -1,17 +1,17 @@
-"""DCPO, the algorithm of MemAct: which segments of a group are trained, and each trajectory's weight.
+"""DCPO, the algorithm of MemAct: selection of the segments of a group to train, and each trajectory's weight.
 
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)     over the trajectories of a group, each once; std divides by G - 1
 
 Every trained token of trajectory i gets A_i, in every segment; that is `credit.adv_estimator: mean_std`
 (credit/assign.py). DCPO adds the sampling: either all segments of a group are trained, or exactly n
 (`credit.segments_per_group`), drawn in rounds. A round takes the trajectories in a new random order, one segment each,
-and the last round stops at n. A trajectory gives each of its segments once, in random order, before it repeats any. So
-below the number of trajectories n of them give one segment; above it each gives n / G, rounded up or down, however
-often it pruned.
+and the last round stops at n. A trajectory gives each of its segments once, in random order, before it repeats any. If
+n is below the number of trajectories, n of them give one segment; otherwise each gives n / G, rounded up or down,
+regardless of its number of prunes.
 
-Paper and code agree on the formula where n is at least G. Below, the code's statistics see only the trajectories that
-were drawn; ours see all, as the paper says. The code draws from the global, unseeded generator; here a draw is keyed
-by the group and the rollout. The code then averages rows over their tokens (`agg_mode: token`).
+Paper and code agree on the formula if n is at least G. Below, the code's statistics cover only the drawn trajectories;
+ours cover all, as in the paper. The code draws from the global, unseeded generator; here a draw is keyed by the group
+and the rollout. The code then averages rows over their tokens (`agg_mode: token`).
 
 Guaranteed: pure; a draw depends only on the key, the rollout numbers and their numbers of segments; a trajectory
 without a segment gives no row.
@@ -51,16 +51,16 @@ def sample_segments(counts: Mapping[int, int], n: int, *key: Key) -> tuple[tuple
 
 
 def _draw(size: int, turn: int, *key: Key) -> int:
-    """The segment a rollout gives in its turn: a new one while there are any, then any."""
+    """The segment of a rollout in turn `turn`: unused segments first, then any."""
     if turn < size:
         return keyed_random(*key, "new").sample(range(size), size)[turn]
     return keyed_random(*key, "again", turn).randrange(size)
 
 
 def effective_weights(rows: Sequence[CreditedSegment], weighed: Sequence[TrainSegment]) -> dict[Hashable, float]:
-    """Share of the step's loss that each trajectory has, by `CreditedSegment.trajectory`; they add up to 1.
+    """Each trajectory's share of the step's loss, by `CreditedSegment.trajectory`; the shares add up to 1.
 
-    `weighed`: what `weigh` made of `rows`, in order.
+    `weighed`: `weigh(rows)`, in order.
     """
     shares: dict[Hashable, float] = {}
     for row, one in zip(rows, weighed, strict=True):

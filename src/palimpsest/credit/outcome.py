@@ -1,11 +1,11 @@
-"""What a credit rule is, and the rules that look at the outcome alone, giving each trajectory one advantage.
+"""Credit rules: their contract, and the rules that use only the outcome, with one advantage per trajectory.
 
     mean, mean_std, leave_one_out   the shipped rules
     my_module:my_rule               a function (group) -> advantages, or a class with the method `turn_advantages`
 
 In the formulas A_i is the advantage of trajectory i, R_i its reward, G the number of graded trajectories in the group.
 
-Guaranteed: what comes back of a rule is finite and of the right lengths, or the run ends with the reason in words.
+Guaranteed: a rule's result is finite and of the right lengths, or the run ends with the reason.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ def mean_std_advantages(rewards: Sequence[float]) -> list[float]:
 
         A_i = (R_i - mean(R)) / (std(R) + 1e-6)
 
-    DeepSeekMath (arXiv 2402.03300, section 4.1.2) does not say which standard deviation. verl, TRL and MemAct divide
-    by G - 1 (torch's default); so does this function, with verl's epsilon. A group of one keeps its raw reward, as in
-    verl.
+    DeepSeekMath (arXiv 2402.03300, section 4.1.2) does not say which standard deviation. verl, TRL and MemAct divide by
+    G - 1 (torch's default); so does this function, with verl's epsilon. A group of one keeps its raw reward.
 
     >>> [round(a, 3) for a in mean_std_advantages([1.0, 0.0, 0.0, 0.0])]
     [1.5, -0.5, -0.5, -0.5]
@@ -99,16 +98,15 @@ Rule = Callable[[Group], TurnAdvantages]
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRule:
-    """A rule that looks at the rewards alone."""
+    """A rule that uses only the rewards."""
 
     advantages: Callable[[Sequence[float]], Sequence[float]]
     """[G] rewards to [G] advantages."""
 
     def __call__(self, group: Group) -> Sequence[float]:
-        """[G] the advantage of each trajectory, at all of its turns."""
         rewards = [grade.value for grade in group.grades if grade.value is not None]
         if len(rewards) > 1 and min(rewards) == max(rewards):
-            return [0.0] * len(rewards)  # exactly 0, where a rounded mean would leave a rest
+            return [0.0] * len(rewards)  # exactly 0, without a rounding error of the mean
         return self.advantages(rewards)
 
 
@@ -118,8 +116,7 @@ leave_one_out = OutcomeRule(leave_one_out_advantages)
 
 
 def rule_advantages(rule: Rule, group: Group, name: str) -> list[tuple[TurnAdvantage, ...]]:
-    """[trajectories][turns] what the rule says of a group whose trajectories are all graded. RunError if it can't be
-    used."""
+    """[trajectories][turns] the rule's advantages for graded trajectories. Raises RunError if they are invalid."""
     where = f"credit.adv_estimator={name}: group {group.problem.id}"
     try:
         result: Any = list(rule(group))
@@ -149,7 +146,7 @@ def _of_turns(returned: Any, trajectory: Trajectory, where: str) -> tuple[TurnAd
     values = [returned] * len(trajectory.turns) if isinstance(returned, Real) else _listed(returned)
     if values is None:
         shown = repr(returned)[:60] if isinstance(returned, str | None) else f"a {type(returned).__name__}"
-        raise RunError(f"{where}: {shown} is neither a number nor a list of numbers, one a turn")
+        raise RunError(f"{where}: {shown} is neither a number nor a list of numbers, one per turn")
     if len(values) != len(trajectory.turns):
         raise RunError(f"{where}: {len(trajectory.turns)} turns, {len(values)} advantages")
     return tuple(
@@ -170,7 +167,7 @@ def _of_tokens(returned: Any, sampled: int, where: str) -> TurnAdvantage:
 def _number(value: Any, where: str) -> float:
     if not plugins.finite(value):
         shown = repr(value) if isinstance(value, float) else type(value).__name__
-        raise RunError(f"{where}: the advantage is {shown}; a finite number is needed")
+        raise RunError(f"{where}: the advantage is {shown}; use a finite number")
     return float(value)
 
 

@@ -4,10 +4,10 @@
     A_st,i,t   R_st,i,t - mean of R_st,j,t over the trajectories j of the group that have a turn t
     A_i,t      alpha * A_out,i + (1 - alpha) * A_st,i,t
 
-As in paper and code, A_st has no standard deviation. Turns are compared at the same step index, where the same share
-of the document is in sight. A turn that is alone at its index gets A_st = 0 (`lone_step: zero`). The authors' code
-takes the mean over one as 0, so the turn's raw reward is its advantage (`lone_step: raw`); it also adds the state's
-advantage over two columns, twice what alpha says (`state_scale: 2`).
+A_st has no standard deviation, as in paper and code. Turns are compared at the same step index, after the same share of
+the document. A turn without another one at its index gets A_st = 0 (`lone_step: zero`). The authors' code takes the
+mean over one as 0, so the turn's raw reward is its advantage (`lone_step: raw`); it also adds the state's advantage
+over two columns, twice the share that alpha implies (`state_scale: 2`).
 
 Rewards of spans (`Grade.spans`) join those of turns and credit single tokens. With s_k the sum of the spans that cover
 token k of a turn of T sampled tokens, and m the mean of s_k over the turn:
@@ -15,13 +15,12 @@ token k of a turn of T sampled tokens, and m the mean of s_k over the turn:
     R_t'    = R_t + m                                           the turn's reward, which is compared with the group's
     A_t,k   = A_t' + (1 - alpha) * state_scale * (s_k - m)      the token's advantage, A_t' being the turn's from R_t'
 
-both times the turn's weight, where it has one. So a span over a whole turn equals that reward of the turn.
+both times the turn's weight, if it has one. A span over a whole turn therefore equals that reward of the turn.
 
-Guaranteed: with alpha = 1 every turn gets exactly A_out,i, and no reward of a turn is needed; a trajectory without a
-turn needs none. Empty spans, and a span cut in two of the same value, change nothing; without spans every token has
-exactly its turn's advantage. Spans count only under `credit.adv_estimator: state_mix` with alpha below 1, or in a
-custom rule. Not covered: a token that is trained again in another context (`credit.final_segment: all`) gets the mean
-of its turn.
+Guaranteed: with alpha = 1 every turn gets exactly A_out,i, and turns need no reward; a trajectory without turns
+needs none. Empty spans, and a span cut in two of the same value, change nothing; without spans every token has exactly
+its turn's advantage. Spans count only under `credit.adv_estimator: state_mix` with alpha below 1, or in a custom rule.
+Not covered: a token trained again in another context (`credit.final_segment: all`) gets the mean of its turn.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ def span_rewards(trajectory: Trajectory, grade: Grade) -> list[list[float]]:
 
 
 def span_means(trajectory: Trajectory, grade: Grade) -> list[float]:
-    """[turns] mean reward of a turn's tokens; 0 for a turn that sampled none."""
+    """[turns] mean reward of a turn's tokens; 0 for a turn without any."""
     return [fsum(row) / len(row) if row else 0.0 for row in span_rewards(trajectory, grade)]
 
 
 def on_top(
     trajectory: Trajectory, grade: Grade, turns: Sequence[TurnAdvantage], share: float
 ) -> tuple[TurnAdvantage, ...]:
-    """[turns] with what each token of a turn with spans has over it; `share` is what turns' own rewards count.
+    """[turns] with the extra advantage of each token of a turn with spans; `share` is the factor of own rewards.
 
     >>> from palimpsest.types import Completion, Outcome, SpanReward, StopReason, Turn
     >>> played = [Turn((1,), Completion((5, 6), (-0.5,) * 2, StopReason.STOP), step, "act") for step in range(2)]
@@ -93,14 +92,11 @@ def _per_token(advantage: TurnAdvantage, row: Sequence[float]) -> Sequence[float
 
 
 def spread(segments: Sequence[Segment], turns: Sequence[TurnAdvantage]) -> list[tuple[float, ...]]:
-    """[segments][T] from the advantages of [turns] or, where a rule tells them apart, of their tokens.
-
-    0.0 where nothing is trained.
-    """
+    """[segments][T] from advantages of [turns] or of their tokens; 0.0 for untrained tokens."""
     trained: set[int] = set()
     rows = []
     for segment in segments:
-        places = dict.fromkeys({*segment.turn_index} - {-1}, 0)  # how far each turn's completion has come
+        places = dict.fromkeys({*segment.turn_index} - {-1}, 0)  # progress within each turn's completion
         row = []
         for turn in segment.turn_index:
             if turn < 0:
@@ -124,13 +120,13 @@ class StateMix:
     outcome: str = "mean"
     """The rule whose advantages are mixed with those of turns: mean, mean_std, leave_one_out, or my_module:my_rule."""
     outcome_options: Mapping[str, Any] = field(default_factory=dict)
-    """Those of a rule of one's own."""
+    """Options of a custom rule."""
     alpha: float = 0.8
-    """Share of the outcome's advantage, from 0 to 1; the rest is the turn's own."""
+    """Share of the outcome's advantage, from 0 to 1; the rest is the share of the turn's advantage."""
     state_scale: float = 1.0
-    """Factor of the turn's own advantage; 2 is what ReMemR1's code comes to."""
+    """Factor of the turn's own advantage; ReMemR1's code implies 2."""
     lone_step: Literal["zero", "raw"] = "zero"
-    """Own advantage of a turn whose step no other trajectory of the group reached: 0, or its raw reward (the code)."""
+    """Own advantage of a turn at a step that no other trajectory reached: 0, or its raw reward (the code)."""
     _outcome: Rule = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -141,15 +137,14 @@ class StateMix:
         object.__setattr__(self, "_outcome", self._named())
 
     def _named(self) -> Rule:
-        """The outcome's rule."""
         key, options_key = "credit.options.outcome", "credit.options.outcome_options"
         if self.outcome == STATE_MIX:
-            raise ConfigError(f"choose one of {', '.join(OUTCOMES)}, or a rule of your own", key=key, value=STATE_MIX)
+            raise ConfigError(f"choose one of {', '.join(OUTCOMES)}, or a custom rule", key=key, value=STATE_MIX)
         rule: Rule = plugins.build("rule", self.outcome, self.outcome_options, key=key, options_key=options_key)
         return rule
 
     def turn_advantages(self, group: Group) -> list[tuple[TurnAdvantage, ...]]:
-        """[trajectories][turns] both mixed; one number a token for turns with spans."""
+        """[trajectories][turns] both mixed; one number per token for turns with spans."""
         outcome = rule_advantages(self._outcome, group, self.outcome)
         if self.alpha == 1.0:
             return outcome
@@ -161,7 +156,7 @@ class StateMix:
         return [on_top(*played, advantages, share) for played, advantages in zip(graded, turns, strict=True)]
 
     def _rewards(self, trajectory: Trajectory, grade: Grade, group: Group) -> Sequence[float]:
-        """[turns] rewards of a trajectory's turns, those of spans included."""
+        """[turns] rewards of a trajectory's turns, including those of spans."""
         turns = len(trajectory.turns)
         per_turn = (0.0,) * turns if grade.per_turn is None and (grade.spans or not turns) else grade.per_turn
         if per_turn is None or len(per_turn) != turns:
@@ -193,7 +188,7 @@ def state_advantages(per_turn: Sequence[Sequence[float]], *, raw_if_alone: bool 
 
 
 def _mean(rewards: Sequence[float]) -> float:
-    """Of equal rewards that reward itself, which a sum of them divided by their number need not be.
+    """The mean; exact for equal rewards, unlike a rounded sum.
 
     >>> _mean([0.2] * 3), fmean([0.2] * 3) == 0.2
     (0.2, False)
@@ -204,7 +199,7 @@ def _mean(rewards: Sequence[float]) -> float:
 def mixed(
     outcome: Sequence[TurnAdvantage], state: Sequence[float], alpha: float, share: float
 ) -> tuple[TurnAdvantage, ...]:
-    """[turns] a trajectory's advantages: `alpha` of its outcome's, `share` of its turns' own.
+    """[turns] a trajectory's advantages: `alpha` times the outcome's plus `share` times the turns' own.
 
     >>> mixed([0.5, (0.5, 1.0)], [1.0, -1.0], 0.75, 0.25)
     (0.625, (0.125, 0.5))

@@ -1,15 +1,14 @@
 """Long contexts assembled from paragraphs: a question's gold paragraphs among distractors.
 
-A context is `Document 1:\\n<paragraph>`, a blank line, `Document 2:...` (MemAgent's layout). Distractors and their
-order are drawn from a generator keyed by (seed, problem id). MemAgent's own script shuffles every sample with the same
-permutation, which ties a paragraph's place in the file to its place in every context.
+A context is `Document 1:\\n<paragraph>`, a blank line, `Document 2:...` (MemAgent's layout). A generator keyed by
+(seed, problem id) draws distractors and order. MemAgent's own script shuffles every sample with one permutation.
 
 Distant evidence (ReMemR1, arXiv 2509.23040): `order: reverse` puts the gold paragraphs in reverse reasoning order,
-`min_distance` keeps them at least that many documents apart.
+`min_distance` is their minimum distance in documents.
 
-Guaranteed: every gold paragraph is in the context; every placement that order and distance admit is equally likely, and
-placements are independent between problems; the same (record, corpus, documents, seed, placing) gives the same bytes.
-Not covered: a distractor that happens to answer the question; near-duplicate paragraphs (only equal ones are merged).
+Guaranteed: every gold paragraph is in the context; all placements that order and distance admit are equally likely and
+independent between problems; the same (record, corpus, documents, seed, placing) gives the same bytes.
+Not covered: a distractor that answers the question; near-duplicate paragraphs (only equal ones are merged).
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from palimpsest.types import Problem
 
 
 Order = Literal["any", "forward", "reverse"]
-"""Of evidence in reasoning order: any, first hop first, last hop first (ReMemR1's distant evidence)."""
+"""Order of the evidence: any, first hop first, last hop first (ReMemR1's distant evidence)."""
 
 
 def spaced(rng: random.Random, count: int, slots: int, distance: int) -> list[int]:
-    """`count` ascending slots, neighbours at least `distance` >= 1 apart; there must be room for them.
+    """`count` ascending slots, neighbours at least `distance` >= 1 apart. Needs `room(count, distance)` slots.
 
     >>> spaced(random.Random(0), 3, 5, 2)
     [0, 2, 4]
@@ -43,7 +42,7 @@ def spaced(rng: random.Random, count: int, slots: int, distance: int) -> list[in
 
 
 def room(count: int, distance: int) -> int:
-    """Slots that `count` pieces `distance` apart need at the least.
+    """Minimum number of slots for `count` pieces at `distance`.
 
     >>> room(2, 100), room(1, 100), room(3, 1)
     (101, 1, 3)
@@ -52,7 +51,7 @@ def room(count: int, distance: int) -> int:
 
 
 def ordered(rng: random.Random, slots: Sequence[int], order: Order) -> list[int]:
-    """Ascending slots to slots in reasoning order.
+    """Map ascending slots to slots in reasoning order.
 
     >>> ordered(random.Random(0), [1, 5], "forward"), ordered(random.Random(0), [1, 5], "reverse")
     ([1, 5], [5, 1])
@@ -63,17 +62,17 @@ def ordered(rng: random.Random, slots: Sequence[int], order: Order) -> list[int]
 
 
 def at_positions(positions: Sequence[float], count: int, slots: int, what: str) -> list[int]:
-    """The slot of each of `count` pieces at relative places of 0.0 to 1.0. Raises DataError, which begins with `what`.
+    """Slots of `count` pieces at relative positions from 0.0 to 1.0. Raises DataError with the prefix `what`.
 
     >>> at_positions([0.0, 0.5, 1.0], 3, 101, "")
     [0, 50, 100]
     """
     if len(positions) != count:
-        raise DataError(f"{what}: {count} gold documents, but {len(positions)} positions; give one for each")
+        raise DataError(f"{what}: {count} gold documents, but {len(positions)} positions; set one per document")
     chosen = [round(position * (slots - 1)) for position in positions]
     if len(set(chosen)) < count:
         raise DataError(
-            f"{what}: two of the positions fall on one of {slots} documents; give others, or more documents"
+            f"{what}: two positions fall on the same of {slots} documents; use other positions or more documents"
         )
     return chosen
 
@@ -83,7 +82,7 @@ def at_positions(positions: Sequence[float], count: int, slots: int, what: str) 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Distinct paragraphs in code-point order: where distractors come from, and what document indices index."""
+    """Distinct paragraphs in code-point order: the source of distractors and the target of document indices."""
 
     paragraphs: tuple[str, ...]
 
@@ -96,14 +95,14 @@ class Corpus:
         return cls(tuple(sorted({paragraph for paragraphs in lists for paragraph in paragraphs})))
 
     def draw(self, count: int, without: frozenset[str], rng: random.Random) -> list[str]:
-        """`count` distinct paragraphs that are not in `without`, uniformly; the corpus must hold that many."""
-        spare = min(len(self.paragraphs), count + len(without))  # at most so many of the drawn are thrown out
+        """`count` distinct paragraphs outside `without`, drawn uniformly; fewer if the corpus is too small."""
+        spare = min(len(self.paragraphs), count + len(without))  # at most len(without) drawn ones are dropped
         drawn = (self.paragraphs[i] for i in rng.sample(range(len(self.paragraphs)), spare))
         return [paragraph for paragraph in drawn if paragraph not in without][:count]
 
 
 def document_block(paragraphs: Sequence[str]) -> str:
-    """Numbered documents, a blank line between them.
+    """Numbered documents separated by blank lines.
 
     >>> document_block(["Title\\nText.", "Other\\nText."])
     'Document 1:\\nTitle\\nText.\\n\\nDocument 2:\\nOther\\nText.'
@@ -113,13 +112,13 @@ def document_block(paragraphs: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """How gold paragraphs stand in an assembled context."""
+    """Placement of gold paragraphs in an assembled context."""
 
     order: Order = "any"
     min_distance: int = 0
     positions: tuple[float, ...] = ()
-    """Where each gold paragraph stands, in reasoning order, 0.0 (first document) to 1.0 (last); empty: by chance, as
-    `order` and `min_distance` admit."""
+    """Relative position per gold paragraph in reasoning order, 0.0 (first document) to 1.0 (last); empty: random within
+    `order` and `min_distance`."""
 
 
 ANYWHERE = Placing()
@@ -135,10 +134,9 @@ def assemble(
 ) -> Problem:
     """The problem of `record`, with `documents` documents in its context.
 
-    Gold paragraphs come first in the choice, then the question's own others (the hardest distractors), then the
-    corpus. `documents=None` keeps the record's own paragraphs in their order. Metadata gains `num_docs`, `evidence`
-    (gold texts) and `evidence_positions` (the numbers of their documents, from 1).
-    Raises DataError if the count can't be met.
+    Selects gold paragraphs first, then the question's other paragraphs (the hardest distractors), then the corpus.
+    `documents=None` uses the record's own paragraphs in file order. Metadata gains `num_docs`, `evidence` (gold texts)
+    and `evidence_positions` (1-based document numbers). Raises DataError if there are too few or too many paragraphs.
     """
     if record.paragraphs is None:
         check_fixed(record, documents)
@@ -164,7 +162,7 @@ def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) 
     chosen = list(record.needed)
     if len(chosen) > documents:
         raise DataError(
-            f"problem {record.id}: {len(chosen)} gold paragraphs don't fit data.documents={documents}; raise it"
+            f"problem {record.id}: {len(chosen)} gold paragraphs exceed data.documents={documents}; raise it"
         )
     rest = [paragraph for paragraph in record.paragraphs if paragraph not in chosen]
     room = documents - len(chosen)
@@ -173,9 +171,9 @@ def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) 
     drawn = corpus.draw(missing, frozenset(record.paragraphs), rng) if missing else []
     if len(drawn) < missing:
         raise DataError(
-            f"problem {record.id}: data.documents={documents} needs {missing} distractors from the corpus, which "
-            f"holds {len(drawn)} besides this question's own {len(record.paragraphs)}; lower data.documents or read a "
-            "file with more questions"
+            f"problem {record.id}: data.documents={documents} needs {missing} distractors, but the corpus has only "
+            f"{len(drawn)} outside this question's {len(record.paragraphs)}; lower data.documents or read a file with "
+            "more questions"
         )
     chosen += drawn
     rng.shuffle(chosen)
@@ -183,18 +181,18 @@ def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) 
 
 
 def _arrange(record: Record, paragraphs: tuple[str, ...], placing: Placing, rng: random.Random) -> tuple[str, ...]:
-    """The same paragraphs with the gold ones where `placing` wants them, the others in their shuffled order."""
+    """Move the gold paragraphs to the slots of `placing`; the others stay in shuffled order."""
     gold = record.gold
     if not gold:
         raise DataError(
-            f"problem {record.id}: its file doesn't say which paragraphs are gold, so data.order and data.min_distance "
-            "have no meaning; unset them or read a file with supporting facts"
+            f"problem {record.id}: its file marks no gold paragraphs; unset data.order and data.min_distance or read a "
+            "file with supporting facts"
         )
     distance = max(1, placing.min_distance)
     if room(len(gold), distance) > len(paragraphs):
         raise DataError(
             f"problem {record.id}: {len(gold)} gold paragraphs {distance} documents apart need "
-            f"{room(len(gold), distance)} documents, data.documents={len(paragraphs)}; raise it or lower "
+            f"{room(len(gold), distance)} documents, but data.documents={len(paragraphs)}; raise it or lower "
             "data.min_distance"
         )
     if placing.positions:
@@ -207,12 +205,12 @@ def _arrange(record: Record, paragraphs: tuple[str, ...], placing: Placing, rng:
 
 
 def check_fixed(record: Record, documents: int | None) -> None:
-    """Refuse a number of documents for a context that the file itself fixes, unless it has just that many."""
+    """Raise DataError for a fixed context unless `documents` is None or its number of documents."""
     if documents is None or record.metadata.get("num_docs") == documents:
         return
     if record.context is None and record.stored is None:
-        raise DataError(f"problem {record.id}: has no context, so data.documents={documents} has no meaning; unset it")
+        raise DataError(f"problem {record.id}: has no context; unset data.documents={documents}")
     raise DataError(
-        f"problem {record.id}: data.documents={documents}, but its file holds finished contexts "
+        f"problem {record.id}: data.documents={documents}, but its file has fixed contexts "
         f"(num_docs={record.metadata.get('num_docs', 'unknown')}); unset data.documents or read a HotpotQA file"
     )

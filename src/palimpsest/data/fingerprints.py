@@ -3,12 +3,12 @@
     manifest.json   {"made_by": "palimpsest data build", "version": "0.1.0", "edition": "3f5a...", "seed": 1,
                      "settings": {...}, "sources": [...], "files": {"eval_50.jsonl": {"sha256": "...", ...}}, ...}
 
-The edition is the SHA-256 of the lines `<sha256>  <name>` of all data files in the order of their names, as `sha256sum`
-prints them: two sets of one edition have the same bytes.
+The edition is the SHA-256 of the lines `<sha256>  <name>` of all data files sorted by name, as `sha256sum` prints them:
+two sets of one edition have the same bytes.
 
-Guaranteed: a changed question, gold, document or piece of metadata, and another order or number of problems, give
-another digest; a manifest doesn't depend on the machine, its paths or the clock.
-Not covered: columns of a file that no problem uses.
+Guaranteed: any change of a question, gold, document, metadata, order or number of problems changes the digest; a
+manifest does not depend on the machine, its paths or the clock.
+Not covered: columns that no problem uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from palimpsest.errors import DataError
 from palimpsest.types import Problem
 
 PARTS = ("questions", "golds", "documents", "metadata")
-"""What `Contents` tells apart."""
+"""Parts with separate digests in `Contents`."""
 
 
 def document_digest(document: str) -> str:
@@ -34,7 +34,7 @@ def document_digest(document: str) -> str:
 
 
 class Contents:
-    """Digests of the problems that passed through `watching`, in their order."""
+    """Digests of the problems that passed through `watching`, in order."""
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self._problems = 0
@@ -43,13 +43,13 @@ class Contents:
             self._add(problem)
 
     def watching(self, problems: Iterable[Problem]) -> Iterator[Problem]:
-        """`problems` unchanged; each is counted as it passes."""
+        """Yield `problems` unchanged and add each to the digests."""
         for problem in problems:
             self._add(problem)
             yield problem
 
     def to_json(self) -> dict[str, Any]:
-        """The number of problems, and 16 hexadecimal digits for each of `PARTS`."""
+        """The number of problems, and 16 hexadecimal digits per part."""
         return {"problems": self._problems} | {part: digest.hexdigest() for part, digest in self._digests.items()}
 
     def _add(self, problem: Problem) -> None:
@@ -66,7 +66,7 @@ class Contents:
 
 
 def changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """In words what differs between two `Contents.to_json`; None where nothing does.
+    """Message on the difference between two `Contents.to_json`; None if they are equal.
 
     >>> one, two = (Contents([Problem("p", "Who?", (gold,), "A text.")]).to_json() for gold in ("Ann", "Bob"))
     >>> changed(one, two), changed(one, one)
@@ -87,7 +87,7 @@ MANIFEST = "manifest.json"
 def write_manifest(
     folder: Path, *, made_by: str, seed: int, described: Mapping[str, Mapping[str, Any]], **rest: Any
 ) -> str:
-    """Write the manifest of the files in `folder`, with what is known of each by its name. Returns the edition."""
+    """Write the manifest of the files in `folder`, with `described` entries by file name. Returns the edition."""
     hashes = files.hashes(folder)
     edition = edition_of(hashes)
     content = {
@@ -103,20 +103,20 @@ def write_manifest(
 
 
 def sets_of(folder: Path) -> list[Path]:
-    """The files of problems that the manifest of a folder names, in its order. Raises DataError."""
+    """Problem files in the order of the folder's manifest. Raises DataError."""
     path = folder / MANIFEST
     try:
         described = json.loads(path.read_text("utf-8"))["files"]
         names = [name for name, entry in described.items() if "problems" in entry]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{path}: is no manifest of a data set: name the files of {folder} themselves") from None
+        raise DataError(f"{path}: not the manifest of a data set: name the files of {folder} instead") from None
     if any(Path(name).name != name for name in names):
-        raise DataError(f"{path}: names a file outside its folder: name the files of {folder} themselves")
+        raise DataError(f"{path}: names a file outside its folder: name the files of {folder} instead")
     if not names:
         raise DataError(f"{path}: names no file of problems")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise DataError(f"{folder / missing[0]}: is not there, and {path} names it: name the files themselves")
+        raise DataError(f"{folder / missing[0]}: missing, although {path} names it: name the files instead")
     return [folder / name for name in names]
 
 

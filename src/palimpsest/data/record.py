@@ -1,15 +1,14 @@
-r"""Data record: one question or several, with a document that may be stored on disk.
+r"""Data record: one or several questions with a document, in memory or on disk.
 
-One objective is a problem like any other, without a context. Several are one problem whose question lists them:
+One objective is an ordinary problem without a context. Several objectives are one problem whose question lists them:
 
     question              "Q1: What does Alice drink?\nQ2: Which city did Bob visit?"
     answers               ('{"Q1": "tea", "Q2": "Rome"}',)        the first gold of each
     metadata.objectives   ({"name": "Q1", "question": "What does Alice drink?", "answers": ["tea"]}, ...)
 
-Guaranteed: `DocumentStore` keeps long documents on disk and out of memory, equal ones once; it returns the exact text,
-including lone surrogates; its file has no name and is freed when the process ends.
-Not covered: whether one objective gives away another's answer; a temporary folder that is in memory itself (set TMPDIR
-to another).
+Guaranteed: `DocumentStore` writes each distinct long document to disk once; it returns the exact text, including lone
+surrogates; its unnamed file is freed when the process ends.
+Not covered: an objective that gives away another's answer; a temporary folder in memory (set TMPDIR to another).
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ _ASKED = re.compile(r"^(Q\d+):[ \t]*(.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One question of a problem."""
+    """One question of a problem, with one or more golds."""
 
     question: str
     answers: tuple[str, ...]
-    """One or more golds."""
 
 
 def search_problem(id: str, objectives: Sequence[Objective], metadata: Mapping[str, Any] | None = None) -> Problem:
-    """The problem of at least one objective.
+    """The problem of one or more objectives.
 
     >>> search_problem("a", [Objective("What does Alice drink?", ("tea",))]).answers
     ('tea',)
@@ -60,7 +58,7 @@ def search_problem(id: str, objectives: Sequence[Objective], metadata: Mapping[s
 
 
 def listed_questions(text: str, names: Sequence[str]) -> tuple[str, ...] | None:
-    """The question of each name, asked as `Q1: ...` on a line of its own; None unless each is there once, in order.
+    """The question after each name, as in a line `Q1: ...`; None unless each name occurs once, in order.
 
     >>> listed_questions("Answer:\\n\\nQ1: Who?\\n\\nQ2: Where?\\n\\nFINAL_ANSWER: {...}", ("Q1", "Q2"))
     ('Who?', 'Where?')
@@ -72,7 +70,7 @@ def listed_questions(text: str, names: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def objective_count(problem: Problem) -> int:
-    """How many questions a problem asks.
+    """Number of questions in a problem.
 
     >>> objective_count(search_problem("a", [Objective("Who?", ("Bob",)), Objective("Where?", ("Rome",))]))
     2
@@ -81,7 +79,7 @@ def objective_count(problem: Problem) -> int:
 
 
 def answer_text(answers: Mapping[str, str]) -> str:
-    """What an agent should answer, without the marker before it: the answer alone, or a JSON object of several.
+    """The expected answer without its marker: plain text, or a JSON object of several answers.
 
     >>> answer_text({"Q1": "tea"}), answer_text({"Q1": "tea", "Q2": "Rome"})
     ('tea', '{"Q1": "tea", "Q2": "Rome"}')
@@ -95,19 +93,19 @@ def answer_text(answers: Mapping[str, str]) -> str:
 
 
 LONG = 4096
-"""Characters from which a document is worth a place on the disk."""
+"""Minimum length in characters of a document stored on disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a document lies, in bytes."""
+    """Location of a document in the store's file, in bytes."""
 
     start: int
     size: int
 
 
 class DocumentStore:
-    """Texts in an unnamed temporary file. Reading is safe from several threads, writing is not."""
+    """Texts in an unnamed temporary file. Several threads may read; only one may write."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
@@ -115,7 +113,7 @@ class DocumentStore:
         self._stored: dict[bytes, Stored] = {}
 
     def put(self, text: str) -> Stored:
-        """Write `text`, if no equal one is there. Raises DataError where the disk takes no more."""
+        """Write `text` unless the store has it. Raises DataError if the write fails."""
         data = text.encode("utf-8", "surrogatepass")
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if digest not in self._stored:
@@ -123,28 +121,26 @@ class DocumentStore:
                 self._write(data)
             except OSError as error:
                 raise DataError(
-                    f"{tempfile.tempdir or 'temporary files'}: {error.strerror}; long documents wait there until they "
-                    "are played: set TMPDIR to a folder with room for all of them"
+                    f"{tempfile.tempdir or 'temporary files'}: {error.strerror}; long documents are stored there: set "
+                    "TMPDIR to a folder with room for all of them"
                 ) from None
             self._stored[digest] = Stored(self._end, len(data))
             self._end += len(data)
         return self._stored[digest]
 
     def text(self, stored: Stored) -> str:
-        """The text that was put there."""
         data = os.pread(self._opened(), stored.size, stored.start)
         assert len(data) == stored.size
         return data.decode("utf-8", "surrogatepass")
 
     def _write(self, data: bytes) -> None:
-        """Behind what was written whole: a part of one that failed is overwritten."""
+        """Append after the last complete document, which overwrites a failed write."""
         at = self._end
         while data:
             written = os.pwrite(self._opened(), data, at)
             data, at = data[written:], at + written
 
     def _opened(self) -> int:
-        """The descriptor."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open for as long as the store lives
         return self._file.fileno()
@@ -152,31 +148,27 @@ class DocumentStore:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row of a data file: a problem whose context is either fixed or still a list of paragraphs."""
+    """A row of a data file: a problem with a fixed context or a list of paragraphs."""
 
     id: str
     question: str
     answers: tuple[str, ...]
     context: str | None = None
-    """The document where the file fixes it."""
+    """The document, if the file fixes it."""
     paragraphs: tuple[str, ...] | None = None
-    """The question's own paragraphs where it doesn't, in file order, without duplicates."""
+    """Otherwise the question's paragraphs in file order, without duplicates."""
     gold: tuple[str, ...] = ()
-    """Those of `paragraphs` that an answer needs, in the file's order (of reasoning, as published); empty where it
-    doesn't say."""
+    """The `paragraphs` that an answer needs, in the file's (reasoning) order; empty if unknown."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
-    """As in a problem."""
     memory: str = ""
-    """As in a problem."""
     stored: Stored | None = None
-    """Where a long document waits, in place of `context`."""
+    """Location of a long document; `context` is then None."""
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Paragraphs that no context may lack: all of its own where the file doesn't say which are gold."""
+        """Paragraphs required in every context: the gold ones, or all if gold is unknown."""
         return self.gold or self.paragraphs or ()
 
     def problem(self, context: str | None, metadata: Mapping[str, Any]) -> Problem:
-        """The problem that it is with this context."""
         return Problem(self.id, self.question, self.answers, context, metadata, self.questions, self.memory)

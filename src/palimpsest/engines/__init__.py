@@ -1,1 +1,1 @@
-"""Engines sample and learn. `protocol` is what the rest of palimpsest knows of them."""
+"""Engines sample and learn. The rest of palimpsest knows only `protocol`."""

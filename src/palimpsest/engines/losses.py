@@ -5,8 +5,8 @@ global over the optimiser step (credit/aggregate.py), so a loss here is the plai
 loss and the losses of micro-batches add up: nothing is averaged a second time, however tokens are spread over
 micro-batches.
 
-Guaranteed: no gradient flows through anything but `logprobs` and `entropy`; the metrics returned beside a loss are
-sums over its N tokens, so they add up over micro-batches too; they are detached scalars on the inputs' device.
+Guaranteed: gradients flow only through `logprobs` and `entropy`; the metrics are sums over the N tokens, so they add up
+over micro-batches too; they are detached scalars on the inputs' device.
 
 Not covered: sequence-level ratios (GSPO), which have no agreed meaning over several segments of one
 trajectory; non-finite inputs, which give a non-finite loss for the learner to skip.
@@ -23,7 +23,7 @@ _LOG_RATIO_BOUND = 20.0  # exp stays finite in float32; as in verl
 _K3_BOUND = 10.0  # per token, as in verl: one stray token can't own the KL term; its gradient is 0 beyond
 
 Sums = dict[str, Tensor]
-"""Name to [] sum over the tokens of a loss."""
+"""Metric name to [] sum over the tokens of a loss."""
 
 
 def policy_loss(
@@ -51,8 +51,8 @@ def policy_loss(
                                                                    KL Divergence
         L = L - entropy_coeff * entropy
 
-    and the loss is the sum of weight * L. As in verl, log-ratios are clamped to +-20 and k3 to 10. The
-    truncated weight is a constant of the gradient and weighs the policy term alone.
+    and the loss is the sum of weight * L. Log-ratios are clamped to +-20 and k3 to 10, as in verl. The truncated weight
+    is detached and applies only to the policy term.
 
     Sums: ratio, clip_fraction (tokens whose clipped branch was taken), dual_clip, approx_kl (k3 to the old
     policy), kl (k3 to the reference), entropy, tis_capped, logprob_gap (|learner - sampler|).
@@ -84,7 +84,7 @@ def policy_loss(
             token_loss = token_loss - config.entropy_coeff * entropy
         sums["entropy"] = entropy.sum()
     loss = (weights * token_loss).sum()
-    # Recomputed old ones are the learner's before any update; else only the current ones can tell a gap.
+    # Recomputed old ones are the learner's before any update; otherwise only the current ones show a gap.
     learner = old_logprobs if config.old_logprobs == "recompute" else logprobs
     sums["logprob_gap"] = (learner - sampler_logprobs).abs().sum()
     return loss, _detached(sums, logprobs)
@@ -138,5 +138,4 @@ def _check_inputs(config: LossConfig, ref_logprobs: Tensor | None, entropy: Tens
 
 
 def _detached(sums: Sums, logprobs: Tensor) -> Sums:
-    """In the floating point of `logprobs`, without history."""
     return {name: value.detach().to(logprobs.dtype) for name, value in sums.items()}

@@ -1,4 +1,4 @@
-"""The one door to engines: the only module that imports one. What comes out is known by engines/protocol.py alone."""
+"""Opens engines: the only module that imports them. Callers know only engines/protocol.py."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ _NEEDED = ("codec", "sampler", "learner", "limits", "close")
 
 
 def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path | None = None) -> Engine:
-    """The engine that `config.engine` names, on the model that `config.model` names.
+    """Open the engine `config.engine` on the model `config.model`.
 
-    `objective` is what its learner descends; None opens it for sampling alone, which the engine does itself, whatever
-    `config.sampler` names. `folder` is the run's, for what servers print. Raises ConfigError for an engine that
-    isn't there or isn't one, and for GPUs that two processes would take or that are too small; ModelError for a model
-    that can't be used. Whoever opens it closes it (`using`).
+    `objective`: the learner's loss; None opens the engine only for sampling, and `config.sampler` is ignored. `folder`:
+    for server logs. Raises ConfigError for a missing or invalid engine, and for GPUs that two processes would share or
+    that are too small; ModelError for a model that can't be used. The caller closes the engine (`using`).
     """
     check_models(config)
     if isinstance(config.engine, EndpointEngineConfig):
@@ -59,7 +58,6 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
 
 
 def _served(engine: EmbeddedEngine | RayEngine, config: RunConfig, folder: Path | None) -> Engine:
-    """`engine` with servers that sample in its place."""
     from palimpsest.engines.vllm.engine import ServedEngine
 
     assert engine.learner is not None
@@ -82,9 +80,16 @@ def _on_ray(config: RunConfig, objective: Objective | None) -> RayEngine:
     return RayEngine(config, objective=objective)
 
 
+def check_engine(config: RunConfig) -> None:
+    """Raise ConfigError for GPUs that are missing, too small or assigned twice, without starting a process."""
+    from palimpsest.engines.preflight import check_gpus, with_dtype
+
+    for warning in check_gpus(with_dtype(config, "policy"), "policy"):
+        warnings.warn(warning, stacklevel=2)
+
+
 def check_models(config: RunConfig) -> None:
-    """Refuse at once a model that isn't there, of the run or of a role; what a user's own engine opens is its affair,
-    and what an endpoint calls its models.
+    """Reject missing models of the run and its roles. Models of a custom engine or an endpoint are not checked.
 
     Raises ModelError.
     """
@@ -94,11 +99,11 @@ def check_models(config: RunConfig) -> None:
 
 
 def check_state(config: RunConfig, checkpoint: Path) -> None:
-    """Refuse at once an engine that can't take up what another saved in `checkpoint`. Raises CheckpointError."""
+    """Raise CheckpointError if the engine can't load `checkpoint`, which another engine saved."""
     from palimpsest.engines.embedded.checkpoint_state import facts_of_shares
 
     if isinstance(config.engine, RayEngineConfig):
-        with suppress(OSError, ValueError):  # it is damaged: the one before it may be taken up
+        with suppress(OSError, ValueError):  # damaged: resume may fall back to the one before it
             facts_of_shares(checkpoint)
 
 
@@ -108,7 +113,7 @@ def _models(config: RunConfig) -> list[str]:
 
 
 def open_encoder(model: str, preset: str, changes: Mapping[str, Any], *, device: str) -> TextEncoder:
-    """An encoder of texts into vectors, for dense retrieval; `changes` are to the preset's way of reading."""
+    """Text encoder for dense retrieval; `changes` override fields of the preset."""
     from palimpsest.engines.embedded.encoder import TextEncoder, reading_of
 
     return TextEncoder(model, reading_of(model, preset, **changes), device=device)
@@ -122,15 +127,15 @@ def cast(folder: Path, dtype: str) -> None:
 
 
 def write_merged(config: ModelConfig, folder: Path, *, untied: bool) -> None:
-    """Write the model that `config` names, adapters merged, in `config.dtype` into `folder`; `untied`: its output
-    projection too where it is tied to the embeddings."""
+    """Write the model of `config`, adapters merged, in `config.dtype` into `folder`; `untied`: also write an output
+    projection that is tied to the embeddings."""
     from palimpsest.engines.embedded.model_export import write_merged as write
 
     write(config, folder, untied=untied)
 
 
 def give_back_freed_memory() -> None:
-    """Give memory that the embedded engine keeps for its next tensors back to the system."""
+    """Return freed memory that the embedded engine caches to the system."""
     from palimpsest.engines.embedded import compute
 
     compute.give_back_freed_memory()
@@ -141,12 +146,11 @@ class Closes(Protocol):
 
 
 async def using(opened: Closes, work: Coroutine[Any, Any, T]) -> T:
-    """Do `work`, then close what was opened for it, an engine say."""
+    """Run `work`, then close the opened resource."""
     return await closed_after(work, opened.close, type(opened).__name__)
 
 
 def _plugin_engine(section: OwnEngineConfig, config: RunConfig, objective: Objective | None) -> Engine:
-    """The user's engine, made with the run's configuration, the objective and `engine.options`."""
     engine: Engine = plugins.build("engine", section.name, section.options, config=config, objective=objective)
     if missing := [name for name in _NEEDED if not hasattr(engine, name)]:
         message = f"has no {' and no '.join(missing)}; see docs/own-engine.md"

@@ -1,9 +1,8 @@
-"""What a configuration would do with this machine's GPUs, known before a model is loaded or a process is started.
+"""Checks of a configuration against this machine's GPUs, before a model is loaded or a process is started.
 
-Guaranteed: two processes that would take one GPU, and weights with an optimiser's state that can't fit on a GPU, are
-errors that name the overrides to type; GPUs that stay idle are a warning that does.
-Not covered: activations, caches and what other programs hold, for which room is needed as well; machines of
-`cluster.address`; engines of a user's own.
+Guaranteed: errors for two processes on one GPU, and for weights plus optimiser state that exceed a GPU; a warning for
+idle GPUs. Each names the overrides to type.
+Not covered: memory of activations, caches and other programs; machines of `cluster.address`; custom engines.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from palimpsest.errors import ConfigError
 from palimpsest.models.model_folder import adapters_of, open_model, stored_dtype
 
 _GB = 1e9
-_ROOM = 0.85  # of a GPU that a suggested layout fills with weights and an optimiser's state
+_ROOM = 0.85  # share of a GPU that a suggested layout fills with weights and optimiser state
 
 
 def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
-    """`config` with the dtype that model.dtype=auto stands for on this machine. Raises ConfigError where it trains."""
+    """`config` with model.dtype=auto resolved for this machine. Raises ConfigError if the run trains."""
     model = config.model
     if model.dtype != "auto":
         return config
     if objective is not None:
-        raise ConfigError("model.dtype=auto is for models that are only sampled from: set float32 or bfloat16")
+        raise ConfigError("model.dtype=auto works only for sampling: set float32 or bfloat16")
     on_gpu = model.device != "cpu" and bool(compute.memories())
     base = adapters_of(model_path(model))[1] if on_gpu else ""
     dtype = "bfloat16" if on_gpu and stored_dtype(base) == "bfloat16" else "float32"
@@ -37,7 +36,7 @@ def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
 
 
 def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
-    """Warnings of GPUs that stay idle. Raises ConfigError for one that two processes would take, or that is too small.
+    """Warnings about idle GPUs. Raises ConfigError for a GPU that two processes would share or that is too small.
 
     For engine.name=embedded and ray.
     """
@@ -53,17 +52,16 @@ def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Which GPUs a run takes."""
+    """GPUs used by a run."""
 
     config: RunConfig
     objective: Objective | None
     gpus: Mapping[str, int]
-    """Bytes of each, by its name."""
+    """Bytes of each GPU, by its name."""
     learning: Sequence[str]
-    """Of the learner, or of what samples where nothing learns; of ranks and copies of the sampler as many as they need,
-    whichever Ray gives them."""
+    """GPUs of the learner, or of the sampler in a run without one; for Ray, as many as ranks and copies need."""
     serving: Sequence[str]
-    """Of servers of vLLM, one after the other; a name twice where two take it."""
+    """GPUs of the vLLM servers, in order; a name appears twice if two servers use it."""
 
     @classmethod
     def of(cls, config: RunConfig, objective: Objective | None, gpus: Mapping[str, int]) -> Use:
@@ -84,13 +82,12 @@ class Use:
 
     @property
     def shares(self) -> bool:
-        """Whether a single server takes a part of the learner's GPU, which sampler.gpu_memory_utilization was set
-        for."""
+        """True if one server shares the learner's GPU by an explicit sampler.gpu_memory_utilization."""
         alone = len(self.serving) == 1 and self.config.engine.name == "embedded"
         return alone and self.serving[0] in self.learning and "gpu_memory_utilization" in self.config.sampler.changed()
 
     def check_shared(self) -> None:
-        """Raise ConfigError where servers would take a GPU that something else has."""
+        """Raise ConfigError if servers would use a GPU that is already taken."""
         settings = self.config.sampler
         twice = [name for name in self.serving if name in self.learning or self.serving.count(name) > 1]
         if not twice or self.shares:
@@ -108,7 +105,7 @@ class Use:
         )
 
     def check_memory(self, weights: int) -> None:
-        """Raise ConfigError where weights and the optimiser's state are more than a GPU holds."""
+        """Raise ConfigError if weights and optimiser state exceed a GPU's memory."""
         if not self.learning or not (memory := min(self.gpus[name] for name in self.learning)):
             return
         needed = weights * bytes_per_weight(self.config, self.objective)
@@ -127,7 +124,7 @@ class Use:
         )
 
     def idle(self, weights: int) -> list[str]:
-        """Warnings of GPUs that nothing uses, and of sampling on CPUs; [] where a small model needs no more."""
+        """Warnings about idle GPUs and sampling on CPUs; [] for a small model that needs no more."""
         count, messages = len({*self.learning, *self.serving}), list[str]()
         if not self.objective or self.config.model.path in SHIPPED:
             return messages
@@ -140,7 +137,7 @@ class Use:
         return [f"{message}; to use GPUs add {line}" if line else message for message in messages]
 
     def _layout(self, weights: int) -> str:
-        """Overrides by which all GPUs are used and hold their share; empty: there are none."""
+        """Overrides that use all GPUs within their memory; empty: none exist."""
         if len(self.gpus) < 2 or len(set(self.gpus.values())) > 1:
             return ""
         names, memory = list(self.gpus), next(iter(self.gpus.values()))
@@ -159,8 +156,8 @@ class Use:
 
 
 def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
-    """Bytes on a GPU for each weight: what it is held in, and of what is trained masters, gradients and moments of
-    AdamW, at the peak of a step without activations (docs/cluster.md).
+    """Bytes per weight on a GPU: the weight, and for trained weights masters, gradients and AdamW moments, at the peak
+    of a step without activations (docs/cluster.md).
 
     >>> bytes_per_weight(RunConfig(), "policy"), bytes_per_weight(RunConfig(model={"dtype": "bfloat16"}), None)
     (16, 2)
@@ -181,7 +178,7 @@ def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
 
 
 def _of_ray(config: RunConfig, objective: Objective | None, left: int) -> int:
-    """GPUs that ranks and copies of the sampler take of those that are `left`."""
+    """GPUs among `left` that ranks and copies of the sampler take."""
     cluster = config.cluster
     ranks = cluster.learners if objective else 0
     copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers

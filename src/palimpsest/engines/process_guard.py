@@ -1,12 +1,12 @@
-"""Ends and removes what a run started on this machine, once whoever started it is gone, however it ended.
+"""Ends a run's processes on this machine and removes their files once the run's process has ended for any reason.
 
     python -m palimpsest.engines.process_guard MARK FOLDER...     until its standard input ends
 
-Guaranteed: processes whose environment has the mark are killed, then the folders removed, and the shared memory that
-those processes had (Linux); it outlives a SIGKILL of the process that started it. A guard that is killed is replaced
-while that process lives; where both are killed, the next guard that this user starts clears up after them.
-Not covered: a machine that goes down; processes on other machines; memory of a process that was there for less than
-`LOOK_S`; folders outside of /dev/shm and of temporary files, where both are killed.
+Guaranteed: processes whose environment has the mark are killed, then the folders and their shared memory (Linux) are
+removed; the guard outlives a SIGKILL of the process that started it. The process replaces a killed guard; if both are
+killed, the next guard of this user cleans up.
+Not covered: a machine that goes down; processes on other machines; shared memory of a process that lived less than
+`LOOK_S`; if both are killed, folders outside of /dev/shm and the temporary folder.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from pathlib import Path
 import psutil
 
 MARK = "PALIMPSEST_STARTED_BY"
-"""Variable of the environment that everything inherits which is started for a run."""
+"""Environment variable inherited by every process of a run."""
 ROUNDS = 50  # of 0.1 s: a process that is being killed may start another
 LOOK_S = 5.0  # between two looks at which shared memory there is: a process that crashes doesn't remove its own
 _MEMORY = Path("/dev/shm")
 _OWN = ("psm_", "sem.mp-", "torch_", "nccl-")
-"""Beginnings of what is for the processes of one owner alone."""
+"""Name prefixes of resources that belong to one owner's processes."""
 _CLAIM = ".claim"
-"""File in a guarded folder that holds the mark; locked while the process that started the guard lives."""
+"""File in a guarded folder that contains the mark; locked while the process that started the guard lives."""
 _FOLDERS = ("palimpsest-*", "pal-*")
-"""Patterns of the names of guarded folders, in shared memory and in the folder of temporary files."""
+"""Name patterns of guarded folders, in shared memory and in the temporary folder."""
 _PAUSE_S = 1.0  # between two replacements
 _MAPPED = re.compile(r" (\d+) +/dev/shm/", re.MULTILINE)  # the inode: a semaphore is mapped under another name
 
 
 class ProcessGuard:
-    """A guard process, replaced where it ends too early, and the claims to its folders."""
+    """A guard process, replaced if it ends too early, and the claims to its folders."""
 
     def __init__(self, mark: str, folders: Sequence[Path]) -> None:
         # -P: no file of the working folder shadows a module of the library
@@ -57,8 +57,8 @@ class ProcessGuard:
         threading.Thread(target=self._replace, name="palimpsest-guard", daemon=True).start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """In a session of its own, so that the interrupt of a terminal doesn't reach it."""
-        silent = subprocess.DEVNULL  # who reads the run's output must not wait for the guard
+        """Start in a new session, so that a terminal's interrupt doesn't reach it."""
+        silent = subprocess.DEVNULL  # readers of the run's output must not wait for the guard
         unmarked = {name: value for name, value in os.environ.items() if name != MARK}  # it would end itself
         return subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True, env=unmarked
@@ -71,12 +71,12 @@ class ProcessGuard:
                 if self._finished.is_set():
                     return
                 self.process = self._start()
-                warnings.warn(f"the guard process ended (status {ended}); another was started", stacklevel=2)
+                warnings.warn(f"the guard process ended (status {ended}); palimpsest started another", stacklevel=2)
             if self._finished.wait(_PAUSE_S):
                 return
 
     def finish(self) -> None:
-        """Have it clear up, and wait for it."""
+        """Let the guard clean up and wait for its end."""
         with self._changing:
             self._finished.set()
             if self.process.poll() is not None:  # killed just now
@@ -90,13 +90,13 @@ class ProcessGuard:
 
 
 def start(mark: str, folders: Sequence[Path]) -> ProcessGuard:
-    """Guard `folders` and what has the mark. What dead processes of this user left is removed first."""
+    """Guard `folders` and all marked processes. First remove leftovers of this user's dead processes."""
     _sweep()
     return ProcessGuard(mark, folders)
 
 
 def _claim(folder: Path, mark: str) -> int:
-    """Descriptor of the folder's claim, locked until this process ends. It appears with its lock and its mark."""
+    """Descriptor of the folder's claim, locked until this process ends. The file appears with lock and mark."""
     hidden = folder / f"{_CLAIM}-{os.getpid()}"
     claim = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(claim, fcntl.LOCK_EX)
@@ -106,7 +106,7 @@ def _claim(folder: Path, mark: str) -> int:
 
 
 def _sweep() -> None:
-    """Clear up where a process and its guard were both killed."""
+    """Clean up after processes that were killed together with their guard."""
     for folder in _claimed():
         with suppress(OSError), (folder / _CLAIM).open() as claim:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its process lives
@@ -116,7 +116,6 @@ def _sweep() -> None:
 
 
 def _claimed() -> Iterator[Path]:
-    """Guarded folders of this user, whether or not their process lives."""
     for parent in {_MEMORY, Path(tempfile.gettempdir())}:
         for folder in (path for name in _FOLDERS for path in parent.glob(name)):
             with suppress(OSError):
@@ -126,9 +125,9 @@ def _claimed() -> Iterator[Path]:
 
 
 def marked(mark: str, tracked: Iterable[psutil.Process] = ()) -> set[psutil.Process]:
-    """Processes started with the mark, those `tracked` as belonging to them, and what they started; zombies left out.
+    """Marked processes, the `tracked` ones and all their children, without zombies.
 
-    What was seen once is remembered: a process that names itself (vLLM's do) may overwrite its environment.
+    A process seen once stays tracked: setting a process title (vLLM does) may overwrite the environment.
     """
     processes: set[psutil.Process] = set()
     for process in {*tracked, *(candidate for candidate in psutil.process_iter() if _has(candidate, mark))}:
@@ -148,17 +147,16 @@ def _has(process: psutil.Process, mark: str) -> bool:
 
 
 def end(mark: str) -> None:
-    """Kill the processes started with the mark."""
     for process in marked(mark):
         with suppress(psutil.Error):
             process.kill()
 
 
 def memory_of(processes: Iterable[psutil.Process]) -> set[str]:
-    """Inodes of the shared memory that they have mapped."""
+    """Inodes of the shared memory that they map."""
     inodes: set[str] = set()
     for process in processes:
-        with suppress(OSError):  # it ended, or this is no Linux
+        with suppress(OSError):  # it ended, or this is not Linux
             inodes.update(_MAPPED.findall(Path(f"/proc/{process.pid}/maps").read_text()))
     return inodes
 

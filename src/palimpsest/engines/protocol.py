@@ -1,8 +1,8 @@
-"""What every other part knows of an engine: `Engine`, its `Sampler` and its `Learner`, and what passes between.
+"""Interface of engines: `Engine`, its `Sampler` and its `Learner`, and their data types.
 
-Everything that computes is awaited, and nothing an engine does may stop the event loop, on which episodes, judges and
-tools live. What these protocols don't name isn't used by anybody, so an engine is whatever satisfies them
-(docs/own-engine.md). `engines/open.py` opens the one that a configuration names.
+Computing methods are coroutines, and an engine must never block the event loop, which runs episodes, judges and tools.
+Callers use only these protocols, so any object that satisfies them is an engine (docs/own-engine.md). `engines/open.py`
+opens the engine of a configuration.
 
 Standard library only, so that any layer may name these types without importing torch.
 """
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
     from palimpsest.text.codec import Codec
 
 Objective = Literal["policy", "nll"]
-"""What a learner descends: the clipped policy gradient, or the negative log-likelihood of imitation."""
+"""Loss of a learner: the clipped policy gradient, or the negative log-likelihood of imitation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """What is known of an endpoint that samples for an engine, and how far its figures are exact."""
+    """An endpoint that samples for an engine, and which of its figures are exact."""
 
     url: str
     model: str
-    """Its name there."""
+    """The model's name there."""
     mode: str
     """tokens, completions or chat: how prompts reach it."""
     exact_prompt_ids: bool
-    """Whether it reads the very token ids that the policy built."""
+    """True if it reads exactly the token ids that the policy built."""
     exact_ids: bool
-    """Whether, besides, a reply's token ids are those that it sampled."""
+    """True if a reply also contains the sampled token ids."""
     logprobs: bool
-    """Whether it gives their log-probabilities; 0.0 stands for each where it doesn't."""
+    """True if it returns their log-probabilities; otherwise each is 0.0."""
     tokenizer: str
-    """The one that prompts are counted and cut by: a hash of it."""
+    """Hash of the tokenizer that counts and cuts prompts."""
     served: str = ""
-    """What it says of the model behind the name; "": nothing."""
+    """Its description of the model behind the name; "": none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine can take."""
+    """Limits of an engine."""
 
     vocab: int
-    """Token ids are below it."""
+    """Exclusive upper bound of token ids."""
     max_context: int
     """Longest prompt plus completion, and longest segment, in tokens."""
     concurrency: int = 64
-    """Requests that are worth having in flight at once."""
+    """Useful number of requests in flight."""
     note: str = ""
-    """What a user is to be told of them when work begins, that the window is less than the model's, say."""
+    """Note for the user at the start, e.g. that the window is smaller than the model's."""
     endpoint: Endpoint | None = None
-    """Where the model is somebody else's server."""
+    """Set if an endpoint samples."""
 
 
 # ---- sampling -----------------------------------------------------------------------------------------------
@@ -67,39 +67,39 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CompletionDelta:
-    """What a stream gives next: one or several tokens, or how the completion ended."""
+    """Next item of a stream: one or several tokens, or the end of the completion."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
-    """Nats, one for each of `token_ids`."""
+    """Nats, one per id in `token_ids`."""
     completion: Completion | None = None
-    """The whole of it: in the last delta, which has no tokens of its own, and in no other."""
+    """The whole completion: only in the last delta, which has no tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerStats:
-    """What a sampler has done since it was opened; every counter only grows."""
+    """Counters of a sampler since it was opened; none ever decreases."""
 
     requests: int = 0
-    """Requests begun."""
+    """Requests started."""
     failed: int = 0
     cancelled: int = 0
     generated_tokens: int = 0
     prompt_tokens: int = 0
-    """Tokens of the prompts of all requests begun."""
+    """Prompt tokens of all started requests."""
     computed_prompt_tokens: int = 0
-    """Those of them that were computed: the others were in the prefix cache."""
+    """Prompt tokens that were computed, not found in the prefix cache."""
     evicted_tokens: int = 0
-    """Tokens that left the prefix cache to make room."""
+    """Tokens evicted from the prefix cache."""
     steps: int = 0
-    """Calls of the model."""
+    """Model calls."""
     busy_s: float = 0.0
-    """Seconds spent computing, or, of servers, with a request in flight; summed over copies and servers."""
+    """Seconds of computing, or for servers with a request in flight; summed over copies and servers."""
 
 
 @dataclass
 class Counts:
-    """Those counters of `SamplerStats` that a sampler which asks servers keeps."""
+    """The counters of `SamplerStats` for samplers that query servers."""
 
     requests: int = 0
     failed: int = 0
@@ -110,7 +110,7 @@ class Counts:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Around one request."""
+        """Count one request."""
         self.requests += 1
         try:
             yield
@@ -123,7 +123,7 @@ class Counts:
 
 
 def check_prompt(prompt_ids: Sequence[int], max_tokens: int, *, vocab: int, max_context: int, reason: str = "") -> None:
-    """Refuse what no sampler can complete; `reason`: why its window is less than the model's.
+    """Reject prompts that no sampler can complete; `reason`: why the window is smaller than the model's.
 
     Raises PromptTooLong or SamplerError.
 
@@ -133,9 +133,9 @@ def check_prompt(prompt_ids: Sequence[int], max_tokens: int, *, vocab: int, max_
 or the budget
     """
     if not prompt_ids:
-        raise SamplerError("empty prompt: give at least one token")
+        raise SamplerError("empty prompt: pass at least one token")
     if max_tokens < 1:
-        raise SamplerError(f"max_tokens={max_tokens}: at least 1 is needed")
+        raise SamplerError(f"max_tokens={max_tokens}: set it to at least 1")
     if len(prompt_ids) + max_tokens > max_context:
         window = f"{max_context} ({reason})" if reason else str(max_context)
         raise PromptTooLong(
@@ -143,11 +143,11 @@ or the budget
             "the prompt or the budget"
         )
     if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab:
-        raise SamplerError(f"prompt holds an id outside the vocabulary of {vocab}: wrong tokenizer?")
+        raise SamplerError(f"prompt contains an id outside the vocabulary of {vocab}: wrong tokenizer?")
 
 
 class Sampler(Protocol):
-    """Tokens in, tokens out. Any number of requests may be in flight."""
+    """Completes prompts of tokens. Any number of requests may be in flight."""
 
     @property
     def max_context(self) -> int:
@@ -156,31 +156,31 @@ class Sampler(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimiser steps that the weights now sampled from have seen."""
+        """Optimiser steps taken by the weights in use."""
         ...
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
     ) -> Completion:
-        """Complete one prompt. Cancelling the caller frees what the request holds.
+        """Complete one prompt. Cancelling the caller frees the request's resources.
 
-        `session` is the same for the requests of one episode, and up to its last slash for those of a group, whose
-        prompts often begin alike; an engine with several replicas may send them to one. It changes no token.
-        Raises PromptTooLong if prompt and budget exceed `max_context`, SamplerError if the engine failed.
+        `session` is the same for all requests of an episode, and up to its last slash for all of a group, whose prompts
+        often share a prefix; an engine may route them to one replica. It changes no token. Raises PromptTooLong if
+        prompt and budget exceed `max_context`, SamplerError if the engine failed.
         """
         ...
 
     def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
     ) -> AsyncIterator[CompletionDelta]:
-        """`generate`, token by token: the same ids and log-probabilities, in deltas as they are sampled.
+        """Stream the same ids and log-probabilities as `generate`, in deltas as they are sampled.
 
-        Leaving the iteration early, by `aclose` or by cancelling the caller, frees what the request holds.
+        Leaving the iteration early, by `aclose` or by cancelling the caller, frees the request's resources.
         """
         ...
 
     async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
-        """[T] nats of each of `ids` [T], where it follows the prompt and those before it, at temperature 1.
+        """[T] nats of each of `ids` [T] after the prompt and its predecessors, at temperature 1.
 
         Raises as `generate` does.
         """
@@ -202,61 +202,60 @@ class TrainSegment:
     advantages: tuple[float, ...]
     """[T] advantage of each token; ignored where the loss mask is False."""
     weights: tuple[float, ...]
-    """[T] weight of each token's loss; the denominator of `agg_mode` is already in it, global over the optimiser
-    step, so the loss of a step is the plain sum of weight times token loss over all its segments."""
+    """[T] weight of each token's loss, which includes the denominator of `agg_mode`, global over the optimiser step: a
+    step's loss is the plain sum of weight times token loss over its segments."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """All segments of one optimiser step, and the metrics its maker wants logged beside the learner's."""
+    """All segments of one optimiser step, and metrics to log with the learner's."""
 
     segments: tuple[TrainSegment, ...]
     counts: Mapping[str, float] = field(default_factory=dict)
-    """Metrics that add up over the optimiser steps of a rollout batch."""
+    """Metrics summed over the optimiser steps of a rollout batch."""
     means: Mapping[str, float] = field(default_factory=dict)
-    """Metrics that are averaged over those steps that have them."""
+    """Metrics averaged over the steps that have them."""
     maxima: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of which the largest of the steps counts."""
+    """Metrics of which the maximum over steps is logged."""
     minima: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of which the smallest of the steps counts."""
+    """Metrics of which the minimum over steps is logged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
-    """What one optimiser step did.
+    """Statistics of one optimiser step.
 
-    Segments whose gradient is exactly 0 need not be computed, and then count nowhere here.
+    An engine may skip segments whose gradient is exactly 0; these are not counted.
     """
 
     loss: float = 0.0
-    """The step's; its denominators are in the segments' weights."""
+    """Loss of the step; the segments' weights include its denominators."""
     tokens: int = 0
     """Trained tokens."""
     segments: int = 0
     logical_tokens: int = 0
     """Tokens of the segments."""
     physical_tokens: int = 0
-    """Tokens computed: what segments share from their start counts once."""
+    """Computed tokens: a shared prefix counts once."""
     token_sums: Mapping[str, float] = field(default_factory=dict)
-    """Sums over the trained tokens, of which means over tokens are logged: ratio, kl, entropy, clip_fraction..."""
+    """Sums over the trained tokens, logged as means per token: ratio, kl, entropy, clip_fraction..."""
     maxima: Mapping[str, float] = field(default_factory=dict)
     """Largest values over the trained tokens, e.g. logprob_gap."""
     learning_rate: float | None = None
     grad_norm: float | None = None
-    """Before clipping; None where it was not finite."""
+    """Before clipping; None if not finite."""
     skipped: bool = False
-    """The gradient was not finite: it was dropped, the weights are as before, and `version` did not grow."""
+    """True if the gradient was not finite: the step was dropped, weights and `version` are unchanged."""
     skipped_total: int = 0
-    """Steps skipped since training began, resumed runs included."""
+    """Steps skipped since training started, including resumed runs."""
     seconds: float = 0.0
-    """Spent on the gradient."""
+    """Seconds spent on the gradient."""
     extra: Mapping[str, float] = field(default_factory=dict)
-    """Whatever else an engine wants logged; averaged over the steps that have it. Under `optim/`, or, with a slash in
-    its name, under that name."""
+    """Other metrics, averaged over the steps that have them. A name without a slash is logged under `optim/`."""
 
     @property
     def reuse(self) -> float:
-        """Segments' tokens for each computed one; 1 where nothing was computed."""
+        """Segments' tokens per computed token; 1 if none was computed."""
         return self.logical_tokens / self.physical_tokens if self.physical_tokens else 1.0
 
 
@@ -265,38 +264,38 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimiser steps taken; skipped ones don't count."""
+        """Optimiser steps taken, without skipped ones."""
         ...
 
     @property
     def limits(self) -> Limits: ...
 
     async def update(self, steps: Sequence[StepBatch]) -> Sequence[UpdateStats]:
-        """Take all optimiser steps of one rollout batch, in order; one `UpdateStats` for each.
+        """Take all optimiser steps of one rollout batch, in order; returns one `UpdateStats` per step.
 
-        Where the loss takes its old log-probabilities from the learner (`loss.old_logprobs=recompute`), those of all
-        `steps` are of the weights before the first. A non-finite gradient is skipped and counted, never applied.
+        With `loss.old_logprobs=recompute`, the old log-probabilities of all `steps` are of the weights before the first
+        step. A non-finite gradient is skipped and counted, never applied.
         """
         ...
 
     async def save(self, folder: Path) -> Mapping[str, str]:
         """Write weights and optimiser state into an existing folder, without pickle.
 
-        Returns the SHA-256, in hex, of every file written by its path relative to `folder` (`files.hashes` does).
+        Returns the hex SHA-256 of every written file, by its path relative to `folder` (`files.hashes` does).
         """
         ...
 
     async def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, bit for bit. Raises CheckpointError if it can't."""
+        """Restore a save bit for bit. Raises CheckpointError."""
         ...
 
     async def publish(self) -> int:
-        """Make the present weights the sampler's; returns the version now sampled from."""
+        """Give the current weights to the sampler; returns its new version."""
         ...
 
 
 class Engine(Protocol):
-    """A model that can be sampled from and, if it was opened for that, trained."""
+    """A model that can be sampled from and, if opened with an objective, trained."""
 
     @property
     def codec(self) -> Codec: ...
@@ -306,12 +305,12 @@ class Engine(Protocol):
 
     @property
     def learner(self) -> Learner | None:
-        """None where the engine was opened for sampling alone."""
+        """None if the engine was opened only for sampling."""
         ...
 
     @property
     def limits(self) -> Limits: ...
 
     async def close(self) -> None:
-        """Let go of threads, processes and devices. A second call does nothing."""
+        """Release threads, processes and devices. A second call does nothing."""
         ...

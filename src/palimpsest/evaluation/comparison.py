@@ -1,14 +1,13 @@
-"""Evaluations side by side: figures by task and length, differences problem by problem, changed configuration keys.
+"""Comparison of evaluations: figures by task and length, differences per problem, changed configuration keys.
 
-Problems are paired in cells of one set at one length. Two problems are the same if set, id, number of the draw, and a
-hash over question and golds are equal. A problem of the same name with another question or other golds is counted in
-`other_question` and never paired. `palimpsest compare` and its page show the results.
+Cells of one set at one length pair their problems. Two problems are the same if set, id, number of the draw, and a
+hash over question and golds are equal. A problem with the same id but another question or other golds is never paired;
+`other_question` counts it. `palimpsest compare` and its page show the results.
 
 Guaranteed: a difference covers exactly the problems that both sides graded; every sample of either side is in exactly
-one count: paired, ungraded, on that side alone, or of another question; `notes` says where the sides played different
-problems.
-Not covered: a correction of p for many comparisons; a test between more than two sides at once; a problem that has a
-document on one side alone.
+one count: paired, ungraded, only on that side, or of another question; `notes` reports sides with different problems.
+Not covered: a correction of p for many comparisons; a test between more than two sides; a problem that has a document
+on only one side.
 """
 
 from __future__ import annotations
@@ -34,14 +33,13 @@ from palimpsest.notes import Note
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A problem on which the two sides are worth something else."""
+    """A problem on which the values of the two sides differ."""
 
     cell: Cell
     id: str
     question: str
     golds: tuple[str, ...]
     first: str | None
-    """The first side's answer."""
     second: str | None
     first_value: float
     second_value: float
@@ -49,55 +47,54 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """What can be said of two sides, problem by problem."""
+    """Two sides compared problem by problem."""
 
     problems: int
-    """Paired, each once however often it was drawn: both sides graded one of its episodes at least."""
+    """Paired problems, counted once for any number of draws: both sides graded at least one of the episodes."""
     episodes: int
-    """Paired: draws of problems that both sides graded."""
+    """Paired draws, graded on both sides."""
     independent: int
-    """Clusters of the problems: those that share a question (at several lengths) or a document are one."""
+    """Clusters of the problems; a shared question (at several lengths) or document makes one cluster."""
     difference: Difference | None
-    """Second less first; None where nothing could be paired."""
+    """Second less first; None without pairs."""
     flips: tuple[Flip, ...]
-    """Where the values differ: what the second lost, then what it won, each in the order of the first side."""
+    """Problems whose values differ: losses of the second side, then gains, each in the order of the first side."""
     ungraded: int
-    """Episodes, as those below: of the same problem on both sides, without a grade on one of them at least."""
+    """Episodes (as below) of the same problem on both sides, with at least one grade missing."""
     only_first: int
     only_second: int
     other_question: int
-    """Of the same name on both sides, with another question or other golds: refused."""
+    """Same id on both sides, but another question or other golds: not paired."""
     other_document: int
-    """Paired, but another document was read."""
+    """Paired, with different documents."""
 
     @property
     def counted(self) -> str:
-        """What the difference is over, in words."""
+        """Text: the problems that the difference covers."""
         details = [f"{self.episodes} episodes"] if self.episodes != self.problems else []
         details += [f"{self.independent} independent"] if self.independent != self.problems else []
         return f"{self.problems} problems" + (f" ({', '.join(details)})" if details else "")
 
     @property
     def warning(self) -> str | None:
-        """What a reader of the difference has to know; None where both sides graded the same episodes."""
+        """Warning about the difference; None if both sides graded the same episodes."""
         counts = {
-            "episodes of problems that ask something else there, or have other golds: not paired": self.other_question,
+            "unpaired episodes of problems with another question or other golds": self.other_question,
             "episodes only on the first side": self.only_first,
             "episodes only on the second side": self.only_second,
             "episodes without a grade on one side": self.ungraded,
-            "episodes paired although they read another document": self.other_document,
+            "paired episodes with different documents": self.other_document,
         }
         warnings = [f"{count} {what}" for what, count in counts.items() if count]
         return "; ".join(warnings) or None
 
     def to_json(self, flips: int | None = None) -> dict[str, Any]:
-        """With the first `flips` flips, None: all."""
+        """All fields, with the first `flips` flips (None: all)."""
         values = asdict(self)
         return {**values, "flips": values["flips"][:flips], "flipped": len(self.flips), "warning": self.warning}
 
 
 def pair(first: Sequence[Sample], second: Sequence[Sample]) -> Pairing:
-    """Compare two sides' samples."""
     ours, theirs = _by_key(first), _by_key(second)
     both = [key for key in ours if key in theirs]
     same = [key for key in both if question_hash(ours[key]) == question_hash(theirs[key])]
@@ -139,46 +136,45 @@ def _flips(pairs: Sequence[tuple[Sample, Sample]]) -> tuple[Flip, ...]:
 
 
 REGRADED = "regraded"
-"""Key of an identity, and folder in an evaluation, of grades that were given later."""
+"""Key of an identity, and subfolder of an evaluation, for later grades."""
 RUN = "run."
-"""Stands before the keys of a run's configuration."""
+"""Prefix of a run's configuration keys."""
 _DRAWN = {"data.synthetic": "synthetic", "data.search": "synthetic_search"}
-"""How problems are drawn, by the source that draws them."""
+"""Section of the settings of each generated source."""
 _FOLLOW = ("weights", "model")
-"""What differs between two runs of one configuration because their seeds do."""
+"""Keys that follow from the seed of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of those that are compared."""
+    """One side of a comparison."""
 
     name: str
     samples: tuple[Sample, ...]
-    """The agent's, or several agents'."""
+    """Samples of the agents."""
     baselines: tuple[Sample, ...] = ()
-    """Of what was played beside it: figures of their own, in no difference over everything."""
+    """Samples of its baselines, with separate figures; the overall difference excludes them."""
     unreadable: int = 0
-    """Lines of its logs that can't be read."""
+    """Unreadable lines of its logs."""
     not_asked: int = 0
-    """Episodes in its logs of earlier calls, which the last one didn't ask for."""
+    """Episodes of earlier calls outside the last request."""
     settings: Mapping[str, Any]
     """Dotted key to value."""
 
     @property
     def seeds(self) -> dict[str, Any]:
-        """What it was seeded with, by key."""
         return {key: value for key, value in self.settings.items() if _is_seed(key)}
 
     @property
     def but_for_seeds(self) -> str:
-        """Its configuration without seeds, as a text that is equal for equal ones."""
+        """Configuration without seeds, as text: equal configurations have equal texts."""
         trained = any(key.startswith(RUN) for key in self.settings)
         left_out = _FOLLOW if trained else ()
         remaining = {key: value for key, value in self.settings.items() if key not in left_out and not _is_seed(key)}
         return json.dumps(remaining, sort_keys=True, default=str)
 
     def counts(self) -> dict[str, int]:
-        """Of its problems and episodes, baselines aside."""
+        """Counts of problems and episodes, without baselines."""
         ungraded = [sample for sample in self.samples if sample.value is None]
         without_gold = sum(sample.without_gold for sample in ungraded)
         return {
@@ -194,7 +190,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A cell over sides that differ by their seed alone."""
+    """A cell over sides that differ only by their seed."""
 
     cell: Cell
     sides: tuple[str, ...]
@@ -208,28 +204,27 @@ class Band:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """One or more sides; differences are against the first. Their names are unique."""
+    """One or more sides with unique names; differences are against the first side."""
 
     sides: tuple[Side, ...]
     titles: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """What players are called, where a side is a quickstart."""
+    """Display names of players, for quickstarts."""
 
     def label(self, cell: Cell) -> str:
-        """In words."""
+        """Display text of a cell."""
         return labelled(cell, cell.part, self.titles)
 
     def task(self, cell: Cell) -> str:
-        """What cells of one line are called."""
+        """Display name of the cells on one line of a plot."""
         return labelled(cell, cell.task, self.titles)
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """Those of any side, task by task, shorter ones first."""
         return tuple(sorted({cell for cells in self.samples.values() for cell in cells}, key=lambda cell: cell.order))
 
     @cached_property
     def samples(self) -> dict[str, dict[Cell, list[Sample]]]:
-        """Name of a side to cell to its samples there, those of baselines too."""
+        """Samples by side and cell, baselines included."""
         by_side: dict[str, dict[Cell, list[Sample]]] = {side.name: {} for side in self.sides}
         for side in self.sides:
             for sample in (*side.samples, *side.baselines):
@@ -238,7 +233,7 @@ class SideBySide:
 
     @cached_property
     def figures(self) -> dict[Cell, dict[str, EvalSummary]]:
-        """Cell to side's name to its figures; a side that didn't play it is not there."""
+        """Figures by cell and side, only for sides that have samples in the cell."""
         return {
             cell: {name: _summary(cell, by_cell[cell]) for name, by_cell in self.samples.items() if cell in by_cell}
             for cell in self.cells
@@ -246,13 +241,13 @@ class SideBySide:
 
     @cached_property
     def pairings(self) -> dict[str, Pairing]:
-        """Name of each further side to it less the first, over everything that both played but baselines."""
+        """Each further side less the first, over all shared problems, without baselines."""
         first, *rest = self.sides
         return {side.name: pair(first.samples, side.samples) for side in rest}
 
     @cached_property
     def cell_pairings(self) -> dict[Cell, dict[str, Pairing]]:
-        """The same, cell by cell, where both sides have it."""
+        """Pairings per cell that both sides have."""
         (_, first), *rest = self.samples.items()
         return {
             cell: {name: pair(first[cell], by_cell[cell]) for name, by_cell in rest if cell in by_cell}
@@ -262,12 +257,12 @@ class SideBySide:
 
     @cached_property
     def differs(self) -> dict[str, tuple[Any, ...]]:
-        """What is configured otherwise (`differing`)."""
+        """Different configuration values (`differing`)."""
         return differing([side.settings for side in self.sides])
 
     @cached_property
     def bands(self) -> tuple[Band, ...]:
-        """Cell by cell, over two or more sides that differ by their seeds alone."""
+        """Bands per cell, over two or more sides that differ only by their seeds."""
         groups: dict[str, list[Side]] = {}
         for side in self.sides:
             groups.setdefault(side.but_for_seeds, []).append(side)
@@ -284,11 +279,10 @@ class SideBySide:
 
     @cached_property
     def notes(self) -> tuple[Note, ...]:
-        """What a reader has to know beside the figures."""
         return (*self.side_notes(), *self.pairing_notes())
 
     def side_notes(self) -> Iterator[Note]:
-        """What of each side isn't in its accuracy."""
+        """Notes on samples outside a side's accuracy."""
         for side in self.sides:
             totals = side.counts()
             counts = {name: totals[name] for name in ("ungraded", "without_gold", "unreadable_lines") if totals[name]}
@@ -299,7 +293,7 @@ class SideBySide:
                 yield Note("side_episodes_not_requested", side=side.name, count=side.not_asked)
 
     def pairing_notes(self) -> Iterator[Note]:
-        """What the differences are over, where that isn't everything."""
+        """Notes on differences that do not cover everything."""
         first = self.sides[0].name
         for name, pairing in self.pairings.items():
             if not pairing.problems:
@@ -310,12 +304,12 @@ class SideBySide:
 
 
 AGENT = "agent"
-"""The player of an evaluation that has one policy."""
+"""Player of an evaluation with one policy."""
 
 
 def as_one_agent(samples: Iterable[Sample]) -> list[Sample]:
-    """`samples` with `AGENT` as the player of all that are no baseline's, if that is one policy: two policies are
-    compared on the same cells."""
+    """`samples` with `AGENT` as their only policy, so that two evaluations share cells; unchanged for several
+    policies."""
     rows = list(samples)
     if len({row.player for row in rows if not row.baseline}) > 1:
         return rows
@@ -323,21 +317,20 @@ def as_one_agent(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def cell_at_length(sample: Sample) -> Cell:
-    """The sample's cell, at the length of its document where no size was requested."""
+    """The sample's cell; the document's length replaces a missing size."""
     return sample.cell if sample.size is not None else replace(sample.cell, size=sample.length)
 
 
 def labelled(cell: Cell, words: str, titles: Mapping[str, str]) -> str:
-    """`words` on a part of the problems, with the player where it isn't the only agent; `titles`: what players are
-    called."""
+    """`words` with the player's display name from `titles`, omitted for the only agent."""
     if cell.player == AGENT and not cell.baseline:
         return words
     return f"{titles.get(cell.player, cell.player)}, {words}"
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    """[sides] values of every key of the configurations that isn't the same everywhere; None: not set. A key that some
-    sides don't have (an evaluation has no `run.train.lr`) is left out where the others have its default.
+    """Values [sides] of every configuration key that differs between sides; None: not set. Skips a key that some sides
+    lack (an evaluation has no `run.train.lr`) if the others have its default.
 
     >>> differing([{"seed": 0, "x": 1}, {"seed": 0, "x": 2, "y": 3}])
     {'x': (1, 2), 'y': (None, 3)}
@@ -354,11 +347,11 @@ def _is_compared(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 
 RunSettings = Callable[[Path], Mapping[str, Any] | None]
-"""A folder to the configuration of the run in it; None where it is no run's."""
+"""Maps a folder to its run's configuration; None without a run."""
 
 
 def settings_of_run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run is compared by.
+    """Settings by which a run is compared.
 
     >>> settings_of_run({"train": {"max_steps": 7}})
     {'run.train.max_steps': 7}
@@ -367,7 +360,7 @@ def settings_of_run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunSettings) -> dict[str, Any]:
-    """What an evaluation is compared by: its identity, the model it played, and the run that this is of.
+    """Settings by which an evaluation is compared: its identity, its model, and the configuration of the model's run.
 
     >>> settings_of_evaluation({"policies": {"a": {"name": "a"}}, "seed": 1}, None, lambda folder: None)
     {'seed': 1, 'policy.name': 'a'}
@@ -386,14 +379,14 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
 
 
 def _unused(identity: Mapping[str, Any]) -> list[str]:
-    """Settings of its own that an evaluation has no use for: of how training grades, and of other problems."""
+    """Keys that do not affect an evaluation: reward layers of training, and settings of other data sources."""
     data = identity.get("data")
     source = (data.get("val_files") or data.get("train_files")) if isinstance(data, Mapping) else None
     return [*(f"reward.{key}" for key in LAYERS), *(key for key, drawing in _DRAWN.items() if source != drawing)]
 
 
 def _with_one_policy(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """With the one policy that was played under `policy`: its keys are then those of another's."""
+    """Moves a single policy to the key `policy`, so that its keys compare with another policy's."""
     policies = identity.get("policies")
     if not isinstance(policies, dict) or len(policies) != 1:
         return dict(identity)
@@ -402,7 +395,7 @@ def _with_one_policy(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _and_parents(model: Path) -> Iterable[Path]:
-    """A run, or the run of a checkpoint."""
+    """Candidate run folders of a model: a run, or the run of a checkpoint."""
     return (model, *list(model.parents)[:2])
 
 

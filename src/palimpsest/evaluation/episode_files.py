@@ -3,11 +3,11 @@
 The format is that of a run's record with its index (rollout/trajectory_file.py), one frame per episode, written before
 its line in samples.jsonl. `group_id` is NAME/ID of the sample, `rollout` its draw.
 
-Guaranteed: the file never exceeds its limit and holds whole episodes; the first episode without room, or a disk error,
-ends the record with one message, and the evaluation continues; a killed process leaves at most one torn frame, which is
-cut off before the next write, and an index that is written again then; a replayed episode is written again, whatever
-its new value, and its last frame counts; only the process that holds the log (sample_log.py) writes.
-Not covered: the order of episodes, which is that in which they end; power loss.
+Guaranteed: the file never exceeds its limit and contains only whole episodes; the first episode without room, or a
+disk error, ends the record with one message, and the evaluation continues; a killed process leaves at most one torn
+frame, and the next writer truncates it and rebuilds the index; a repeated episode adds a frame, and its last frame
+counts; only the process that locked the log (sample_log.py) writes.
+Not covered: the order of episodes (they are stored as they end); power loss.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from palimpsest.types import Grade, Group, Problem, Trajectory
 
 EPISODES = "episodes.jsonl.zst"
 Selection = Literal["wrong", "all"]
-"""Which episodes: those whose value is below 1 or that have none, or all."""
+"""Episodes to record: all, or wrong ones (value below 1 or ungraded)."""
 MOST_BYTES = 64_000_000
-"""Of a record of wrong episodes."""
+"""Limit of a record of wrong episodes."""
 EpisodeKey = tuple[str, int]
 """Group id and rollout."""
 
 
 class EpisodeFile:
-    """The record of one evaluation. It is opened by the first episode, which only the holder of the log plays."""
+    """Record of one evaluation, opened by the first episode. Only the process that locked the log may use it."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class EpisodeFile:
         on_end: Callable[[str], None] | None = None,
         tokenizer: str | None = None,
     ) -> None:
-        """`on_end`: called once when the file is full. `tokenizer`: `Codec.digest` of the one that ids are of."""
+        """`on_end`: called once when the file is full. `tokenizer`: `Codec.digest` of the tokenizer of the ids."""
         self.path = folder / EPISODES
         self._selection, self._on_end = selection, on_end
         self._tokenizer = tokenizer
@@ -65,7 +65,7 @@ class EpisodeFile:
         self._full = False
 
     def add(self, problem: Problem, trajectory: Trajectory, grade: Grade, key: tuple[Key, ...] = ()) -> None:
-        """Write an episode and its line of the index, if it is to be kept and has room. `key`: of its group's draws."""
+        """Write an episode and its index line, if it is selected and fits. `key`: seed key of its group."""
         if self._held is None:
             self._held = _recover_frames(self.path)
         episode_key = (trajectory.group_id, trajectory.rollout)
@@ -80,11 +80,11 @@ class EpisodeFile:
             return
         if self._written(frame, size):
             self._held.add(episode_key)
-            with suppress(OSError), index_of(self.path).open("ab") as file:  # what it lacks, the frames say
+            with suppress(OSError), index_of(self.path).open("ab") as file:  # a missing line is rebuilt from the frames
                 file.write(index_lines([group], frame, size))
 
     def _written(self, frame: bytes, size: int) -> bool:
-        """Whether it stands behind the first `size` bytes. An error of the disk ends the record, not the evaluation."""
+        """Append `frame` at `size` and return whether that worked. A disk error ends the record, not the evaluation."""
         try:
             with self.path.open("ab") as file:
                 file.write(frame)
@@ -96,21 +96,19 @@ class EpisodeFile:
         return True
 
     def _end(self, note: Note) -> None:
-        """Take no more episodes, and tell why."""
         self._full = True
         if self._on_end is not None:
             self._on_end(note)
 
 
 def read_episodes(path: Path) -> Recording:
-    """The record of an evaluation: a group a problem with its draws, in the order in which problems first ended. Raises
-    DataError."""
+    """The record of an evaluation: one group per problem, in the order of first ended episodes. Raises DataError."""
     recording = read_groups(path)
     return Recording(merged(recording.groups), recording.torn, recording.tokenizers)
 
 
 def first_episodes(path: Path, most_bytes: int = 4 << 20) -> tuple[Group, ...]:
-    """What the whole frames in the first bytes of a record hold, a group a problem; nothing where there is none."""
+    """Groups in the whole frames of a record's first bytes, one per problem; empty without a record."""
     try:
         with path.open("rb") as file:
             data = file.read(most_bytes)
@@ -121,12 +119,12 @@ def first_episodes(path: Path, most_bytes: int = 4 << 20) -> tuple[Group, ...]:
         try:
             groups += groups_in(path, zstandard.decompress(data[start:end]))
         except (zstandard.ZstdError, DataError):
-            break  # damaged: what follows isn't told either
+            break  # damaged: later frames are skipped too
     return merged(groups)
 
 
 def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
-    """One group a group id, of each rollout the last, in the order of rollouts."""
+    """One group per group id, with the last episode of each rollout, in the order of rollouts."""
     last: dict[str, Group] = {}
     played: dict[str, dict[int, tuple[Trajectory, Grade]]] = {}
     for group in groups:
@@ -141,8 +139,7 @@ def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
 
 
 def _recover_frames(path: Path) -> set[EpisodeKey]:
-    """The episodes that the file holds, of which the index is written again; what follows the last whole frame is cut
-    off."""
+    """Keys of the episodes in the file; truncates it after the last whole frame and rebuilds the index."""
     data = path.read_bytes() if path.exists() else b""
     held, valid_end, index = set[EpisodeKey](), 0, list[bytes]()
     for start, end in frame_spans(data):
@@ -150,7 +147,7 @@ def _recover_frames(path: Path) -> set[EpisodeKey]:
             rows = list(map(orjson.loads, zstandard.decompress(data[start:end]).splitlines()))
             held |= {(row["group_id"], row["rollout"]) for row in rows}
         except (zstandard.ZstdError, orjson.JSONDecodeError, LookupError, TypeError):
-            break  # damaged: nothing behind it can be read either
+            break  # damaged: later frames are unreadable too
         with suppress(ValueError):
             index.append(index_line(data[start:end], start, rows))
         valid_end = end

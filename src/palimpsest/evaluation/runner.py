@@ -1,10 +1,10 @@
-"""Evaluation runner: plays every problem as often as requested, grades, logs each episode, summarises.
+"""Evaluation runner: runs the episodes of every problem, grades and logs each episode, summarises.
 
-Guaranteed: every problem is counted (see `summary`); at most `concurrency` episodes are in flight, and with those not
-recorded yet at most twice as many; a document of a file is read when its episode starts, so memory does not grow with
-the number of problems; a rerun on the same folder plays only problems without a grade; results do not depend on the
-order in which episodes end; the first sample of a problem is the same for any number of samples; a logged episode never
-counts for a problem whose question, golds or document changed since.
+Guaranteed: every problem is counted (see `summary`); at most `concurrency` episodes are in flight, and at most twice
+as many including unrecorded ones; a document of a file is read when its episode starts, so memory does not grow with
+the number of problems; a rerun on the same folder runs only problems without a grade; results do not depend on the
+order in which episodes end; the first sample of a problem is the same for any number of samples; a logged episode
+never counts for a problem whose question, golds or document changed since.
 Not covered: changes of a problem's metadata.
 """
 
@@ -40,25 +40,24 @@ Samples = Mapping[SampleKey, Sample]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Problems of one cell, to be played by one policy."""
+    """Problems of one cell and the policy that runs them."""
 
     cell: Cell
     policy: MemoryPolicy
     problems: Sequence[Problem]
     samples: int = 1
-    """Episodes of each problem; the draws of each are its own."""
+    """Episodes per problem, each with separate random draws."""
     fits_window: int | None = None
-    """Problems of its part whose document fits the model's window whole; None where that wasn't looked at."""
+    """Problems of the part whose document fits the model's window; None: unknown."""
     part_problems: int | None = None
-    """Problems of its part, where it plays only some of them."""
+    """Problems of the part, if this entry has only some of them."""
 
     @property
     def keys(self) -> Iterator[SampleKey]:
-        """Those of its samples."""
         return ((self.cell, problem.id, draw) for problem in outlines(self.problems) for draw in range(self.samples))
 
     def longest_first(self) -> tuple[int, int]:
-        """Sort key: by the document of its first problem, or by the question where there is none, longest first."""
+        """Sort key: length of the first problem's document, or of its question without a document, longest first."""
         first = self.problems[0] if self.problems else None
         if first is None:
             return 0, 0
@@ -67,21 +66,20 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What the episodes of an evaluation have in common."""
+    """Settings that all episodes of an evaluation share."""
 
     sampler: Sampler
     codec: Codec
     grader: Grades
     sampling: SamplingConfig
     key: tuple[Key, ...]
-    """The draws of an episode are keyed by (*key, title of the cell, problem, number of the sample, turn)."""
+    """Random draws of an episode are keyed by (*key, title of the cell, problem, number of the sample, turn)."""
     timeout_s: float | None = None
     retries: int = 2
     measure: Measure | None = None
     roles: Roles | None = None
-    """That turns may have."""
     episodes: EpisodeFile | None = None
-    """Where episodes are written token for token."""
+    """Record of episodes, token for token."""
 
 
 async def play_entries(
@@ -94,13 +92,13 @@ async def play_entries(
     on_sample: OnSample | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> Samples:
-    """The sample of every problem, those that the log in `out` held already included.
+    """Run the missing episodes and return the sample of every problem, including those already in the log in `out`.
 
-    All entries share one pool of at most `concurrency` episodes. Those with the longest documents begin first, so that
-    short episodes fill the batch next to them.
+    All entries share one pool of at most `concurrency` episodes. The longest documents start first, so that short
+    episodes fill the batch next to them.
 
-    Raises DataError if two problems of a cell share an id, RunError if `out` belongs to another evaluation, or holds
-    episodes of data that changed since.
+    Raises DataError if two problems of a cell share an id, RunError if `out` contains another evaluation, or episodes
+    of data that changed since.
     """
     _refuse_repeated(entries)
     entries = sorted(entries, key=Entry.longest_first)
@@ -124,7 +122,7 @@ async def play_entries(
 
 
 Job = tuple[Entry, Problem, int]
-"""An episode to be played: of which entry, which problem, which sample of it."""
+"""Entry, problem and number of the sample of an episode to run."""
 
 
 def _jobs(entries: Sequence[Entry], finished: Samples) -> Iterator[Job]:
@@ -137,7 +135,7 @@ def _jobs(entries: Sequence[Entry], finished: Samples) -> Iterator[Job]:
 
 
 class _Records:
-    """What ended, recorded an episode at a time, so that nobody's next request waits for more than that."""
+    """Records ended episodes one at a time, so that no request waits longer than one recording."""
 
     def __init__(self, arena: Arena, finish: OnSample | None) -> None:
         self.samples: dict[SampleKey, Sample] = {}
@@ -146,7 +144,7 @@ class _Records:
         """None: a worker has no more."""
 
     async def run(self, workers: int, room: asyncio.Semaphore) -> None:
-        """Until so many workers have no more; makes room for an episode with each."""
+        """Record until all `workers` have finished; every recorded episode frees a slot of `room`."""
         while workers:
             episode = await self.ended.get()
             if episode is None:
@@ -154,10 +152,9 @@ class _Records:
                 continue
             self._record(episode)
             room.release()
-            await asyncio.sleep(0)  # whatever has come meanwhile goes first
+            await asyncio.sleep(0)  # lets waiting requests run first
 
     def rest(self) -> None:
-        """Record what still lies there."""
         while not self.ended.empty():
             if (episode := self.ended.get_nowait()) is not None:
                 self._record(episode)
@@ -172,8 +169,7 @@ class _Records:
 async def _play_all(
     jobs: Iterator[Job], arena: Arena, concurrency: int, finish: OnSample | None
 ) -> dict[SampleKey, Sample]:
-    """Workers draw from one iterator: a place freed by a short episode is taken at once. However this ends, no episode
-    that was graded is lost."""
+    """Run jobs in `concurrency` workers that share one iterator. Graded episodes are recorded even on an error."""
     records, room = _Records(arena, finish), asyncio.Semaphore(2 * concurrency)
 
     async def worker() -> None:
@@ -212,7 +208,7 @@ async def _play_one(entry: Entry, problem: Problem, draw: int, arena: Arena) -> 
 
 
 def _recorded(episode: Ended, arena: Arena) -> Sample:
-    """Write an episode where episodes are written, and say what it comes to."""
+    """Write the episode to the record, if there is one, and return its sample."""
     played, texts = (episode.problem, episode.trajectory, episode.grade), GroupTexts(arena.codec)
     if arena.episodes is not None:
         arena.episodes.add(*played, (*arena.key, episode.cell.title))
@@ -220,7 +216,6 @@ def _recorded(episode: Ended, arena: Arena) -> Sample:
 
 
 def summaries_of(entries: Sequence[Entry], samples: Samples) -> list[EvalSummary]:
-    """The figures of each entry."""
     return [
         summarise(
             entry.cell,
@@ -239,10 +234,10 @@ def _refuse_repeated(entries: Sequence[Entry]) -> None:
     for (cell, problem), times in occurrences.items():
         if times > 1:
             where = f"problem {problem} occurs {times} times in {cell.part}"
-            raise DataError(f"{where}: give every problem an id of its own")
+            raise DataError(f"{where}: use unique ids")
     for cell, times in cells.items():
         if times > 1:
-            raise DataError(f"{times} evaluations are called {cell.title}: give each a name of its own")
+            raise DataError(f"{times} evaluations are called {cell.title}: use unique names")
 
 
 # ---- Log line of an episode ----------------------------------------------------------------------------------
@@ -250,7 +245,7 @@ def _refuse_repeated(entries: Sequence[Entry]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One that was played and graded."""
+    """An episode that ran and was graded."""
 
     cell: Cell
     problem: Problem
@@ -259,14 +254,13 @@ class Ended:
 
 
 def _reason(trajectory: Trajectory, grade: Grade) -> str:
-    """Why there is no grade, with the error of an episode that was lost to one."""
+    """Reason for the missing grade, with the error of a failed episode."""
     reason = grade.reason or str(trajectory.outcome)
     error = None if trajectory.outcome.gradable else failure(trajectory)
     return reason if error is None else f"{reason} ({error})"
 
 
 def sample_of(episode: Ended, measures: Mapping[str, float], texts: GroupTexts) -> Sample:
-    """The line of the log."""
     problem, trajectory, grade = episode.problem, episode.trajectory, episode.grade
     memory = last_memory(trajectory, texts)
     return Sample(
@@ -293,7 +287,7 @@ def sample_of(episode: Ended, measures: Mapping[str, float], texts: GroupTexts) 
 
 
 def _questions(problem: Problem, trajectory: Trajectory, grade: Grade) -> list[dict[str, Any]]:
-    """What was asked, is right, was answered, and is worth (None where the episode is ungraded)."""
+    """Rows of a problem's questions: question, golds, answer and value (None if ungraded)."""
     pairs = by_question(problem, trajectory)
     return [
         {
@@ -307,7 +301,7 @@ def _questions(problem: Problem, trajectory: Trajectory, grade: Grade) -> list[d
 
 
 def _length(problem: Problem) -> int | None:
-    """Chunks or documents; a file may use these names for something else."""
+    """Number of chunks or documents; ignores metadata of other types under these names."""
     counts = (problem.metadata.get(key) for key in ("chunks", "num_docs"))
     return next((count for count in counts if type(count) is int), None)
 
@@ -316,7 +310,7 @@ def _length(problem: Problem) -> int | None:
 
 
 def refuse_changed_data(folder: Path, entries: Sequence[Entry], finished: Samples) -> None:
-    """Raise RunError where `finished` holds an episode of another question, other golds or another document."""
+    """Raise RunError if `finished` contains an episode with another question, other golds or another document."""
     counts = {"questions": 0, "golds": 0, "documents": 0}
     first, played = None, 0
     digests: dict[tuple[int, int], str | None] = {}
@@ -336,7 +330,7 @@ def refuse_changed_data(folder: Path, entries: Sequence[Entry], finished: Sample
 
 
 def _changes(sample: Sample, problem: Problem, document: str | None) -> list[str]:
-    """The parts of `problem` that `sample` did not play."""
+    """Parts of `problem` that differ from the logged `sample`."""
     questions = [(row["question"], row["answers"]) for row in sample.questions] or [(sample.question, sample.answers)]
     was = {"questions": [question for question, _ in questions], "golds": [list(golds) for _, golds in questions]}
     now = {
@@ -347,13 +341,13 @@ def _changes(sample: Sample, problem: Problem, document: str | None) -> list[str
 
 
 def _logged(text: str) -> str:
-    """As a line of the log has it: lone surrogates are replaced."""
+    """Text as the log stores it, with lone surrogates replaced."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _changed_data_message(folder: Path, counts: dict[str, int], played: int, first: str) -> str:
     changes = ", ".join(f"{part} of {count}" for part, count in counts.items() if count)
     return (
-        f"{folder}: the data changed since its episodes were played ({changes} of {played} episodes, problem {first} "
-        f"the first): give another --out, or --force to move the folder aside and play again"
+        f"{folder}: the data changed after its episodes ran ({changes} of {played} episodes, first problem: {first}): "
+        f"use another --out, or --force to rename the folder and start over"
     )

@@ -1,12 +1,12 @@
 """Evaluation log: `samples.jsonl` with one line per episode, identity, last request (`asked.json`).
 
-A later call may request less than an earlier one: fewer samples or problems, other lengths. Earlier episodes stay in
-the log, so that none is played twice. All figures are of the last request: summary.json, `--regrade`, `compare`, the
-viewer. `asked.json` is written before a call's first episode, so that the episodes of a killed call count.
+A later call may request less than an earlier one: fewer samples or problems, other lengths. The log retains earlier
+episodes, so that none runs twice. All figures cover the last request: summary.json, `--regrade`, `compare`, the
+viewer. A call writes `asked.json` before its first episode, so that the episodes of a killed call count.
 
-Guaranteed: a killed process loses at most the episodes in flight; a torn last line is cut off and its episode played
-again; a line that is unreadable, has a wrong checksum or holds no sample is ignored and counted; two processes can't
-write to one log; a log is continued only under the identity (model, policy, data...) with which it started.
+Guaranteed: a killed process loses at most the episodes in flight; a torn last line is truncated and its episode runs
+again; unreadable lines, wrong checksums and lines without a sample are ignored and counted; two processes cannot write
+to one log; a log accepts only the identity (model, policy, data...) with which it started.
 Not covered: power loss (lines are flushed to the system, not to the disk), network file systems; a folder without
 `asked.json`, whose whole log counts.
 """
@@ -40,32 +40,32 @@ from palimpsest.types import Outcome
 SAMPLES = "samples.jsonl"
 IDENTITY = "evaluation.json"
 SUMMARY = "summary.json"
-"""Figures of an evaluation, and of a quickstart."""
+"""Figures of an evaluation or of a quickstart."""
 CHECKSUM = "crc32"
-"""Of a line's other fields, under this name beside them."""
+"""Key of the checksum over a line's other fields."""
 _LARGEST = 2**53
-"""Beyond it a number in a line is damage: no count and no reward is that large."""
+"""A larger number in a line means damage: no count and no reward is that large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Problems of one set at one size, and who plays them."""
+    """Problems of one set at one size, with their player."""
 
     set: str
-    """Name of a data file, its path where two have the same name, `synthetic` or `synthetic_search`."""
+    """Name of a data file, its path if two have the same name, `synthetic` or `synthetic_search`."""
     size: int | None
-    """As requested, in `unit`; None: as the data has it."""
+    """Requested size in `unit`; None: the size of the data."""
     unit: str | None
-    """`documents` (per context of a file), `chunks` (per generated document) or `objectives` (questions per problem);
-    None: unknown."""
+    """`documents` (per context), `chunks` (per generated document), `objectives` (questions per problem) or None:
+    unknown."""
     player: str
-    """Name of the policy, of a trained baseline or of a baseline."""
+    """Name of the policy or baseline."""
     baseline: bool = False
-    """Whether it is compared with the agent."""
+    """True if the player is a baseline."""
 
     @property
     def part(self) -> str:
-        """Set and size in words.
+        """Text of set and size.
 
         >>> Cell("dev", 50, "documents", "recall").part, Cell("synthetic", 1, "chunks", "recall").part
         ('dev, 50 documents', '1 chunk')
@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Player and part in words; unique.
+        """Unique text of player and part.
 
         >>> Cell("dev", None, None, "closed book", baseline=True).title
         'closed book, dev'
@@ -88,7 +88,7 @@ class Cell:
 
     @property
     def task(self) -> str:
-        """The set's name without the size, where that is in it: files of one task at several sizes.
+        """Name of the set without the size: shared by files of one task at several sizes.
 
         >>> Cell("eval_50", 50, None, "recall").task, Cell("eval_50_hard", 50, None, "recall").task
         ('eval', 'eval__hard')
@@ -109,7 +109,7 @@ Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
 
 
 class AskedQuestion(BaseModel, extra="forbid", strict=True):
-    """Form of one of several questions of a problem."""
+    """Schema of one of several questions of a problem."""
 
     question: str
     answers: list[str]
@@ -133,60 +133,57 @@ class Sample:
     unit: str | None = None
     player: str
     baseline: bool = False
-    """The `Cell` that it belongs to; (cell, id, draw) is unique."""
+    """With the fields above, the `Cell` of the sample; (cell, id, draw) is unique."""
     id: str
     question: str
     answers: tuple[str, ...]
     answer: str | None
     """Text of the answer turn."""
     memory: str | None
-    """The last memory (metrics/reading_trace.py); None where the policy has none."""
+    """The last memory (metrics/reading_trace.py); None for policies without one."""
     outcome: str
     value: Number | None
     """None: ungraded, for `reason`."""
     reason: str | None
     length: Count | None
-    """Documents or chunks of this context, where the data says so."""
+    """Documents or chunks of this context, if the data states it."""
     turns: Count
     prompt_tokens: Count
-    """Summed over turns: what the model read."""
     sampled_tokens: Count
     metrics: dict[str, Number] = field(default_factory=dict)
     """The grade's breakdown."""
     measures: dict[str, Number] = field(default_factory=dict)
-    """What the caller measured on the trajectory besides, e.g. copy fidelity."""
+    """Further measures of the trajectory, e.g. copy fidelity."""
     events: dict[str, Count] = field(default_factory=dict)
-    """Kind of event to number."""
+    """Number of events per kind."""
     questions: list[Annotated[dict[str, Any], AfterValidator(_valid_question)]] = field(default_factory=list)
-    """Where the problem asks several, of each `question`, `answers` (its golds), `answer` and `value`."""
+    """For a problem with several questions: `question`, `answers` (golds), `answer` and `value` of each."""
     document: str | None = None
-    """Fingerprint of what was read: samples that share it aren't independent. None: nothing."""
+    """Fingerprint of the document; samples that share it are dependent. None: no document."""
     draw: Count = 0
-    """Which of several samples of the problem, from 0."""
+    """Number of the sample within its problem, from 0."""
 
     @property
     def cell(self) -> Cell:
-        """Its part of the evaluation, and who played it."""
         return Cell(self.set, self.size, self.unit, self.player, self.baseline)
 
     @property
     def key(self) -> SampleKey:
-        """Cell, id of its problem, which sample of it."""
         return self.cell, self.id, self.draw
 
     @property
     def group_id(self) -> str:
-        """That of its episode in the record."""
+        """Group id of its episode in the record."""
         return group_id(self.cell, self.id)
 
     @property
     def without_gold(self) -> bool:
-        """Whether nothing could grade it, as a question it asks has no gold."""
+        """True if a question lacks a gold, so that no grader can grade the sample."""
         return not self.answers or not all(question["answers"] for question in self.questions)
 
     @property
     def is_final(self) -> bool:
-        """Whether playing it again would bring no grade that it hasn't."""
+        """True if another run of the episode cannot add a grade."""
         return self.value is not None or (self.without_gold and Outcome(self.outcome).gradable)
 
     @property
@@ -196,22 +193,22 @@ class Sample:
 
 
 def group_id(cell: Cell, problem: str) -> str:
-    """Group id under which the episodes of a problem are recorded."""
+    """Group id of a problem's episodes in the record."""
     return f"{cell.title}/{problem}"
 
 
 class SampleLog:
-    """An open log. `finished` holds what earlier runs graded, or no run can grade; the others are played again."""
+    """An open log. `finished` contains the final samples of earlier calls; other episodes run again."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any] | None = None) -> None:
         """Open or create the log in `folder`.
 
-        Raises RunError if another process writes to it or it was begun under another identity.
+        Raises RunError if another process writes to it or it has another identity.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / SAMPLES
         self.warnings: list[str] = []
-        """What a user should know about the log."""
+        """Warnings for the user."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             _lock(self._file, self.path)
@@ -223,15 +220,14 @@ class SampleLog:
             raise
         self.finished = {sample.key: sample for sample in samples if sample.is_final}
         if unreadable:
-            self.warnings.append(f"{self.path}: {unreadable} unreadable lines; their episodes are played again")
+            self.warnings.append(f"{self.path}: {unreadable} unreadable lines; their episodes run again")
         if changed and self.finished:
             self.warnings.append(
-                f"{folder}: its episodes were played under other versions or on another machine ({changed}): the rest "
-                "may round differently"
+                f"{folder}: earlier episodes ran with other versions or on another machine ({changed}); the rest may "
+                "round differently"
             )
 
     def append(self, sample: Sample) -> None:
-        """Write one line."""
         line = encoded(sample)
         with files.naming(self.path):
             while line:
@@ -250,16 +246,12 @@ class SampleLog:
 
 
 def encoded(sample: Sample) -> bytes:
-    """A line of the log."""
     values = asdict(sample)
     return _json({**values, CHECKSUM: zlib.crc32(_json(values))}) + b"\n"
 
 
 def read_samples(path: Path) -> tuple[list[Sample], int]:
-    """The samples of a finished or torn log, and how many lines could not be read.
-
-    Of an episode that was played more than once the last line counts.
-    """
+    """Samples of a finished or torn log, and the number of unreadable lines. An episode's last line counts."""
     return _parse(path.read_bytes())
 
 
@@ -293,8 +285,8 @@ def _sample(line: bytes) -> Sample | None:
 
 
 def _recover(file: int) -> tuple[list[Sample], int]:
-    """Cut a torn last line off and read the rest."""
-    with open(file, "rb", closefd=False) as stream:  # one `os.pread` gives no more than 2 GiB
+    """Truncate a torn last line and read the rest."""
+    with open(file, "rb", closefd=False) as stream:  # one `os.pread` returns at most 2 GiB
         data = stream.read()
     complete = data[: data.rfind(b"\n") + 1]
     if len(complete) < len(data):
@@ -303,7 +295,7 @@ def _recover(file: int) -> tuple[list[Sample], int]:
 
 
 def set_aside_other(folder: Path, identity: Mapping[str, Any]) -> Path | None:
-    """Rename a log that was begun under another identity to `NAME.old-1`, `.old-2`...; None if there is no such."""
+    """Rename a log with another identity to `NAME.old-1`, `.old-2`...; None if there is none."""
     if not (folder / IDENTITY).exists():
         return None
     theirs = _identity(folder)
@@ -321,16 +313,16 @@ def refuse_in_use(folder: Path) -> None:
 
 
 def _lock(file: int, path: Path) -> None:
-    """Hold the log for as long as `file` is open. The kernel gives it back when the process dies."""
+    """Lock the log for as long as `file` is open. The kernel releases the lock when the process dies."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RunError(f"{path} is being written by another process: wait for it, or give another --out") from None
+        raise RunError(f"another process writes to {path}: wait for it, or use another --out") from None
 
 
 def _claim(folder: Path, identity: Mapping[str, Any]) -> str | None:
-    """Write the identity and what the log is made with, or compare both with those that are there; in words where the
-    latter differs."""
+    """Write the identity and provenance of a new log, or compare them with the existing ones. Returns differences of
+    the provenance as text. Raises RunError if the identity differs."""
     path = folder / IDENTITY
     mine = _as_read(identity)
     if not path.exists():
@@ -338,37 +330,36 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> str | None:
         return None
     theirs = _identity(folder)
     if theirs is None:
-        raise RunError(f"{path} is not readable: give another --out, or --force to begin again")
+        raise RunError(f"{path} is not readable: use another --out, or --force to start over")
     if differs := difference(theirs, mine):
-        raise RunError(f"{folder} holds another evaluation ({differs}): give another --out, or --force to begin again")
+        raise RunError(f"{folder} contains another evaluation ({differs}): use another --out, or --force to start over")
     was = (read_object(path) or {}).get(MADE_WITH)
     return differences(was, provenance()) if isinstance(was, dict) else None
 
 
 def logs_below(run: Path, name: str = SAMPLES) -> dict[str, Path]:
-    """The files of a name that the evaluations of a quickstart keep in its run, by EVALUATION.SHARD; those that were
-    set aside (`.old-1`) are left out."""
+    """Files named `name` in the evaluations of a quickstart run, by EVALUATION.SHARD; skips renamed ones (`.old-1`)."""
     paths = sorted(run.glob(f"evaluations/*/*/{name}"))
     return {f"{path.parent.parent.name}.{path.parent.name}": path for path in paths if ".old-" not in path.parent.name}
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """The identity a log was begun under, empty where there is none. Raises RunError for one that can't be read."""
+    """Identity of the log in `folder`, empty without one. Raises RunError if it is unreadable."""
     if not (folder / IDENTITY).exists():
         return {}
     if (identity := _identity(folder)) is None:
-        raise RunError(f"{folder / IDENTITY}: can't be read as JSON, so what was played isn't known; restore it")
+        raise RunError(f"{folder / IDENTITY} is not valid JSON, so its settings are unknown: restore the file")
     return identity
 
 
 def _identity(folder: Path) -> dict[str, Any] | None:
-    """The identity a log was begun under, None if it can't be read. What it was made with is no part of it."""
+    """Identity of the log without its provenance; None if it is unreadable."""
     identity = read_object(folder / IDENTITY)
     return None if identity is None else {key: value for key, value in identity.items() if key != MADE_WITH}
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None where there is none, or none that can be read."""
+    """The object in a JSON file; None if it is missing or unreadable."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -377,12 +368,11 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def _as_read(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """As it comes back from the file: tuples are lists."""
     return dict(json.loads(json.dumps(identity)))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file by rename: readers see the old or the new one, never half."""
+    """Write a JSON file by rename, so that readers never see half of it."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     files.write_file(path, text.encode("utf-8", "replace"))
 
@@ -395,32 +385,30 @@ REQUESTED = "asked.json"
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """What a log holds."""
-
     samples: list[Sample]
-    """Those that were asked for last."""
+    """Samples of the last request."""
     not_asked: int = 0
-    """Episodes of earlier calls, which the last one didn't ask for."""
+    """Episodes of earlier calls outside the last request."""
     unreadable: int = 0
     """Lines."""
     missing: int = 0
-    """Episodes that were asked for last and have not ended."""
+    """Requested episodes that have not ended."""
 
     def notes(self, folder: Path) -> list[Note]:
-        """What a reader of its figures has to know."""
+        """Notes on the figures."""
         counts = {"lines_unreadable": self.unreadable, "episodes_not_requested": self.not_asked}
         counts["episodes_missing"] = self.missing
         return [Note(code, folder=str(folder), count=count) for code, count in counts.items() if count]
 
 
 def write_request(folder: Path, requested: Iterable[tuple[Cell, int, Iterable[str]]]) -> None:
-    """Say what a call asks for: cells, episodes per problem, ids of the problems."""
+    """Write the request of a call: cells, episodes per problem, ids of the problems."""
     rows = [{**asdict(cell), "samples": samples, "problems": list(problems)} for cell, samples, problems in requested]
     files.write_file(folder / REQUESTED, json.dumps(rows, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
 def read_log(folder: Path) -> Logged:
-    """The log in `folder`. Raises OSError, and RunError where what was asked for can't be read."""
+    """The log in `folder`. Raises OSError, and RunError if the request is unreadable."""
     samples, unreadable = read_samples(folder / SAMPLES)
     requested = _read_requested(folder / REQUESTED)
     if requested is None:
@@ -430,7 +418,7 @@ def read_log(folder: Path) -> Logged:
 
 
 def _read_requested(path: Path) -> dict[tuple[Cell, str], int] | None:
-    """Episodes by cell and id of the problem; None where nothing says so."""
+    """Episodes by cell and problem id; None without a request."""
     try:
         rows = [(row.pop("samples"), row.pop("problems"), row) for row in json.loads(files.read_regular(path))]
         requested = {(Cell(**cell), problem): count for count, problems, cell in rows for problem in problems}
@@ -440,4 +428,4 @@ def _read_requested(path: Path) -> dict[tuple[Cell, str], int] | None:
     except FileNotFoundError:
         return None
     except (files.NoRegularFile, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise RunError(f"{path}: can't be read, so what was asked for isn't known; run palimpsest eval again") from None
+        raise RunError(f"{path} is not readable, so the last request is unknown: run palimpsest eval again") from None

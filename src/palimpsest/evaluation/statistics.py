@@ -1,22 +1,23 @@
 """Confidence intervals and significance tests for figures of evaluations.
 
     wilson              right or wrong, independent: score interval of a share (Wilson 1927)
-    clustered_wilson    fractions, clusters: the same, of an effective number of values (Kish 1965; Korn, Graubard 1998)
-    bootstrap           means of anything: percentile interval over resampled clusters (Efron 1979)
-    cluster_error       standard error of a mean whose values come in clusters (Liang and Zeger 1986; Miller 2411.00640)
-    paired              difference of two evaluations on the same problems, with its interval and p
+    clustered_wilson    fractions, clusters: Wilson's for an effective number of values (Kish 1965; Korn, Graubard 1998)
+    bootstrap           means of any values: percentile interval over resampled clusters (Efron 1979)
+    cluster_error       standard error of a mean of clustered values (Liang and Zeger 1986; Miller 2411.00640)
+    paired              difference of two evaluations on the same problems, with interval and p
     paired_interval     right or wrong, pairwise: adjusted Wald interval of the difference (Bonett and Price 2012)
-    sign_flip           anything, pairwise: two-sided p by flipping the signs of clusters (Fisher 1935)
+    sign_flip           any values, pairwise: two-sided p by flipping the signs of clusters (Fisher 1935)
     mcnemar             right or wrong, pairwise: exact two-sided p of the flips (McNemar 1947)
 
-A cluster is a group of dependent values: several questions on one document, several samples of one problem. An interval
-that ignores clusters is too narrow.
+A cluster is a group of dependent values: several questions on one document, several samples of one problem. An
+interval that ignores clusters is too narrow.
 
 Axes: N values, G clusters, R resamples.
 
-Guaranteed: draws are keyed by the resampled values, so that equal values give the same interval on every machine,
-whatever the clusters are called; work is vectorised, with memory for at most `_BLOCK` draws.
-Not covered: clusters in clusters; few clusters of values outside 0 to 1 (below about 10 a bootstrap is too narrow).
+Guaranteed: equal values give the same interval on every machine, regardless of the names of clusters; work is
+vectorised, with memory for at most `_BLOCK` draws.
+Not covered: nested clusters; fewer than about 10 clusters of values outside 0 to 1, for which a bootstrap is too
+narrow.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from palimpsest.seeding import derive_seed
 Z = 1.959964  # 95%
 RESAMPLES = 2000
 FLIPS = 10_000
-FEW = 10  # clusters that differ: below it a paired bootstrap draws none of them too often
-_ENUMERATED = 12  # clusters whose every pattern of signs is tried
-_BLOCK = 4_000_000  # draws held at once
+FEW = 10  # clusters that differ; with fewer, too many resamples contain none of them
+_ENUMERATED = 12  # up to this many clusters, every pattern of signs is tried
+_BLOCK = 4_000_000  # draws in memory at a time
 
 Floats = npt.NDArray[np.float64]
 Clusters = Sequence[Hashable]
-"""[N] what each value belongs to."""
+"""[N] cluster of each value."""
 
 
 def wilson(successes: float, n: float) -> tuple[float, float]:
-    """Wilson's 95% score interval of a proportion (Wilson 1927); it stays sensible at 0 and at 1.
+    """Wilson's 95% score interval of a proportion (Wilson 1927), sensible at 0 and 1 too.
 
     >>> [round(x, 3) for x in wilson(10, 10)]
     [0.722, 1.0]
@@ -58,16 +59,15 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
 
 
 def clustered_wilson(values: Sequence[float], clusters: Clusters) -> tuple[float, float]:
-    """Wilson's 95% interval of the mean of `values` [N] in 0..1, fractions included, that come in clusters.
+    """Wilson's 95% interval of the mean of clustered `values` [N] in 0..1, fractions included.
 
-    It is that of N/D independent right-or-wrong values. The design effect D (Kish 1965; Franco et al. 2019) is the
-    cluster-robust variance over m(1 - m), the variance of right-or-wrong values with the same mean m; it is below 1 for
-    fractions, which vary less. D is shrunk to that of clusters whose values are all equal with the weight of Z**2
-    values, as Wilson's centre is to a half: where all values are alike, and little is known of D, it is nearly that.
-    Clusters never make D smaller than it is without them. N/D is multiplied by the squared ratio of Student's quantiles
-    for N and for so many clusters (Korn and Graubard 1998), which matters where clusters are few.
+    The interval is Wilson's for N/D independent right-or-wrong values. The design effect D (Kish 1965; Franco et al.
+    2019) is the cluster-robust variance over m(1 - m), the variance of right-or-wrong values with the same mean m.
+    Fractions vary less, so their D is below 1. D is shrunk towards the D of clusters with equal values, with the
+    weight of Z**2 values, as Wilson's centre is shrunk towards 0.5. Clusters never decrease D. N/D is multiplied by
+    the squared ratio of Student's quantiles for N and for G (Korn and Graubard 1998), which matters for few clusters.
 
-    One cluster shows nothing of how clusters differ: its interval is 0 to 1.
+    One cluster contains no information on variation between clusters: its interval is 0 to 1.
 
     >>> [round(end, 3) for end in clustered_wilson([0.5] * 32, range(32))]
     [0.403, 0.597]
@@ -93,9 +93,9 @@ def clustered_wilson(values: Sequence[float], clusters: Clusters) -> tuple[float
 
 @cache
 def student(freedom: float) -> float:
-    """97.5% quantile of Student's t with `freedom` degrees, a fraction or a whole number, taken as 1 to 10,000.
+    """97.5% quantile of Student's t with `freedom` degrees, clipped to 1..10,000; fractions are allowed.
 
-    By Student's angle: t is sqrt(freedom) tan(angle), and the angle's density is cos(angle)**(freedom - 1).
+    t is sqrt(freedom) tan(angle), and the density of the angle is cos(angle)**(freedom - 1).
 
     >>> [round(student(freedom), 3) for freedom in (1, 2, 7, 23, 1e9)]
     [12.706, 4.303, 2.365, 2.069, 1.96]
@@ -107,7 +107,7 @@ def student(freedom: float) -> float:
 
 
 def independent(clusters: Clusters) -> float:
-    """How many independent values clusters of one mind are worth: their number where they are of one size (Kish 1965).
+    """Effective number of independent values, if all values of a cluster are equal (Kish 1965).
 
     >>> independent("aabbcc"), independent("abbbbbbb")
     (3.0, 1.28)
@@ -117,7 +117,7 @@ def independent(clusters: Clusters) -> float:
 
 
 def bootstrap(values: Sequence[float], clusters: Clusters | None = None) -> tuple[float, float]:
-    """Percentile bootstrap, 95%, of the mean of `values` [N]; with `clusters`, these are resampled whole.
+    """95% percentile bootstrap of the mean of `values` [N]; resamples whole `clusters` if given.
 
     >>> bootstrap([0.5, 0.5, 0.5])
     (0.5, 0.5)
@@ -130,7 +130,7 @@ def bootstrap(values: Sequence[float], clusters: Clusters | None = None) -> tupl
 def cluster_error(values: Sequence[float], clusters: Clusters) -> float | None:
     """Standard error of the mean of `values` [N], robust to any dependence within a cluster; None for one cluster.
 
-    The sandwich estimator with the factor G/(G-1). Where every value is a cluster of its own it is the usual one.
+    The sandwich estimator with the factor G/(G-1); the usual standard error if every cluster has one value.
 
     >>> round(cluster_error([1, 1, 0, 0], "aabb"), 3), round(cluster_error([1, 1, 0, 0], "abcd"), 3)
     (0.5, 0.289)
@@ -146,27 +146,28 @@ def cluster_error(values: Sequence[float], clusters: Clusters) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of two evaluations, the second less the first, over the problems that both graded."""
+    """Second evaluation less the first, over the problems that both graded."""
 
     mean: float
     low: float
     high: float
-    """Ends of the 95% interval: Bonett and Price's where `test` is mcnemar or fewer than `FEW` clusters differ, else a
-    paired bootstrap."""
+    """Ends of the 95% interval: Bonett and Price's for mcnemar or below `FEW` differing clusters, otherwise a
+    bootstrap."""
     p: float
-    """Two-sided: how often chance alone would make a difference so large."""
+    """Two-sided probability that chance makes a difference at least this large."""
     test: str
-    """mcnemar (exact), or sign_flip where values are fractions or problems come in clusters."""
+    """mcnemar (exact), or sign_flip for fractions and for clustered problems."""
     better: int
-    """Problems on which the second is worth more."""
+    """Problems with a higher value in the second evaluation."""
     worse: int
 
 
 def paired(first: Sequence[float], second: Sequence[float], clusters: Clusters | None = None) -> Difference:
-    """What the second evaluation has over the first; `first` and `second` are [N], of the same problems in one order.
+    """Difference of two evaluations, second less first; `first` and `second` are [N], values of the same problems in
+    one order.
 
-    Right-or-wrong values of independent problems are tested by McNemar's exact test, with an interval that stays
-    sensible for few flips, where a bootstrap's is too narrow; others by flipping the signs of whole clusters.
+    McNemar's exact test compares right-or-wrong values of independent problems, with an interval that stays sensible
+    for few flips. Sign flips of whole clusters test other values.
 
     >>> difference = paired([0.0] * 8 + [1.0] * 2, [1.0] * 8 + [0.0] * 2)
     >>> difference.mean, difference.test, round(difference.p, 4), difference.better, difference.worse
@@ -188,7 +189,8 @@ def paired(first: Sequence[float], second: Sequence[float], clusters: Clusters |
 def paired_interval(better: int, worse: int, n: int) -> tuple[float, float]:
     """95% interval of the difference of two shares over the same n problems, from the flips each way.
 
-    Wald's with a flip added each way (Bonett and Price 2012, Journal of Educational and Behavioral Statistics 37).
+    Wald's interval with one flip added each way (Bonett and Price 2012, Journal of Educational and Behavioral
+    Statistics 37).
 
     >>> [round(end, 3) for end in paired_interval(7, 1, 21)]
     [0.013, 0.508]
@@ -199,10 +201,10 @@ def paired_interval(better: int, worse: int, n: int) -> tuple[float, float]:
 
 
 def _interval_of_changes(change: Floats, clusters: Clusters | None) -> tuple[float, float]:
-    """95% interval of the mean of differences [N] in [-1, 1]: a bootstrap over clusters where enough of them differ.
+    """95% interval of the mean of differences [N] in [-1, 1]: a bootstrap over clusters if enough of them differ.
 
-    Where few do, or all are alike, it is too narrow, down to no width: then Bonett and Price's of whole clusters, with
-    one more that wins everything and one that loses everything.
+    A bootstrap is too narrow for few clusters that differ or for equal clusters. Their interval is Bonett and Price's
+    for whole clusters, with one added cluster that wins everything and one that loses everything.
     """
     sums, counts = _by_cluster(change, clusters)
     means = sums / counts
@@ -216,7 +218,7 @@ def _interval_of_changes(change: Floats, clusters: Clusters | None) -> tuple[flo
 
 
 def mcnemar(better: int, worse: int) -> float:
-    """Exact two-sided p of so many flips one way and the other, if each way were as likely.
+    """Exact two-sided p of `better` and `worse` flips, if both directions are equally likely.
 
     >>> mcnemar(0, 0), mcnemar(5, 0), mcnemar(3, 3)
     (1.0, 0.0625, 1.0)
@@ -230,10 +232,11 @@ def mcnemar(better: int, worse: int) -> float:
 
 
 def sign_flip(change: Sequence[float], clusters: Clusters | None = None) -> float:
-    """Two-sided p of a mean of paired differences [N]: how often it is as far from 0 if each cluster's sign were drawn.
+    """Two-sided p of a mean of paired differences [N]: share of random signs of clusters that give a mean as far from
+    0.
 
-    Fisher's randomisation test (1935), over every pattern of signs where there are few clusters, else over `FLIPS`
-    drawn ones. It asks nothing of the differences but that either side could as well have been the other.
+    Fisher's randomisation test (1935), over every pattern of signs for few clusters, otherwise over `FLIPS` random
+    patterns. It only assumes that the two sides are exchangeable.
 
     >>> sign_flip([1.0] * 5), sign_flip([1.0, -1.0]), sign_flip([0.0, 0.0])
     (0.0625, 1.0, 1.0)
@@ -253,7 +256,7 @@ def sign_flip(change: Sequence[float], clusters: Clusters | None = None) -> floa
 
 
 def _by_cluster(values: Floats, clusters: Clusters | None) -> tuple[Floats, Floats]:
-    """([G] sums, [G] counts), clusters in the order in which they come."""
+    """([G] sums, [G] counts), clusters in order of appearance."""
     if clusters is None:
         return values, np.ones_like(values)
     places: dict[Hashable, int] = {}
@@ -265,7 +268,7 @@ def _by_cluster(values: Floats, clusters: Clusters | None) -> tuple[Floats, Floa
 
 
 def _resampled_means(values: Floats, clusters: Clusters | None) -> Floats:
-    """[R] means of as many clusters as there are, drawn with replacement."""
+    """[R] means of G clusters drawn with replacement."""
     sums, counts = _by_cluster(values, clusters)
     groups = len(sums)
     rng = np.random.default_rng(derive_seed("bootstrap", groups))

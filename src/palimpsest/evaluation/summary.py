@@ -1,10 +1,10 @@
 """Evaluation summary: accuracy with its interval, by length; pass@k, clusters and seeds.
 
-Every problem is in a summary. Graded problems are in the denominator of `accuracy`, whatever their answer (an empty one
-is wrong, not missing). Ungraded ones (sampler failed, timed out...) are in `ungraded` with the reason. Samples that
-share a document or answer one question form a cluster, which intervals take into account.
+Every problem is in a summary. The denominator of `accuracy` contains all graded problems (an empty answer is wrong,
+not missing). `ungraded` counts the others (sampler failed, timed out...) with the reason. Samples that share a
+document or answer one question form a cluster, and intervals take clusters into account.
 
-Guaranteed: cluster membership is transitive; samples of a log without documents are clustered by question alone.
+Guaranteed: cluster membership is transitive; without documents in the log, only questions form clusters.
 Not covered: documents that overlap without being equal.
 """
 
@@ -30,16 +30,16 @@ from palimpsest.notes import Note
 
 
 def question_hash(sample: Sample) -> str:
-    """Of what is asked and what counts as right: two evaluations may be paired where it is the same."""
+    """Hash of questions and golds; samples of two evaluations may be paired if it is equal."""
     questions = [[question["question"], question["answers"]] for question in sample.questions]
     encoded = json.dumps([sample.question, list(sample.answers), questions]).encode()
     return hashlib.blake2b(encoded, digest_size=8).hexdigest()
 
 
 def clusters_of(samples: Sequence[Sample]) -> list[int]:
-    """[samples] the cluster of each, numbered as they come.
+    """[samples] cluster of each, numbered by first appearance.
 
-    A question is the same one at another length, and in another sample of it, where id, text and golds are.
+    Samples of one question have equal id, text and golds, at any length and draw.
     """
     parents = list(range(len(samples)))
 
@@ -63,12 +63,12 @@ def clusters_of(samples: Sequence[Sample]) -> list[int]:
 
 
 RIGHT = 1.0
-"""The value of a sample that passes; a fractional reward passes where it is whole."""
+"""Value of a sample that passes; fractions do not pass."""
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Unbiased probability that one of k samples is right, from n of which `right` are (Chen et al. 2021,
-    arXiv 2107.03374, equation 1): 1 - C(n - right, k) / C(n, k).
+    """Unbiased probability that one of k samples is right, given `right` of n (Chen et al. 2021, arXiv 2107.03374,
+    equation 1): 1 - C(n - right, k) / C(n, k).
 
     >>> pass_at_k(4, 1, 2), pass_at_k(4, 0, 4), pass_at_k(4, 4, 1)
     (0.5, 0.0, 1.0)
@@ -77,8 +77,7 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 
 def passes(samples: Iterable[Sample], drawn: int) -> dict[str, float]:
-    """Mean pass@k over problems, by k: 1, 2, 4... and `drawn`. A problem with fewer than k graded samples is not in it;
-    empty where each problem was drawn once."""
+    """Mean pass@k over problems with k or more graded samples, for k = 1, 2, 4... and `drawn`; empty if that is 1."""
     if drawn < 2:
         return {}
     problems = _by_problem(samples)
@@ -92,13 +91,12 @@ def passes(samples: Iterable[Sample], drawn: int) -> dict[str, float]:
 
 
 def disagreement(samples: Iterable[Sample], drawn: int) -> float | None:
-    """Share of the problems with two graded samples at least whose samples are worth different values."""
+    """Share of problems with different values among their graded samples, over problems with at least two."""
     several = [values for values in _by_problem(samples) if len(values) > 1]
     return fmean(len(set(values)) > 1 for values in several) if drawn > 1 and several else None
 
 
 def _by_problem(samples: Iterable[Sample]) -> Sequence[list[float]]:
-    """The values of each problem's graded samples."""
     values: dict[tuple[Cell, str], list[float]] = {}
     for sample in samples:
         if sample.value is not None:
@@ -110,12 +108,12 @@ def _by_problem(samples: Iterable[Sample]) -> Sequence[list[float]]:
 
 
 BINS = 5
-"""Of a document, by which accuracy is told apart."""
+"""Bins of the evidence position within a document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A mean over graded problems with its 95% interval; None where nothing was graded."""
+    """Mean over graded problems with its 95% interval; None without graded problems."""
 
     mean: float | None
     low: float | None
@@ -124,8 +122,6 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class LengthSummary:
-    """The part of an evaluation whose documents have one length."""
-
     length: int | None
     problems: int
     graded: int
@@ -135,77 +131,74 @@ class LengthSummary:
 
 @dataclass(frozen=True, slots=True)
 class PositionSummary:
-    """The part of an evaluation whose evidence lies in one fifth of the document."""
+    """Figures of the problems whose evidence is in one fifth of the document."""
 
     start: float
     end: float
-    """Shares of the document's length."""
+    """Start and end as shares of the document's length."""
     graded: int
     accuracy: Score
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSummary:
-    """The figures of one policy on one part of the problems."""
+    """Figures of one policy on one part of the problems."""
 
     cell: Cell
     problems: int
     graded: int
-    """Episodes: as many as problems, or so many samples of each."""
+    """Episodes: `samples` per problem."""
     ungraded: int
     accuracy: Score
-    """Over graded episodes; those of one problem are a cluster."""
+    """Over graded episodes; episodes of one problem form a cluster."""
     metrics: dict[str, float]
-    """Mean over graded problems of each part of the breakdown."""
+    """Mean of each part of the breakdown over graded problems."""
     measures: dict[str, float]
-    """Mean over the problems that have it."""
+    """Mean of each measure over the problems that have it."""
     outcomes: dict[str, int]
     ungraded_reasons: dict[str, int]
     lengths: tuple[LengthSummary, ...]
     tokens_per_document: float
-    """Mean tokens processed: prompt and sampled tokens of all calls, prefixes counted each time they are read."""
+    """Mean tokens processed: prompt and sampled tokens of all calls, prefixes counted per call."""
     turns_per_document: float
     documents_cut: int = 0
-    """Problems of whose document the policy left something out: it was longer than its options or the window take."""
+    """Problems with a document longer than the policy's options or the window allow, so that the policy cut it."""
     samples: int = 1
-    """Episodes of each problem."""
     pass_at: dict[str, float] = field(default_factory=dict)
-    """Unbiased pass@k by k, where problems have several samples."""
     disagreement: float | None = None
-    """Share of problems whose samples are worth different values."""
     answer_chars: float | None = None
-    """Median length of the answers, thinking included; None where there are none."""
+    """Median length of the answers in characters, with thinking; None without answers."""
 
     clusters: int = 0
-    """Documents or questions that the graded problems come from, where several share one: what the interval counts."""
+    """Clusters of the graded problems by shared document or question; the interval counts clusters."""
     interval: str = "wilson"
-    """Kind of the interval of `accuracy`: wilson, or bootstrap where a value is outside 0 to 1."""
+    """Kind of the interval of `accuracy`: wilson, or bootstrap for values outside 0 to 1."""
 
     tokens_per_correct: float | None = None
-    """Tokens processed in all episodes, over the number of right answers, of fractional grades their sum; None where
-    none is right, or a grade is outside 0 to 1."""
+    """Tokens processed in all episodes per right answer (fractional grades: per unit of their sum); None without a
+    right answer or with a grade outside 0 to 1."""
     by_evidence: tuple[PositionSummary, ...] = ()
-    """[5] by where the first piece of evidence lies; empty where the data names none."""
+    """[5] by position of the first piece of evidence; empty if the data has no evidence."""
     by_last_evidence: tuple[PositionSummary, ...] = ()
-    """[5] by where the last piece lies; empty where that is the first one, of every problem."""
+    """[5] by position of the last piece; empty if every problem has its evidence in one position."""
 
     fits_window: int | None = None
-    """Problems of its part whose document fits the model's window whole; None where that wasn't looked at."""
+    """Problems of the part whose document fits the model's window; None: unknown."""
     part_problems: int | None = None
-    """Problems of its part, where only some of them were played."""
+    """Problems of the part, if only some of them ran."""
 
     @property
     def by_length(self) -> tuple[int, float]:
-        """Sort key from short to long: the longest document, then the tokens read where the data says no length."""
+        """Sort key from short to long: the longest document, then the tokens processed."""
         return max((summary.length or 0 for summary in self.lengths), default=0), self.tokens_per_document
 
     @property
     def measures_reading(self) -> bool:
-        """Whether every document fits the window, so that no memory is needed."""
+        """True if every document fits the window, so that the agent needs no memory."""
         return not self.cell.baseline and self.fits_window == self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """As summary.json has it: the cell's fields and these."""
+        """Row of summary.json: the cell's fields and these."""
         values = asdict(self)
         return {**values.pop("cell"), **values, **({"measures_reading": True} if self.measures_reading else {})}
 
@@ -218,7 +211,7 @@ def summarise(
     fits_window: int | None = None,
     part_problems: int | None = None,
 ) -> EvalSummary:
-    """Figures of `drawn` samples of each problem of a cell. The order of `samples` does not matter."""
+    """Figures of `drawn` samples per problem of a cell, in any order."""
     rows = sorted(samples, key=lambda s: (s.id, s.draw))
     graded = [s for s in rows if s.value is not None]
     lengths = sorted({s.length for s in rows}, key=lambda length: (length is None, length or 0))
@@ -253,14 +246,14 @@ def summarise(
 
 
 def by_player(summaries: Sequence[EvalSummary], players: Iterable[str] = ()) -> tuple[EvalSummary, ...]:
-    """`players` in their order, then others as they come; each from short to long."""
+    """Summaries of `players` in their order, then of others; each from short to long."""
     names = dict.fromkeys([*players, *(summary.cell.player for summary in summaries)])
     order = {player: index for index, player in enumerate(names)}
     return tuple(sorted(summaries, key=lambda summary: (order[summary.cell.player], summary.by_length)))
 
 
 def interval_notes(rows: Mapping[str, EvalSummary]) -> list[Note]:
-    """A line that names the rows with a bootstrap's interval, where other rows of the table have Wilson's."""
+    """A note on the rows with a bootstrap interval, if other rows have Wilson's."""
     kinds = {name: summary.interval for name, summary in rows.items() if summary.graded}
     if len(set(kinds.values())) < 2:
         return []
@@ -269,17 +262,16 @@ def interval_notes(rows: Mapping[str, EvalSummary]) -> list[Note]:
 
 
 def accuracy_of(samples: Sequence[Sample]) -> Score:
-    """Mean value of those that have one. Samples that share a document or a question count as a cluster."""
+    """Mean value of the graded samples, clustered by shared document or question."""
     graded = [(sample, sample.value) for sample in samples if sample.value is not None]
     return score([value for _, value in graded], clusters_of([sample for sample, _ in graded]))
 
 
 def score(values: Sequence[float], clusters: Clusters | None = None) -> Score:
-    """Mean and 95% interval: Wilson's, of an effective number of values where they are fractions or come in clusters.
+    """Mean and 95% interval: Wilson's, with an effective number of values for fractions and clusters.
 
-    `clusters`: [values] what each belongs to. Values outside 0 to 1, which only a custom reward gives, have a
-    percentile bootstrap over clusters. One cluster shows nothing of the others: 0 to 1, and no interval for values
-    outside.
+    `clusters`: [values] cluster of each. Values outside 0 to 1, possible with custom rewards, have a percentile
+    bootstrap over clusters. One cluster has the interval 0 to 1, or none for values outside.
 
     >>> score([1.0, 1.0, 1.0, 0.0])
     Score(mean=0.75, low=0.3006, high=0.9544)
@@ -304,7 +296,7 @@ def score(values: Sequence[float], clusters: Clusters | None = None) -> Score:
 
 
 def tokens_per_correct(samples: Sequence[Sample]) -> float | None:
-    """What a right answer costs; episodes without a grade cost, too."""
+    """Tokens per right answer; the tokens of ungraded episodes count too."""
     values = [sample.value for sample in samples if sample.value is not None]
     if not values or not all(0.0 <= value <= 1.0 for value in values) or not sum(values):
         return None
@@ -312,7 +304,8 @@ def tokens_per_correct(samples: Sequence[Sample]) -> float | None:
 
 
 def by_position(samples: Sequence[Sample], measure: str) -> tuple[PositionSummary, ...]:
-    """Accuracy by the fifth of the document in which `measure`, a share of its length, lies; empty if none has it."""
+    """Accuracy by the fifth of the document with position `measure` (a share of the length); empty without
+    positions."""
     bins: list[list[Sample]] = [[] for _ in range(BINS)]
     for sample in samples:
         if (position := sample.measures.get(measure)) is not None:
@@ -335,7 +328,6 @@ def _length_summary(length: int | None, rows: Sequence[Sample]) -> LengthSummary
 
 
 def _problems(rows: Iterable[Sample]) -> int:
-    """How many problems these are samples of."""
     return len({sample.id for sample in rows})
 
 
@@ -344,7 +336,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _means(rows: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Mean of each key over the rows that hold it."""
     columns: dict[str, list[float]] = {}
     for row in rows:
         for key, value in row.items():
@@ -363,9 +354,9 @@ T_975 = (
 
 
 def student(values: Sequence[float | None]) -> Score:
-    """The mean of shares from 0 to 1 with its interval, which is cut to them.
+    """Mean of shares in 0..1 with Student's interval, clipped to 0..1.
 
-    Equal values have no interval, for they tell nothing of the spread; with a value missing there is no mean either.
+    Equal values have no interval, since their spread is unknown. A missing value leaves no mean either.
 
     >>> score = student([0.9, 1.0, 0.95])
     >>> [round(score.mean, 3), round(score.low, 3), score.high]

@@ -1,1 +1,1 @@
-"""Memory policies: each decides what the next prompt is, and nothing else."""
+"""Memory policies: each builds the prompts of an episode."""

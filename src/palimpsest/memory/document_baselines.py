@@ -1,16 +1,16 @@
-r"""Baselines without a memory: the question alone, or with as much of the document as the window takes.
+r"""Baselines without a memory: the question with as much of the document as fits, or without the document.
 
     full_context      drops the middle of a document that does not fit (as the published direct baselines do)
     sliding_window    reads its last `window_tokens` only
     passages          ranks passages of the document by the words of the question (BM25), reads the first that fit, in
                       the order of the document
-    closed_book       the question alone, in one call; the problem's document is never read
+    closed_book       reads the question only, in one call
 
 A model that is right under `closed_book` knew the answer. Only the margin over this baseline measures reading, so
-`palimpsest eval` plays it with every agent.
+`palimpsest eval` runs it with every agent.
 
-Prompt sets: `standard` and `short` ask for \boxed{}, `final` and `short_final` for what `reward.name=final_answer`
-reads.
+Prompt sets: `standard` and `short` request \boxed{}, `final` and `short_final` the form that
+`reward.name=final_answer` reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from palimpsest.types import Outcome, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectPrompts(PromptSet):
-    """The text of a policy that asks once."""
+    """Texts of a policy with one prompt."""
 
     answer: Annotated[str, Slots("question", "document")] = ""
 
@@ -51,10 +51,10 @@ STANDARD = DirectPrompts(
 
 Your answer:"""
 )
-"""In our own words, for instruction models."""
+"""Our wording, for instruction models."""
 
 SHORT = DirectPrompts(answer="Problem: {question}\nDocument:\n{document}\nAnswer in \\boxed{}.")
-"""What the embedded model was made for."""
+"""For the embedded model."""
 
 FINAL = DirectPrompts(
     answer="""Answer the problem from the article below. End with a line that begins with FINAL_ANSWER: and holds the \
@@ -69,17 +69,17 @@ these names as keys and the answers as strings.
 {question}
 </problem>"""
 )
-"""Where `reward.name` is final_answer."""
+"""For `reward.name=final_answer`."""
 
 SHORT_FINAL = DirectPrompts(answer="Problem: {question}\nDocument:\n{document}\nAnswer after FINAL_ANSWER:")
 
-_CHARS_A_TOKEN = 16  # more than tokens of any natural text have on average
-_SEAM = 64  # tokens by which the beginning of a text may be encoded otherwise than within the whole
+_CHARS_A_TOKEN = 16  # above the average of any natural text
+_SEAM = 64  # tokens by which a prefix may be encoded differently from the whole text
 
 
 @dataclass(frozen=True, slots=True)
 class FullContextPolicy(MemoryPolicy):
-    """One call a question over the whole document, its middle left out where it exceeds the window."""
+    """One call per question over the whole document. Drops the middle of a document that exceeds the window."""
 
     answers_questions: ClassVar[bool] = True
     prompt_sets: ClassVar[Mapping[str, DirectPrompts]] = {
@@ -89,14 +89,14 @@ class FullContextPolicy(MemoryPolicy):
         "short_final": SHORT_FINAL,
     }
     window_tokens: int | None = None
-    """Document tokens per prompt; None: all that the model's context leaves."""
+    """Document tokens per prompt; None: all tokens that fit in the model's context."""
     question_tokens: int = 1024
     answer_tokens: int = 1024
     prompts: str | Mapping[str, Any] = "standard"
-    """`standard`, `short` for the embedded model, `final` and `short_final` where `reward.name` is final_answer, or a
+    """`standard`, `short` for the embedded model, `final` and `short_final` for `reward.name=final_answer`, or a
     YAML file of texts (docs/own-policy.md)."""
     texts: DirectPrompts = field(init=False, repr=False, compare=False)
-    """What `prompts` comes to."""
+    """The texts that `prompts` selects."""
 
     def __post_init__(self) -> None:
         if self.window_tokens is not None and self.window_tokens < 1:
@@ -106,16 +106,14 @@ class FullContextPolicy(MemoryPolicy):
         object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
 
     def wording(self) -> Wording:
-        """Its texts, of which a file may give others."""
         return Wording(self.texts, ("answer",))
 
     def required_context(self, codec: Codec) -> int:
-        """Window the model needs, in tokens."""
         template = self.texts.template(codec, "answer")
         return template.literal_length + self.question_tokens + (self.window_tokens or 1) + self.answer_tokens
 
     def admit(self, problem: Problem, codec: Codec) -> None:
-        """Refuse, at load, a question over its budget."""
+        """Reject, at load, a question over its budget."""
         admit_question(problem, codec, self.question_tokens)
 
     def keep(self, ids: list[int], room: int) -> list[int]:
@@ -123,7 +121,7 @@ class FullContextPolicy(MemoryPolicy):
         return truncate(ids, room, "centre")
 
     def shown(self, document: Any, question: str, room: int, codec: Codec) -> list[int]:
-        """At most `room` ids of what `prepare` returned, for the prompt of one question."""
+        """At most `room` ids from `prepare`'s result, for the prompt of one question."""
         return self.keep(document, room)
 
     def prepare(self, problem: Problem, codec: Codec) -> Any:
@@ -132,15 +130,14 @@ class FullContextPolicy(MemoryPolicy):
         return codec.encode(problem.context) if problem.context and problem.context.strip() else None
 
     def room(self, problem: Problem, codec: Codec, max_context: int) -> int:
-        """Document tokens that the prompt of any of the problem's questions has room for."""
+        """Document tokens that fit in the prompt of each of the problem's questions."""
         taken = self.texts.template(codec, "answer").literal_length + self.answer_tokens
         longest = max(len(codec.encode(item.question)) for item in problem.by_question)
         room = max_context - taken - longest
         return max(0, room if self.window_tokens is None else min(room, self.window_tokens))
 
     def fitting_tokens(self, problem: Problem, codec: Codec, max_context: int) -> int | None:
-        """Tokens of the document if it enters the prompt whole, else None. A document far beyond the window is not
-        encoded to its end."""
+        """Tokens of the document if it fits whole, otherwise None. Stops early far beyond the window."""
         if not problem.context or not problem.context.strip():
             return None
         room, text = self.room(problem, codec, max_context), problem.context
@@ -151,7 +148,7 @@ class FullContextPolicy(MemoryPolicy):
         return tokens if tokens <= room else None
 
     async def run(self, problem: Problem, model: Model) -> Answered:
-        """Ask once; of several questions each by itself, after the same document."""
+        """Answer each question in a separate call, after the same document."""
         codec, document = model.codec, model.prepared
         if document is None:
             return Answered(None, Outcome.EMPTY_CONTEXT)
@@ -184,14 +181,14 @@ class SlidingWindowPolicy(FullContextPolicy):
 
 @lru_cache(maxsize=32)
 def sentence_ids(codec: Codec) -> frozenset[int]:
-    """Ids of tokens whose text ends a sentence, or holds a line break."""
+    """Ids of tokens whose text ends a sentence or contains a line break."""
     ending = (i for i in range(codec.vocab_size) if codec.decode([i]).rstrip().endswith((".", "!", "?")))
     return newline_ids(codec).union(ending)
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentPassages:
-    """A document cut into passages, and an index of their words. Its length is that of the document, in tokens."""
+    """Passages of a document, with an index of their words. `len` is the document's length in tokens."""
 
     pieces: Sequence[Sequence[int]]
     index: MemoryIndex
@@ -202,19 +199,18 @@ class DocumentPassages:
 
 @dataclass(frozen=True, slots=True)
 class PassagesPolicy(FullContextPolicy):
-    """One call a question over the passages that are most like it: retrieval without an agent.
+    """One call per question over the most similar passages: retrieval without an agent.
 
-    A document that fits is read whole, as `full_context` reads it. Not covered: passages that are found by meaning, or
-    by a second search for what the first one brought up.
+    Reads a document that fits whole, like `full_context`. Not covered: retrieval by meaning; follow-up searches.
     """
 
     passage_tokens: int = 128
     """Longest passage."""
     passage_boundary: Literal["sentence", "line", "token"] = "sentence"
-    """`sentence` cuts after the last full stop, question or exclamation mark, or line break that fits, `line` after the
-    last line break; `token` at exactly passage_tokens."""
+    """`sentence` cuts after the last full stop, question or exclamation mark, or line break that fits, `line` after
+    the last line break; `token` at exactly passage_tokens."""
     retriever: Retriever = "bm25"
-    """How passages are ranked: `bm25`, `tfidf`, `words`, `jaccard`."""
+    """Ranking: `bm25`, `tfidf`, `words`, `jaccard`."""
 
     def __post_init__(self) -> None:
         FullContextPolicy.__post_init__(self)
@@ -224,7 +220,6 @@ class PassagesPolicy(FullContextPolicy):
             )
 
     def prepare(self, problem: Problem, codec: Codec) -> DocumentPassages | None:
-        """The passages of the document; None without one."""
         ids = FullContextPolicy.prepare(self, problem, codec)
         if ids is None:
             return None
@@ -236,7 +231,7 @@ class PassagesPolicy(FullContextPolicy):
         return DocumentPassages(pieces, index)
 
     def shown(self, document: DocumentPassages, question: str, room: int, codec: Codec) -> list[int]:
-        """The ids of the best passages that fit, in the order of the document, a line break where some are left out."""
+        """The ids of the best passages that fit, in document order, with a line break at each gap."""
         if len(document) <= room:
             return [i for piece in document.pieces for i in piece]
         ranked, gap, newlines = document.index.ranked(question), codec.encode("\n"), newline_ids(codec)
@@ -259,7 +254,7 @@ class PassagesPolicy(FullContextPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedBookPrompts(PromptSet):
-    """The text of a policy that asks without a document."""
+    """Texts of a policy without a document."""
 
     answer: Annotated[str, Slots("question")] = ""
 
@@ -288,7 +283,7 @@ CLOSED_BOOK_SHORT_FINAL = ClosedBookPrompts(answer="Problem: {question}\nAnswer 
 
 @dataclass(frozen=True, slots=True)
 class ClosedBookPolicy(MemoryPolicy):
-    """One call a question, without the document."""
+    """One call per question, without the document."""
 
     reads_documents: ClassVar[bool] = False
     reads_to_end: ClassVar[bool] = False
@@ -302,10 +297,10 @@ class ClosedBookPolicy(MemoryPolicy):
     question_tokens: int = 1024
     answer_tokens: int = 1024
     prompts: str | Mapping[str, Any] = "standard"
-    """`standard`, `short` for the embedded model, `final` and `short_final` where `reward.name` is final_answer, or a
+    """`standard`, `short` for the embedded model, `final` and `short_final` for `reward.name=final_answer`, or a
     YAML file of texts (docs/own-policy.md)."""
     texts: ClosedBookPrompts = field(init=False, repr=False, compare=False)
-    """What `prompts` comes to."""
+    """The texts that `prompts` selects."""
 
     def __post_init__(self) -> None:
         for name in ("question_tokens", "answer_tokens"):
@@ -314,19 +309,17 @@ class ClosedBookPolicy(MemoryPolicy):
         object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
 
     def wording(self) -> Wording:
-        """Its texts, of which a file may give others."""
         return Wording(self.texts, ("answer",))
 
     def required_context(self, codec: Codec) -> int:
-        """Window the model needs, in tokens."""
         return self.texts.template(codec, "answer").literal_length + self.question_tokens + self.answer_tokens
 
     def admit(self, problem: Problem, codec: Codec) -> None:
-        """Refuse, at load, a question over its budget."""
+        """Reject, at load, a question over its budget."""
         admit_question(problem, codec, self.question_tokens)
 
     async def run(self, problem: Problem, model: Model) -> Answered:
-        """Ask; of several questions each by itself."""
+        """Answer each question in a separate call."""
         template = self.texts.template(model.codec, "answer")
         answers = []
         for number, item in enumerate(problem.by_question):

@@ -4,15 +4,14 @@ Source: MemAgent (arXiv 2507.02259) and its code; the budgets below are its defa
 
     memory = "No previous memory"
     for each chunk:  memory = model(question, memory, chunk)      # the whole response overwrites
-    answer = model(question, memory)                              # no document in sight
+    answer = model(question, memory)                              # without the document
 
-If a problem asks several questions, every reading prompt has all of them, and each is answered from the last memory in
-a separate turn. `grounded`, our addition, admits only units of a reply that its section or the memory before supports
-(parts/grounded.py).
+If a problem has several questions, every reading prompt contains all of them, and each gets its own answer turn.
+`grounded`, our addition, admits only units that the section or previous memory supports (parts/grounded.py).
 
 Deliberate differences from the authors' code: the sampled ids of the memory enter the next prompt, without control ids
-and thinking; document tokens equal to the padding id are kept; the answer turn has its own budget; episodes do not wait
-for each other; an empty document is an outcome.
+and thinking; document tokens equal to the padding id stay; the answer turn has its own budget; episodes do not wait for
+each other; an empty document is an outcome.
 
 Guaranteed: a prompt never exceeds `required_context`; only `overlong` drops document tokens, and none is repeated.
 Not covered: stopping before the document ends (examples/gated.py does).
@@ -44,10 +43,10 @@ class ReadingPrompts(PromptSet):
 
     read: Annotated[str, Slots("question", "memory", "section", when="layout=memory_first")] = ""
     read_section_first: Annotated[str, Slots("question", "memory", "section", when="layout=section_first")] = ""
-    """The same for `layout: section_first`."""
+    """`read_section` for `layout: section_first`."""
     answer: Annotated[str, Slots("question", "memory")] = ""
     empty_memory: Annotated[str, Slots(may_be_empty=True)] = ""
-    """What stands in the memory slot before the first turn."""
+    """The memory before the first turn."""
 
 
 _TASK = """You are answering a problem about an article that is too long to read at once. You get the problem, one \
@@ -76,7 +75,7 @@ and put the final answer in \\boxed{}.
 Your answer:""",
     empty_memory="No previous memory",
 )
-"""In our own words, after the structure of MemAgent's (arXiv 2507.02259, table 1), for instruction models."""
+"""Our wording, after the structure of MemAgent's (arXiv 2507.02259, table 1), for instruction models."""
 
 FINAL = replace(
     STANDARD,
@@ -91,7 +90,7 @@ End with a line that begins with FINAL_ANSWER: and holds the answer alone.
 {memory}
 </memory>""",
 )
-"""Where `reward.name` is final_answer."""
+"""For `reward.name=final_answer`."""
 
 SHORT = ReadingPrompts(
     read="Problem: {question}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory.",
@@ -99,12 +98,11 @@ SHORT = ReadingPrompts(
     answer="Problem: {question}\nMemory:{memory}\nAnswer in \\boxed{}.",
     empty_memory=" none",
 )
-"""What the embedded model was made for."""
+"""For the embedded model."""
 
 
 @lru_cache(maxsize=32)
 def newline_ids(codec: Codec) -> frozenset[int]:
-    """Ids of tokens whose text holds a line break."""
     return frozenset(i for i in range(codec.vocab_size) if "\n" in codec.decode([i]))
 
 
@@ -113,7 +111,7 @@ class Document:
     """A document as the episodes of its group read it."""
 
     tokens: int
-    """Before anything of it was left out."""
+    """Length before truncation."""
     chunks: Sequence[Sequence[int]]
 
 
@@ -127,30 +125,28 @@ class OverwritePolicy(MemoryPolicy):
     prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD, "short": SHORT, "final": FINAL}
     chunk_size: int = 5000
     question_tokens: int = 1024
-    """A longer question is refused when its data is loaded; of several, all together."""
+    """Data loading rejects longer questions; several questions count together."""
     memory_tokens: int = 1024
     answer_tokens: int = 1024
     max_chunks: int | None = None
-    """Documents beyond max_chunks * chunk_size tokens are cut as `overlong` says; None reads everything, as
-    evaluation does."""
+    """`overlong` truncates documents beyond max_chunks * chunk_size tokens; None reads all, as in evaluation."""
     overlong: Overlong = "centre"
     layout: Layout = "memory_first"
-    """`section_first` lets all rollouts of a group, and all questions on a document, share every section's prefix."""
+    """`section_first` shares every section's prefix among all rollouts of a group and all questions on a document."""
     chunk_boundary: Boundary = "token"
     """`line` cuts after the last line break that fits; `token` at exactly chunk_size, as published."""
     empty_memory: Literal["overwrite", "keep"] = "overwrite"
-    """What an empty response does: `overwrite` empties the memory (MemAgent), `keep` leaves it (vime port)."""
+    """After an empty response: `overwrite` empties the memory (MemAgent), `keep` retains it (vime port)."""
     grounded: Grounded = "off"
-    """What of a reply enters the memory: `off`, all of it (published); `verbatim`, units that occur in the section or
-    in the memory before; `close`, also units that these say in other words; if none does, the memory stays as it was
-    (docs/why-it-holds.md)."""
+    """Filter for replies: `off` stores all (published); `verbatim`, units in the section or the previous memory;
+    `close`, also paraphrases of these. If no unit passes, the memory stays (docs/why-it-holds.md)."""
     unit: Unit = "sentence"
-    """What `grounded` keeps or drops whole: a `sentence`, an `item` of a list or a `line`."""
+    """Unit that `grounded` stores or drops whole: a `sentence`, an `item` of a list or a `line`."""
     prompts: str | Mapping[str, Any] = "standard"
-    """`standard`, `short` for the embedded model, `final` where `reward.name` is final_answer, or a YAML file of texts
+    """`standard`, `short` for the embedded model, `final` for `reward.name=final_answer`, or a YAML file of texts
     (docs/own-policy.md)."""
     texts: ReadingPrompts = field(init=False, repr=False, compare=False)
-    """What `prompts` comes to."""
+    """The texts that `prompts` selects."""
 
     def __post_init__(self) -> None:
         for name in ("chunk_size", "question_tokens", "memory_tokens", "answer_tokens"):
@@ -163,20 +159,16 @@ class OverwritePolicy(MemoryPolicy):
         object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, self.shown_texts()))
 
     def wording(self) -> Wording:
-        """Its texts, of which a file may give others."""
         return Wording(self.texts, self.shown_texts())
 
     def teachable(self) -> OverwritePolicy:
-        """Itself."""
         return self
 
     @property
     def written_tokens(self) -> int:
-        """Budget of a reply that writes a memory."""
         return self.memory_tokens
 
     def shown_texts(self) -> tuple[str, ...]:
-        """Names of the texts that these options show."""
         return ("read" if self.layout == "memory_first" else "read_section_first", "answer")
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:
@@ -185,14 +177,14 @@ class OverwritePolicy(MemoryPolicy):
         return self.texts.template(codec, read), self.texts.template(codec, answer)
 
     def required_context(self, codec: Codec) -> int:
-        """Window the model needs: the longest prompt any document can lead to, plus its completion."""
+        """Window the model needs, in tokens: the longest possible prompt plus its completion."""
         read, answer = self.templates(codec)
         memory = max(self.memory_tokens, len(codec.encode(self.texts.empty_memory)))
         reading = read.literal_length + self.question_tokens + memory + self.chunk_size + self.memory_tokens
         return max(reading, answer.literal_length + self.question_tokens + memory + self.answer_tokens)
 
     def admit(self, problem: Problem, codec: Codec) -> None:
-        """Refuse, at load, a problem that breaks a budget."""
+        """Reject, at load, a problem that breaks a budget."""
         admit_question(problem, codec, self.question_tokens)
         if (length := len(codec.encode(problem.memory))) > self.memory_tokens:
             raise DataError(
@@ -215,7 +207,6 @@ class OverwritePolicy(MemoryPolicy):
         return [list(chunk) for chunk in split(ids, self.chunk_size, newlines)]
 
     def prepare(self, problem: Problem, codec: Codec) -> Document | None:
-        """The document in chunks; None without one."""
         self.admit(problem, codec)
         if not problem.context or not problem.context.strip():
             return None
@@ -223,26 +214,25 @@ class OverwritePolicy(MemoryPolicy):
         return Document(len(ids), self.chunks(ids, codec))
 
     def first_memory(self, problem: Problem, codec: Codec) -> list[int]:
-        """What stands in the memory slot before the first turn."""
         return codec.encode(problem.memory or self.texts.empty_memory)
 
     def document_chunks(self, document: Document, model: Model) -> Sequence[Sequence[int]]:
-        """The chunks of a document, and an event if it was cut."""
+        """The chunks of a document; records an event if it was truncated."""
         if (remaining := sum(map(len, document.chunks))) < document.tokens:
             model.event(DocumentTruncated(document.tokens, remaining, self.overlong))
         return document.chunks
 
     @property
     def may_keep(self) -> bool:
-        """Whether a reply can leave the memory as it is."""
+        """Whether a reply can leave the memory unchanged."""
         return self.empty_memory == "keep"
 
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
-        """The ids of a reply that writes `memory`, without the stop token: what a cold start imitates."""
+        """The ids of a reply that writes `memory`, without the stop token: an SFT target."""
         return list(memory)
 
     async def run(self, problem: Problem, model: Model) -> Answered:
-        """Read the document as `read_document` does, then answer; without a document there is nothing to read."""
+        """Read the document, if there is one, then answer."""
         if model.prepared is None:
             return Answered(None, Outcome.EMPTY_CONTEXT)
         return await self.read_document(problem, model.prepared, model)
@@ -265,7 +255,7 @@ class OverwritePolicy(MemoryPolicy):
         return await model.generate(prompt, name="read", max_tokens=self.written_tokens, chunk=index, **notes)
 
     async def answer(self, problem: Problem, values: Mapping[str, Sequence[int]], model: Model) -> Answered:
-        """The last turn; of several questions a turn each, all from the same `values` of the other slots."""
+        """One answer turn per question, all from the same `values` of the other slots."""
         codec = model.codec
         _, template = self.templates(codec)
         answers = []
@@ -284,9 +274,9 @@ class OverwritePolicy(MemoryPolicy):
         before: Sequence[int],
         read: Sequence[Sequence[int]],
     ) -> list[int]:
-        """The memory after a reading turn, whose prompt ends with `before`: what it said, its thinking left out.
+        """The memory after a reading turn whose prompt ends with `before`: its reply without thinking.
 
-        `read`: what else than `memory` the prompt has that a memory may be written from.
+        `read`: sources in the prompt other than `memory`.
         """
         written = without_thinking(completion.token_ids, model.codec, before)[: self.memory_tokens]
         if completion.stop_reason is StopReason.GIVEN:
@@ -305,7 +295,7 @@ class OverwritePolicy(MemoryPolicy):
         model: Model,
         cut_off: bool,
     ) -> list[int]:
-        """What of `written` enters the memory by the option `grounded`; `memory` itself where nothing does.
+        """The part of `written` that passes the option `grounded`; `memory` if nothing passes.
 
         `cut_off`: a budget ended `written`.
         """
@@ -331,14 +321,14 @@ def admit_question(problem: Problem, codec: Codec, budget: int) -> None:
 
 
 def question_length(problem: Problem, codec: Codec) -> int:
-    """Tokens of the longest text that stands in a question slot: all questions, or a single one."""
+    """Tokens of the longest text in a question slot: all questions, or a single one."""
     return max(len(codec.encode(text)) for text in (problem.question, *(one.text for one in problem.questions)))
 
 
 def answered(completion: Completion, codec: Codec, before: Sequence[int] = ()) -> Answered:
-    """The end of an episode whose last completion is the answer; `before` is our own text that its prompt ends with.
+    """The end of an episode whose last completion is the answer; its prompt ends with our text `before`.
 
-    Thinking stays in the text between its tags, so that nothing in it is taken for the answer.
+    Thinking stays in the text, between its tags, so the answer is never read from it.
     """
     truncated = completion.stop_reason is StopReason.LENGTH
     text = codec.decode(thoughtful(completion.token_ids, codec, before))

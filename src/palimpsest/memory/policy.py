@@ -1,15 +1,13 @@
-"""The contract of a memory policy: all that the rest of the library knows of one.
+"""The contract of a memory policy: all that the rest of the library knows about it.
 
 A policy is a class of options with one coroutine, `run`. It builds prompts in token space with `model.codec` and calls
-`model.generate`; every call is recorded as a turn. It knows nothing of training, so the same object runs in training,
-in evaluation and behind a server. One policy object serves many episodes at once: it keeps no state of an episode on
-itself.
+`model.generate`, which records every call as a turn. It knows nothing of training, so the same object runs in training,
+in evaluation and behind a server. One policy object serves many episodes concurrently and stores no state of them.
 
-    class MyPolicy(MemoryPolicy):       inherits the default of whatever it doesn't say
-    class MyPolicy:                     the same: memory/registry.py completes it, where it is named
+    class MyPolicy(MemoryPolicy):       inherits defaults for everything else
+    class MyPolicy:                     the same: memory/registry.py adds the defaults
 
-Its options are the parameters of its constructor (the fields of a dataclass), checked by their annotations when
-it is built.
+Its options are the parameters of its constructor (the fields of a dataclass), checked by their annotations.
 """
 
 from __future__ import annotations
@@ -27,54 +25,53 @@ from palimpsest.types import Completion, Outcome, Problem, numbered
 
 
 class Model(Protocol):
-    """What an episode offers its policy."""
+    """The interface of an episode to its policy."""
 
     codec: Codec
     max_context: int
     """Longest prompt plus completion, in tokens."""
     prepared: Any
-    """What the policy's `prepare` returned for this problem. All episodes of a group share it: look, don't change."""
+    """Result of the policy's `prepare` for this problem. All episodes of a group share it: do not change it."""
 
     async def generate(
         self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, role: str | None = None, **notes: Any
     ) -> Completion:
         """Complete `prompt_ids` and record the turn under `name`, with `notes` for metrics and the viewer.
 
-        A `Prompt`, which `Template.fill` makes, brings where its named pieces stand: `Turn.spans`. What is measured of
-        a memory is measured of its pieces `memory` and `section` (metrics/reading_trace.py).
+        A `Prompt`, made by `Template.fill`, carries the positions of its named pieces: `Turn.spans`. Memory metrics use
+        its pieces `memory` and `section` (metrics/reading_trace.py).
 
-        `role` names who takes the turn, of those under `roles` in the configuration, e.g. one that isn't trained;
-        None: the agent itself. Raises ConfigError for a role that isn't there.
+        `role`: the role under `roles` in the configuration that takes the turn, e.g. an untrained one; None: the agent.
+        Raises ConfigError for an unknown role.
 
         Raises PromptTooLong if prompt and budget exceed `max_context`: the episode ends as out_of_context.
         """
         ...
 
     def event(self, what: What | str, /, **detail: Any) -> None:
-        """Record something that happened between turns: one of events.py, or a name of your own with its details.
+        """Record an event between turns: one of events.py, or a custom name with details.
 
-        Raises ValueError for a name that is declared there, given with other fields.
+        Raises ValueError for a declared name with other fields.
         """
         ...
 
 
 class Teachable(Protocol):
-    """What the lessons of a cold start need of a policy that reads (training/supervised/lessons.py)."""
+    """Interface of a reading policy to the supervised warm-up (training/supervised/lessons.py)."""
 
     @property
     def memory_tokens(self) -> int:
-        """Tokens that a memory holds at the most."""
+        """Tokens of the longest memory."""
         ...
 
     @property
     def texts(self) -> Any:
-        """With `empty_memory` and, where prompts have a slot `recalled`, `nothing_recalled`: what stands there at
-        first."""
+        """Has `empty_memory` and, if prompts have a slot `recalled`, `nothing_recalled`: their initial contents."""
         ...
 
     @property
     def may_keep(self) -> bool:
-        """Whether a reply can leave the memory as it is; `reply` gives that one for an empty `memory`."""
+        """Whether a reply can leave the memory unchanged; `reply` returns that reply for an empty `memory`."""
         ...
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:
@@ -82,23 +79,23 @@ class Teachable(Protocol):
         ...
 
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
-        """The ids of a reply that writes `memory` and asks for `query`, without the stop token."""
+        """The ids of a reply that writes `memory` and requests `query`, without the stop token."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How a policy ends an episode."""
+    """The end of an episode."""
 
     text: str | None
     """Decoded answer, None if there is none."""
     outcome: Outcome = Outcome.ANSWERED
     answers: tuple[str | None, ...] = ()
-    """[questions] one a question, of a problem that asks several; empty where it asks one, or nothing was answered."""
+    """[questions] one answer per question if a problem has several; empty for one question or without any answer."""
 
     @classmethod
     def all(cls, answers: Sequence[Answered]) -> Answered:
-        """The end of an episode that answered several questions, from the answer to each.
+        """The end of an episode with several questions, from the answer to each.
 
         >>> Answered.all([Answered("Anna"), Answered("Ro", Outcome.ANSWER_TRUNCATED)])
         Answered(text='1. Anna\\n2. Ro', outcome=<Outcome.ANSWER_TRUNCATED: 'answer_truncated'>, answers=('Anna', 'Ro'))
@@ -109,55 +106,55 @@ class Answered:
 
 
 class MemoryPolicy(ABC):
-    """What a policy may say of itself, with what holds where it doesn't, and the one thing it must do."""
+    """A policy's optional declarations with defaults, and its one required method."""
 
     __slots__ = ()
 
     reads_documents: ClassVar[bool] = True
-    """False: it finds out what it needs to know, with tools say, and takes problems that have no document."""
+    """False: it finds information with tools and takes problems without a document."""
 
     reads_to_end: ClassVar[bool] = True
-    """False: it may stop before a document ends, whatever the model says; `palimpsest check` then asks for no more."""
+    """False: it may stop before a document ends, regardless of the model; `palimpsest check` then accepts that."""
 
     answers_questions: ClassVar[bool] = False
-    """True: it answers each of `Problem.questions` from what it read once; False: problems of several are refused."""
+    """True: it answers each of `Problem.questions`; False: problems with several questions are rejected."""
 
     takes_memory: ClassVar[bool] = False
-    """True: an episode begins with `Problem.memory`; False: problems that bring one are refused."""
+    """True: an episode starts with `Problem.memory`; False: problems with a memory are rejected."""
 
     training_limits: ClassVar[tuple[str, ...]] = ()
-    """Names of options that bound how much of a document training reads. Evaluation reads everything: it leaves them at
-    their defaults, unless an option of the evaluation says otherwise."""
+    """Names of options that limit how much of a document training reads. Evaluation resets them to their defaults,
+    unless its own options set them."""
 
     reward: ClassVar[str | None] = None
-    """The `reward.name` that reads the form of answer its prompts ask for, where nobody names one; None: any does."""
+    """Default `reward.name`, which reads the answer form of its prompts; None: any reward does."""
 
     def wording(self) -> Wording | None:
-        """Its texts, where its option `prompts` takes a file with others (parts/prompts.py); None: it has none."""
+        """Its texts, if its option `prompts` takes a file of them (parts/prompts.py); otherwise None."""
         return None
 
     def teachable(self) -> Teachable | None:
-        """What a cold start draws reading lessons from, most often the policy itself; None: it can't be taught so."""
+        """The policy that the supervised warm-up teaches to read, usually itself; None: warm-up is unsupported."""
         return None
 
     def required_context(self, codec: Codec) -> int:
         """Window the model needs, in tokens: the longest prompt of any episode plus its completion.
 
-        A run on a model with less is refused at its start. 0: not known.
+        A run on a model with a smaller window is rejected at start. 0: unknown.
         """
         return 0
 
-    def admit(self, problem: Problem, codec: Codec) -> None:  # noqa: B027  most policies refuse nothing
-        """Refuse, with DataError, a problem that breaks a budget. Called for every problem before it is played."""
+    def admit(self, problem: Problem, codec: Codec) -> None:  # noqa: B027  most policies reject nothing
+        """Raise DataError for a problem that breaks a budget. Called for every problem before its episodes run."""
 
     def prepare(self, problem: Problem, codec: Codec) -> Any:
-        """What every episode of `problem` needs in the same way, its document as token ids say: `model.prepared`.
+        """Shared input of all episodes of `problem`, e.g. its document as token ids: `model.prepared`.
 
-        Training calls it once a group, on a thread beside the event loop, before any episode of the batch begins.
-        What it raises ends each of those episodes as if `run` had. None: nothing.
+        Training calls it once per group, on a thread next to the event loop, before any episode of the batch starts.
+        An exception ends each of those episodes as if `run` had raised it. None: nothing.
         """
         return None
 
     @abstractmethod
     async def run(self, problem: Problem, model: Model) -> Answered:
-        """Play one episode."""
+        """Run one episode."""

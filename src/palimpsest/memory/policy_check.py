@@ -7,16 +7,16 @@ emits control tokens. The checks:
 - window: the texts of the prompts and the budgets fit the window together;
 - ends: every episode ends with an `Answered`, within a bounded number of calls;
 - budget: prompt plus `max_tokens` never exceeds the window;
-- determinism: the same replies lead to the same prompts, alone and next to another episode;
+- determinism: the same replies lead to the same prompts, with and without a concurrent episode;
 - document: every word of the document is in some prompt, in reading order; if `reads_to_end` is False, every word up to
   where the policy stops;
 - adversarial: control markers in question and document stay plain text;
 - empty document: an outcome, not an exception.
 
 A policy whose `reads_documents` is False gets search problems: the document, passages of it to find, and one more
-model, which searches without end. The document check is skipped, since what is shown depends on the model.
+model, which searches without end. The document check is skipped, because the prompts depend on the model.
 
-Not covered: the quality of the policy; policies that skip document text on purpose (the finding lists the lost words).
+Not covered: the quality of the policy; intended skips of document text (the finding lists the lost words).
 """
 
 from __future__ import annotations
@@ -58,8 +58,6 @@ class _TooManyCalls(Exception):
 
 @dataclass
 class ScriptedModel:
-    """A `Model` whose replies are a function of the prompt."""
-
     codec: Codec
     reply: Callable[[Sequence[int], int], Sequence[int]]
     max_context: int
@@ -84,7 +82,7 @@ class ScriptedModel:
         as_event(what, detail)
 
     async def play(self, policy: MemoryPolicy, problem: Problem) -> Answered:
-        """One episode; what the policy raises is raised."""
+        """Run one episode; exceptions of the policy propagate."""
         self.prepared = policy.prepare(problem, self.codec)
         return await policy.run(problem, self)
 
@@ -127,7 +125,6 @@ def _options(policy: MemoryPolicy) -> Finding:
 
 
 def _window(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:
-    """Whether texts and budgets fit together."""
     try:
         needed = policy.required_context(codec)
     except ConfigError as error:
@@ -139,11 +136,11 @@ def _window(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:
             f"prompts and budgets add up to {needed} tokens, the window is {max_context}: shorten the texts, or lower "
             "the budgets",
         )
-    return Finding("window", True, f"prompts and budgets need {needed} tokens" if needed else "needs nothing it says")
+    return Finding("window", True, f"prompts and budgets need {needed} tokens" if needed else "no minimum window")
 
 
 def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> Problem:
-    """The document; where it is not read but searched, passages of twelve words of it beside it."""
+    """The document; for a policy that searches, also its passages of twelve words."""
     if policy.reads_documents:
         return Problem(name, question, ("none",), document)
     words = document.split() or ["nothing"]
@@ -154,7 +151,7 @@ def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> P
 
 
 def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:
-    """A model that always looks for the same, for a policy that can search."""
+    """A model that repeats one search, for a policy with a search tool."""
     if not isinstance(policy, ToolAgentPolicy):
         return {}
     call = call_text("search", {"query": "part"}, policy.style(codec))
@@ -163,7 +160,7 @@ def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequen
 
 
 def _long_reply(policy: MemoryPolicy, codec: Codec) -> Callable[[Sequence[int], int], Sequence[int]]:
-    """The reply that shows most of the problem: a short one where it is read, a search where it must be found."""
+    """The reply that shows most of the problem: a short one for a reader, a search for a searcher."""
     return _searching(policy, codec).get("searches without end", _replies(codec)["answers briefly"])
 
 
@@ -203,7 +200,7 @@ async def _ends(policy: MemoryPolicy, problem: Problem, model: ScriptedModel, na
             False,
             f"still calling the model after {MAX_CALLS} calls on a document of {WORDS} words: bound the turns",
         )
-    except Exception as error:  # noqa: BLE001  the policy is foreign code: its fault is the finding
+    except Exception as error:  # noqa: BLE001  user code may raise anything: the fault is the finding
         return Finding(name, False, f"raised {type(error).__name__}: {error} ({raised_at(error)})")
     if not isinstance(result, Answered):
         return Finding(name, False, f"run() returned {type(result).__name__}: return memory.policy.Answered")
@@ -217,8 +214,7 @@ def _budget(played: dict[str, ScriptedModel]) -> Finding:
         return Finding(
             "budget",
             False,
-            f"with a model that {name} a prompt of {prompt} plus {limit} tokens exceeds the window: "
-            "cut what enters the prompt",
+            f"with a model that {name} a prompt of {prompt} plus {limit} tokens exceeds the window: shorten the prompt",
         )
     longest = max((len(p) for model in played.values() for p in model.prompts), default=0)
     return Finding("budget", True, f"longest prompt {longest} tokens")
@@ -238,48 +234,48 @@ async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max
     if alone != again:
         return Finding("determinism", False, "two runs with the same replies built different prompts")
     if alone != concurrent:
-        return Finding("determinism", False, "prompts change when another episode runs beside: keep no state on self")
-    return Finding("determinism", True, "same prompts alone, again, and beside another episode")
+        return Finding("determinism", False, "prompts change next to another episode: store no state on self")
+    return Finding("determinism", True, "same prompts when repeated and next to another episode")
 
 
 async def _document(policy: MemoryPolicy, played: dict[str, ScriptedModel], words: Sequence[str]) -> Finding:
-    """Judged by the model that is shown most: a policy may end its reading for what a model says."""
+    """Uses the model that is shown most words, since a policy may end its reading because of a reply."""
     shown = {name: await _first_shown(policy, played[name], words) for name in _SAYS_NO_WORD}
     most = max(shown.values(), key=lambda calls: sum(call is not None for call in calls.values()))
     for calls in shown.values():
         if any(later < earlier for earlier, later in itertools.pairwise(c for c in calls.values() if c is not None)):
-            return Finding("document", False, "a later part of the document is shown before an earlier one")
+            return Finding("document", False, "a prompt has a later part of the document before an earlier one")
     lost = [word for word, call in most.items() if call is None]
     if lost:
         return _lost(policy, most, lost)
     early = [other for other, calls in shown.items() if None in calls.values()]
     ends = f"; the reading ends earlier with a model that {early[0]}" if early else ""
-    return Finding("document", True, f"all {len(most)} words are shown, in order{ends}")
+    return Finding("document", True, f"all {len(most)} words are in the prompts, in order{ends}")
 
 
 def _lost(policy: MemoryPolicy, shown: dict[str, int | None], lost: Sequence[str]) -> Finding:
-    """What is said of words that no model is shown: the end of the document may be left out on purpose."""
+    """The finding for words that no model is shown: a policy may drop the end of the document on purpose."""
     read = len(shown) - len(lost)
     if all(call is not None for call in list(shown.values())[:read]) and read:
         if not policy.reads_to_end:
             return Finding(
-                "document", True, f"the first {read} of {len(shown)} words are shown, in order; no more is meant"
+                "document", True, f"the first {read} of {len(shown)} words are in the prompts, in order, as declared"
             )
         return Finding(
             "document",
             False,
-            f"the reading ends after {read} of {len(shown)} words, whatever the model says: if that is on purpose, say "
+            f"the reading ends after {read} of {len(shown)} words, regardless of the model: if intended, set "
             "reads_to_end = False in the class",
         )
     return Finding("document", False, f"{len(lost)} of {len(shown)} words never reach a prompt, e.g.{lost[0]}")
 
 
 _SAYS_NO_WORD = ("answers briefly", "says nothing", "fills its budget")
-"""Models whose replies hold no more of the document than a document of one character shows too."""
+"""Models whose replies contain no more of the document than a one-character document also shows."""
 
 
 async def _first_shown(policy: MemoryPolicy, model: ScriptedModel, words: Sequence[str]) -> dict[str, int | None]:
-    """The call whose prompt shows each word first, None where none does; without words of the template and replies."""
+    """The first call whose prompt shows each word, or None; words of the template and of replies are excluded."""
     bare = ScriptedModel(model.codec, model.reply, model.max_context)
     with suppress(Exception):  # reported by `ends`
         await bare.play(policy, Problem("check-bare", "Which word comes last?", ("none",), "0"))

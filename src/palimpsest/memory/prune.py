@@ -1,19 +1,19 @@
 """MemAct's policy: an agent with tools that deletes parts of its own context with a tool call.
 
-Source: MemAct (arXiv 2510.12635) and its code. The tool is prune_context(memory, delete_ids). The results with these
-ids leave the context together with the calls that made them; the prune_context call stays, with its memory. Its result
-has an id too, so that a later prune can delete an older memory.
+Source: MemAct (arXiv 2510.12635) and its code. The tool is prune_context(memory, delete_ids). It removes the results
+with these ids together with the calls that made them; the prune_context call stays, with its memory. Its result has an
+id too, so that a later prune can delete an older memory.
 
 A prune is applied as a whole or rejected with a message that names the fault: arguments that do not match the schema, a
-blank memory, no ids, a repeated id, an id that is not in sight. Several prunes in one reply are applied in order. Other
-calls of the same reply have no id yet and cannot be named.
+blank memory, no ids, a repeated id, an id that is not in the context. Several prunes in one reply are applied in order.
+Other calls of the same reply have no id yet and cannot be named.
 
 Deliberate differences from the authors' code: ids are matched whole, not as part of a text; calls are cut out of the
 sampled ids and nothing is encoded again; a rejected prune changes nothing; every result has an id, errors too.
 
 Guaranteed: a prune removes exactly the named results and their calls (memory/parts/history.py covers replies with
 several calls). Without a prune the prompt only grows. With `prune: false` the tool is unknown to the same agent.
-Not covered: whether the memory has everything that was deleted. `grounded`, our addition, rejects unsupported memories.
+Not covered: completeness of the memory. `grounded`, our addition, rejects unsupported memories.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ PRUNE = ToolSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunePrompts(ToolPrompts):
-    """Texts of the agent with tools, and those that tell it of pruning; without the tool they are left out."""
+    """Texts of the tool agent, plus the texts on pruning, which are omitted without the tool."""
 
     system_prune: Annotated[str, Slots(may_be_empty=True)] = ""
-    """What the system message adds."""
+    """Addition to the system message."""
     user_prune: Annotated[str, Slots("question", optional=("tools",))] = ""
     """The user message instead of `user`."""
     pruned: Annotated[str, Slots(optional=("ids",))] = ""
-    """What a prune that was done says."""
+    """Result of a successful prune."""
 
 
 _SYSTEM_PRUNE = """## Managing your context
@@ -99,10 +99,10 @@ STANDARD = PrunePrompts(
     user_prune=_GUIDE + QUERY,
     pruned="Deleted: {ids}. Go on from the memory.",
 )
-"""In our own words, after the structure of MemAct's."""
+"""Our wording, after the structure of MemAct's."""
 
 SHORT = PrunePrompts(**shared(tool_agent.SHORT), user_prune=tool_agent.SHORT.user, pruned="done")
-"""What the embedded model was made for."""
+"""For the embedded model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,12 @@ class PrunePolicy(ToolAgentPolicy):
     prompt_sets: ClassVar[Mapping[str, PrunePrompts]] = {"standard": STANDARD, "short": SHORT}
     texts: PrunePrompts = field(init=False, repr=False, compare=False)
     prune: bool = True
-    """False: the plain agent with tools, its prompt without a word on pruning."""
+    """False: the plain agent with tools, without any mention of pruning in its prompt."""
     grounded: Grounded = "off"
-    """What a prune's memory may say: `off`, anything (published); `verbatim`, what a result or an earlier memory in
-    sight says; `close`, also what it says in other words. A prune whose memory has another unit is rejected whole, as
-    a faulty one is."""
+    """Filter for a prune's memory: `off`, none (published); `verbatim`, units in a result or an earlier memory of
+    the context; `close`, also paraphrases of these. A memory with any other unit rejects the whole prune."""
     unit: Unit = "sentence"
-    """What `grounded` looks for: each `sentence`, each `item` of a list or each `line`."""
+    """Unit that `grounded` checks: each `sentence`, each `item` of a list or each `line`."""
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
@@ -129,22 +128,19 @@ class PrunePolicy(ToolAgentPolicy):
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools that are offered."""
         return (*(tool.spec for tool in self.built), *([PRUNE] if self.prune else []))
 
     def messages(self) -> tuple[str, str]:
-        """System and user message."""
         texts = self.texts
         if not self.prune:
             return texts.system, texts.user
         return "\n\n".join(part for part in (texts.system, texts.system_prune) if part), texts.user_prune
 
     def shown_texts(self) -> tuple[str, ...]:
-        """Names of the texts that these options show."""
         return ("user_prune", "pruned", "result") if self.prune else ("user", "result")
 
     def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
-        """A prune is done at once, on the history before this reply."""
+        """Apply a prune immediately, to the history before this reply."""
         mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
         if not mine or number >= self.parallel_calls:
             return ToolAgentPolicy.immediate_result(self, episode, call, number)
@@ -157,7 +153,7 @@ class PrunePolicy(ToolAgentPolicy):
         return Said(insert(self.texts.pruned, {"ids": ", ".join(ids)}))
 
     def _ungrounded(self, episode: ToolEpisode, call: ToolCall) -> str | None:
-        """Why the memory of a prune that is faultless otherwise is rejected by `grounded`."""
+        """Why `grounded` rejects the memory of an otherwise valid prune."""
         if self.grounded == "off":
             return None
         codec = episode.model.codec
@@ -173,14 +169,13 @@ class PrunePolicy(ToolAgentPolicy):
         return f'memory: "{bad[0][0][:80]}": {bad[0][1]}; write down what the results say, in their words'
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
-        """The event of a call."""
         mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
         if mine and answer.error == _REFUSED:
             episode.model.event(PruneRefused(about["id"], answer.text[:400]))
         elif mine and answer.error is None:
             assert isinstance(call, ToolCall)
             episode.prunes += 1
-            left = len(episode.history.ids())  # of all prunes of this reply, before its results
+            left = len(episode.history.ids())  # all prunes of this reply, before its results
             memory, deleted = call.arguments["memory"], tuple(call.arguments["delete_ids"])
             episode.notes[about["id"]] = memory
             episode.model.event(Pruned(about["id"], deleted, memory, left))
@@ -189,7 +184,7 @@ class PrunePolicy(ToolAgentPolicy):
 
 
 def prune_fault(arguments: Mapping[str, Any], in_sight: list[str]) -> str | None:
-    """Why a prune is refused, None if it isn't.
+    """Why a prune is rejected, or None.
 
     >>> prune_fault({"memory": "Oslo", "delete_ids": ["a1", "c3"]}, ["a1", "b2"])
     'delete_ids: "c3" is no id in sight; there is a1, b2'

@@ -10,26 +10,23 @@ Source: ReMemR1 (arXiv 2509.23040) and its code; the budgets below are its defau
         memory = text in <update>...</update>;  history += [(t, memory)]
     answer = model(question, recalled, memory)
 
-The look-up precedes the update, as in the paper and the code's training. The code's evaluation updates first and mostly
-finds what was just written.
+The look-up precedes the update, as in the paper and the code's training; the code's evaluation updates first.
 
 A malformed reply (tags missing, doubled, unclosed, nested; an empty update) keeps the old memory, recalls nothing and
 is recorded as an event with the reason. Guessing its meaning would train the guess. `malformed: accept` follows the
 authors' code: the reply becomes the memory. Either way the turn gets no format reward; the gain of an accepted update
-counts the text in its tags alone.
+counts only the text in its tags.
 
-Deliberate differences from the authors' code: history is a list with step ids, not a set; tags may hold line breaks and
-are never merged; the memory is a slice of the sampled ids within its budget (text/reply_tags.py on boundaries inside a
-token); a hit needs a similarity above `min_similarity`.
+Deliberate differences from the authors' code: history is a list with step ids, not a set; tags may contain line breaks
+and are never merged; the memory is a slice of the sampled ids within its budget (text/reply_tags.py on boundaries
+inside a token); a hit needs a similarity above `min_similarity`.
 
 `RetrievalPolicy` is the baseline `recurrent-rag` of ReMemR1's evaluation: the question is the query, and the past
 memory most similar by the Jaccard index is appended to the memory. Our reading: it is appended in every prompt
 (`look_up: every`) or only in the last one (`look_up: answer`), unless it equals the present memory.
 
-Guaranteed: a prompt never exceeds `required_context`, which in `RetrievalPolicy` holds two memories; only replies are
-searched for tags.
-Not covered: several recalls in a turn; recalling what was never written; several questions on one reading in
-`RetrievalPolicy`.
+Guaranteed: a prompt never exceeds `required_context`, with two memories in `RetrievalPolicy`; only replies are parsed.
+Not covered: several recalls in a turn; several questions on one reading in `RetrievalPolicy`.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ from palimpsest.types import Completion, Problem, Prompt, StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallPrompts(ReadingPrompts):
-    """Texts of reading with a look back."""
+    """Texts of a policy with recall."""
 
     read: Annotated[str, Slots("question", "recalled", "memory", "section", when="layout=memory_first")] = ""
     read_section_first: Annotated[
@@ -60,14 +57,14 @@ class RecallPrompts(ReadingPrompts):
     ] = ""
     answer: Annotated[str, Slots("question", "recalled", "memory")] = ""
     nothing_recalled: Annotated[str, Slots(may_be_empty=True)] = ""
-    """What stands in the recalled slot where nothing was."""
+    """The recalled slot when nothing is recalled."""
 
 
 _BLOCK = "<{0}>\n{{{0}}}\n</{0}>".format
 
 
 def blocks(*names: str) -> str:
-    """Tagged blocks, one a slot; the question stands in a block called problem.
+    """Tagged blocks, one per slot; the question's block is called problem.
 
     >>> blocks("question", "memory")
     '<problem>\\n{question}\\n</problem>\\n\\n<memory>\\n{memory}\\n</memory>'
@@ -104,7 +101,7 @@ Your answer:""",
     empty_memory="No previous memory",
     nothing_recalled="No memory was recalled.",
 )
-"""In our own words, for instruction models."""
+"""Our wording, for instruction models."""
 
 SHORT = RecallPrompts(
     read="Problem: {question}\nrecall:{recalled}\nMemory:{memory}\nSection:\n{section}\nUpdate the memory.",
@@ -114,12 +111,12 @@ SHORT = RecallPrompts(
     empty_memory=" none",
     nothing_recalled=" none",
 )
-"""What the embedded model was made for."""
+"""For the embedded model."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecalledMemory:
-    """An earlier memory in sight."""
+    """An earlier memory in the prompt."""
 
     ids: list[int]
     text: str
@@ -139,16 +136,16 @@ class RecallPolicy(OverwritePolicy):
     """Budget of a whole reply, tags and thinking included; None: memory_tokens."""
     question_tokens: int = 2048
     memory_tokens: int = 2048
-    """Of a memory, and of a recalled one: what doesn't fit is cut off its end, which an event tells."""
+    """Limit of a memory, and of a recalled one: the end beyond it is cut off, with an event."""
     answer_tokens: int = 2048
     retriever: Retriever = "words"
     """`words`: share of the query's words, the paper's; `tfidf`: the code's; `bm25`; `jaccard`."""
     min_similarity: float | None = 0.0
     """A recalled memory must be more similar than this; null takes the top one even at 0, as the code does."""
     query: Literal["model", "question"] = "model"
-    """`model`: what its reply asks for; `question`: the question, each turn, whatever it asks (rule-based recall)."""
+    """`model`: the query in its reply; `question`: the question, in each turn (rule-based recall)."""
     next_memory: Literal["update", "reply"] = "update"
-    """What enters the next prompt: the `update` alone, or the whole `reply` without its recall (the code)."""
+    """Contents of the next prompt: the `update` only, or the whole `reply` without its recall (the code)."""
     malformed: Literal["keep", "accept"] = "keep"
     """`keep` the old memory; `accept` a reply without exactly one update as the memory (the code; needs `reply`)."""
 
@@ -160,26 +157,25 @@ class RecallPolicy(OverwritePolicy):
             )
         if self.empty_memory != "overwrite":
             raise ConfigError(
-                "does nothing where tags hold the memory; leave it at overwrite",
+                "has no effect, since tags contain the memory; use overwrite",
                 key="policy.options.empty_memory",
                 value=self.empty_memory,
             )
         if self.malformed == "accept" and self.next_memory == "update":
             raise ConfigError(
-                "needs policy.options.next_memory=reply: without exactly one update there is none to take",
+                "needs policy.options.next_memory=reply: without exactly one update no memory is defined",
                 key="policy.options.malformed",
                 value="accept",
             )
         if self.grounded != "off" and self.next_memory == "reply":
             raise ConfigError(
                 "with policy.options.next_memory=reply the memory is a whole reply, tags and thinking included, which "
-                "no section says; set next_memory=update, or grounded=off",
+                "no section supports; set next_memory=update, or grounded=off",
                 key="policy.options.grounded",
                 value=self.grounded,
             )
 
     def required_context(self, codec: Codec) -> int:
-        """Window the model needs: the longest prompt any document can lead to, plus its completion."""
         read, answer = self.templates(codec)
         prompts = self.texts
         slots = self.question_tokens
@@ -189,7 +185,7 @@ class RecallPolicy(OverwritePolicy):
         return max(reading, answer.literal_length + slots + self.answer_tokens)
 
     def admit(self, problem: Problem, codec: Codec) -> None:
-        """Refuse, at load, what `overwrite` refuses, and a reply that the tags alone fill: none could ever be read."""
+        """Reject, at load, the problems that `overwrite` rejects, and budgets that the tags fill."""
         OverwritePolicy.admit(self, problem, codec)
         tags = len(self.reply(codec, ()))
         if self.written_tokens <= tags:
@@ -203,16 +199,14 @@ class RecallPolicy(OverwritePolicy):
 
     @property
     def written_tokens(self) -> int:
-        """Budget of a reply, its tags included."""
         return self.reply_tokens or self.memory_tokens
 
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
-        """The ids of a well-formed reply, without the stop token: what a cold start imitates."""
+        """The ids of a well-formed reply, without the stop token: an SFT target."""
         ids = [*codec.encode("<update>"), *memory, *codec.encode("</update>")]
         return ids if query is None else [*ids, *codec.encode("<recall>"), *query, *codec.encode("</recall>")]
 
     async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
-        """Read every chunk, then answer."""
         codec, prompts = model.codec, self.texts
         read, _ = self.templates(codec)
         question, nothing = codec.encode(problem.question), codec.encode(prompts.nothing_recalled)
@@ -231,7 +225,7 @@ class RecallPolicy(OverwritePolicy):
         return await self.answer(problem, {"recalled": recalled.ids if recalled else nothing, "memory": memory}, model)
 
     def _read_reply(self, completion: Completion, model: Model, before: Sequence[int]) -> RecallReply | None:
-        """The reply's parts, None if it's malformed."""
+        """The reply's parts, None if it is malformed."""
         lenient = self.malformed == "accept"
         reply = read_recall_reply(completion.token_ids, model.codec, before=before, lenient=lenient)
         if isinstance(reply, Fault):
@@ -244,7 +238,7 @@ class RecallPolicy(OverwritePolicy):
     def _look_back(
         self, reply: RecallReply | None, question: str, history: MemoryHistory, model: Model
     ) -> RecalledMemory | None:
-        """What the next prompt recalls."""
+        """The recalled memory of the next prompt."""
         query = question if self.query == "question" else reply.query if reply else None
         if query is None:
             return None
@@ -265,8 +259,8 @@ class RecallPolicy(OverwritePolicy):
         model: Model,
         sources: Sequence[Sequence[int]] | None,
     ) -> list[int]:
-        """The memory from here on: what was written, cut to its budget, or the old one where the reply is malformed. A
-        new one joins the history. `sources`: what was in sight next to the memory; None: `written` is not sifted."""
+        """The next memory: `written`, cut to its budget, or the old one if the reply is malformed. A new memory
+        joins the history. `sources`: the rest of the prompt; None: `written` is not filtered."""
         written = None if reply is None else reply.update if self.next_memory == "update" else reply.rest
         cut = written is not None and len(written) > self.memory_tokens
         if written is not None and cut:
@@ -298,14 +292,13 @@ class RetrievalPolicy(OverwritePolicy):
     min_similarity: float | None = 0.0
     """A memory must be more similar to the question than this; null takes the top one even at 0."""
     look_up: Literal["every", "answer"] = "every"
-    """`every` prompt, or the `answer`'s alone."""
+    """In `every` prompt, or only in the `answer` prompt."""
 
     def required_context(self, codec: Codec) -> int:
-        """Window the model needs: `overwrite`'s and one more memory, on a line of its own."""
+        """Window the model needs: that of `overwrite` plus one more memory, on a separate line."""
         return OverwritePolicy.required_context(self, codec) + len(codec.encode("\n")) + self.memory_tokens
 
     async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
-        """Read every chunk, then answer."""
         codec = model.codec
         read, _ = self.templates(codec)
         question = codec.encode(problem.question)
@@ -315,14 +308,14 @@ class RetrievalPolicy(OverwritePolicy):
             past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())
             prompt = read.fill({"question": question, "memory": _both(memory, past), "section": chunk})
             completion = await self.read(prompt, index, model)
-            if index:  # the memory that is now overwritten becomes a past one
+            if index:  # the overwritten memory becomes a past one
                 history.add(index - 1, memory, codec.decode(memory))
             memory = self._next_memory(memory, completion, model, read.pieces[-1], (chunk, past))
         past = self._past(problem.question, memory, history, model)
         return await self.answer(problem, {"memory": _both(memory, past)}, model)
 
     def _past(self, question: str, memory: list[int], history: MemoryHistory, model: Model) -> Prompt:
-        """The past memory that is appended, after a line break; empty if there is none, or it's the present one."""
+        """The past memory to append, after a line break; empty without one, or if it equals the present memory."""
         hit = history.look_up(question)
         if hit is None or history.memories[hit.place] == memory:
             return Prompt(())
@@ -331,5 +324,4 @@ class RetrievalPolicy(OverwritePolicy):
 
 
 def _both(memory: list[int], past: Prompt) -> Prompt:
-    """What stands in the slot of the memory."""
     return Prompt.joined([Prompt.named("memory", memory), past])

@@ -1,4 +1,4 @@
-"""Memory policies by name, as training and as evaluation play them, and whether problems suit them."""
+"""Memory policies by name, as training and evaluation run them, and whether they suit problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from palimpsest.types import Problem
 
 
 def policy_class(name: str) -> type[MemoryPolicy]:
-    """The class called `name`, or of the object that it means. Raises ConfigError."""
+    """The policy class called `name`, or of the object at `module:name`. Raises ConfigError."""
     thing = plugins.load("policy", name)
     cls = thing if isinstance(thing, type) else type(thing)
     plugins.check_class("policy", cls, name)
@@ -29,7 +29,7 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
 
 
 def evaluated(config: PolicyConfig) -> PolicyConfig:
-    """The policy as evaluation plays it: without what bounds how much training reads.
+    """The policy in evaluation: without the options that limit how much training reads.
 
     >>> evaluated(PolicyConfig(name="overwrite", options={"max_chunks": 8, "chunk_size": 5000})).options
     {'chunk_size': 5000}
@@ -40,7 +40,7 @@ def evaluated(config: PolicyConfig) -> PolicyConfig:
 
 
 def option_of(error: ConfigError) -> str | None:
-    """The option of a policy that the error is about, None if it is about something else."""
+    """The policy option that the error is about, or None."""
     prefix, _, option = (error.key or "").partition("policy.options.")
     return option.partition(".")[0] if option and not prefix else None
 
@@ -48,9 +48,9 @@ def option_of(error: ConfigError) -> str | None:
 def admit_all(
     policy: MemoryPolicy, problems: Iterable[Problem], codec: Codec, max_context: int, note: str = ""
 ) -> None:
-    """Check, before any work, that the model's window holds the policy's budgets and every problem fits them.
+    """Check, before any work, that the budgets fit the model's window and that every problem fits the budgets.
 
-    A policy that reads documents is refused where no problem has one. `note` says what is to be known of the window.
+    A policy that reads documents is rejected if no problem has one. `note`: a remark on the window.
     """
     name = type(policy).__name__
     if (needed := policy.required_context(codec)) > max_context:
@@ -70,8 +70,8 @@ def admit_all(
     if documents and policy.reads_documents and not any(documents):
         agents = _shipped(lambda cls: issubclass(cls, ToolAgentPolicy))
         raise ConfigError(
-            f"policy.name: {name} reads documents and these problems have none; to let the agent search for them "
-            f"choose one of {agents} (a policy of your own that needs none says reads_documents = False)"
+            f"policy.name: {name} reads documents and these problems have none; to search instead, "
+            f"choose one of {agents} (a custom policy that needs none sets reads_documents = False)"
         )
 
 
@@ -83,15 +83,15 @@ def _shipped(suits: Callable[[type[MemoryPolicy]], bool]) -> str:
 def _brings_memory(problem: Problem, name: str) -> ConfigError:
     choices = _shipped(lambda cls: cls.takes_memory)
     return ConfigError(
-        f"policy.name: {name} begins without a memory and problem {problem.id} brings one; choose one of {choices}, "
-        "or drop `memory` from the data (a policy of your own that begins with Problem.memory says takes_memory = True)"
+        f"policy.name: {name} starts without a memory and problem {problem.id} has one; choose one of {choices}, "
+        "or drop `memory` from the data (a custom policy that starts with Problem.memory sets takes_memory = True)"
     )
 
 
 def _asks_several(problem: Problem, name: str) -> ConfigError:
     choices = _shipped(lambda cls: cls.answers_questions)
     return ConfigError(
-        f"policy.name: {name} answers one question and problem {problem.id} asks {len(problem.questions)}; choose one "
-        f"of {choices}, or give each question a row of its own (a policy of your own that answers them all says "
+        f"policy.name: {name} answers one question and problem {problem.id} has {len(problem.questions)}; choose one "
+        f"of {choices}, or use one row per question (a custom policy that answers them all sets "
         "answers_questions = True)"
     )

@@ -1,16 +1,16 @@
 """Baselines with tools: a tool history summarised by rule, or cut to its last tokens.
 
-`SummaryPolicy` follows SUPO (arXiv 2510.06727). Before a turn for which the context has no room left:
+`SummaryPolicy` follows SUPO (arXiv 2510.06727). Before a turn that no longer fits in the context:
 
-    summary = model(history, "sum up")           a turn of its own, called summarise, trained like any other
-    history = question, summary                  and on from there
+    summary = model(history, "sum up")           a separate turn, called summarise, trained like any other
+    history = question, summary                  and continue from there
 
 The paper always excludes the latest reply and its results from the summary, so that the request fits. Here they are
-excluded only where it does not fit. Every reply is trained where it was sampled.
+excluded only if it does not fit. Every reply is trained where it was sampled.
 
 `ToolWindowPolicy` has no memory. It follows the sliding-window baseline of MemAct (arXiv 2510.12635), whose window is
 8K. Before each turn the oldest replies leave with their results, whole, until the rest has at most `window_tokens`. The
-question stays, and so does the latest reply with its results, even if they alone exceed the window.
+question stays, and so does the latest reply with its results, even if they exceed the window.
 
 Guaranteed: a prompt and its reply never exceed `context_tokens`; the sampled ids of a summary enter the next prompt,
 without control tokens and thinking; a summary counts as one of `max_turns`.
@@ -40,12 +40,12 @@ from palimpsest.types import Completion, Problem, StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryPrompts(ToolPrompts):
-    """Texts of the agent with tools, and those of the summary."""
+    """Texts of the tool agent, plus texts for the summary."""
 
     user_summary: Annotated[str, Slots("question", "summary", optional=("tools",))] = ""
-    """The question after the history gave way to a summary of it."""
+    """The question after a summary replaced the history."""
     summarise: Annotated[str, Slots()] = ""
-    """Asks for that summary."""
+    """Requests that summary."""
 
 
 STANDARD = SummaryPrompts(
@@ -56,14 +56,14 @@ STANDARD = SummaryPrompts(
     "your research: the facts you established, each with what it rests on, what you tried without success, what is "
     "still open, and the next step. Call no tool and don't answer the question yet.",
 )
-"""In our own words."""
+"""Our wording."""
 
 SHORT = SummaryPrompts(
     **shared(tool_agent.SHORT),
     user_summary="Problem: {question}\nMemory:{summary}\nTools: {tools}",
     summarise="Update the memory.",
 )
-"""What the embedded model was made for."""
+"""For the embedded model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class SummaryPolicy(ToolAgentPolicy):
     summary_tokens: int = 1024
     """Budget of a summary."""
     grounded: Grounded = "off"
-    """What of a summary is kept: `off`, all of it (published); `verbatim`, units that occur in the results that are
-    summed up or in the summary before; `close`, also units that these say in other words; if none does, that one."""
+    """Filter for summaries: `off`, none (published); `verbatim`, units that occur in the summarised results or the
+    previous summary; `close`, also paraphrases of these. If no unit passes, the previous summary stays."""
     unit: Unit = "sentence"
-    """What `grounded` keeps or drops whole: a `sentence`, an `item` of a list or a `line`."""
+    """Unit that `grounded` stores or drops whole: a `sentence`, an `item` of a list or a `line`."""
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
@@ -88,14 +88,13 @@ class SummaryPolicy(ToolAgentPolicy):
             )
 
     def shown_texts(self) -> tuple[str, ...]:
-        """Names of the texts that these options show."""
         return ("user", "result", "user_summary", "summarise")
 
     def admit(self, problem: Problem, codec: Codec) -> None:
-        """Refuse, at load, a problem that has no room for a turn after a summary."""
+        """Reject, at load, a problem without room for a turn after a summary."""
         ToolAgentPolicy.admit(self, problem, codec)
         if chat_pieces(codec).to_user is None:
-            raise ModelError("the model's chat template allows no user message after tool results: no summary there")
+            raise ModelError("the model's chat template allows no user message after tool results: summaries need one")
         length = len(self.resumed(problem, (0,) * self.summary_tokens, codec).ids())
         if length + self.turn_tokens > self.context_tokens:
             raise DataError(
@@ -105,13 +104,11 @@ class SummaryPolicy(ToolAgentPolicy):
             )
 
     def resumed(self, problem: Problem, summary: Sequence[int], codec: Codec) -> History:
-        """The history after a summary."""
         template = self.template(codec, self.texts.user_summary, ("question", "summary"))
         values = {"question": codec.encode(problem.question), "summary": summary}
         return History(chat_pieces(codec), template.fill(values))
 
     async def make_room(self, episode: ToolEpisode) -> None:
-        """Sum up if the next turn has no room."""
         codec, before = episode.model.codec, episode.history
         if len(before.ids()) + self.turn_tokens <= self.context_tokens or episode.turns + 1 >= self.max_turns:
             return
@@ -120,7 +117,7 @@ class SummaryPolicy(ToolAgentPolicy):
         while included.exchanges and self._too_long(included.ids_with_user(request)):
             included = replace(included, exchanges=included.exchanges[:-1])
         if not included.exchanges:
-            return  # the first results alone fill the context: the turn ends as out_of_context
+            return  # the first results fill the context: the turn ends as out_of_context
         completion = await self.generate(episode, included.ids_with_user(request), "summarise", self.summary_tokens)
         assert completion is not None
         summary = self._sifted(completion, included, episode)
@@ -129,7 +126,7 @@ class SummaryPolicy(ToolAgentPolicy):
         episode.model.event(SummedUp(len(summary), codec.decode(summary), left_out))
 
     def _sifted(self, completion: Completion, history: History, episode: ToolEpisode) -> list[int]:
-        """[T] the summary from here on."""
+        """[T] the next summary."""
         codec = episode.model.codec
         summary = without_thinking(completion.token_ids, codec, chat_pieces(codec).generation)
         if self.grounded != "off":
@@ -156,7 +153,7 @@ class ToolWindowPolicy(ToolAgentPolicy):
     """Options of the tool agent, and the window."""
 
     window_tokens: int = 8192
-    """Tokens of replies and results that stay in sight."""
+    """Tokens of replies and results that stay in the context."""
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
@@ -164,7 +161,7 @@ class ToolWindowPolicy(ToolAgentPolicy):
             raise ConfigError("must be at least 1 token", key="policy.options.window_tokens", value=self.window_tokens)
 
     def admit(self, problem: Problem, codec: Codec) -> None:
-        """Refuse, at load, a problem beside which a full window leaves no room for a reply."""
+        """Reject, at load, a problem that leaves no room for a reply next to a full window."""
         ToolAgentPolicy.admit(self, problem, codec)
         length = len(self.begin(problem, codec).ids())
         if length + self.window_tokens >= self.context_tokens:
@@ -175,7 +172,6 @@ class ToolWindowPolicy(ToolAgentPolicy):
             )
 
     async def make_room(self, episode: ToolEpisode) -> None:
-        """Drop the oldest exchanges."""
         first = dropped_exchanges(episode.history.exchange_lengths(), self.window_tokens)
         if first:
             episode.history = replace(episode.history, exchanges=episode.history.exchanges[first:])
@@ -183,7 +179,7 @@ class ToolWindowPolicy(ToolAgentPolicy):
 
 
 def dropped_exchanges(lengths: list[int], window: int) -> int:
-    """How many of the oldest must go.
+    """How many of the oldest exchanges to drop.
 
     >>> dropped_exchanges([5, 4, 3], 12), dropped_exchanges([5, 4, 3], 7), dropped_exchanges([5, 4, 3], 1)
     (0, 1, 2)

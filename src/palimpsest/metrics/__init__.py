@@ -1,1 +1,1 @@
-"""What a memory kept, lost and invented, per turn and per episode."""
+"""Evidence retained, lost and hallucinated by a memory, per turn and per episode."""

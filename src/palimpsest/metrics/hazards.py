@@ -1,20 +1,20 @@
-"""Rates of losing, inventing or acquiring a fact per read, and predicted accuracy at other lengths.
+"""Rates of losing, hallucinating or acquiring a fact per read, and predicted accuracy at other lengths.
 
-Reads are counted for each fact of a problem's evidence, by what the memory before and after holds of its subject and
-relation (`false`: another value, alone or with the true one) and what the section says of its subject (`near miss`:
-another fact). Over a document of n sections whose evidence is in section k,
+Every read counts for each fact of a problem's evidence, by the state of the memory before and after (`false`: another
+value for its subject and relation, possibly with the true one) and the content of the section (`near miss`: another
+fact about its subject). Over a document of n sections whose evidence is in section k,
 
     p(n, k) = (1, 0, 0) T^(k-1) E T^(n-k)        T = (1 - q) T_nothing + q T_near_miss
     held(n) = mean of p(n, k)_true over k = 1..n
 
 with T_s and E the rates [before, after] and q the share of sections with a near miss. The ends of a 95% interval are
-the 2.5% quantile of draws of all rates from Dirichlet(counts + 1/2 on what is worse than wanted), and the 97.5%
-quantile with 1/2 on what is wanted: for one rate about Jeffreys' interval (Brown, Cai and DasGupta 2001), so that 0
-losses in 46 reads are 0 to 5.3 %. For simulated agents with independent reads it covers 98 to 100 %.
+the 2.5% quantile of draws of all rates from Dirichlet(counts + 1/2 on outcomes worse than wanted), and the 97.5%
+quantile with 1/2 on the wanted outcome: for one rate about Jeffreys' interval (Brown, Cai and DasGupta 2001), so that
+0 losses in 46 reads are 0 to 5.3%. For simulated agents with independent reads it covers 98 to 100%.
 
 Guaranteed: the same counts give the same figures on every machine.
-Not covered: documents that are not synthetic; dependence between reads or between facts of one problem, which makes the
-interval too narrow; an agent that behaves differently at other lengths.
+Not covered: documents that are not synthetic; dependence between reads or between facts of one problem, which makes
+the interval too narrow; an agent that behaves differently at other lengths.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ HOLDS, SIGHTS = ("nothing", "false", "true"), ("nothing", "near miss", "evidence
 NOTHING, FALSE, TRUE = range(3)
 QUIET, NEAR_MISS, EVIDENCE = range(3)
 WANTED = np.array([[NOTHING, NOTHING, TRUE], [NOTHING, NOTHING, TRUE], [TRUE, TRUE, TRUE]])
-"""[in sight, before] what a faultless agent holds after such a read."""
+"""[section, before] state of a faultless agent's memory after the read."""
 _HALF_A_READ = {True: np.eye(3) / 2, False: np.array([[0.0, 0.5, 0.0], [0.0, 0.0, 0.0], [0.25, 0.25, 0.0]])}
-"""[wanted, after] what a draw of better, or worse, rates adds to the counts."""
-WIDEST = 0.5  # of an interval of a length that is predicted
+"""[wanted, after] pseudo-counts for drawing better, or worse, rates."""
+WIDEST = 0.5  # widest interval with a prediction
 DRAWS = 2000
-_MOST = 1 << 12  # times the counted reads: what would need more has no number
+_MOST = 1 << 12  # largest multiple of the counted reads for `reads needed`
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,14 +53,14 @@ class Hazards:
 
     def __init__(self) -> None:
         self.reads = np.zeros((3, 3, 3))
-        """[in sight, before, after]"""
+        """[section, before, after]"""
         self.unsupported = np.zeros((3, 3))
-        """[in sight, before] reads that wrote at least one sentence, on anything, that nothing in sight says."""
+        """[section, before] reads that wrote at least one unsupported sentence."""
         self.answers = np.zeros((2, 2))
-        """[all of the evidence held at the end, answered rightly] episodes."""
+        """[all evidence in the last memory, right answer] episodes."""
 
     def add(self, problem: Problem, trajectory: Trajectory, right: bool, texts: GroupTexts) -> None:
-        """Count an episode. One whose evidence are no facts of the synthetic world counts for nothing."""
+        """Count an episode. Ignores evidence other than facts of the synthetic world."""
         pieces, episode = evidence_facts(problem), readings(trajectory, texts)
         if not pieces or not episode:
             return
@@ -75,10 +75,10 @@ class Hazards:
         self.answers[int(all(holds(last, fact) == TRUE for fact in pieces)), int(right)] += 1
 
     def expected_accuracy(self, sections: int, near_miss_share: float, pieces: int = 1) -> float | None:
-        """Of documents of so many sections, at the counted rates; None where one that it needs was never counted.
+        """Accuracy on documents of `sections` sections at the counted rates; None if one is uncounted.
 
-        What one of the two sights without evidence lacks is taken from the other; an invention that was never read with
-        stays, and one that no evidence ever met gives way as nothing does. `pieces`: facts that a question needs.
+        The two kinds of sections without evidence fill each other's missing rates. An uncounted hallucination
+        persists, and evidence replaces it at the rate of an empty memory. `pieces`: facts that a question needs.
         """
         count = self.reads.sum(axis=-1)
         (quiet, near, evidence), mask = self.reads / np.maximum(count, 1)[..., None], count > 0
@@ -89,16 +89,17 @@ class Hazards:
         quiet[never] = near[never] = np.eye(3)[never]
         evidence = np.where(mask[EVIDENCE, :, None], evidence, [evidence[NOTHING], evidence[NOTHING], [0.0, 0.0, 1.0]])
         held = expected_held((1 - near_miss_share) * quiet + near_miss_share * near, evidence, sections) ** pieces
-        ended = self.answers.sum(axis=1)  # without any, as if the memory decided
+        ended = self.answers.sum(axis=1)  # without episodes: right if the memory contains the evidence
         wrong, right = np.where(ended > 0, self.answers[:, 1] / np.maximum(ended, 1), [0.0, 1.0])
         return float(held * right + (1 - held) * wrong)
 
     def predicted(self, sections: int, near_miss_share: float, pieces: int = 1) -> dict[str, Any]:
-        """`accuracy` as `expected_accuracy` gives it, with the ends of its interval; None where that is wider than
-        `WIDEST`. `reads needed`: about how many would narrow it so; None where more of the same reads would not do."""
+        """`expected_accuracy` as `accuracy`, with the ends of its interval; None if the interval is wider than
+        `WIDEST`. `reads needed`: approximate number of reads for that width; None if more of the same reads do not
+        suffice."""
 
         def ends(factor: float) -> tuple[float, float]:
-            """If `factor` times as many reads and answers had been counted at the same rates."""
+            """Interval for `factor` times as many reads and answers at the same rates."""
             worse, better = (self._drawn(factor, up, sections, near_miss_share, pieces) for up in (False, True))
             return float(np.quantile(worse, 0.025)), float(np.quantile(better, 0.975))
 
@@ -132,27 +133,27 @@ class Hazards:
 
 
 def expected_held(step: Floats, evidence: Floats, sections: int) -> Floats:
-    """[...] held(n) of T, `step`, and E, `evidence`, both [..., before, after]: the upper right block of the n-th power
-    of [[T, E], [0, T]], over n."""
+    """[...] held(n) of T, `step`, and E, `evidence`, both [..., before, after]: upper right of [[T, E], [0, T]]**n,
+    over n."""
     blocks = np.block([[step, evidence], [np.zeros_like(step), step]])
     return np.asarray(np.linalg.matrix_power(blocks, sections)[..., NOTHING, -1] / sections)
 
 
 def evidence_facts(problem: Problem) -> list[Fact]:
-    """The facts a question needs; none where the data doesn't name them, or they aren't the synthetic world's."""
+    """Facts that a question needs; empty if the data does not name them, or they are not the synthetic world's."""
     texts = problem.metadata.get("evidence") or ()
     facts = _facts(texts)
     return facts if len(facts) == len(texts) else []
 
 
 def holds(memory: Iterable[str], evidence: Fact) -> int:
-    """Of `HOLDS`, by the sentences of a memory."""
+    """Index in `HOLDS` for the sentences of a memory."""
     values = {fact.value for fact in _facts(memory) if fact[:2] == evidence[:2]}
     return NOTHING if not values else TRUE if values == {evidence.value} else FALSE
 
 
 def in_sight(section: Iterable[str], evidence: Fact) -> int:
-    """Of `SIGHTS`, by the sentences of a section."""
+    """Index in `SIGHTS` for the sentences of a section."""
     relations = {fact.relation for fact in _facts(section) if fact.subject == evidence.subject}
     return EVIDENCE if evidence.relation in relations else NEAR_MISS if relations else QUIET
 
@@ -162,7 +163,7 @@ def _facts(sentences: Iterable[str]) -> list[Fact]:
 
 
 def near_miss_share(problems: Iterable[Problem]) -> float:
-    """q of the module's formula: share of sections, but those with the evidence, that have a near miss in them."""
+    """q of the module's formula: share of sections with a near miss, among sections without the evidence."""
     pairs = (
         (line, fact)
         for problem in problems

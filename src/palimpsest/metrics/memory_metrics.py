@@ -1,26 +1,26 @@
-"""Memory metrics: evidence kept, lost and invented, for reading turns, episodes and groups.
+"""Memory metrics: evidence retained, lost and hallucinated, for reading turns, episodes and groups.
 
-`memory_steps` has the evidence held, the unsupported text and the losses of each step; `memory_metrics` covers a group,
-and so one episode. In the metrics of training the names are under memory/. `evidence_position` depends on the problem
-alone: where in the document the evidence is.
+`memory_steps` returns the evidence, the unsupported text and the losses of each step; `memory_metrics` covers a group,
+and so one episode. Training metrics have these names under memory/. `evidence_position` depends only on the problem:
+the position of the evidence in the document.
 
-| key | what |
+| key | meaning |
 |---|---|
 | tokens | mean length of the memories written |
-| truncated | share of reading turns whose reply was cut by its budget |
+| truncated | share of reading turns whose reply exceeded its budget |
 | overwrite_rate | share of memory tokens that changed from one memory to the next; 0 kept, 1 all new |
-| evidence_retention | share of what the data names as evidence that is in the final memory, see below |
-| copy_fidelity | share of sentences written that are verbatim in what was read or the memory before |
-| dropped_share | share of sentences written that `grounded` kept out of the memory, where it is on |
-| recall_rate | share of reading turns that asked for an earlier memory, where they may |
-| recall_hit_rate | share of those that brought up a memory with a piece of the evidence in it |
-| malformed_rate | share of reading turns whose reply could not be read, where replies have a form |
+| evidence_retention | share of the named evidence in the final memory, see below |
+| copy_fidelity | share of written sentences that are verbatim in the section or the previous memory |
+| dropped_share | share of written sentences that `grounded` dropped, if it is on |
+| recall_rate | share of reading turns that requested an earlier memory, if recall is on |
+| recall_hit_rate | share of these that retrieved a memory with a piece of the evidence |
+| malformed_rate | share of reading turns with an unreadable reply, for replies with a format |
 
 Evidence: if every text of `metadata["evidence"]` is a single sentence, each must be in the memory. If one is longer
-(the gold paragraphs of HotpotQA), the memory must hold one of the gold answers instead; yes/no questions are not
-measured then. Several questions are averaged.
+(the gold paragraphs of HotpotQA), the memory must contain one of the gold answers instead; yes/no questions have no
+value then. Several questions are averaged.
 
-Not covered: facts in other words. `evidence_retention` and `copy_fidelity` compare text, without case and white space,
+Not covered: paraphrased facts. `evidence_retention` and `copy_fidelity` compare text, ignoring case and white space,
 so they are lower bounds for a model that paraphrases.
 """
 
@@ -39,35 +39,35 @@ from palimpsest.types import Group, Problem, StopReason, Trajectory
 
 EVIDENCE_FIRST, EVIDENCE_LAST = "evidence_first", "evidence_last"
 """Keys of `evidence_position`."""
-CHOICES = frozenset({"yes", "no", "noanswer", "unknown"})  # answers no text needs to hold
+CHOICES = frozenset({"yes", "no", "noanswer", "unknown"})  # answers that need no text
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStep:
-    """What one reading turn did to the memory."""
+    """Effect of one reading turn on the memory."""
 
     reading: ReadingTurn
     held: tuple[int, ...]
-    """Indices in `metadata["evidence"]` of the texts that stand in the memory after it."""
+    """Indices in `metadata["evidence"]` of the texts in the memory after the turn."""
     retention: float | None
-    """`evidence_retention` of the memory after it."""
+    """`evidence_retention` of the memory after the turn."""
     written: tuple[str, ...]
-    """Sentences of the memory it wrote; empty if it wrote none."""
+    """Sentences of the memory that the turn wrote; empty if it wrote none."""
     unsupported: tuple[str, ...] | None
-    """Those of them that stand in nothing that was in sight; None where the prompt doesn't say what was."""
+    """Written sentences without a source in the prompt; None if the prompt's sources are unknown."""
     lost: tuple[str, ...]
-    """Sentences of the memory before that don't stand in the one after."""
+    """Sentences of the previous memory that are missing afterwards."""
 
 
 def memory_steps(problem: Problem, trajectory: Trajectory, codec: Codec) -> list[MemoryStep]:
-    """What each reading turn kept, invented and lost, in order."""
+    """Effect of each reading turn on the memory, in order."""
     return [_step(problem, reading) for reading in readings(trajectory, GroupTexts(codec))]
 
 
 def memory_metrics(group: Group, texts: GroupTexts) -> dict[str, float | None]:
-    """The table above: means over the reading turns of all trajectories; of their last memories for the evidence.
+    """The table above: means over the reading turns of all trajectories; evidence over their last memories.
 
-    None where there is nothing to measure: no reading turns, no evidence in the problem's metadata, no such replies.
+    None for metrics without data: no reading turns, no evidence in the problem's metadata, no such replies.
     """
     episodes = [readings(trajectory, texts) for trajectory in group.trajectories]
     reads = [reading for episode in episodes for reading in episode]
@@ -86,7 +86,6 @@ def memory_metrics(group: Group, texts: GroupTexts) -> dict[str, float | None]:
 
 
 def _reply_metrics(problem: Problem, reads: Sequence[ReadingTurn]) -> dict[str, float | None]:
-    """What replies in tags asked for."""
     looking = [reading for reading in reads if reading.asks]
     shares = [evidence_retention(problem, reading.recall_result) for reading in looking if reading.query is not None]
     return {
@@ -111,10 +110,10 @@ def _step(problem: Problem, reading: ReadingTurn) -> MemoryStep:
 
 
 def unsupported(reading: ReadingTurn) -> tuple[str, ...] | None:
-    """Sentences that a turn wrote and that stand in nothing it had in sight; None where that isn't known.
+    """Sentences that a turn wrote without a source in its prompt; None if the sources are unknown.
 
-    In sight are the named pieces of its prompt but the question: the section, the memory before, a recalled one. A
-    memory that a replay was given is not the agent's, and counts as input.
+    Sources are the named pieces of the prompt except the question: section, previous memory, recalled memory. The
+    memory given to a replay is not the agent's and counts as input.
     """
     if reading.sources is None:
         return None
@@ -126,7 +125,7 @@ def unsupported(reading: ReadingTurn) -> tuple[str, ...] | None:
 
 
 def copy_fidelity(reads: Iterable[ReadingTurn]) -> float | None:
-    """Share of the sentences written that are not `unsupported`, pooled; None if nothing was written, or is known."""
+    """Share of written sentences that are not `unsupported`, pooled; None without any, or with unknown sources."""
     true = total = 0
     for reading in reads:
         invented = unsupported(reading)
@@ -137,7 +136,7 @@ def copy_fidelity(reads: Iterable[ReadingTurn]) -> float | None:
 
 
 def dropped_share(reads: Iterable[ReadingTurn]) -> float | None:
-    """Share of the sentences written that the rule of `grounded` kept out of the memory, pooled; None without it."""
+    """Share of written sentences that `grounded` dropped from the memory, pooled; None without it."""
     dropped = total = 0
     for reading in reads:
         if reading.turn.notes.get("grounded") and not reading.substituted:
@@ -148,7 +147,7 @@ def dropped_share(reads: Iterable[ReadingTurn]) -> float | None:
 
 
 def changed_share(before: Sequence[int], after: Sequence[int]) -> float:
-    """Share of tokens, of the longer of two memories, that the other doesn't hold; order is not looked at.
+    """Share of the longer memory's tokens that the other lacks, ignoring order.
 
     >>> changed_share([1, 2, 3, 4], [4, 3, 2, 1]), changed_share([1, 2, 3, 4], [1, 2, 9]), changed_share([1], [])
     (0.0, 0.5, 1.0)
@@ -159,7 +158,7 @@ def changed_share(before: Sequence[int], after: Sequence[int]) -> float:
 
 
 def evidence_retention(problem: Problem, memory: str) -> float | None:
-    """How much of what an answer needs stands in `memory`, 0 to 1; None where the data doesn't say.
+    """Share of the evidence in `memory`, 0 to 1; None if the data has no evidence.
 
     >>> metadata = {"evidence": ["Rome\\nRome is old. It lies in Italy."]}
     >>> problem = Problem("p", "Where?", ("Italy", "Italia"), metadata=metadata)
@@ -176,15 +175,15 @@ def evidence_retention(problem: Problem, memory: str) -> float | None:
 
 
 def _holds_gold(problem: Problem, flat_memory: str) -> float | None:
-    """Whether one of a single question's golds stands in the memory; None for a yes/no question, or without golds."""
+    """True if the memory contains a gold of a single question; None for a yes/no question, or without golds."""
     if not problem.answers or any(flat(answer) in CHOICES for answer in problem.answers):
         return None
     return float(any(stands_in(flat(answer), flat_memory) for answer in problem.answers))
 
 
 def evidence_position(problem: Problem) -> dict[str, float]:
-    """Where the first and the last piece of evidence lie in the document: 0 at its beginning, 1 at its end. Empty where
-    the data names none, or none stands in the document. Of a piece that stands there several times the first counts.
+    """Positions of the first and last piece of evidence in the document: 0 at its start, 1 at its end. A repeated
+    piece counts at its first position. Empty if the data names no evidence or the document lacks it.
 
     >>> evidence = {"evidence": ["Anna ran.", "Bob is old."]}
     >>> evidence_position(Problem("p", "?", (), "It rains. Bob is old.\\nAnna ran.", metadata=evidence))
@@ -198,7 +197,7 @@ def evidence_position(problem: Problem) -> dict[str, float]:
 
 
 def retained_share(evidence: Sequence[str], memory: str) -> float:
-    """Share of the evidence texts that stand in `memory`.
+    """Share of the evidence texts in `memory`.
 
     >>> retained_share(["Anna lives in Rome.", "Rome is old."], "Facts:\\n anna  lives in Rome. The end")
     0.5

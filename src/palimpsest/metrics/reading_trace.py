@@ -1,30 +1,30 @@
-"""Reading turns of an episode: what the agent had in sight and wrote, from the record alone.
+"""Reading turns of an episode, reconstructed from the record: sources in the prompt, memories before and after.
 
 A reading turn is one called "read", one before an event `MemoryWritten`, or one whose prompt has a piece `section` and
-is followed by a prompt with a piece `memory`. The memory after it is the first of these that is known:
+is followed by a prompt with a piece `memory`. The memory after it is the first known of:
 
-    what the event `MemoryWritten`, else `MemoryUngrounded` says
+    the event `MemoryWritten`, or `MemoryUngrounded`
     the piece `memory` of the next prompt that has one
     its reply without control tokens and thinking
 
-So a policy is measured if it fills its prompts by `Template` and calls the slots memory and section, however its
-replies become the memory. Recall queries and malformed replies come from their events.
+These rules cover every policy that fills its prompts by `Template` with slots called memory and section. Recall
+queries and malformed replies come from their events.
 
-All rollouts of a group share sections, and a memory is written by one turn and held by the next. `GroupTexts` decodes
-each text once and caches its sentences and what was looked for in it.
+All rollouts of a group share sections, and consecutive turns share memories. `GroupTexts` decodes each text once and
+caches its sentences and searches.
 
-`origins` finds where in a document a kept sentence is from, by the longest run of its words that the document has:
+`origins` finds the source of a memory's sentence in a document, by the longest shared run of words:
 
     memory     "Anna lives in Rome. She likes tea."
     document   "... In 1990 Anna lives in Rome, near ..."      -> "Anna lives in Rome"
 
 A sentence of fewer than `RUN` words must occur whole, any other one by at least `RUN` of its words. Among equally long
-runs, the section that was read when the sentence entered the memory has priority, then document order.
+runs, the section read when the sentence entered the memory has priority, then document order.
 
-Guaranteed: turns are in order; a prompt is decoded in its pieces, each on first use; an origin is a slice of the
-document, in a section that was read, and takes time linear in the document.
-Not covered: prompts without pieces, where `section` and `sources` are None; a bound on the cache (use one `GroupTexts`
-for each group); rewording that leaves fewer than `RUN` words in a row; meaning: "not in Rome" holds "in Rome".
+Guaranteed: turns are in order; each piece of a prompt is decoded on first use; an origin is a slice of the document,
+in a section that the agent read, and takes time linear in the document.
+Not covered: prompts without pieces, with `section` and `sources` None; a bound on the cache (use one `GroupTexts` per
+group); rewording that leaves fewer than `RUN` words in a row; meaning: "not in Rome" contains "in Rome".
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from palimpsest.types import Outcome, Trajectory, Turn
 
 
 class Text:
-    """A piece of text, everything about it worked out when it is first asked for, and once."""
+    """A text whose properties are computed on first use and cached."""
 
     __slots__ = ("_decode", "_flat", "_flat_sentences", "_held", "_sentences", "_text", "ids")
 
     def __init__(self, ids: tuple[int, ...], decode: Callable[[], str]) -> None:
         self.ids = ids
-        """[T] empty where the text alone is known."""
+        """[T] empty if only the text is known."""
         self._decode = decode
         self._text: str | None = None
         self._flat: str | None = None
@@ -87,7 +87,7 @@ class Text:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Sentences and lines, as they stand."""
+        """Sentences and lines, verbatim."""
         if self._sentences is None:
             self._sentences = tuple(sentences(self.text))
         return self._sentences
@@ -100,7 +100,7 @@ class Text:
         return self._flat_sentences
 
     def holds(self, sentence: str) -> bool:
-        """Whether a flat sentence stands here as whole words, so that a value cut short doesn't pass."""
+        """True if a flat sentence occurs here as whole words, so that a truncated value does not match."""
         held = self._held.get(sentence)
         if held is None:
             held = self._held[sentence] = stands_in(sentence, self.flat)
@@ -108,8 +108,6 @@ class Text:
 
 
 class GroupTexts:
-    """The texts of one group, by their ids."""
-
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
         self._texts: dict[tuple[int, ...], Text] = {}
@@ -127,7 +125,7 @@ class GroupTexts:
         return Text(ids, lambda: text)
 
 
-# ---- What an agent had and wrote at each reading turn, from the record alone ---------------------------------
+# ---- Reading turns -------------------------------------------------------------------------------------------
 
 
 E = TypeVar("E")
@@ -137,42 +135,37 @@ _NOTHING = Text((), lambda: "")
 
 @dataclass(frozen=True, slots=True)
 class ReadingTurn:
-    """One reading turn."""
-
     turn: Turn
     memory_before: Text
-    """As its prompt shows it."""
+    """Memory in its prompt."""
     memory_after: Text
-    """As it enters the next prompt."""
+    """Memory for the next prompt."""
     update: Text
-    """What its reply gave as its update: the memory after, but where that is the whole reply."""
+    """Memory update in its reply: the memory after, unless that is the whole reply."""
     changed: bool
-    """Whether the turn wrote a memory; False where it left the old one as it was."""
+    """True if the turn wrote a memory; False if the old one remains."""
     section: Text | None
-    """What was read, None where the prompt doesn't say."""
+    """Section in the prompt; None if unknown."""
     recalled: Text
-    """The recalled memory in its prompt, empty if there was none."""
+    """Recalled memory in its prompt; empty without one."""
     sources: tuple[Text, ...] | None
-    """Pieces of its prompt that a memory may be written from, shortest first: all but the question. None where the
-    prompt doesn't say what was read."""
+    """Pieces of its prompt except the question, shortest first; None if the section is unknown."""
     in_tags: bool
-    """Whether its reply has a form, so that it may be malformed."""
+    """True if its reply has a format, so that it may be malformed."""
     asks: bool
-    """Whether its reply may ask for an earlier memory."""
+    """True if its reply may request an earlier memory."""
     query: str | None
-    """What its reply asked for."""
     recall_result: str
-    """What the query brought up for the next prompt, "" if nothing."""
+    """Result of the query for the next prompt; empty without one."""
     malformed: str | None
-    """Why its reply could not be read."""
+    """Reason why its reply is unreadable."""
     dropped: tuple[str, ...] = ()
-    """Units of its reply that were kept out of the memory."""
+    """Units of its reply that the grounding rule dropped."""
     substituted: bool = False
-    """Whether its reply is not the agent's: `palimpsest replay --memory` put another memory in its place."""
+    """True if `palimpsest replay --memory` replaced the agent's reply."""
 
 
 def readings(trajectory: Trajectory, texts: GroupTexts) -> list[ReadingTurn]:
-    """The reading turns of a trajectory."""
     after = _events_after_turns(trajectory)
     memories = _later_memories(trajectory.turns)
     result: list[ReadingTurn] = []
@@ -187,16 +180,13 @@ def readings(trajectory: Trajectory, texts: GroupTexts) -> list[ReadingTurn]:
 
 
 def replayed_turn(trajectory: Trajectory) -> int | None:
-    """The place of the turn whose reply writes the memory that a replay was given; None: every reply is the agent's."""
+    """Index of the turn whose reply contains the memory given to a replay; None: every reply is the agent's."""
     replayed = next(iter(of_type(trajectory.events, Replayed)), None)
     return None if replayed is None or replayed.memory is None or replayed.turn < 1 else replayed.turn - 1
 
 
 def memories(trajectory: Trajectory, texts: GroupTexts) -> list[Text]:
-    """The memories of an episode, one after the other: after each reading turn, or as an agent with tools wrote them.
-
-    Empty for one that wrote none.
-    """
+    """Memories of an episode in order: after each reading turn, or from an agent's memory tools. Empty without any."""
     edits = [event.what for event in trajectory.events if isinstance(event.what, Pruned | SummedUp)]
     if edits:
         return [texts.decoded(what.memory if isinstance(what, Pruned) else what.text) for what in edits]
@@ -204,30 +194,27 @@ def memories(trajectory: Trajectory, texts: GroupTexts) -> list[Text]:
 
 
 def last_memory(trajectory: Trajectory, texts: GroupTexts) -> Text | None:
-    """The last of `memories`, None if there is none."""
     return next(reversed(memories(trajectory, texts)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryChange:
-    """What one reading turn did to the memory."""
+    """Change of the memory in one reading turn."""
 
     turn: int
     """From 0."""
     turns: int
-    """How many sections there are to read; 0: not known."""
+    """Number of sections to read; 0: unknown."""
     memory: str
-    """After it."""
+    """Memory after the turn."""
     before: str
 
     @property
     def added(self) -> tuple[str, ...]:
-        """Sentences that are new."""
         return _without(self.memory, self.before)
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Sentences that are gone."""
         return _without(self.before, self.memory)
 
 
@@ -237,14 +224,14 @@ def _without(text: str, other: str) -> tuple[str, ...]:
 
 
 class MemoryChanges:
-    """Tells what the turns of an episode did to its memory, one after the other."""
+    """Memory changes of an episode, turn by turn."""
 
     def __init__(self, codec: Codec, sections: int) -> None:
         self._codec, self._sections = codec, sections
         self._before, self._turns = "", 0
 
     def of(self, turn: Turn, events: Sequence[Event]) -> MemoryChange | None:
-        """None where it wrote none."""
+        """Change of the memory in `turn`; None if it wrote none."""
         number, self._turns = self._turns, self._turns + 1
         if turn.name == "answer":
             return None
@@ -257,7 +244,7 @@ class MemoryChanges:
 
 
 def _events_after_turns(trajectory: Trajectory) -> list[list[Event]]:
-    """[turns] what happened after each, before the next."""
+    """[turns] events after each turn, before the next."""
     after: list[list[Event]] = [[] for _ in trajectory.turns]
     index_by_step = {turn.step: number for number, turn in enumerate(trajectory.turns)}
     for event in trajectory.events:
@@ -317,7 +304,7 @@ def _after(
     before: Text,
     texts: GroupTexts,
 ) -> tuple[Text, bool]:
-    """The memory after a turn, and whether the turn wrote it."""
+    """(Memory after a turn, whether the turn wrote it)."""
     if written is not None:
         return texts.decoded(written.text, written.token_ids), written.changed
     if _last(events, EmptyMemoryKept):
@@ -337,7 +324,7 @@ def _sources(turn: Turn, section: Text, before: Text, recalled: Text, texts: Gro
     recorded = {"memory": before, "recalled": recalled}
     yield from (
         text for name, text in recorded.items() if name not in turn.spans
-    )  # known from events alone: old records
+    )  # in old records, only events contain these
     pieces = sorted((end - start, start, name) for name, (start, end) in turn.spans.items() if name != "question")
     for length, start, name in pieces:
         if name == "section":
@@ -352,11 +339,11 @@ def _last(events: Sequence[Event], kind: type[E]) -> E | None:
     return matches[-1] if matches else None
 
 
-# ---- Where in a document a kept sentence is from -------------------------------------------------------------
+# ---- Sources of sentences in a document ----------------------------------------------------------------------
 
 
 RUN = 4
-"""Words in a row that tell where a sentence is from."""
+"""Words in a row that identify the source of a sentence."""
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 
 Span = tuple[int, int]
@@ -371,7 +358,7 @@ class _Run:
 
 
 def origins(memory_sentences: Sequence[str], document: str, readings: Sequence[ReadingTurn] = ()) -> list[Span | None]:
-    """[len(memory_sentences)] the place of each sentence in the document, None where it has none.
+    """[len(memory_sentences)] span of each sentence in the document; None if it has none.
 
     >>> text = "Bob drinks tea. In 1990 Anna lives in Rome, near the sea."
     >>> origins(["anna lives in rome.", "Bob drinks tea.", "Eve sings."], text), text[24:42]
@@ -397,7 +384,7 @@ def _better(run: _Run, than: _Run | None, source: Span | None) -> bool:
 
 
 def _came(sentence: str, readings: Sequence[ReadingTurn]) -> int | None:
-    """Index of the reading that brought a sentence of the last memory in, and it stayed."""
+    """Index of the reading that added a sentence of the last memory for good."""
     flat = " ".join(sentence.casefold().split())
     for index in range(len(readings) - 1, -1, -1):
         if readings[index].changed and flat not in readings[index].memory_before.flat:
@@ -406,7 +393,7 @@ def _came(sentence: str, readings: Sequence[ReadingTurn]) -> int | None:
 
 
 def _sections(document: str, readings: Sequence[ReadingTurn]) -> list[Span | None]:
-    """[readings] where each section stands: they are read in order, and a cut character at an end is no text."""
+    """[readings] span of each section in reading order; ignores characters cut at its ends."""
     spans, cursor = list[Span | None](), 0
     for reading in readings:
         text = "" if reading.section is None else reading.section.text.strip("\ufffd")
@@ -417,7 +404,7 @@ def _sections(document: str, readings: Sequence[ReadingTurn]) -> list[Span | Non
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """Sections that stand next to each other as one, so that a sentence cut in two by them is found whole.
+    """Adjacent sections merged, so that a sentence across two sections is found whole.
 
     >>> _merged([(0, 5), (5, 9), (30, 35), (37, 40)])
     [(0, 9), (30, 40)]
@@ -432,7 +419,7 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 
 def _runs(word_lists: Sequence[Sequence[str]], document: str, span: Span) -> Iterator[tuple[int, _Run]]:
-    """(index of a sentence, a run of its words) in one piece of the document, each as far as it goes."""
+    """(Index of a sentence, a longest run of its words) in one piece of the document."""
     grams = {
         length: _grams(word_lists, length)
         for length in sorted({min(RUN, len(words)) for words in word_lists if len(words) > 1})
@@ -442,7 +429,7 @@ def _runs(word_lists: Sequence[Sequence[str]], document: str, span: Span) -> Ite
     open_runs: dict[tuple[int, int], _Run] = {}  # by (sentence, its next word)
     for match in _WORD.finditer(document, *span):
         word = match.group().casefold()
-        if word not in wanted:  # most words: it ends what is open, and no run holds it
+        if word not in wanted:  # most words: it ends all open runs
             yield from ((number, run) for (number, _), run in open_runs.items())
             open_runs.clear()
             window.clear()
@@ -464,7 +451,7 @@ def _runs(word_lists: Sequence[Sequence[str]], document: str, span: Span) -> Ite
 
 
 def _grams(word_lists: Sequence[Sequence[str]], length: int) -> Mapping[tuple[str, ...], list[tuple[int, int]]]:
-    """Words in a row to (sentence, the word after them), of sentences that are looked for by so many."""
+    """(Sentence, index of the next word) by `length` words in a row, for sentences searched with that length."""
     places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for number, words in enumerate(word_lists):
         if min(RUN, len(words)) == length:

@@ -1,1 +1,1 @@
-"""Folders of models: found, verified and inspected before anything in them is loaded."""
+"""Model folders: lookup, verification and inspection before loading."""

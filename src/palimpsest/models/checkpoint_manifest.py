@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint: size and SHA-256 of every file in its folder, sealed by a checksum of its own.
+"""Checkpoint manifest: size and SHA-256 of every file in the folder, with its own checksum.
 
-Guaranteed: a flipped bit or a missing byte anywhere in the files, the manifest included, is found; a folder is read
-again only where a size or a time of change says that it differs from what this process verified before.
-Not covered: an attacker who rewrites the hashes as well; files that the manifest doesn't name.
+Guaranteed: verification finds a flipped bit or a missing byte in any file and in the manifest; this process verifies a
+folder again only if a size or modification time has changed.
+Not covered: an attacker who also rewrites the hashes; files that the manifest does not name.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from palimpsest.errors import CheckpointError
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE_FOLDER = "learner"
-"""Optimiser state of a checkpoint. Not beside the weights: engines that read *.safetensors would take it for one."""
+"""Optimiser state of a checkpoint. A subfolder, because engines load every *.safetensors next to the weights."""
 
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-_OURS = b'"sha256"'  # once a file: no flipped bit takes all of them out
+_OURS = b'"sha256"'  # once per file: no flipped bit removes all of them
 _Stamp = tuple[tuple[str, int, int], ...]
 _verified: dict[Path, _Stamp] = {}
 _READERS = 8
-"""Files hashed at once: a checkpoint of ranks has many, and one thread hashes about as fast as one disk reads."""
-_SETTLED_NS = 2_000_000_000  # a file changed so lately may change again under the same time
+"""Files hashed in parallel."""
+_SETTLED_NS = 2_000_000_000  # a file younger than this may change again without a new time
 
 
 def sealed(body: Mapping[str, Any]) -> bytes:
@@ -41,8 +41,7 @@ def sealed(body: Mapping[str, Any]) -> bytes:
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
-    """What `sealed` wrote of a checkpoint: `step`, `identity`, `state` and `files`. Raises CheckpointError if it isn't
-    that, or not any more."""
+    """The body written by `sealed`: `step`, `identity`, `state` and `files`. Raises CheckpointError if damaged."""
     try:
         data = file.read_bytes()
         body: dict[str, Any] = orjson.loads(data)
@@ -53,14 +52,14 @@ def read_manifest(file: Path) -> dict[str, Any]:
     if not intact:
         raise CheckpointError(f"{file} is damaged: its checksum is wrong")
     if body.get("format") != FORMAT:
-        raise CheckpointError(f"{file} has format {body.get('format')!r:.40}, this version reads {FORMAT}")
+        raise CheckpointError(f"{file} has format {body.get('format')!r:.40}, this version reads only {FORMAT}")
     if wrong := next((key for key, holds in _SHAPE.items() if not holds(body.get(key))), None):
         raise CheckpointError(f"{file} is not the manifest of a checkpoint: {wrong}={body.get(wrong)!r:.60}")
     return body
 
 
 def _are_files(entries: Any) -> bool:
-    """Size and SHA-256 of files, by paths that lead nowhere but into the folder."""
+    """True if `entries` maps relative paths inside the folder to size and SHA-256."""
     return isinstance(entries, dict) and all(
         isinstance(entry, dict)
         and type(entry.get("size")) is int
@@ -86,36 +85,34 @@ _SHAPE: Mapping[str, Callable[[Any], bool]] = {
     "state": lambda state: isinstance(state, dict),
     "files": _are_files,
 }
-"""Key of a manifest to what must hold of its value."""
+"""Check of each manifest key's value."""
 
 
 def verify_files(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> int:
-    """Compare every byte with a manifest's `files`; the bytes of all. Raises CheckpointError naming the damaged one."""
+    """Verify files by a manifest's `files`. Returns their total bytes. Raises CheckpointError with the damaged file."""
     size, stamp = 0, _stamp(folder, entries)
-    for inner in {Path(name).parent for name in entries} - {Path()}:  # read as a whole: a file more is read too
+    for inner in {Path(name).parent for name in entries} - {Path()}:  # loading reads every file in a subfolder
         there = {f"{inner.as_posix()}/{file.name}" for file in (folder / inner).glob("*") if file.is_file()}
         if strange := there - entries.keys():
-            raise CheckpointError(f"{folder / min(strange)} is not of this checkpoint: remove it")
+            raise CheckpointError(f"{folder / min(strange)} is not part of this checkpoint: remove it")
     for name, entry in entries.items():
         file = folder / name
         if not file.is_file():
             raise CheckpointError(f"{file} is missing")
         if file.stat().st_size != entry["size"]:
-            raise CheckpointError(
-                f"{file} is damaged: {file.stat().st_size:,} bytes, the manifest says {entry['size']:,}"
-            )
+            raise CheckpointError(f"{file} is damaged: {file.stat().st_size:,} bytes instead of {entry['size']:,}")
         size += entry["size"]
     with ThreadPoolExecutor(_READERS) as readers:
         for name, digest in zip(entries, readers.map(files.sha256, [folder / name for name in entries]), strict=True):
             if digest != entries[name]["sha256"]:
-                raise CheckpointError(f"{folder / name} is damaged: its SHA-256 is not the manifest's")
+                raise CheckpointError(f"{folder / name} is damaged: its SHA-256 differs from the manifest")
     if all(time.time_ns() - changed > _SETTLED_NS for _, _, changed in stamp):
         _verified[folder.resolve()] = stamp
     return size
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether `folder` is a checkpoint of ours; other people's models may have a manifest.json too."""
+    """True if `folder` is a palimpsest checkpoint; other models may also have a manifest.json."""
     try:
         return _OURS in (folder / MANIFEST).read_bytes()
     except OSError:
@@ -123,9 +120,9 @@ def has_manifest(folder: Path) -> bool:
 
 
 def verify_folder(folder: Path) -> None:
-    """Verify a folder that a model is opened from, if it is a checkpoint of ours. Raises CheckpointError.
+    """Verify a model folder if it is a palimpsest checkpoint. Raises CheckpointError.
 
-    A folder inside it that was taken out whole, such as the optimiser's state, is not missed.
+    A subfolder that was removed completely, such as the optimiser state, is not an error.
     """
     if not has_manifest(folder):
         return
@@ -136,6 +133,6 @@ def verify_folder(folder: Path) -> None:
 
 
 def _stamp(folder: Path, entries: Mapping[str, Any]) -> _Stamp:
-    """Size and time of change of every file that is there."""
+    """Size and modification time of every existing file."""
     stats = {name: (folder / name).stat() for name in sorted(entries) if (folder / name).is_file()}
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())

@@ -1,14 +1,12 @@
 """Model folder lookup: from a name (folder, hub id, shipped model) to a folder that is safe to open.
 
-A hub model is opened from the local Hugging Face cache, and downloaded only if it is not there.
+A hub model comes from the local Hugging Face cache, or from the hub if it is not cached.
 
-Guaranteed: in a folder that passed, everything that is opened is a plain file of a bounded size, weights are
-safetensors, no custom code is needed, sizes are those of the weights, and a palimpsest checkpoint has the bytes that
-were saved. Everything else is rejected in one line, before torch is imported. A model in the cache is opened without a
-request; a failed download is one line, at the first failed connection. Only configuration, tokenizer, chat template and
-the model's *.safetensors files are downloaded.
-Not covered: regular expressions of a tokenizer that never end; newer revisions of a cached model (`hf download` fetches
-one).
+Guaranteed: in a verified folder all opened files are plain and of bounded size, weights are safetensors, the model
+needs no custom code, sizes match the weights, and a palimpsest checkpoint has its saved bytes. Other folders are errors
+of one line, before torch is imported. A cached model needs no request; a download fails at the first failed connection,
+with one line. Downloads contain only configuration, tokenizer, chat template and *.safetensors files.
+Not covered: regular expressions of a tokenizer that never end; newer revisions of a cached model (use `hf download`).
 """
 
 from __future__ import annotations
@@ -52,12 +50,12 @@ TEXTS = (
     "chat_template*",
     "model.safetensors.index.json",
 )
-"""Patterns of what is downloaded besides weights."""
+"""Patterns of downloaded files other than weights."""
 _PATIENCE_S = 10.0
 
 
 def cached(name: str) -> Path | None:
-    """The folder of a hub's model in the local cache, if all that a model needs is there."""
+    """The folder of a hub model in the local cache, or None if it is incomplete."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -73,7 +71,7 @@ def cached(name: str) -> Path | None:
 
 
 def cached_tokenizer(name: str) -> Path | None:
-    """The folder of a hub's tokenizer in the local cache, with weights or without."""
+    """The folder of a hub tokenizer in the local cache, with or without weights."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -85,8 +83,7 @@ def cached_tokenizer(name: str) -> Path | None:
 
 
 def hub_folder(name: str, *, weights: bool = True) -> Path:
-    """The local folder of the hub's model `name`; without `weights` its texts alone. Raises ModelError if it can't be
-    had."""
+    """The local folder of the hub model `name`; `weights=False` downloads only `TEXTS`. Raises ModelError."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -95,7 +92,7 @@ def hub_folder(name: str, *, weights: bool = True) -> Path:
         if (folder := cached(name) if weights else cached_tokenizer(name)) is not None:
             return folder
         if constants.HF_HUB_OFFLINE:
-            raise ModelError(f"{here}, not in the local cache, and HF_HUB_OFFLINE is set: give a folder, or go online")
+            raise ModelError(f"{here}, not in the local cache, and HF_HUB_OFFLINE is set: use a folder, or go online")
         HfApi().model_info(name, timeout=_PATIENCE_S)  # one request: downloads would retry for a minute
         folder = Path(snapshot_download(name, allow_patterns=list(TEXTS)))
         if not weights:
@@ -104,12 +101,12 @@ def hub_folder(name: str, *, weights: bool = True) -> Path:
     except PalimpsestError:
         raise
     except HFValidationError:
-        raise ModelError(f"{here}, and no hub id such as Qwen/Qwen3-4B") from None
+        raise ModelError(f"{here}, and not a hub id such as Qwen/Qwen3-4B") from None
     except HfHubHTTPError as error:
-        raise ModelError(f"{here}, and the hub gives no such model ({_first(error)})") from None
-    except Exception as error:  # noqa: BLE001  its client differs between versions, and so does what it raises
+        raise ModelError(f"{here}, and the hub returns no such model ({_first(error)})") from None
+    except Exception as error:  # noqa: BLE001  the client's errors differ between versions
         raise ModelError(
-            f"{here}, not in the local cache, and the hub can't be reached ({_first(error)}): give a folder, or go "
+            f"{here}, not in the local cache, and the hub can't be reached ({_first(error)}): use a folder, or go "
             "online"
         ) from None
 
@@ -134,20 +131,20 @@ _OBJECTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.js
 
 
 def check_name(name: str, names: Iterable[str] = ()) -> None:
-    """Refuse at once a name that can't be a model: cheap, and asks nobody. `names`: other names there are."""
+    """Raise ModelError for a name that can't be a model, without a request. `names`: further names for hints."""
     folder = Path(name)
     if folder.is_dir():
         return
     if folder.exists():
-        raise ModelError(f"model {name}: is a file; give the folder it is in")
+        raise ModelError(f"model {name}: is a file; use its folder")
     if _looks_like_a_path(name):
         siblings = [sibling.name for sibling in folder.parent.iterdir()] if folder.parent.is_dir() else []
         hint = nearest(folder.name, siblings)
-        raise ModelError(f"model {name}: no such folder{hint}; give a Hugging Face folder or a hub id")
+        raise ModelError(f"model {name}: no such folder{hint}; use a Hugging Face folder or a hub id")
     if "/" not in name and cached(name) is None:
         here = [*names, *(entry.name for entry in Path().iterdir() if entry.is_dir())]
         raise ModelError(
-            f"model {name}: no such folder here{nearest(name, here)}; a hub id names its owner too, as Qwen/Qwen3-4B"
+            f"model {name}: no such folder here{nearest(name, here)}; a hub id includes its owner, as in Qwen/Qwen3-4B"
         )
 
 
@@ -162,7 +159,7 @@ def _looks_like_a_path(name: str) -> bool:
 
 
 def opened(name: str) -> Path:
-    """The folder that `name` stands for, verified. Raises ModelError or CheckpointError."""
+    """The verified folder of `name`. Raises ModelError or CheckpointError."""
     check_name(name, SHIPPED)
     folder = Path(name) if Path(name).is_dir() else hub_folder(name)
     check_entries(name, folder)
@@ -171,17 +168,17 @@ def opened(name: str) -> Path:
 
 
 def open_model(name: str) -> tuple[Path, int]:
-    """The folder of a model that is no adapter, and how many numbers its weights hold. Raises ModelError."""
+    """The folder of a model, not an adapter, and its number of parameters. Raises ModelError."""
     folder = opened(name)
     config = read_object(name, folder / "config.json")
     if not config:
-        run = f"; it is a run: give {folder}/checkpoints/step-..." if (folder / "config.yaml").is_file() else ""
+        run = f"; it is a run: use {folder}/checkpoints/step-..." if (folder / "config.yaml").is_file() else ""
         raise ModelError(f"model {name}: no config.json and no {ADAPTER_SETTINGS}; expected a Hugging Face folder{run}")
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(entry, str) for entry in names):
-        raise ModelError(f"model {name}: config.json says architectures={names!r:.60}; a list of names is needed")
+        raise ModelError(f"model {name}: config.json has architectures={names!r:.60}; it must be a list of names")
     if config.get("quantization_config"):
-        raise ModelError(f"model {name}: its weights are quantised, which is not supported; take the model they are of")
+        raise ModelError(f"model {name}: quantised weights are not supported; use the original model")
     shapes = check_weights(name, folder)
     check_sizes(name, config, shapes)
     check_layers(name, config, shapes)
@@ -190,19 +187,19 @@ def open_model(name: str) -> tuple[Path, int]:
 
 
 def stored_dtype(name: str) -> str | None:
-    """What config.json says that the weights of a model are, such as float32; None: nothing. Raises ModelError."""
+    """The dtype in a model's config.json, such as float32, or None. Raises ModelError."""
     config = read_object(name, opened(name) / "config.json")
     dtype = config.get("dtype") or config.get("torch_dtype")
     return dtype if isinstance(dtype, str) else None
 
 
 def adapters_of(name: str) -> tuple[list[Path], str]:
-    """Folders of the adapters from `name` down, and the name of the model under them. Raises ModelError."""
+    """Folders of the adapters from `name` down, and the name of their base model. Raises ModelError."""
     adapters: list[Path] = []
     base = name
     while (folder := opened(base)) and (folder / ADAPTER_SETTINGS).is_file():
         if any(folder.samefile(other) for other in adapters):
-            raise ModelError(f"model {name}: {folder} is an adapter of itself; name its model in {ADAPTER_SETTINGS}")
+            raise ModelError(f"model {name}: {folder} is an adapter of itself; set its model in {ADAPTER_SETTINGS}")
         settings = read_object(base, folder / ADAPTER_SETTINGS)
         _check_adapter(base, settings, check_weights(base, folder))
         adapters.append(folder)
@@ -211,26 +208,27 @@ def adapters_of(name: str) -> tuple[list[Path], str]:
 
 
 def _check_adapter(name: str, settings: Mapping[str, Any], shapes: Shapes) -> None:
-    """Refuse other kinds, ranks beyond the weights, and what would have peft import or match at length."""
+    """Raise ModelError for adapters other than LoRA, ranks larger than the weights, and settings for which peft imports
+    code or matches patterns."""
     if not isinstance(settings.get("base_model_name_or_path"), str):
         raise ModelError(f"model {name}: {ADAPTER_SETTINGS} does not name base_model_name_or_path")
     if settings.get("peft_type") != "LORA":
-        raise ModelError(f"model {name}: an adapter of the kind {settings.get('peft_type')!r:.40}; LORA alone is read")
+        raise ModelError(f"model {name}: adapter of type {settings.get('peft_type')!r:.40}; only LORA is supported")
     for key in ("megatron_config", "layer_replication"):
         if settings.get(key):
             raise ModelError(f"model {name}: {ADAPTER_SETTINGS} has a {key}, which is not supported")
     named, ranks = settings.get("target_modules"), settings.get("rank_pattern") or {}
     words = [*(named if isinstance(named, list) else [named]), *ranks, *(settings.get("alpha_pattern") or ())]
     if strange := [word for word in words if not isinstance(word, str) or not _LAYER_NAME.fullmatch(word)]:
-        raise ModelError(f"model {name}: {ADAPTER_SETTINGS} names layers by {strange[0]!r:.60}; give plain names")
+        raise ModelError(f"model {name}: {ADAPTER_SETTINGS} names layers by {strange[0]!r:.60}; use plain names")
     widest = max((side for shape in shapes.values() for side in shape), default=0)
     for rank in (settings.get("r"), *(ranks.values() if isinstance(ranks, dict) else ())):
         if not isinstance(rank, int) or not 1 <= rank <= widest:
-            raise ModelError(f"model {name}: {ADAPTER_SETTINGS} says r={rank!r:.40}, its weights have {widest} at most")
+            raise ModelError(f"model {name}: {ADAPTER_SETTINGS} has r={rank!r:.40}, but its weights have {widest}")
 
 
 def tokenizer_folder(name: str) -> Path:
-    """The folder of a tokenizer that may have no weights beside it. Raises ModelError if it can't be had."""
+    """The folder of a tokenizer, with or without weights. Raises ModelError."""
     if Path(name).is_dir():
         return Path(name)
     if cached_tokenizer(name) is None:
@@ -239,7 +237,7 @@ def tokenizer_folder(name: str) -> Path:
 
 
 def open_tokenizer(name: str) -> Path:
-    """The folder of a tokenizer. Raises ModelError if it holds none."""
+    """The verified folder of a tokenizer. Raises ModelError if it has none."""
     folder = opened(name)
     if not any((folder / file).is_file() for file in _TOKENIZERS):
         raise ModelError(f"model {name}: no tokenizer; expected a folder with tokenizer.json")

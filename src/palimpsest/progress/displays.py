@@ -1,12 +1,9 @@
-"""Displays of progress: one line that changes on a terminal, a plain line now and then elsewhere.
+"""Progress on stderr: a line updated in place on a terminal, occasional plain lines otherwise.
 
-A terminal, a log and a notebook differ in how they show that line, and in nothing else.
+Terminal, log and notebook differ only in how they show that line.
 
-Progress on stderr: on a terminal one line that changes in place, elsewhere a plain line now and then.
-
-Guaranteed: a plain line is printed where something moved since the last one, and at most every ten seconds but for the
-first and the last part of a stage; text of models and documents is never read as markup, and what would
-steer a terminal in it is escaped.
+Guaranteed: a plain line appears only after progress, and at most every 10 seconds except for the first and last part
+of a stage; text of models and documents is never parsed as markup, and terminal control characters in it are escaped.
 """
 
 from __future__ import annotations
@@ -27,41 +24,34 @@ from palimpsest.progress.reporter import Overall, Progress, Stage, StepDisplay, 
 
 
 class DisplayLine(Protocol):
-    """Shows an `Overall`."""
+    def begin(self) -> None: ...
 
-    def begin(self) -> None:
-        """A stage begins."""
-        ...
-
-    def show(self) -> None:
-        """Something has moved."""
-        ...
+    def show(self) -> None: ...
 
     def message(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         ...
 
     def close(self) -> None:
-        """The work is over."""
+        """The work has ended."""
         ...
 
 
 class Display(ABC):
-    """Shows progress on lines of its own kind."""
+    """Base class of displays; subclasses open lines."""
 
     def __init__(self) -> None:
         self._line: DisplayLine | None = None
 
     @abstractmethod
     def open_line(self, overall: Overall) -> DisplayLine:
-        """A line for some work that begins."""
+        """Open a line for new work."""
 
     @abstractmethod
     def print(self, text: str) -> None:
-        """A line that stays, while no work is shown."""
+        """Print a permanent line while no work is shown."""
 
     def message(self, text: str) -> None:
-        """A line that stays."""
         if self._line is not None:
             self._line.message(text)
         else:
@@ -69,7 +59,7 @@ class Display(ABC):
 
     @contextmanager
     def stages(self, stages: Sequence[Stage]) -> Iterator[Progress]:
-        """Work of several stages as one line."""
+        """Show several stages as one line."""
         overall = Overall(stages)
         line = self._line = self.open_line(overall)
         try:
@@ -79,12 +69,10 @@ class Display(ABC):
 
     @contextmanager
     def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
-        """Work of equal parts."""
         with self.stages([Stage(label, total)]) as alone, alone.count(label, total, done=done) as tick:
             yield tick
 
     def steps(self, total: int) -> StepDisplay:
-        """The steps of a run."""
         overall = Overall([Stage("steps", total)])
         self._line = self.open_line(overall)
         return _Steps(overall, self._line, total, self)
@@ -96,8 +84,6 @@ class Display(ABC):
 
 
 class _Staged:
-    """The stages of some work, each of which is the next `count` or `steps`."""
-
     def __init__(self, overall: Overall, line: DisplayLine) -> None:
         self._overall, self._line = overall, line
 
@@ -125,7 +111,7 @@ class _Staged:
 
     @contextmanager
     def stages(self, stages: Sequence[Stage]) -> Iterator[Progress]:
-        yield self  # what is shown already is the plan
+        yield self  # the outer plan is shown
 
 
 class _Steps:
@@ -157,7 +143,7 @@ class _Steps:
             self._owner._close()
 
     def _first(self, step: int) -> None:
-        """What lies before the first step was done by another process."""
+        """Count steps before the first as done by another process."""
         if not self._started:
             self._overall.moved(step - 1, before=True)
             self._started = True
@@ -170,31 +156,28 @@ _EVERY_S = 10.0  # seconds between plain lines
 
 
 class Terminal(Display):
-    """Shows progress on stderr."""
-
     def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
-        """`live`: a line that changes in place; None: if `stream`, stderr unless given, is a terminal."""
+        """`live`: update in place; None: only if `stream` (default stderr) is a terminal."""
         super().__init__()
         self._stream, self._live = stream, live
 
     def print(self, text: str) -> None:
-        """A line."""
         Console(file=self._stream or sys.stderr).print(_escaped(text), markup=False, highlight=False, soft_wrap=True)
 
     def open_line(self, overall: Overall) -> DisplayLine:
-        """In place on a terminal, plain lines elsewhere."""
+        """In place on a terminal, plain lines otherwise."""
         stream = self._stream or sys.stderr
         live = stream.isatty() if self._live is None else self._live
         return _TerminalBar(overall, stream) if live else _Log(overall, stream)
 
 
 def _escaped(text: str) -> str:
-    """`text` with what would steer a terminal escaped; its lines stay."""
+    """`text` with terminal control characters escaped, newlines excepted."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class _Words(ProgressColumn):
-    """What is told of the work, its clock running while nothing moves."""
+    """Text of the progress; its clock runs between updates."""
 
     def __init__(self, overall: Overall) -> None:
         super().__init__()
@@ -233,7 +216,7 @@ class _Log:
         self._printed = -_EVERY_S
 
     def begin(self) -> None:
-        """Nothing has moved yet."""
+        """Nothing to print yet."""
 
     def show(self) -> None:
         new_stage = self._overall.position[0] != self._position[0]

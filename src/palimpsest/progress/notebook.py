@@ -1,7 +1,4 @@
-"""Progress in a Jupyter notebook: one bar below the cell, changed in place. Needs nothing but the notebook itself.
-
-A frontend that shows no HTML gets the same facts as a line of text.
-"""
+"""Progress in a Jupyter notebook: one bar below the cell, updated in place; plain text without HTML."""
 
 from __future__ import annotations
 
@@ -15,24 +12,20 @@ from IPython.display import display
 from palimpsest.progress.displays import Display, DisplayLine
 from palimpsest.progress.reporter import Overall
 
-_EVERY_S = 0.2  # seconds between two changes of a bar
+_EVERY_S = 0.2  # seconds between two updates of a bar
 
 
 class Notebook(Display):
     """Shows progress below the cell."""
 
     def print(self, text: str) -> None:
-        """A line below the cell."""
         builtins.print(text)
 
     def open_line(self, overall: Overall) -> DisplayLine:
-        """A bar."""
         return _NotebookBar(overall)
 
 
 class _NotebookBar:
-    """An output of the cell that is changed in place."""
-
     def __init__(self, overall: Overall) -> None:
         self._overall = overall
         self._shown = time.monotonic()
@@ -42,7 +35,7 @@ class _NotebookBar:
         self._update()
 
     def show(self) -> None:
-        """Change it, but not more than some times a second unless a stage is at its end."""
+        """Update the bar, at most every `_EVERY_S` seconds unless a stage ends."""
         if self._overall.at_an_end or time.monotonic() - self._shown > _EVERY_S:
             self._update()
 

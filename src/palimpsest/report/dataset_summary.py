@@ -1,8 +1,8 @@
-"""What a file of problems holds, at a glance: for `palimpsest data inspect FILE`.
+"""Summary of a file of problems, for `palimpsest data inspect FILE`.
 
-Guaranteed: the file is read as training would read it, so that what is shown is what an agent gets; text of the file
-is printed without control characters. Contexts are not kept: memory holds the summary and one sample.
-Not covered: token counts (they depend on a model); a character is roughly a quarter of a token in English.
+Guaranteed: the file is read as in training, so that the summary shows an agent's input; text of the file is printed
+without control characters; memory contains only the summary and one sample.
+Not covered: token counts (they depend on a model); one English token is about four characters.
 """
 
 from __future__ import annotations
@@ -47,36 +47,34 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Summary of a file."""
-
     path: str
     format: str
     rows: int
     question_chars: Quantiles
     context_chars: Quantiles | None
-    """None where no problem has a context."""
+    """None if no problem has a context."""
     without_context: int
     documents: Quantiles | None
-    """Documents per context, where the data says."""
+    """Documents per context, if the data states them."""
     golds: dict[int, int]
     """Questions by their number of gold answers."""
     objectives: dict[int, int]
-    """Problems by the number of questions they ask."""
+    """Problems by their number of questions."""
     invalid: int
-    """Problems with a gold that says a question has no answer (MemAct's)."""
+    """Problems with a gold for unanswerable questions (MemAct's)."""
     gold_in_context: int
-    """Problems whose context holds a gold of each question verbatim, case aside (a yes/no answer may be in any)."""
+    """Problems whose context contains a gold of each question, ignoring case; yes/no answers may match anywhere."""
     evidence: tuple[int, ...]
-    """[BINS] pieces of evidence by where they begin in their context; all 0 where the data names none."""
+    """[BINS] pieces of evidence by their start in the context; all 0 without evidence in the data."""
     evidence_lost: int
-    """Pieces of evidence that don't stand in their context."""
+    """Pieces of evidence that are missing from their context."""
     sample: Problem
     without_gold: int = 0
     """Problems with a question that has no gold."""
     sessions: Quantiles | None = None
-    """Dated sessions of a conversation; None where no problem has any."""
+    """Dated sessions of a conversation; None if no problem has any."""
     skipped: tuple[str, ...] = ()
-    """What is said of each row that was left out."""
+    """Message for each skipped row."""
 
 
 def inspect_source(
@@ -87,7 +85,7 @@ def inspect_source(
     limit: int | None = None,
     seed: int = 0,
 ) -> Inspection:
-    """Read `path` as an evaluation with these settings would, and summarise. Raises DataError."""
+    """Read `path` as an evaluation with these settings does, and summarise. Raises DataError."""
     names = dict.fromkeys(format_of(file, reading).name for file in paths_of(path))
     skipped = list[str]()
     problems: Iterable[Problem]
@@ -101,7 +99,7 @@ def inspect_source(
 
 
 def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") -> Inspection:
-    """The summary of at least one problem, whatever it came from."""
+    """Summary of at least one problem from any source."""
     questions: list[int] = []
     contexts: list[int] = []
     documents: list[int] = []
@@ -154,7 +152,7 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
 
 
 def evidence_bins(problem: Problem) -> list[int | None]:
-    """The bin of each piece of evidence by its first character's place in the context, None where it is absent.
+    """Bin of each piece of evidence by its start in the context; None if the context lacks it.
 
     >>> evidence_bins(Problem("a", "?", ("x",), "....abc...", {"evidence": ["abc", "z"]}))
     [4, None]
@@ -165,7 +163,6 @@ def evidence_bins(problem: Problem) -> list[int | None]:
 
 
 def render(inspection: Inspection) -> RenderableType:
-    """The summary for a terminal."""
     table = Table(title=plain(f"{inspection.path} ({inspection.format})"), show_header=True)
     for heading in ("", "least", "median", "p90", "most"):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -186,17 +183,17 @@ def _facts(inspection: Inspection) -> Iterator[str]:
     yield f"problems                {rows:,}"
     if inspection.without_context:
         yield f"without a context       {inspection.without_context:,}"
-    yield f"gold answers a question {_spread(inspection.golds)}"
+    yield f"golds per question      {_spread(inspection.golds)}"
     if max(inspection.objectives) > 1:
-        yield f"questions a problem     {_spread(inspection.objectives)}"
+        yield f"questions per problem   {_spread(inspection.objectives)}"
     if inspection.without_gold:
-        yield f"without a gold          {inspection.without_gold:,} (played, never graded; training refuses them)"
+        yield f"without a gold          {inspection.without_gold:,} (never graded; training rejects them)"
     if inspection.skipped:
-        yield f"rows left out           {len(inspection.skipped):,}, the first: {inspection.skipped[0]}"
+        yield f"rows skipped            {len(inspection.skipped):,}, first: {inspection.skipped[0]}"
     if inspection.invalid:
         yield f"invalid-question golds  {inspection.invalid:,}"
     if rows > inspection.without_context:
-        yield f"gold said in context    {inspection.gold_in_context:,} of {rows - inspection.without_context:,}"
+        yield f"gold in context         {inspection.gold_in_context:,} of {rows - inspection.without_context:,}"
     if inspection.evidence_lost:
         yield f"evidence NOT in context {inspection.evidence_lost:,}"
 
@@ -209,7 +206,7 @@ def _histogram(inspection: Inspection) -> Iterator[Text]:
     total = sum(inspection.evidence)
     if not total:
         return
-    yield plain("\nwhere evidence begins in its context")
+    yield plain("\nstart of the evidence in its context")
     for i, count in enumerate(inspection.evidence):
         bar = "█" * round(40 * count / max(inspection.evidence))
         yield plain(f"  {100 * i // BINS:3d}-{100 * (i + 1) // BINS:<3d}% {bar} {count:,} ({count / total:.0%})")
@@ -229,13 +226,12 @@ def _worked(inspection: Inspection) -> Text:
 
 
 def _ends(text: str, keep: int = 120) -> str:
-    """The two ends of a long text on one line."""
     text = " ".join(text.split())
     return text if len(text) <= 2 * keep else f"{text[:keep]} ... {text[-keep:]}"
 
 
 def plain(text: str) -> Text:
-    r"""Text without markup and without characters that steer a terminal.
+    r"""Text without markup and without terminal control characters.
 
     >>> plain("[bold]a\x1b[31mb\u202e").plain
     '[bold]a�[31mb�'

@@ -1,18 +1,18 @@
 """Building blocks of an HTML report: the page, the evidence table, and an episode memory by memory.
 
-The table "Where the evidence lies" shows the accuracy by the fifth of the document that holds the evidence:
+The table "Where the evidence is" shows the accuracy by the fifth of the document that contains the evidence:
 
-    rows       agents and baselines; of evidence in several places one row for the first and one for the last piece
+    rows       agents and baselines; for several pieces of evidence one row for the first and one for the last piece
     columns    0 to 20%, 20 to 40%... of the document's length
 
-A story shows an episode that went wrong next to one that got the same problem right. What a turn did to the memory is
-the viewer's difference (viewer/analysis/memory_diff.py): kept, taken from the section, reworded, made up, dropped.
-Turns that changed nothing are counted.
+A story shows a wrong episode next to a right one on the same problem. Each turn shows the viewer's difference of the
+memory (viewer/analysis/memory_diff.py): kept, taken from the section, reworded, hallucinated, lost. Turns without a
+change are counted.
 
 Guaranteed: a page loads no external resource and runs no script (a content security policy forbids both); every value
-is escaped; control characters in text of models and documents are shown as escapes; the number of turns is bounded.
-Not covered: problems whose evidence is not named, or not in the document, which are in no cell of the table; agents
-with tools, whose episodes have no memory to show.
+is escaped; control characters in text of models and documents appear as escapes; the number of turns is bounded.
+Not covered: problems without named evidence, or whose evidence is missing from the document (no cell of the table
+counts them); agents with tools, whose episodes have no memory.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ def write_page(folder: Path, text: str, figures: Sequence[Mapping[str, Any]]) ->
 
 
 def embedded(figures: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Figures with their image as base64, as a page shows them."""
     return [{**figure, "base64": base64.b64encode(figure["png"]).decode("ascii")} for figure in figures]
 
 
 def page(template: str, **values: Any) -> str:
-    """The HTML of a template, every value of which is escaped."""
+    """HTML of a template; every value is escaped."""
     environment = Environment(
         loader=PackageLoader("palimpsest.report", "."),
         autoescape=select_autoescape(["j2"]),
@@ -64,12 +63,12 @@ def page(template: str, **values: Any) -> str:
 
 
 def colours() -> Markup:
-    """The viewer's own, light and dark, as variables of CSS."""
+    """Light and dark colours of the viewer as CSS variables."""
     style = page_files()["page.css"].decode("utf-8")
     return Markup(style[style.index(":root {") : style.index("* { box-sizing")])
 
 
-# ---- A report's table "Where the evidence lies" --------------------------------------------------------------
+# ---- Evidence table of a report ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +77,14 @@ class PlacedRow:
 
     label: str
     main: bool
-    """Whether it is the agent's."""
     first: Sequence[PositionSummary]
     """[5] or empty."""
     last: Sequence[PositionSummary]
-    """[5], or empty where the first piece of evidence is the last one too."""
+    """[5], or empty if the last piece of evidence is also the first."""
 
 
 def evidence_table(rows: Iterable[PlacedRow]) -> dict[str, Any] | None:
-    """What evidence.html.j2 shows; None where no row has evidence."""
+    """Values of evidence.html.j2; None if no row has evidence."""
     placed = [row for row in rows if row.first]
     if not placed:
         return None
@@ -117,9 +115,9 @@ _WORDS = {
     "kept": "kept",
     "section": "from the section",
     "reworded": "from memory, reworded",
-    "nowhere": "from nowhere",
-    "dropped": "dropped",
-    "lost": "evidence, dropped",
+    "nowhere": "hallucinated",
+    "dropped": "lost",
+    "lost": "lost evidence",
 }
 _KINDS = {
     WordOrigin.KEPT: "kept",
@@ -132,47 +130,43 @@ LEGEND = tuple((kind, words) for kind, words in _WORDS.items())
 
 @dataclass(frozen=True, slots=True)
 class ToldPart:
-    """A piece of a memory."""
-
     kind: str
     text: str
 
     @property
     def words(self) -> str:
-        """What it is, for those who see no colour."""
+        """Name of its kind, for readers who do not see colours."""
         return _WORDS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
 class ToldTurn:
-    """A turn that changed the memory, and how many before it changed nothing."""
+    """A turn that changed the memory, and the number of unchanged turns before it."""
 
     number: int
-    """From 0, as records and `palimpsest view` count."""
+    """From 0, as in records and `palimpsest view`."""
     pieces: Sequence[ToldPart]
     unchanged: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToldStory:
-    """An episode."""
-
     kind: str
     """right, partly, wrong, ungraded."""
     question: str
     turns: Sequence[ToldTurn]
     left_out: int
-    """Turns that changed the memory and aren't told."""
+    """Turns that changed the memory but are not shown."""
     unchanged: int
-    """Turns behind the last one told."""
+    """Unchanged turns after the last shown turn."""
     answer: str
     gold: str
     grade: str
 
 
 def contrasting_stories(groups: Sequence[Group], codec: Codec) -> list[ToldStory]:
-    """A failure and the success beside it, of the first problem that has both; a failure alone where none has; empty
-    where there is nothing to tell."""
+    """A wrong episode and a right one of the first problem with both, or only a wrong one; empty without changed
+    memories."""
     graded = [
         [(grade.value, at) for at, grade in enumerate(group.grades) if grade.value is not None] for group in groups
     ]
@@ -220,5 +214,5 @@ def _pieces(story: Story, number: int) -> Iterator[ToldPart]:
 
 
 def view_command(folder: Path) -> str:
-    """The command that shows all of it."""
+    """Command that shows all episodes."""
     return f"palimpsest view {visible(str(folder))}"

@@ -1,10 +1,10 @@
 """Figures of reports as PNG or SVG: training reward, accuracy against length and cost, use of context.
 
-matplotlib draws into memory, without a global figure or backend. The figures of a comparison have one line per agent or
-baseline; those of a training have one figure for each measure in the metrics.
+matplotlib draws into memory, without a global figure or backend. The figures of a comparison have one line per agent
+or baseline; the figures of a training have one figure per measure in the metrics.
 
 Guaranteed: the same data give the same bytes (no clock, no random draw, no version stamp); only measured values are
-drawn, so a step or a side without a figure has no point.
+drawn, so a missing value has no point.
 Not covered: display in a window; more than six distinct colours (they repeat with another line style); smoothing other
 than a trailing mean.
 """
@@ -27,7 +27,7 @@ from palimpsest.report.axis_labels import DOCUMENTS, AxisWords, times
 from palimpsest.runs.jsonl_rows import is_number
 from palimpsest.text.display_text import printable
 
-# Okabe and Ito's palette: told apart with any colour vision, and by marker where printed grey.
+# Okabe and Ito's palette is distinct for every colour vision; markers distinguish lines in grey print.
 STYLES = (
     ("#0072B2", "o"),
     ("#E69F00", "s"),
@@ -44,23 +44,22 @@ class Point:
     """One measured mean with its 95% interval at one size of problems."""
 
     length: int
-    """In the axis's own unit, e.g. chunks of the document."""
+    """In the unit of the axis, e.g. chunks of the document."""
     mean: float
     low: float
     high: float
 
 
 Curves = Mapping[str, Sequence[Point]]
-"""Label of a line to its points, in the order in which they are drawn."""
+"""Points by the label of their line, in drawing order."""
 
 
 def reward_figure(
     rewards: Sequence[float], lengths: Sequence[int], *, smooth: int = 5, words: AxisWords = DOCUMENTS
 ) -> bytes:
-    """Mean reward of each step, and where training went through several sizes of problems these in the background.
+    """Mean reward per step, with the sizes of problems in the background if training had several.
 
-    `rewards` and `lengths` are [steps]; the bold line is the mean of the last `smooth` steps at
-    the same length.
+    `rewards` and `lengths` are [steps]; the bold line is the mean of the last `smooth` steps at the same length.
     """
     figure, axes = figure_and_axes()
     steps = range(1, len(rewards) + 1)
@@ -77,7 +76,7 @@ def reward_figure(
 
 
 def accuracy_figure(curves: Curves, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
-    """Accuracy against size, logarithmic for multiples, with 95% bands and the largest size trained on marked."""
+    """Accuracy against size, logarithmic for multiples, with 95% bands and a mark at the largest training size."""
     figure, axes = figure_and_axes()
     for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
         x = [p.length for p in points]
@@ -135,7 +134,7 @@ def figure_and_axes() -> tuple[Figure, Axes]:
 
 
 def _averaged(rewards: Sequence[float], lengths: Sequence[int], window: int) -> list[float]:
-    """Trailing mean that starts anew where the length changes.
+    """Trailing mean that restarts when the length changes.
 
     >>> _averaged([0.0, 1.0, 1.0, 0.0], [1, 1, 1, 2], 2)
     [0.0, 0.5, 1.0, 0.0]
@@ -149,7 +148,7 @@ def _averaged(rewards: Sequence[float], lengths: Sequence[int], window: int) -> 
 
 
 def _shade_lengths(axes: Axes, lengths: Sequence[int], words: AxisWords) -> None:
-    """Alternate bands, one for each run of steps at one size, named at its top."""
+    """Alternate bands, one per run of steps at one size, with the size at the top."""
     start = 0
     for index in range(1, len(lengths) + 1):
         if index < len(lengths) and lengths[index] == lengths[start]:
@@ -184,7 +183,7 @@ def _length_axis(axes: Axes, curves: Curves, training_length: int, words: AxisWo
         words.trained,
         (training_length, 1),
         xycoords=("data", "axes fraction"),
-        xytext=(-2, 3),  # above the axes, where no line runs
+        xytext=(-2, 3),  # above the axes, clear of lines
         textcoords="offset points",
         fontsize=8,
         color=_FAINT,
@@ -192,7 +191,7 @@ def _length_axis(axes: Axes, curves: Curves, training_length: int, words: AxisWo
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Above the plot, where no line can run through it."""
+    """Draw the legend above the plot, so that no line crosses it."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
         handles,
@@ -226,7 +225,7 @@ def png(figure: Figure) -> bytes:
 
 
 FORMATS = ("svg", "png")
-_FEW = 8  # lines whose names stand in two columns
+_FEW = 8  # lines up to which the legend has two columns
 _LINES = ("-", "--", ":", "-.")
 
 
@@ -235,27 +234,25 @@ class Measured:
     """One side at one length of one task."""
 
     size: float
-    """Place on the axis of lengths."""
+    """Position on the axis of lengths."""
     mean: float
     low: float
     high: float
     tokens: float
-    """Processed per problem."""
+    """Tokens processed per problem."""
 
 
 Lines = Mapping[str, Sequence[Measured]]
-"""Side (and task, where there are several) to its points, shorter ones first."""
+"""Points by side (and task, if there are several), shorter ones first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthLabels:
-    """What lengths are called."""
-
     label: str
     names: Mapping[float, str]
-    """Of each place."""
+    """Label of each position."""
     multiplies: bool
-    """Whether it is logarithmic."""
+    """True if the axis is logarithmic."""
 
 
 def accuracy_by_length(lines: Lines, axis: LengthLabels, form: str) -> bytes:
@@ -287,7 +284,7 @@ def accuracy_by_length(lines: Lines, axis: LengthLabels, form: str) -> bytes:
 
 
 def accuracy_by_cost(lines: Lines, form: str) -> bytes:
-    """Accuracy of each side against the tokens it processed per problem, a point a length, as `form`."""
+    """Accuracy of each side against tokens processed per problem, one point per length, as `form`."""
     figure, axes = figure_and_axes()
     for index, (label, points) in enumerate(lines.items()):
         color, marker, line = _style(index)
@@ -302,7 +299,7 @@ def accuracy_by_cost(lines: Lines, form: str) -> bytes:
 
 
 def _label(name: str) -> str:
-    """A foreign name as it is drawn: no character that XML refuses, no formula."""
+    """A user's name as drawable text: without characters that XML forbids, and without formulas."""
     return printable(name).replace("$", r"\$")
 
 
@@ -334,7 +331,7 @@ def _written(figure: Figure, form: str) -> bytes:
 
 
 def metrics_figure(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Figure:
-    """A panel per column; steps whose row lacks it, or holds no number there, are left out."""
+    """One panel per column; omits steps without a number in the column."""
     figure, only = figure_and_axes()
     if len(columns) > 1:
         figure.clear()
@@ -348,16 +345,15 @@ def metrics_figure(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) ->
     return figure
 
 
-# ---- How an agent's use of its context changed over training -------------------------------------------------
+# ---- Use of context over training ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
     name: str
     label: str
-    """Of the vertical axis."""
     lines: Mapping[str, str]
-    """Key of a metric to what its line is called."""
+    """Labels of lines by metric key."""
     caption: str
 
 
@@ -365,26 +361,26 @@ _PANELS = (
     _Panel(
         "prunes",
         "prunes per episode",
-        {"tool/prunes": "carried out", "tool/prune_refused": "refused"},
-        "Prunes per sampled episode over training: how often the agent deleted part of its history.",
+        {"tool/prunes": "executed", "tool/prune_refused": "rejected"},
+        "Prunes per sampled episode over training. A prune deletes part of the agent's history.",
     ),
     _Panel(
         "context",
-        "context tokens of a turn",
+        "context tokens per turn",
         {"tool/context_tokens": "mean", "tool/context_tokens_max": "largest of the step"},
-        "Tokens the agent had before it in each turn, over training.",
+        "Prompt tokens per turn over training.",
     ),
     _Panel(
         "episode-tokens",
         "tokens per episode",
         {"tool/input_tokens": "input, all turns", "tool/sampled_tokens": "sampled"},
-        "Tokens per sampled episode over training: prompts of all turns, prefixes counted each time, and replies.",
+        "Tokens per sampled episode over training: prompts of all turns (prefixes counted per turn) and replies.",
     ),
 )
 
 
 def training_figures(rows: Sequence[Mapping[str, Any]], *, smooth: int = 5) -> list[dict[str, Any]]:
-    """A figure (name, png, caption, alt) for each of prunes, context size and tokens that `rows` of metrics hold.
+    """Figures (name, png, caption, alt) of prunes, context size and tokens, for each that `rows` contain.
 
     `rows`: lines of metrics.jsonl with their `step`; bold lines are the mean of the last `smooth` values.
     """
@@ -399,7 +395,7 @@ def training_figures(rows: Sequence[Mapping[str, Any]], *, smooth: int = 5) -> l
 
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """Step and value of each row that has a number there; rows without a step are counted from 1.
+    """(step, value) of each row with a number in `key`; rows without a step are counted from 1.
 
     >>> _points([{"step": 1, "a": 2.0}, {"step": 2}, {"step": 3, "a": 4.0}], "a")
     [(1.0, 2.0), (3.0, 4.0)]

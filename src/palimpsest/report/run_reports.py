@@ -1,11 +1,11 @@
 """Reports of one evaluation and of one training run.
 
-The report of a training has the gain, reward over steps, three episodes, and what to do next.
+The report of a training contains the gain, reward over steps, three episodes, and next steps.
 
-Guaranteed: report.html loads no external resource (images are embedded, a content security policy forbids the rest) and
-runs no script; text written by a model or a document is escaped, with control and bidirectional characters as escapes;
-equal results give equal bytes.
-Not covered: episodes that were not recorded (`evaluation.record`); the report leaves them out.
+Guaranteed: report.html loads no external resource (images are embedded, a content security policy forbids the rest)
+and runs no script; text written by a model or a document is escaped, with control and bidirectional characters as
+escapes; equal results give equal bytes.
+Not covered: unrecorded episodes (`evaluation.record`).
 """
 
 from __future__ import annotations
@@ -25,29 +25,26 @@ from palimpsest.text.display_text import visible
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResults:
-    """Everything the report of an evaluation shows."""
+    """Content of an evaluation's report."""
 
     title: str
     accuracy: Score
-    """Of the agent, over everything that is graded."""
+    """Accuracy of the agent over all graded episodes."""
     facts: Sequence[tuple[str, str]]
     rows: Mapping[str, EvalSummary]
     """The agent's figures from short to long, then the baselines', by name."""
     config: str
     """The resolved configuration as YAML."""
     notes: Sequence[str] = ()
-    """What is to be known of the figures."""
     stories: Sequence[ToldStory] = ()
-    """An episode that went wrong, and the success beside it where there is one, told memory by memory."""
+    """A wrong episode, and a right one on the same problem if there is one, memory by memory."""
     look: str = ""
-    """The command that shows what was recorded."""
     lead: str = ""
-    """What is said first; without it the accuracy over everything."""
+    """First sentence; empty: the overall accuracy."""
     below: Mapping[str, str] = field(default_factory=dict)
-    """What stands below the accuracy of a row besides its interval."""
+    """Text below the accuracy of a row, after its interval."""
     figures: Sequence[Mapping[str, Any]] = ()
     samples: Sequence[Sample] = ()
-    """Episodes to show."""
     samples_note: str = ""
 
 
@@ -73,10 +70,9 @@ def write_evaluation_report(folder: Path, results: EvaluationResults) -> None:
 
 
 def lead(results: EvaluationResults) -> str:
-    """The accuracy over everything, in a sentence of measured figures."""
     agents = [row for row in results.rows.values() if not row.cell.baseline]
     graded, ungraded = (sum(getattr(row, name) for row in agents) for name in ("graded", "ungraded"))
-    missing = f" Without a grade, and in no accuracy: {ungraded} of {graded + ungraded}." if ungraded else ""
+    missing = f" {ungraded} of {graded + ungraded} episodes are ungraded and not in the accuracy." if ungraded else ""
     if results.accuracy.mean is None:
         return f"No episode was graded.{missing}"
     score = results.accuracy
@@ -112,7 +108,7 @@ def _outcomes(counts: Mapping[str, int]) -> str:
 
 
 def tokens_in_words(count: float | None) -> str:
-    """A number of tokens, a dash where there is none.
+    """A number of tokens; a dash for None.
 
     >>> tokens_in_words(1234.4), tokens_in_words(None)
     ('1,234', '–')
@@ -121,17 +117,14 @@ def tokens_in_words(count: float | None) -> str:
 
 
 def percent(score: Score) -> str:
-    """The mean in percent, a dash where there is none."""
     return "–" if score.mean is None else f"{score.mean:.1%}"
 
 
 def interval(score: Score) -> str:
-    """Its interval in percent; empty without one."""
     return "" if score.low is None or score.high is None else f"{score.low:.1%} to {score.high:.1%}"
 
 
 def _shown_sample(sample: Sample) -> dict[str, str]:
-    """An episode; a full grade needs no words."""
     kind, mark = "partly", f"graded {sample.value or 0:.0%}"
     if sample.value is None:
         kind, mark = "ungraded", f"no grade: {sample.reason or sample.outcome}"
@@ -154,8 +147,6 @@ def _shown_sample(sample: Sample) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ToldEpisode:
-    """An episode in words."""
-
     question: str
     memories: Sequence[str]
     """After each turn that wrote one."""
@@ -165,35 +156,32 @@ class ToldEpisode:
 
     @property
     def grade(self) -> str:
-        """In words."""
         return "no grade" if self.value is None else f"reward {self.value:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResults:
-    """Everything the report of a training shows."""
+    """Content of a training's report."""
 
     title: str
     gain: str
-    """What was gained, in a sentence of measured figures."""
+    """One sentence on the measured gain."""
     facts: Sequence[tuple[str, str]]
     rows: Sequence[Mapping[str, Any]]
     """[steps] lines of metrics.jsonl that have a reward."""
     sizes: Sequence[int]
-    """[steps] chunks of the documents trained on."""
+    """[steps] chunks of the training documents."""
     episodes: Sequence[ToldEpisode]
     next_steps: Sequence[str]
     """Commands."""
     config: str
     stories: Sequence[ToldStory] = ()
-    """A failure and the success beside it, told memory by memory."""
+    """A wrong and a right episode, memory by memory."""
     look: str = ""
-    """The command that shows every episode."""
 
     @property
     def episodes_note(self) -> str:
-        """Where the episodes come from."""
-        return f"Of the last recorded step ({self.rows[-1]['step']}), sampled as in training." if self.rows else ""
+        return f"From the last recorded step ({self.rows[-1]['step']}), sampled as in training." if self.rows else ""
 
 
 SHOWN_MEMORIES = 12
@@ -222,12 +210,11 @@ def write_training_report(folder: Path, results: TrainingResults) -> None:
 def training_plots(
     rewards: Sequence[float], sizes: Sequence[int], rows: Sequence[Mapping[str, Any]], words: AxisWords = DOCUMENTS
 ) -> list[dict[str, Any]]:
-    """The figures of a training; `rewards`, `sizes`: [steps] mean reward, size of the problems; `rows`: of metrics."""
+    """Figures of a training; `rewards`, `sizes`: [steps] mean reward, size of the problems; `rows`: metrics."""
     if not rewards:
         return []
     caption = (
-        "Reward over training. Each step samples a batch of episodes; thin line: their mean reward, bold: its running "
-        "mean."
+        "Reward over training. Each step samples a batch of episodes. Thin line: mean reward; bold line: running mean."
     )
     if len(set(sizes)) > 1:
         caption = f"{caption} {words.bands}"

@@ -1,13 +1,12 @@
-"""Dense retrieval over a static corpus: one vector a passage, inner products, exact.
+"""Dense retrieval over a static corpus: exact search by inner product, one vector per passage.
 
-The vectors are of length one, so a score is a cosine. Without faiss the products are numpy's; with it (extra `dense`)
-faiss.IndexFlatIP proposes the passages. Either way the score of a passage found is computed anew in float64 from the
-stored vectors, so that both rank alike.
+Vectors have length one, so a score is a cosine. numpy or, if installed (extra `dense`), faiss.IndexFlatIP proposes
+passages. Their scores are then recomputed in float64 from the stored vectors, so that both rank alike.
 
-Guaranteed: ranking is by score, then by place in the corpus; each hit is the caller's own copy; an index is opened only
-with the encoder it was built with; the folder is that of retrieval/index_folder.py. Safe to ask from several threads.
-Not covered: adding passages (build anew); approximate search; more than SPARE passages of one vector at the end of a
-ranking, of which faiss may propose others than numpy.
+Guaranteed: hits are ranked by score, then by corpus order; each hit is the caller's own copy; an index opens only with
+its encoder; the folder format is that of retrieval/index_folder.py. Several threads may search.
+Not covered: adding passages (build again); approximate search; more than SPARE passages with equal vectors at the end
+of a ranking, where faiss and numpy may differ.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ faiss = _installed()
 
 KIND = "dense/1"
 SPARE = 16
-"""Passages looked at beyond topk, for those whose products in float32 are equal or nearly so."""
+"""Candidates beyond topk, for products that are nearly equal in float32."""
 BATCH = 64
-"""Passages encoded at a time."""
+"""Passages per encoder call."""
 
 _VECTORS = "vectors.npy"
-_QUERIES = 8  # scored at a time: bounds the memory of a batch to 8 N floats
+_QUERIES = 8  # scored together: bounds the memory of a batch to 8 N floats
 Progress = Callable[[int, int], None]
-"""Called with passages encoded, passages in all."""
+"""Called with (encoded passages, all passages)."""
 
 
 class Encoder(Protocol):
@@ -54,7 +53,7 @@ class Encoder(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What the vectors depend on, as JSON: an index of another identity is built anew."""
+        """JSON object that determines the vectors: another identity needs another index."""
         ...
 
     def encode(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> np.ndarray:
@@ -66,10 +65,10 @@ class DenseIndex:
     """An index folder, open for search with the encoder it was built with."""
 
     def __init__(self, folder: Path, encoder: Encoder, *, use_faiss: bool | None = None) -> None:
-        """`use_faiss` None: where it is installed. Raises DataError, ConfigError."""
+        """`use_faiss` None: if installed. Raises DataError, ConfigError."""
         made_of = index_folder.checked(folder, KIND)["made_of"]
         if made_of.get("encoder") != dict(encoder.identity):
-            raise DataError(f"{folder}: built with the encoder {made_of.get('encoder')}; open it with that one")
+            raise DataError(f"{folder}: built with the encoder {made_of.get('encoder')}; open it with that encoder")
         if use_faiss and faiss is None:
             raise ConfigError(f"faiss is not installed: {install_line('dense')}")
         self.folder, self._encoder = folder, encoder
@@ -94,7 +93,7 @@ class DenseIndex:
         on_progress: Progress | None = None,
         use_faiss: bool | None = None,
     ) -> DenseIndex:
-        """The index of a corpus file in `folder`, built there unless it is there already. Raises DataError."""
+        """The index of a corpus file in `folder`, built if missing. Raises DataError."""
         made_of = {"sha256": index_folder.sha256(corpus), "encoder": dict(encoder.identity)}
 
         def write(aside: Path) -> None:
@@ -114,7 +113,7 @@ class DenseIndex:
         return [self._hits(vector, places, topk) for vector, places in zip(vectors_B_D, near, strict=True)]
 
     def _near(self, vectors_B_D: np.ndarray, topk: int) -> list[np.ndarray]:
-        """Places of topk + SPARE passages for each vector, in any order."""
+        """Numbers of topk + SPARE passages per vector, unordered."""
         count = min(topk + SPARE, len(self))
         if self._flat is not None:
             return list(self._flat.search(np.ascontiguousarray(vectors_B_D), count)[1])
@@ -129,13 +128,13 @@ class DenseIndex:
 def _write(
     passages: Iterable[dict[str, Any]], folder: Path, source: Path, encoder: Encoder, on_progress: Progress | None
 ) -> None:
-    """Every file of the index but its manifest."""
+    """Write every file of the index except its manifest."""
     for _ in written(passages, folder):
         pass
     read = PassageStore(folder)
     if not len(read):
-        raise DataError(f"{source}: holds no passage; there is nothing to search")
-    order_N = np.argsort(read.sizes_N, kind="stable")  # passages of about one length pad each other little
+        raise DataError(f"{source}: no passages to search")
+    order_N = np.argsort(read.sizes_N, kind="stable")  # batches of similar lengths need little padding
     vectors_N_D: np.memmap[Any, Any] | None = None
     for at in range(0, len(read), BATCH):
         places = order_N[at : at + BATCH]

@@ -2,13 +2,13 @@
 
     DIR/manifest.json          written last: kind, sources, settings, SHA-256 of every other file
     .DIR.palimpsest-partial/   an unfinished build, running or killed: the next build deletes it first
-    .DIR.lock                  held by the process that builds
+    .DIR.lock                  locked by the building process
 
-The passages are one JSON object per line, with the offset of each line; they are mapped, not loaded.
+Passages are memory-mapped JSON lines with an array of offsets.
 
-Guaranteed on a local POSIX file system: DIR is a whole index or does not exist; two processes that want the same index
-build it once, one after the other; a folder that is not an index is never overwritten; a symbolic link to DIR stays
-one. Each passage read is the caller's own copy; several threads may read at once.
+Guaranteed on a local POSIX file system: DIR is a complete index or does not exist; concurrent processes build the same
+index once; a build never overwrites a folder that is not an index; a symbolic link to DIR stays one. Each passage is
+the caller's own copy; several threads may read.
 Not covered: changes to the files while an index is open; resuming a killed build; passages that are not JSON objects
 (data/formats/corpus.py rejects them).
 """
@@ -33,7 +33,7 @@ MANIFEST = "manifest.json"
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal digest of a file. Raises DataError if it can't be read."""
+    """Hexadecimal digest of a file. Raises DataError."""
     try:
         return files.sha256(path)
     except OSError as error:
@@ -41,9 +41,8 @@ def sha256(path: Path) -> str:
 
 
 def ensure(folder: Path, kind: str, made_of: Mapping[str, Any] | None, write: Callable[[Path], None]) -> Path:
-    """Have an index in `folder`: the one that is there if it was made of the same, else the one that `write` puts
-    into an empty folder. With None it is written anew in any case. Gives the folder without links, which stay.
-    Raises DataError."""
+    """Ensure an index in `folder`: the existing one if `made_of` matches, otherwise the output of `write` into an empty
+    folder. `made_of` None always rebuilds. Returns the resolved folder. Raises DataError."""
     folder = folder.resolve()
     if _matches(folder, kind, made_of):
         return folder
@@ -60,29 +59,25 @@ def checked(folder: Path, kind: str) -> dict[str, Any]:
     if manifest is None:
         raise DataError(f"{folder}: no index there; build one from a corpus first")
     if manifest["kind"] != kind:
-        raise DataError(f"{folder}: an index of kind {manifest['kind']!r}, this reads {kind!r}; build it anew")
+        raise DataError(f"{folder}: index of kind {manifest['kind']!r}, but {kind!r} is needed; build it again")
     for name, digest in manifest["files"].items():
         if not (folder / name).is_file() or sha256(folder / name) != digest:
-            raise DataError(
-                f"{folder / name}: missing or changed since it was built; delete {folder} and build it anew"
-            )
+            raise DataError(f"{folder / name}: missing or changed since the build; delete {folder} and build it again")
     return manifest
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of the index in `folder`, None if there is none yet. Raises DataError if it is something else."""
+    """The manifest of the index in `folder`, or None for a missing or empty folder. Raises DataError for other ones."""
     try:
         manifest = orjson.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         if folder.is_dir() and any(folder.iterdir()):
-            raise DataError(f"{folder} is no index (it has files but no {MANIFEST}); choose another folder") from None
+            raise DataError(f"{folder} is not an index (files, but no {MANIFEST}); choose another folder") from None
         return None
     except NotADirectoryError:
-        raise DataError(f"{folder} is a file; give the folder of the index") from None
+        raise DataError(f"{folder} is a file; use the folder of the index") from None
     except orjson.JSONDecodeError as error:
-        raise DataError(
-            f"{folder / MANIFEST}: not JSON ({error}); delete the folder and build the index anew"
-        ) from None
+        raise DataError(f"{folder / MANIFEST}: not JSON ({error}); delete the folder and build it again") from None
     if not isinstance(manifest, dict) or not {"kind", "made_of", "files"} <= manifest.keys():
         raise DataError(f"{folder / MANIFEST}: not the manifest of an index; choose another folder")
     digests, made_of = manifest["files"], manifest["made_of"]
@@ -90,22 +85,22 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         isinstance(digests, dict) and digests and all(_is_name(n) and isinstance(d, str) for n, d in digests.items())
     )
     if not isinstance(manifest["kind"], str) or not isinstance(made_of, dict) or not named:
-        raise DataError(f"{folder / MANIFEST}: damaged; delete the folder and build the index anew")
+        raise DataError(f"{folder / MANIFEST}: damaged; delete the folder and build it again")
     return manifest
 
 
 def _is_name(name: str) -> bool:
-    """Whether it names a file of the folder itself."""
+    """True for the name of a file directly in the folder."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def _matches(folder: Path, kind: str, made_of: Mapping[str, Any] | None) -> bool:
-    manifest = read_manifest(folder)  # refuses a folder that is something else
+    manifest = read_manifest(folder)  # raises if the folder is not an index
     return manifest is not None and made_of is not None and (manifest["kind"], manifest["made_of"]) == (kind, made_of)
 
 
 def _publish(building: Path, folder: Path, about: dict[str, Any]) -> None:
-    """Describe the finished files of `building` and give the folder its name, in the place of an older index."""
+    """Write the manifest of the finished `building` and rename it to `folder`, replacing an older index."""
     digests = {path.name: sha256(path) for path in sorted(building.iterdir())}
     files.write_plain(building / MANIFEST, orjson.dumps(about | {"files": digests}, option=orjson.OPT_INDENT_2))
     files.publish_folder(building, folder)
@@ -113,9 +108,9 @@ def _publish(building: Path, folder: Path, about: dict[str, Any]) -> None:
 
 @contextmanager
 def _building(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder` that no other process has. Waits for a process that builds the same index."""
+    """A private empty folder next to `folder`. Waits for a process that builds the same index."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f".{folder.name}.lock").open("a") as lock:  # a file of that name stays what it is
+    with folder.with_name(f".{folder.name}.lock").open("a") as lock:  # "a" leaves an existing file unchanged
         fcntl.flock(lock, fcntl.LOCK_EX)
         files.empty_trash(folder)
         aside = files.hidden_folder(folder)
@@ -136,7 +131,7 @@ class PassageStore:
 
     def __init__(self, folder: Path) -> None:
         self._starts = np.load(folder / _STARTS, mmap_mode="r")
-        """[N + 1] byte at which each passage begins; the last is the end of the file."""
+        """[N + 1] start of each passage in bytes; the last is the end of the file."""
         with (folder / _PASSAGES).open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -150,12 +145,12 @@ class PassageStore:
 
     @property
     def sizes_N(self) -> np.ndarray:
-        """[N] bytes of each passage."""
+        """[N] size of each passage in bytes."""
         return np.diff(self._starts)
 
 
 def written(passages: Iterable[dict[str, Any]], folder: Path) -> Iterator[dict[str, Any]]:
-    """The passages as they come, each written to `folder` on the way; to be read to the end."""
+    """Yield `passages` and write each to `folder`. The caller must exhaust the iterator."""
     starts = [0]
     with (folder / _PASSAGES).open("wb") as file:
         for passage in passages:
@@ -167,14 +162,14 @@ def written(passages: Iterable[dict[str, Any]], folder: Path) -> Iterator[dict[s
 # ---- The top k of many scores --------------------------------------------------------------------------------
 
 
-_BLOCK = 256  # scores looked at as one; a power of two that a core adds up in a microsecond
+_BLOCK = 256  # scores per block maximum
 
 
 def top(scores_N: np.ndarray, topk: int) -> np.ndarray:
-    """Places of the `topk` largest scores, largest first, equal ones in order.
+    """Indices of the `topk` largest scores, largest first, equal ones in order.
 
-    The k-th largest of the blocks' maxima is a lower bound of the k-th largest score, so all but a few scores are
-    ruled out by one comparison and none but those is sorted.
+    The k-th largest block maximum is a lower bound of the k-th largest score, so one comparison excludes all but a few
+    scores from sorting.
 
     >>> top(np.array([0.0, 2.0, 1.0, 2.0, 1.0]), 3).tolist()
     [1, 3, 2]

@@ -1,27 +1,25 @@
 """Search interface of an agent (queries in, ranked passages out, concurrent queries batched), and BM25 on disk.
 
     LocalSearch    an index in this process, queried in a thread
-    DirectSearch   an index small enough to be queried on the event loop
+    DirectSearch   a small index queried on the event loop
     RemoteSearch   a retrieval server (retrieval/search_client.py)
 
-`Coalescer` answers the queries of many callers in few calls. While a call runs, the queries that arrive wait; the next
-call takes all of them, up to a bound. A query that can start at once never waits for others. So callers share the cost
-of a call (a request, a hand-over to a thread, a pass through an encoder) exactly when they would otherwise queue.
+`Coalescer` answers the queries of many callers in few calls. Queries that arrive while a call runs wait for the next
+call, which takes all of them up to a bound. A query that can start immediately never waits.
 
     running=1    caller A  |--call [a]--|--call [b c d]--|
                  B, C, D      b c d wait
 
 The BM25 index is bm25s for the scores and one file of passages, both memory-mapped. Lucene's variant: idf =
 ln(1 + (N - n + 0.5) / (n + 0.5)), k1 = 1.5, b = 0.75. Words are runs of letters and digits, casefolded; no stemming, no
-stop words ("The Who" is a query). A word that occurs twice in a query counts twice.
+stop words ("The Who" is a query). A repeated query word counts twice.
 
-Guaranteed: each caller gets the answers to its own queries, in their order; an error reaches the callers in that call,
-and an error that may be one caller's fault (`divide`) reaches only that caller, the others are queried again; a caller
-that gives up does not affect the others. The same corpus gives the same files; ranking is by score, then by place in
-the corpus; a passage without a word of the query is no hit, so an empty query and one of unknown words have none; each
-hit is the caller's own copy. The index is safe to query from several threads.
-Not covered: use from several event loops; adding passages (build again); corpora whose words do not fit in memory while
-building.
+Guaranteed: each caller gets the answers to its queries, in order; an error reaches all callers of a call, except an
+error that one caller may have caused (`divide`): each caller is then queried separately; a cancelled caller does not
+affect the others. The same corpus gives the same files; hits are ranked by score, then by corpus order; every hit has a
+word of the query; each hit is the caller's own copy. Several threads may search.
+Not covered: use from several event loops; adding passages (build again); corpora whose words exceed memory during the
+build.
 """
 
 from __future__ import annotations
@@ -49,14 +47,14 @@ class Hit:
     document: dict[str, Any]
     """The passage, the caller's own copy."""
     score: float
-    """Larger is better; comparable within one query only."""
+    """Larger is better; comparable only within one query."""
 
 
 class Search(Protocol):
-    """What a search tool asks."""
+    """Backend of a search tool."""
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """At most `topk` hits for each query, best first. Raises SearchError where the service can't answer."""
+        """At most `topk` hits for each query, best first. Raises SearchError if the service can't answer."""
         ...
 
 
@@ -67,7 +65,7 @@ class Index(Protocol):
 
 
 class LocalSearch:
-    """An index of this process behind the interface of a server; the event loop goes on while it is asked."""
+    """An index of this process as a `Search`, queried in a thread so that the event loop is not blocked."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -77,7 +75,7 @@ class LocalSearch:
 
 
 class DirectSearch:
-    """A small index of this process behind the interface of a server; whoever asks has the answer without a wait."""
+    """A small index of this process as a `Search`, queried on the event loop."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -87,9 +85,9 @@ class DirectSearch:
 
 
 def check_token(token: str | None, key: str) -> None:
-    """Refuse a server's token, the value of `key`, that would not arrive as it is. Raises ConfigError."""
+    """Raise ConfigError for a server token, the value of `key`, that does not fit into a header."""
     if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError(f"{key}: no client can send this one in a header; use ASCII letters, digits and signs")
+        raise ConfigError(f"{key}: no client can send this token in a header; use ASCII letters, digits and signs")
 
 
 # ---- Batches of the queries of many callers ------------------------------------------------------------------
@@ -106,7 +104,7 @@ class _Ask(Generic[T]):
 
 
 class Coalescer(Generic[T]):
-    """`call(queries, topk)` gives one answer for each query; at most `running` calls at a time."""
+    """Batches queries into `call(queries, topk)`, which returns one answer per query; at most `running` calls run."""
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class Coalescer(Generic[T]):
         together: int,
         divide: tuple[type[Exception], ...] = (),
     ) -> None:
-        """`together`: queries in one call; a caller with more has a call of its own."""
+        """`together`: maximum queries in one call; a caller with more gets a separate call."""
         self._call, self._most, self._together, self._divide = call, running, together, divide
         self._waiting: deque[_Ask[T]] = deque()
         self._running: set[asyncio.Task[Any]] = set()
@@ -128,11 +126,11 @@ class Coalescer(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Callers whose queries are in no call yet."""
+        """Number of callers waiting for a call."""
         return len(self._waiting)
 
     async def ask(self, queries: Sequence[str], topk: int) -> list[T]:
-        """One answer for each query. Raises what `call` raises."""
+        """One answer per query. Raises any error of `call`."""
         answer: asyncio.Future[list[T]] = asyncio.get_running_loop().create_future()
         ask = _Ask(tuple(queries), topk, answer)
         self._waiting.append(ask)
@@ -141,7 +139,7 @@ class Coalescer(Generic[T]):
         return await ask.answer
 
     async def close(self) -> None:
-        """Give up what is under way; whoever waits is cancelled."""
+        """Cancel running calls and waiting callers."""
         tasks = list(self._running)
         for task in tasks:
             task.cancel()
@@ -156,15 +154,15 @@ class Coalescer(Generic[T]):
                     await self._answer(asks)
                 finally:
                     for ask in asks:
-                        ask.answer.cancel()  # of no effect on those that were answered
+                        ask.answer.cancel()  # no effect on answered ones
         finally:
-            # here and not in a callback, which comes later: who asks in between would wait for a worker that is gone
+            # not in a callback, which runs later: a caller in between would wait for a finished worker
             task = asyncio.current_task()
             assert task
             self._running.discard(task)
 
     def _next(self) -> list[_Ask[T]]:
-        """The callers of one call: those longest waiting for the same topk."""
+        """The callers of the next call: the longest waiting with the same topk."""
         asks: list[_Ask[T]] = []
         count = 0
         while self._waiting:
@@ -190,7 +188,7 @@ class Coalescer(Generic[T]):
             else:
                 for ask in asks:
                     await self._answer([ask])
-        except Exception as error:  # noqa: BLE001  it is every caller's to handle
+        except Exception as error:  # noqa: BLE001  passed to every caller
             for ask in asks:
                 _fail(ask, error)
         else:
@@ -210,7 +208,7 @@ def _fail(ask: _Ask[T], error: Exception) -> None:
 
 
 KIND = "bm25/1"
-"""Written to the manifest; an index of another kind or version is built anew."""
+"""Kind and version in the manifest; others need a new build."""
 
 _WORD = re.compile(r"\w+")
 
@@ -224,10 +222,10 @@ def words(text: str) -> list[str]:
 
 
 def indexed(texts: Iterable[str]) -> bm25s.BM25:
-    """The scores of texts, in memory; its vocabulary is empty where they hold no word."""
+    """In-memory scores of texts; the vocabulary is empty if they have no word."""
     vocabulary: dict[str, int] = {}
     ids = [[vocabulary.setdefault(word, len(vocabulary)) for word in words(text)] for text in texts]
-    # the backends are named: with "auto" the files would depend on what else is installed
+    # explicit backends: with "auto" the files would depend on installed packages
     scores = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy", csc_backend="numpy")
     scores.vocab_dict = vocabulary
     if vocabulary:
@@ -236,7 +234,7 @@ def indexed(texts: Iterable[str]) -> bm25s.BM25:
 
 
 def ranked(scores: bm25s.BM25, query: str, topk: int) -> list[tuple[int, float]]:
-    """(place, score) of at most `topk` texts, best first; of equal ones the first. None without a word of the query."""
+    """(index, score) of at most `topk` texts that have a word of the query, best first, equal ones in order."""
     word_ids = [scores.vocab_dict[word] for word in words(query) if word in scores.vocab_dict]
     if not word_ids or topk < 1:
         return []
@@ -257,7 +255,7 @@ class Bm25Index:
 
     @classmethod
     def of_corpus(cls, corpus: Path, folder: Path) -> Bm25Index:
-        """The index of a corpus file in `folder`, built there unless it is there already. Raises DataError."""
+        """The index of a corpus file in `folder`, built if missing. Raises DataError."""
         made_of = {"sha256": index_folder.sha256(corpus)}
         return cls.open(
             index_folder.ensure(folder, KIND, made_of, lambda aside: _write(read_corpus(corpus), aside, corpus))
@@ -265,12 +263,12 @@ class Bm25Index:
 
     @classmethod
     def build(cls, passages: Iterable[dict[str, Any]], folder: Path) -> Bm25Index:
-        """An index of passages at hand, each with text or contents, replacing an older one. Raises DataError."""
+        """Build an index of passages with text or contents, replacing an older one. Raises DataError."""
         return cls.open(index_folder.ensure(folder, KIND, None, lambda aside: _write(passages, aside, folder)))
 
     @classmethod
     def open(cls, folder: Path) -> Bm25Index:
-        """The index in `folder`, every file verified. Raises DataError."""
+        """The verified index in `folder`. Raises DataError."""
         index_folder.checked(folder, KIND)
         return cls(folder, bm25s.BM25.load(folder, mmap=True, show_progress=False), PassageStore(folder))
 
@@ -282,8 +280,8 @@ class Bm25Index:
 
 
 def _write(passages: Iterable[dict[str, Any]], folder: Path, source: Path) -> None:
-    """Every file of the index but its manifest."""
+    """Write every file of the index except its manifest."""
     scores = indexed(searched_text(passage) for passage in written(passages, folder))
     if not scores.vocab_dict:
-        raise DataError(f"{source}: holds no passage with a word in it; there is nothing to search")
+        raise DataError(f"{source}: no passage has a word to search")
     scores.save(folder, show_progress=False)

@@ -1,12 +1,11 @@
-"""A retrieval server asked from a coroutine.
+"""Asynchronous client of a retrieval server.
 
-Searches that wait for one another travel in one request (retrieval/search.py): with 32 callers one request carries
-many queries, and what a request costs on both sides is paid once.
+Concurrent searches share requests (`Coalescer` in retrieval/search.py).
 
-Guaranteed: the event loop is never blocked; a search the server refuses fails alone; a server that is down, slow or
-busy (429, 5xx) is asked again after a pause that doubles, or a longer one that it asks for, `attempts` times in all,
-then SearchError; an answer of the wrong shape, encoding or size and any other status are SearchError at once; one line
-each, the token in none of them.
+Guaranteed: the client never blocks the event loop; a search that the server rejects does not fail others; a server that
+is down, slow or busy (429, 5xx) is retried, `attempts` times in all, after a pause that doubles or the longer one that
+it requests, then SearchError; a reply of the wrong shape, encoding or size, or another status, is SearchError
+immediately; messages are one line without the token.
 Not covered: use from several event loops.
 """
 
@@ -23,15 +22,15 @@ from palimpsest.retrieval.search import Coalescer, Hit, check_token
 
 _LONGEST_PAUSE = 10.0  # seconds
 _REPLY_BYTES = 64 << 20
-"""Of one reply, which holds the passages of up to `together` queries."""
+"""Maximum size of a reply, with the passages of up to `together` queries."""
 
 
 class _RefusedError(SearchError):
-    """The server does not want this request; without another caller's queries it may."""
+    """Rejected request, which may succeed without another caller's queries."""
 
 
 class RemoteSearch:
-    """A server's `POST /retrieve`. Use as `async with`, or `close` it."""
+    """Client of `POST /retrieve`. Use it with `async with`, or `close` it."""
 
     def __init__(
         self,
@@ -44,10 +43,8 @@ class RemoteSearch:
         connections: int = 4,
         together: int = 32,
     ) -> None:
-        """`url` as http://host:port; `timeout` in seconds for one attempt; `pause` in seconds before the second;
-        `connections` is the number of requests at a time, `together` of queries in one where several callers wait.
-        Raises ConfigError.
-        """
+        """`url`: http://host:port; `timeout`: seconds per attempt; `pause`: seconds before the second attempt;
+        `connections`: concurrent requests; `together`: maximum queries in a shared request. Raises ConfigError."""
         check_address(url, "search server url")
         check_token(token, "search server token")
         self.url = f"{url.rstrip('/')}/retrieve"
@@ -63,7 +60,7 @@ class RemoteSearch:
         return await self._requests.ask(queries, topk)
 
     async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """One request, and again after a failure that may pass."""
+        """Send one request, with retries after temporary failures."""
         body = {"queries": list(queries), "topk": topk, "return_scores": True}
 
         async def once() -> list[list[Hit]]:
@@ -77,7 +74,7 @@ class RemoteSearch:
             raise SearchError(f"{self.url}: {gave_up}; is the server running?") from None
 
     async def _sent(self, body: Mapping[str, Any]) -> HttpReply:
-        """A reply of status 200. Raises Again, or SearchError where another attempt would bring the same."""
+        """A reply with status 200. Raises RetryableError, or SearchError if a retry can't help."""
         try:
             answer = await self._connections.ask("POST", self.url, body, limit=_REPLY_BYTES, timeout_s=self._timeout)
         except BadReply as bad:

@@ -1,1 +1,1 @@
-"""Grades: string matchers over one extraction code, for training and evaluation alike."""
+"""Graders and rewards with one extraction of answers, for training and evaluation."""

@@ -2,25 +2,25 @@
 
     exact        normalised texts are equal
     f1           overlap of normalised words; yes, no and noanswer count whole or not at all
-    contains     the words of one stand, in a row and whole, in the other
-    published_*  the rules of MemAgent's code to the letter, for comparison with its figures
+    contains     the words of one occur in the other, whole and consecutive
+    published_*  the exact rules of MemAgent's code, for comparison with its figures
 
-Training and evaluation share one extraction and one set of metrics. A search agent gives its answer after
-`FINAL_ANSWER:` (MemAct, arXiv 2510.12635). Where `metadata["objectives"]` names several questions, the answer is a JSON
-object, and both values are in the breakdown, with em, f1 and sub_em as means over the questions:
+Training and evaluation share one extraction and one set of metrics. A search agent answers after `FINAL_ANSWER:`
+(MemAct, arXiv 2510.12635). If `metadata["objectives"]` names several questions, the answer is a JSON object, and the
+breakdown has both values, with em, f1 and sub_em as means over the questions:
 
     all    the worst question's value: 1 only if every answer is right (the paper's reward in training)
     each   the mean over the questions (its evaluation)
 
 45 of the 2,048 published training problems, and some single questions of the validation file, have the gold "the
-question is invalid.", a note of the annotators. Such a question is left out; a problem without any other is ungraded.
-`invalid_golds: gold` takes the note as the gold, as the published code does.
+question is invalid.", an annotators' note. The grader skips such a question; a problem with no other question is
+ungraded. `invalid_golds: gold` takes the note as the gold, as the published code does.
 
 Guaranteed: a blank answer is never right; words are compared whole ("no" is not in "Norway"); every graded trajectory
 has all of `METRICS` in its breakdown; the best gold counts (`fraction`: the share of golds the answer contains), or the
-mean where each is wanted (the points of a rubric). An episode or a question without an answer is worth 0.0, and no
-judge is asked. A lost episode (`not outcome.gradable`) or a failed judge leaves the episode ungraded, with the reason,
-never at zero. The judge sees the answer, never the text around it.
+mean if each is wanted (the points of a rubric). A missing answer to an episode or a question is worth 0.0 without a
+call to the judge. A lost episode (`not outcome.gradable`) or a failed judge leaves the episode ungraded, with the
+reason, never at zero. The judge sees the answer, never the text around it.
 Not covered: paraphrases and translations; an object's names in other spellings. `contains` accepts an answer that lists
 every option: use it for evaluation, and a rule of equality to train. `published_sub_em` accepts any gold when the
 answer is only an article or punctuation, and "no" for "Norway": use it to reproduce a published number, not to train.
@@ -47,7 +47,7 @@ _WHOLE = frozenset({"yes", "no", "noanswer"})
 
 
 def comparable(answer: str, gold: str) -> tuple[str, str]:
-    """Both texts in the same form. Golds that are nothing but articles or punctuation keep them ("The The", "!!!").
+    """Both texts in the same form. Golds that consist of articles or punctuation stay unchanged ("The The", "!!!").
 
     >>> comparable("The Hague.", "hague"), comparable("The The", "the the"), comparable("an", "The The")
     (('hague', 'hague'), ('the the', 'the the'), ('an', 'the the'))
@@ -79,7 +79,7 @@ def f1(answer: str, gold: str) -> float:
 
 
 def gold_in_answer(answer: str, gold: str) -> float:
-    """1.0 if the answer says the gold, word for word.
+    """1.0 if the answer contains the gold, word for word.
 
     >>> gold_in_answer("Paris, France", "Paris"), gold_in_answer("Norway", "no")
     (1.0, 0.0)
@@ -125,7 +125,7 @@ def published_sub_em(answer: str, gold: str) -> float:
 
 
 def string_match_all(reply: str, golds: Sequence[str]) -> float:
-    """Share of the golds that stand in the reply, case aside: RULER's rule (arXiv 2404.06654), over one reply.
+    """Share of the golds in the reply, ignoring case: RULER's rule (arXiv 2404.06654), over one reply.
 
     >>> string_match_all("Values: 12 and 7.", ["12", "99"]), string_match_all("Norway", ["NO"])
     (0.5, 1.0)
@@ -135,7 +135,7 @@ def string_match_all(reply: str, golds: Sequence[str]) -> float:
 
 
 def string_match_part(reply: str, golds: Sequence[str]) -> float:
-    """1.0 if any gold stands in the reply, case aside: RULER's rule for questions with several spellings."""
+    """1.0 if any gold is in the reply, ignoring case: RULER's rule for questions with several spellings."""
     return float(string_match_all(reply, golds) > 0)
 
 
@@ -147,24 +147,24 @@ METRICS = (
     "boxed_strict",  # MemAgent's training reward
     "em",  # as boxed, but "the answer is" counts too
     "f1",
-    "sub_em",  # a gold stands in the answer
-    "sub_em_reverse",  # the answer stands in a gold
+    "sub_em",  # the answer contains a gold
+    "sub_em_reverse",  # a gold contains the answer
     "sub_em_either",  # MemAgent's evaluation
-    "fraction",  # share of golds that stand in the answer
-    "string_match_all",  # RULER's: share of golds that stand in the whole reply
-    "string_match_part",  # RULER's: a gold stands in the whole reply
-    "answered",  # an answer was found
+    "fraction",  # share of golds in the answer
+    "string_match_all",  # RULER's: share of golds in the whole reply
+    "string_match_part",  # RULER's: the whole reply contains a gold
+    "answered",  # the extraction found an answer
 )
 
 
 @dataclass(frozen=True, slots=True)
 class MatchGrader:
-    """Compares the final answer with the golds; `metric` names the one that is the reward."""
+    """Comparison of the final answer with the golds; `metric` names the reward."""
 
     metric: str
 
     def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """`Grade.value` is 0.0 to 1.0, or None where the episode's end says nothing about the agent."""
+        """Grade an episode: 0.0 to 1.0, or None if its end was not the agent's fault."""
         if not trajectory.outcome.gradable:
             return Grade(None, reason=f"episode ended as {trajectory.outcome}")
         breakdown = measure(trajectory.answer or "", problem.answers)
@@ -211,10 +211,10 @@ CONSTRAINTS = frozenset({Outcome.OUT_OF_TURNS, Outcome.OUT_OF_CONTEXT})
 
 
 class AnswerJudge(Protocol):
-    """What grading needs of a judge."""
+    """The judge interface that grading uses."""
 
     async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
-        """The worth of an answer, 0.0 to 1.0, and whether the verdict was "partial". Raises JudgeError."""
+        """The value of an answer, 0.0 to 1.0, and True for the verdict "partial". Raises JudgeError."""
         ...
 
     async def close(self) -> None: ...
@@ -222,7 +222,7 @@ class AnswerJudge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GradedObjective:
-    """One of a problem's questions; the only one has no name."""
+    """One question of a problem; a single question has no name."""
 
     name: str
     question: str
@@ -230,7 +230,7 @@ class GradedObjective:
 
     @property
     def invalid(self) -> bool:
-        """Whether its gold says that it has none."""
+        """True if its gold marks the question as invalid."""
         return any(gold.strip().rstrip(".").lower() == INVALID_GOLD for gold in self.golds)
 
 
@@ -248,7 +248,7 @@ def objectives(problem: Problem) -> tuple[GradedObjective, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What an answer to one question is worth, by every rule that was applied."""
+    """Values of an answer to one question, by every applied rule."""
 
     answered: bool
     values: dict[str, float]
@@ -256,7 +256,7 @@ class Marked:
 
 
 def compared(answer: str, golds: Sequence[str], wanted: Literal["any", "each"] = "any") -> Marked:
-    """By the rules of strings.
+    """Values by string rules.
 
     >>> compared("Oslo, Norway", ["Oslo"]).values
     {'em': 0.0, 'f1': 0.6666666666666666, 'sub_em': 1.0}
@@ -270,13 +270,13 @@ def compared(answer: str, golds: Sequence[str], wanted: Literal["any", "each"] =
 
 @dataclass(frozen=True, slots=True)
 class FinalAnswerGrader:
-    """Compares each question's answer with its golds, by strings or by a judge."""
+    """Comparison of each question's answer with its golds, by strings or by a judge."""
 
     config: FinalAnswerConfig
     judge: AnswerJudge | None = None
 
     async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """`Grade.value` is 0.0 to 1.0, or None where machinery, data or judge failed."""
+        """Grade an episode: 0.0 to 1.0, or None if machinery, data or judge failed."""
         if not trajectory.outcome.gradable:
             return Grade(None, reason=f"episode ended as {trajectory.outcome}")
         questions = objectives(problem)
@@ -314,7 +314,7 @@ class FinalAnswerGrader:
 
 
 async def _all_of(work: Iterable[Awaitable[T]]) -> list[T]:
-    """What each gives, once all have ended: the verdicts that came are in the cache, also where another failed."""
+    """All results, awaited to the end: other verdicts reach the cache even if one fails."""
     ended = await asyncio.gather(*work, return_exceptions=True)
     for failure in ended:
         if isinstance(failure, BaseException):
@@ -351,14 +351,14 @@ def _breakdown(marked: Sequence[Marked], named: NamedAnswers, rule: str) -> dict
 
 @dataclass(frozen=True, slots=True)
 class ConstraintLayer:
-    """Makes an episode that broke a limit worth minus `penalty`; for training only, evaluation grades the answer."""
+    """Penalty for broken limits: minus `penalty` becomes the value. For training only; evaluation grades the answer."""
 
     penalty: float
 
     def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
-        """The grade with the penalty in place of its value where a limit was broken.
+        """The grade, with the penalty as its value if a limit was broken.
 
-        `breakdown` keeps the worth of the answer as `outcome`, of every episode, so that its mean is one over all.
+        `breakdown` stores the answer's value as `outcome` for every episode, so that its mean covers all.
         """
         if grade.value is None:
             return grade

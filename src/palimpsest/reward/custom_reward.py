@@ -3,14 +3,14 @@
     reward   (problem, trajectory) -> a number or a Grade
     layer    (problem, trajectory, grade) -> a number, which replaces the grade's value, or a Grade
 
-Each is a function, plain or async, or a class, which is constructed with its options and then called, by its method
-`grade` if it has one. A parameter called `codec` gets the model's codec, which turns token ids into text. A plain
-function runs on one daemon thread, one call at a time in order of arrival. Its time limit starts when the call does.
+Each is a plain or async function, or a class: palimpsest constructs it with its options and calls it, or its method
+`grade` if it has one. A parameter called `codec` receives the model's codec, which turns token ids into text. Plain
+functions run on one daemon thread, one call at a time in order of arrival. The time limit starts with the call.
 
 Guaranteed: an exception, an invalid value (NaN, 1e300, a text, None) or a call over `reward.timeout_s` leaves the
 episode ungraded with the reason, never at zero, and does not end the run; a lost episode is ungraded without a call; a
 plain function may block, and needs no lock; calls behind one that timed out continue on a new thread. A function of the
-episode alone gives the same grades in every run, in whatever order episodes end.
+episode only returns the same grades in every run, in whatever order episodes end.
 Not covered: functions that draw at random or read a clock; ending a plain function that timed out (it runs until it
 returns or the process ends, which does not wait for it); an async function that ignores cancellation or blocks the
 event loop.
@@ -36,21 +36,21 @@ from palimpsest.types import Grade, Problem, Trajectory
 
 
 class OutOfTime(Exception):
-    """A call that took longer than it may."""
+    """A call exceeded its time limit."""
 
 
 class Caller:
-    """A function, plain or async."""
+    """Calls of a plain or async function."""
 
     def __init__(self, call: Callable[..., Any], timeout_s: float | None = None) -> None:
         self._call = call
         self._timeout_s = timeout_s
         self.waits = plugins.is_async(call)
-        """Whether it is async; what isn't is called on a thread."""
+        """True if async; plain calls run on a thread."""
         self._thread: _Thread | None = None
 
     async def __call__(self, *arguments: Any) -> Any:
-        """What it returns. What it raises comes out as itself, but for a CancelledError that nobody asked for."""
+        """The function's result. Its exceptions propagate unchanged, except an unrequested CancelledError."""
         if self.waits:
             return await self._in_time(self._call(*arguments))
         if self._thread is None:
@@ -72,11 +72,11 @@ class Caller:
                 return await awaitable
         except TimeoutError:
             if not limit.expired():
-                raise  # the function's own
+                raise  # raised by the function
             raise OutOfTime(f"did not return within {self._timeout_s:g} s") from None
 
     async def close(self) -> None:
-        """Let go of the thread, and close what the object has open."""
+        """Release the thread, and close the object's resources."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
@@ -90,15 +90,13 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """A future can't carry every kind of error (StopIteration)."""
+    """An exception as data: a future cannot carry every kind (StopIteration)."""
 
     error: BaseException
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A call that was asked for."""
-
     work: Callable[[], Any]
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     started: asyncio.Future[None] = field(init=False)
@@ -109,7 +107,7 @@ class _Request:
         self.started, self.ended = self.loop.create_future(), self.loop.create_future()
 
     def resolve(self, future: asyncio.Future[Any], result: Any) -> None:
-        """Set a future's result from the thread, if anybody still waits for it."""
+        """Set a future's result from the thread, if a caller still waits for it."""
 
         def settle() -> None:
             if not future.done():
@@ -118,11 +116,11 @@ class _Request:
         try:
             self.loop.call_soon_threadsafe(settle)
         except RuntimeError:
-            return  # the loop is closed: nobody waits
+            return  # the loop is closed: no caller waits
 
 
 class _Thread:
-    """One daemon thread at a time that makes the calls; one that is stuck in a call is left to itself."""
+    """One daemon thread at a time for the calls; a thread stuck in a call is abandoned."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_Request | None] = SimpleQueue()
@@ -130,19 +128,19 @@ class _Thread:
         self._current = self._start()
 
     def ask(self, work: Callable[[], Any]) -> _Request:
-        """Have `work` done after what was asked for before."""
+        """Queue `work`."""
         request = _Request(work)
         self._queue.put(request)
         return request
 
     def leave(self, request: _Request) -> None:
-        """Go on with the next call on a new thread, if the present one is still in `request`."""
+        """Continue with the next call on a new thread, if the current thread is still in `request`."""
         with self._lock:
             if not request.is_done:
                 self._current = self._start()
 
     def close(self) -> None:
-        """End the thread after the call it is in; what waits is dropped."""
+        """End the thread after its current call; drop queued calls."""
         while not self._queue.empty():
             if (waiting := self._queue.get()) is not None:
                 waiting.started.cancel()
@@ -156,36 +154,36 @@ class _Thread:
     def _work(self) -> None:
         while (request := self._queue.get()) is not None:
             if request.started.cancelled():
-                continue  # whoever asked gave up before
+                continue  # the caller gave up before
             request.resolve(request.started, None)
             try:
                 result = request.work()
-            except BaseException as error:  # noqa: BLE001  it is raised where it is awaited
+            except BaseException as error:  # noqa: BLE001  raised at the await
                 result = _Raised(error)
             with self._lock:
                 request.is_done = True
                 request.resolve(request.ended, result)
                 if self._current is not threading.current_thread():
-                    return  # it was left to itself meanwhile
+                    return  # abandoned meanwhile
 
 
 # ---- Custom rewards and layers -------------------------------------------------------------------------------
 
 
 LARGEST = 1e9
-"""Of the numbers of a grade, whatever their sign: sums and squares of larger ones leave what floats can hold."""
+"""Maximum magnitude of a grade's numbers: sums and squares of larger ones overflow floats."""
 _REASON_CHARS, _MESSAGE_CHARS = 500, 250
 
 
 @dataclass(frozen=True, slots=True)
 class CustomReward:
-    """A user's reward as a grader. Each grade has all of `METRICS` in its breakdown, beside what the user put there."""
+    """A user's reward as a grader. Each grade's breakdown has all of `METRICS`, and the user's entries."""
 
     name: str
     caller: Caller
 
     async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """What the function makes of the episode, or why nothing came of it."""
+        """The function's grade, or an ungraded result with the reason."""
         if not trajectory.outcome.gradable:
             return Grade(None, reason=f"episode ended as {trajectory.outcome}")
         grade = await _call_reward(self.name, self.caller, Grade(0.0), problem, trajectory)
@@ -205,7 +203,6 @@ class CustomLayer:
     caller: Caller
 
     async def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
-        """What the function makes of the grade, or why nothing came of it."""
         return await _call_reward(self.name, self.caller, grade, problem, trajectory, grade)
 
     async def close(self) -> None:
@@ -213,11 +210,11 @@ class CustomLayer:
 
 
 async def _call_reward(name: str, caller: Caller, below: Grade, *arguments: Any) -> Grade:
-    """The grade that comes back; a bare number is `below` with that value."""
+    """The returned grade; a bare number becomes `below` with that value."""
     trajectory = arguments[1]
     try:
         result = await caller(*arguments)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # the border around a user's own code
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # user code may raise anything
         if being_cancelled():
             raise
         if isinstance(error, OutOfTime):
@@ -225,12 +222,14 @@ async def _call_reward(name: str, caller: Caller, below: Grade, *arguments: Any)
         return _ungraded(f"{name} raised {plugins.error_text(error):.{_MESSAGE_CHARS}} ({raised_at(error)})")
     try:
         if isinstance(result, Grade) and result.value is None:
-            return _ungraded(str(result.reason or f"{name} gave no grade and no reason"))
+            return _ungraded(str(result.reason or f"{name} returned neither a grade nor a reason"))
         grade = result if isinstance(result, Grade) else replace(below, value=result)
         fault = fault_of(grade, trajectory)
         return _ungraded(f"{name} returned {fault}") if fault else _plain(grade)
-    except Exception as error:  # noqa: BLE001  a field of another type fails wherever it is touched
-        return _ungraded(f"{name} returned a {type(result).__name__} that can't be read: {plugins.error_text(error)}")
+    except Exception as error:  # noqa: BLE001  a field of a wrong type fails on any use
+        return _ungraded(
+            f"{name} returned a {type(result).__name__} that palimpsest cannot read: {plugins.error_text(error)}"
+        )
 
 
 def _ungraded(reason: str) -> Grade:
@@ -239,7 +238,7 @@ def _ungraded(reason: str) -> Grade:
 
 
 def fault_of(grade: Grade, trajectory: Trajectory) -> str | None:
-    """What is wrong with a grade that should have a value, None if nothing.
+    """The fault of a grade that should have a value; None if valid.
 
     >>> from palimpsest.types import Outcome
     >>> fault_of(Grade("yes"), Trajectory("p", "g", 0, (), Outcome.ANSWERED))
@@ -267,14 +266,13 @@ def fault_of(grade: Grade, trajectory: Trajectory) -> str | None:
         numbers[f"spans[{at}].value"] = span.value
     for key, value in numbers.items():
         if not plugins.finite(value):
-            return f"{value!r:.60} as {key}: a finite number is needed"
+            return f"{value!r:.60} as {key}: must be finite"
         if abs(value) > LARGEST:
-            return f"{value!r:.60} as {key}: a number from {-LARGEST:g} to {LARGEST:g} is needed"
+            return f"{value!r:.60} as {key}: must be from {-LARGEST:g} to {LARGEST:g}"
     return None
 
 
 def _plain(grade: Grade) -> Grade:
-    """With Python's own numbers in place of numpy's and of True."""
     assert grade.value is not None
     return replace(
         grade,

@@ -1,15 +1,15 @@
 """Graders and reward layers, the reward of a recipe, and several questions on one reading, each graded separately.
 
-    Grades    grades an episode, at once or later: string comparison, a judge, a user's own function
+    Grades    grades an episode, at once or later: string comparison, a judge, a custom function
     Layer     modifies a grade: rewards of single turns, penalties
 
-    answer    reward.name: a shipped comparison, a judge, or the user's own function or class
+    answer    reward.name: a shipped comparison, a judge, or a custom function or class
     layers    in this order: reward.state, reward.unsupported_penalty,
               reward.final_answer.constraint_penalty, then those of reward.layers
 
-Evaluation uses the answer alone (`reward.answer`), training the whole `reward`. Only what waits is a coroutine, so
-simple layers need none. `graded` splits an episode with several questions, so that graders and layers see one question
-with its golds and its answer, and averages:
+Evaluation uses only the answer (`reward.answer`), training the whole `reward`. Only a call that waits is a coroutine,
+so simple layers need none. `graded` splits an episode with several questions, so that graders and layers see one
+question with its golds and its answer, and averages:
 
     question_1, question_2...   in the breakdown: the value of each answer
     questions                   how many there are
@@ -18,9 +18,9 @@ with its golds and its answer, and averages:
 If one question cannot be graded (its judge is down), the whole episode is ungraded, with the reason: a mean over the
 others would compare rollouts of a group by different questions.
 
-Guaranteed: the event loop is free while a grade is awaited; an error of a shipped grader is raised unchanged; a problem
-of one question gets its grader's grade unchanged; an ungraded episode goes through no layer and stays ungraded.
-Not covered: a shipped grader that blocks, and so delays every episode (reward/custom_reward.py lets a user's function
+Guaranteed: the event loop is free while a grade is awaited; an error of a shipped grader propagates unchanged; a
+problem of one question gets its grader's grade unchanged; an ungraded episode skips all layers and stays ungraded.
+Not covered: a shipped grader that blocks, and so delays every episode (reward/custom_reward.py lets a custom function
 block); a value over all questions together (all right or nothing); layers in another order.
 """
 
@@ -50,14 +50,14 @@ from palimpsest.types import Grade, Problem, Trajectory
 
 
 def by_question(problem: Problem, trajectory: Trajectory) -> list[tuple[Problem, Trajectory]]:
-    """Each question as a problem of its own, with the episode as if it had answered that one alone."""
+    """Each question as a separate problem, with an episode that answered only that question."""
     answers = trajectory.answers or (None,) * len(problem.questions)
     single = [replace(trajectory, answer=answer, answers=()) for answer in answers]
     return list(zip(problem.by_question, single, strict=True))
 
 
 def mean_grade(grades: Sequence[Grade]) -> Grade:
-    """The grade of an episode from those of its questions.
+    """The grade of an episode from the grades of its questions.
 
     >>> mean_grade([Grade(1.0, breakdown={"em": 1.0}), Grade(0.0, breakdown={"em": 0.0})]).breakdown
     {'em': 0.5, 'question_1': 1.0, 'question_2': 0.0, 'questions': 2.0}
@@ -82,14 +82,14 @@ def mean_grade(grades: Sequence[Grade]) -> Grade:
 def _ungraded(grades: Sequence[Grade]) -> Grade:
     number, reason = next((n, grade.reason) for n, grade in enumerate(grades, 1) if grade.value is None)
     if all(grade.reason == reason for grade in grades):
-        return Grade(None, reason)  # it lies with the episode, not with a question
+        return Grade(None, reason)  # the episode is the cause, not a question
     return Grade(None, f"question {number} of {len(grades)}: {reason}")
 
 
 def _over_turns(
     grades: Sequence[Grade], part: Callable[[Grade], tuple[float, ...] | None], absent: float
 ) -> tuple[float, ...] | None:
-    """[turns] the mean over the questions, None where none of them has such values."""
+    """[turns] the mean over the questions, None if none of them has such values."""
     rows = [part(grade) for grade in grades]
     turns = next((len(values) for values in rows if values is not None), None)
     if turns is None:
@@ -103,29 +103,29 @@ def _over_turns(
 T = TypeVar("T")
 
 NO_GOLD = "the data has no gold answer for it"
-"""Why a question without one is ungraded, whatever the grader."""
+"""Reason for an ungraded question without a gold, for every grader."""
 
 
 class Grades(Protocol):
-    """Grades at once or later: what rollouts and evaluation take."""
+    """A grader, plain or async, as rollouts and evaluation use it."""
 
     def grade(self, problem: Problem, trajectory: Trajectory) -> Grade | Awaitable[Grade]:
-        """The reward of a trajectory, or why it has none."""
+        """The grade of a trajectory, or the reason for its absence."""
         ...
 
 
 class Layer(Protocol):
-    """Takes a grade further."""
+    """A modifier of grades."""
 
     def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade | Awaitable[Grade]:
-        """`grade`, which has a value, with what the layer adds: to the value, to the breakdown, for single turns."""
+        """`grade`, which has a value, with the layer's changes to the value, the breakdown or single turns."""
         ...
 
 
 async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:
-    """The grade, awaited where it has to be; of several questions, the mean of theirs.
+    """The grade, awaited if necessary; the mean grade of several questions.
 
-    Without a gold there is none. A value, a part or a turn's reward that is no finite number leaves the episode
+    A question without a gold is ungraded. A value, part or turn reward that is not a finite number leaves the episode
     ungraded, with the reason.
     """
     if problem.questions:
@@ -141,7 +141,7 @@ async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Gr
 async def _graded_by_question(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:
     grades = await asyncio.gather(
         *(graded(grader, question, answered) for question, answered in by_question(problem, trajectory)),
-        return_exceptions=True,  # all have ended before an error comes out
+        return_exceptions=True,  # all calls end before an error propagates
     )
     for failure in grades:
         if isinstance(failure, BaseException):
@@ -150,7 +150,7 @@ async def _graded_by_question(grader: Grades, problem: Problem, trajectory: Traj
 
 
 async def close(grader: object) -> None:
-    """Close what the grader or layer has open, if it has anything."""
+    """Close the resources of a grader or layer, if any."""
     closing_call = getattr(grader, "close", None)
     if closing_call is not None:
         result = closing_call()
@@ -159,7 +159,7 @@ async def close(grader: object) -> None:
 
 
 async def closing(grader: Grades, work: Coroutine[Any, Any, T]) -> T:
-    """Do `work`, then close what the grader has open."""
+    """Await `work`, then close the grader."""
     return await closed_after(work, lambda: close(grader), "the grader")
 
 
@@ -168,13 +168,13 @@ async def closing(grader: Grades, work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What training takes for a grader; `answer` is what evaluation takes."""
+    """The grader for training; `answer` is the grader for evaluation."""
 
     answer: Grades
     layers: tuple[Layer, ...] = ()
 
     async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        """The grade of the answer, taken through the layers."""
+        """The grade of the answer, passed through the layers."""
         grade = await graded(self.answer, problem, trajectory)
         for layer in self.layers:
             if not grade.graded:
@@ -184,34 +184,34 @@ class Reward:
         return grade
 
     async def close(self) -> None:
-        """Close what the answer's grader and the layers have open: connections, threads."""
+        """Close connections and threads of the answer's grader and the layers."""
         for part in (self.answer, *self.layers):
             await close(part)
 
 
 def build_reward(config: RewardConfig, codec: Codec, folder: Path | None = None) -> Reward:
-    """The reward of a recipe, for a model with this codec; `folder` keeps a judge's verdicts.
+    """The reward of a recipe, for a model with this codec; `folder` stores a judge's verdicts.
 
-    Raises ConfigError for an option that the named reward doesn't read, and for an own one that can't be used.
+    Raises ConfigError for an option that the named reward does not read, and for an unusable custom one.
     """
     check_reward(config)
     return Reward(_answer(config, codec, folder), tuple(_layers(config, codec)))
 
 
 def check_reward(config: RewardConfig) -> None:
-    """Refuse, before a model is loaded, what `build_reward` would refuse. Raises ConfigError."""
+    """Reject the configurations that `build_reward` rejects, before a model is loaded. Raises ConfigError."""
     if config.name not in REWARDS:
         plugins.check("reward", config.name, config.options)
     elif config.options:
         raise ConfigError(
-            f"are those of a reward of your own; reward.name={config.name} has none: drop them", key="reward.options"
+            f"belong to a custom reward; reward.name={config.name} has none: remove them", key="reward.options"
         )
     for layer in config.layers:
         plugins.check("layer", layer.name, layer.options, options_key=f"reward.layers.{layer.name}")
 
 
 def training_layers(config: RewardConfig) -> list[str]:
-    """The keys of `config` that are layers: training's alone, in no grade of an evaluation."""
+    """The keys of `config` that are layers, which only training uses."""
     standing = list[str]()
     for key in LAYERS:
         value = attrgetter(key)(config)
@@ -225,7 +225,7 @@ def training_layers(config: RewardConfig) -> list[str]:
 
 
 def layers_note(config: RewardConfig) -> Note | None:
-    """Which layers training puts on top of the user's own reward; None for a shipped one, or no layer."""
+    """The layers that training adds to a custom reward; None for a shipped one, or without layers."""
     names = training_layers(config)
     if config.name in REWARDS or not names:
         return None
@@ -240,8 +240,7 @@ def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
 
 
 def shipped_answer(config: RewardConfig, folder: Path | None = None) -> Grades:
-    """What grades answers under a shipped reward, looking at nothing but the answer; `folder` keeps a judge's
-    verdicts."""
+    """The grader of answers under a shipped reward; `folder` stores a judge's verdicts."""
     if config.name == "final_answer":
         judge: AnswerJudge | None = Judge.open(config.judge, folder) if config.judge else None
         return FinalAnswerGrader(config.final_answer, judge)

@@ -1,31 +1,31 @@
-r"""Turn-level rewards: ReMemR1's memory-state rewards, and a penalty for invented facts in the memory.
+r"""Turn-level rewards: ReMemR1's memory-state rewards, and a penalty for hallucinated facts in the memory.
 
-With recall(x) the share of a gold answer's words that occur in x, for a reading turn that had memory m and section c,
-wrote m' and whose query recalled r:
+With recall(x) the share of a gold answer's words that occur in x, for a reading turn with memory m and section c, new
+memory m' and recalled text r:
 
-    update    recall(m') - recall(m)                            information gain of the update; negative where it forgot
-    callback  max(0, recall(m + c + r) - recall(m + c))         what the recall adds to what was in sight
-    format    1 if the reply could be read, else 0
+    update    recall(m') - recall(m)                            information gain of the update; negative after a loss
+    callback  max(0, recall(m + c + r) - recall(m + c))         gain from the recalled text
+    format    1 if the reply could be read, otherwise 0
     state     update + callback + format, each times its weight
 
-and for the answer turn format alone: 1 if it holds exactly one \boxed{}, closed and not empty.
+The answer turn has only format: 1 if it contains exactly one \boxed{}, closed and not empty.
 
 Differences of the authors' code, each an option: the mean over several golds instead of the paper's maximum (`golds`);
-words counted as substrings, so that "a" is in anything (`words`); the previous memory is searched by an expression that
-stops at line breaks, so it is never found and the update's gain is its recall (`before`); the callback is measured
-against the whole prompt with the question (`against`); where the memory is the whole reply, readable or not
-(`policy.options.malformed: accept`), m' is the text in the first pair of update tags, or empty.
+words counted as substrings, so that "a" is in anything (`words`); the search for the previous memory stops at line
+breaks and never finds it, so the update's gain is its recall (`before`); the callback is measured against the whole
+prompt with the question (`against`); if the memory is the whole reply, readable or not (`policy.options.malformed:
+accept`), m' is the text in the first pair of update tags, or empty.
 
-`FaithfulLayer`, ours and in no published system, reduces a reward where the memory holds text that was not read:
+`FaithfulLayer`, absent from published systems, reduces the reward of memories with text that was not read:
 
     value = reward * max(0, 1 - penalty * (1 - copy fidelity of the episode's read turns))
 
-A reward for the answer alone does not penalise a made-up fact in an otherwise empty memory. Such facts later keep out
-the true one, more often in longer documents. A subtracted penalty instead of a factor is best avoided by writing
-nothing at all (seen in training).
+A reward for the answer does not penalise a hallucinated fact in an otherwise empty memory. Such facts later displace
+the true one, more often in longer documents. A subtracted penalty instead of a factor teaches the agent to write
+nothing (seen in training).
 
-Guaranteed: one number per turn; with whole words a yes/no gold has no words to look for, and its gains are 0. A
-trajectory without a grade gets none.
+Guaranteed: one number per turn; with whole words a yes/no gold has no words to find, and its gains are 0. A trajectory
+without a grade gets none.
 Not covered: golds in other words; an agent whose replies are not memories (its turns get format 1 and no gain);
 paraphrased memories under `FaithfulLayer`, which needs faithful copying.
 """
@@ -48,7 +48,7 @@ _CHOICES = frozenset({"yes", "no"})
 
 
 def gold_words(gold: str) -> list[str]:
-    """The words of a gold that are looked for; none of a yes/no gold, whose word says nothing.
+    """The words of a gold to search for; empty for a yes/no gold, whose word carries no information.
 
     >>> gold_words("The Hague"), gold_words("Yes."), gold_words("The The")
     (['hague'], [], ['the', 'the'])
@@ -86,7 +86,7 @@ class TurnReward:
     callback: float = 0.0
     format: float = 1.0
     in_sight: float = 0.5
-    """recall of what the turn had in sight; 0.5 for other turns than reading ones, so that they weigh 1."""
+    """Recall over the turn's visible texts; 0.5 for turns without reading, so that they weigh 1."""
 
     def total(self, config: StateRewardConfig) -> float:
         """The weighted sum."""
@@ -133,13 +133,12 @@ def _answer_format(turn: Turn, codec: Codec) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """Adds turn rewards to a grade; for training, evaluation needs none."""
+    """Turn rewards added to a grade; for training only."""
 
     codec: Codec
     config: StateRewardConfig
 
     def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
-        """The grade with `per_turn`; its value is untouched."""
         if not trajectory.turns:
             return grade
         rewards = turn_rewards(problem, trajectory, self.codec, self.config)
@@ -158,7 +157,7 @@ class StateLayer:
 
 @dataclass(frozen=True, slots=True)
 class FaithfulLayer:
-    """For training only, evaluation grades the answer."""
+    """Penalty for unread text in memories; for training only."""
 
     codec: Codec
     penalty: float
@@ -166,7 +165,7 @@ class FaithfulLayer:
     def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
         """The grade times the factor.
 
-        `breakdown` keeps the share as `unsupported` and the value before as `outcome`.
+        `breakdown` stores the share as `unsupported` and the value before as `outcome`.
         """
         if grade.value is None:
             return grade

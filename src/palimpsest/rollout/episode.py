@@ -1,16 +1,14 @@
-"""Episode: a policy plays one problem against samplers, and every model call is recorded.
+"""Episode: a policy runs on one problem against samplers, and every model call is recorded.
 
-A policy asks another role for a turn with `model.generate(..., role="reader")`; `roles` in the configuration says which
-model that is. The turn is recorded with its role and whether it is trained, so segments, credit and imitation need only
-the record. Turns without a role are the agent's: sampled from the run's model and trained.
+A policy lets another role take a turn with `model.generate(..., role="reader")`; `roles` in the configuration maps it
+to a model. The turn is recorded with its role and whether it is trained, so segments, credit and imitation need only
+the record. Turns without a role belong to the agent: sampled from the run's model and trained.
 
 Guaranteed: every episode ends with a named `Outcome`; no exception of a policy or a sampler escapes. The random draws
 of a turn depend only on (key, problem, rollout, turn), so a retried request, or the same episode in another batch,
 yields the same tokens as far as the sampler's arithmetic does. Turns recorded before a failure are kept. A frozen
-role's tokens have no weight; where a later prompt of the agent holds them they are context. An unknown role is an error
-that lists the known ones.
-Not covered: `timeout_s` reads the clock, so the episodes that it ends may differ between two runs; training two models
-at once.
+role's tokens have no weight; in later prompts of the agent they are context. An unknown role is an error.
+Not covered: `timeout_s` reads the clock, so runs may time out different episodes; training two models together.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Traje
 
 
 def failure(trajectory: Trajectory) -> str | None:
-    """The first error that the episode recorded, on one line; None if there is none."""
+    """The first error that the episode recorded, on one line; None without an error."""
     for event in trajectory.events:
         what = event.what
         if isinstance(what, PolicyFailed):
@@ -52,11 +50,11 @@ def _error_text(kind: str, message: str) -> str:
 
 
 Roles = Mapping[str, Sampler | None]
-"""Name to the sampler of a model of its own; None: the run's own."""
+"""Name to the sampler of a separate model; None: the run's model."""
 
 
 def sampler_of(role: str | None, roles: Roles, default: Sampler) -> Sampler:
-    """Who takes a turn of `role`; None is the agent. Raises ConfigError for a role that isn't there."""
+    """The sampler that takes a turn of `role`; None is the agent. Raises ConfigError for an unknown role."""
     if role is None:
         return default
     if role not in roles:
@@ -75,9 +73,9 @@ def sampler_of(role: str | None, roles: Roles, default: Sampler) -> Sampler:
 _FIRST_PAUSE_S = 0.05  # before the first retry; doubles with each
 
 OnTurn = Callable[[Turn, Sequence[Event]], None]
-"""Is told of a turn once the next begins or the episode ends, with what happened since the turn before it."""
+"""Called with each turn once the next starts or the episode ends, and the events since the turn before it."""
 OnToken = Callable[[int], None]
-"""Is told of each token of turns called answer as it is sampled; of a request that is tried again, once."""
+"""Called with each sampled token of turns called answer; retries do not repeat tokens."""
 ANSWER = "answer"
 
 
@@ -97,9 +95,8 @@ class Recorder:
         on_token: OnToken | None = None,
         recorded: Sequence[Turn] = (),
     ) -> None:
-        """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: those its turns may have.
-        `recorded`: turns of the same episode that an earlier process took; those with the same prompt aren't sampled
-        again."""
+        """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: the available roles.
+        `recorded`: turns of the same episode from an earlier process, reused for the same prompts."""
         self.codec = codec
         self.max_context = sampler.max_context
         self.prepared: Any = None
@@ -122,7 +119,7 @@ class Recorder:
     ) -> Completion:
         """Complete `prompt_ids` [P] and record the turn, with the spans of its pieces if it is a `Prompt`.
 
-        Raises PromptTooLong, SamplerError once the retries are used up, or ConfigError for a role nobody named.
+        Raises PromptTooLong, SamplerError once the retries are used up, or ConfigError for an unknown role.
         """
         sampler = sampler_of(role, self._roles, self._sampler)
         self.notify()
@@ -152,7 +149,7 @@ class Recorder:
         self.events.append(Event(as_event(what, detail), self._calls))
 
     def notify(self) -> None:
-        """Have `on_turn` told of the turns it doesn't know of yet; events are told with the last of them."""
+        """Pass the turns not yet reported to `on_turn`; pending events go with the last of them."""
         turns, events = self._reported
         self._reported = len(self.turns), len(self.events)
         if self._on_turn is not None:
@@ -181,7 +178,7 @@ class Recorder:
 
 
 async def _streamed(deltas: AsyncIterator[CompletionDelta], streamed: list[int], on_token: OnToken) -> Completion:
-    """What a stream comes to; `on_token` is told of tokens beyond those in `streamed`, which grows."""
+    """The completion of a stream; `on_token` gets the tokens beyond those in `streamed`, which grows."""
     received = 0
     async for delta in deltas:
         if delta.completion is not None:
@@ -199,9 +196,9 @@ def _emit_tokens(token_ids: Sequence[int], on_token: OnToken) -> None:
 
 
 def _checked(completion: Completion, params: SamplingParams) -> Completion:
-    """`completion`, or SamplerError if it can't be what was asked for: such tokens must never be trained."""
+    """`completion`, or SamplerError if it breaks the request: such tokens must never be trained."""
     if not isinstance(completion, Completion):
-        raise SamplerError(f"a {type(completion).__name__} came back, a Completion is needed")
+        raise SamplerError(f"a {type(completion).__name__} came back instead of a Completion")
     if len(completion.logprobs) != len(completion.token_ids):
         raise SamplerError(f"{len(completion.token_ids)} tokens came with {len(completion.logprobs)} log-probabilities")
     if len(completion.token_ids) > params.max_tokens:
@@ -229,11 +226,11 @@ async def play(
     on_token: OnToken | None = None,
     recorded: Sequence[Turn] = (),
 ) -> Trajectory:
-    """Play one episode of `problem`; the seed of turn t is derive_seed(*key, problem.id, rollout, t).
+    """Run one episode of `problem`; the seed of turn t is derive_seed(*key, problem.id, rollout, t).
 
-    A request that fails with SamplerError is tried again `retries` times, with the same seed. `prepare` hands over, or
-    raises, what came of the policy's `prepare`; None: it is called here. What `on_turn` raises ends the episode as a
-    failure of the policy. With `on_token` answers are streamed; `recorded` turns are taken as they are (see Recorder).
+    A request that fails with SamplerError is retried `retries` times, with the same seed. `prepare` returns, or
+    raises, the result of the policy's `prepare`; None: it is called here. An exception of `on_turn` ends the episode
+    as a failure of the policy. With `on_token` answers are streamed; `recorded` turns are reused (see Recorder).
     """
     recorder = Recorder(
         sampler=sampler,
@@ -267,7 +264,7 @@ async def _ending(
     prepare: Callable[[], Any],
     timeout_s: float | None,
 ) -> Answered:
-    """Run the policy; whatever happens to this episode becomes an outcome. Raises EngineError if the engine is lost."""
+    """Run the policy; any failure of this episode becomes an outcome. Raises EngineError if the engine is lost."""
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
@@ -279,10 +276,10 @@ async def _ending(
         recorder.event(PromptOverflowed(str(error)))
         return Answered(None, Outcome.OUT_OF_CONTEXT)
     except EngineError:
-        raise  # gone for every episode
+        raise  # lost for every episode
     except SamplerError:
         return Answered(None, Outcome.SAMPLER_FAILED)  # every failed attempt is an event already
-    except (Exception, asyncio.CancelledError) as error:  # the border around a policy's own code
+    except (Exception, asyncio.CancelledError) as error:  # policy code may raise anything
         if being_cancelled():
             raise
         if limit.expired():
@@ -293,7 +290,7 @@ async def _ending(
 
 
 def _ended(answered: Any, problem: Problem) -> Answered:
-    """`answered`, or TypeError if a policy of another's making returned something else."""
+    """`answered`, or TypeError if a custom policy returned something else."""
     if not isinstance(answered, Answered):
         raise TypeError(f"run() must return Answered, returned {type(answered).__name__}")
     if not isinstance(answered.text, str | None):
@@ -301,7 +298,7 @@ def _ended(answered: Any, problem: Problem) -> Answered:
     if not isinstance(answered.outcome, Outcome):
         raise TypeError(f"Answered.outcome must be an Outcome, is {answered.outcome!r:.60}")
     if answered.answers and len(answered.answers) != len(problem.questions):
-        raise TypeError(f"Answered.answers holds {len(answered.answers)}, the problem asks {len(problem.questions)}")
+        raise TypeError(f"Answered.answers has {len(answered.answers)}, the problem asks {len(problem.questions)}")
     if problem.questions and answered.text is not None and not answered.answers:
         raise TypeError(f"Answered.answers is empty, the problem asks {len(problem.questions)} questions")
     return answered

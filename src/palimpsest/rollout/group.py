@@ -1,15 +1,15 @@
-"""Rollout batch: all episodes of several problems at once, G per problem, graded as they end.
+"""Rollout batch: all episodes of several problems concurrently, G per problem, graded as they end.
 
-`train.variant` plays some training episodes with other policy options. MemAct plays half without the pruning tool, so
+`train.variant` runs some training episodes with other policy options. MemAct runs half without the pruning tool, so
 that the model also learns to do without it. A second policy object is built from the changed options, and each episode
-gets one of the two; the policy knows nothing of it.
+uses one of the two; the policy knows nothing of it.
 
-Guaranteed: a group is yielded as soon as its last episode is graded, with its place among the problems; `batch`
+Guaranteed: a group is yielded as soon as its last episode is graded, with its index among the problems; `batch`
 restores the order of problems and rollouts. A group depends neither on that order nor on other groups; a problem that
 occurs twice in a batch gets separate draws. `MemoryPolicy.prepare` runs once per group, off the event loop, and for all
 problems before the first episode starts. While a grade is awaited (a judge), the other episodes continue. A consumer
 that stops early leaves no episode running. The variant depends only on the episode's key (run seed, step, problem,
-rollout); the two policies share no mutable object; a varied episode begins with the event `variant`, which names the
+rollout); the two policies share no mutable object; a varied episode starts with the event `variant`, which names the
 options. Only the training loop has variants, so evaluation always uses the policy as configured.
 Not covered: a bound on the number of episodes in flight, since the sampler queues requests; more than one variant.
 """
@@ -42,25 +42,25 @@ from palimpsest.types import Grade, Group, Problem, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The policy with its options changed, and how often it is played."""
+    """The policy with changed options, and its share of the episodes."""
 
     policy: MemoryPolicy
     share: float
     options: Mapping[str, Any]
-    """What differs."""
+    """The changed options."""
 
     def plays(self, *key: Key) -> bool:
-        """Whether the episode of this key (the rollout's, problem, rollout) is one of the share."""
+        """Whether the variant runs the episode of this key (the rollout's, problem, rollout)."""
         return keyed_random(*key, VariantPlayed.kind).random() < self.share
 
     def marked(self, trajectory: Trajectory) -> Trajectory:
-        """`trajectory` with the event that tells it from the others."""
+        """`trajectory` with the event that marks the variant."""
         played = VariantPlayed(copy.deepcopy(dict(self.options)))
         return replace(trajectory, events=(Event(played, before_turn=0), *trajectory.events))
 
 
 def build_variant(config: RunConfig) -> Variant | None:
-    """The configured variant, None without one. Raises ConfigError naming the option under `train.variant.options`."""
+    """The configured variant, or None. Raises ConfigError naming the option under `train.variant.options`."""
     wanted = config.train.variant
     if wanted is None:
         return None
@@ -76,7 +76,7 @@ def build_variant(config: RunConfig) -> Variant | None:
 
 
 def is_variant(trajectory: Trajectory) -> bool:
-    """Whether the episode was played with changed options.
+    """Whether the episode ran with changed options.
 
     >>> from palimpsest.types import Outcome
     >>> is_variant(Trajectory("p", "g", 0, (), Outcome.ANSWERED, events=(Event(VariantPlayed(), 0),)))
@@ -90,12 +90,12 @@ def is_variant(trajectory: Trajectory) -> bool:
 
 OnEpisode = Callable[[Trajectory, Grade], None]
 Preparations = tuple[Callable[[], Any], ...]
-"""What came of the policy's `prepare` and of the variant's: each hands it over, or raises what was raised."""
+"""Results of the policy's and the variant's `prepare`: each callable returns the result or raises its exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Plays groups of `group_size` episodes a problem; it holds what all batches of a run have in common."""
+    """Runs groups of `group_size` episodes per problem; contains the state shared by all batches of a run."""
 
     policy: MemoryPolicy
     sampler: Sampler
@@ -104,13 +104,12 @@ class Player:
     grader: Grades
     group_size: int
     timeout_s: float | None = None
-    """Of one episode."""
+    """Limit of one episode."""
     retries: int = 2
-    """Of one request to the sampler."""
+    """Retries per request to the sampler."""
     variant: Variant | None = None
-    """Plays its share of the episodes in the policy's place."""
+    """Replaces the policy in its share of the episodes."""
     roles: Roles = field(default_factory=dict)
-    """That turns may have."""
 
     async def groups(
         self,
@@ -120,10 +119,10 @@ class Player:
         group_prefix: str = "",
         on_episode: OnEpisode | None = None,
     ) -> AsyncGenerator[tuple[int, Group], None]:
-        """(place in `problems`, group) of every problem, in the order in which groups become whole.
+        """(index in `problems`, group) of every problem, in the order of completion.
 
-        The draws of a turn are keyed by `key`, the problem, the rollout and the turn. `group_prefix` goes before the
-        problem's id in each group id, to keep groups of several batches apart. `on_episode` is called after each
+        The draws of a turn are keyed by `key`, the problem, the rollout and the turn. `group_prefix` precedes the
+        problem's id in each group id, to separate groups of several batches. `on_episode` is called after each
         episode, in the order in which they end.
         """
         prepared = await asyncio.to_thread(self._prepare, problems)
@@ -151,14 +150,14 @@ class Player:
         group_prefix: str = "",
         on_episode: OnEpisode | None = None,
     ) -> list[Group]:
-        """The same groups, all at once, in the order of `problems`."""
+        """The same groups as a list, in the order of `problems`."""
         arriving = self.groups(problems, key=key, group_prefix=group_prefix, on_episode=on_episode)
         async with aclosing(arriving):
             groups = {index: group async for index, group in arriving}
         return [groups[index] for index in range(len(problems))]
 
     def _prepare(self, problems: Sequence[Problem]) -> list[Preparations]:
-        """For each problem, what the policy prepares and what the variant's does."""
+        """For each problem, the results of the policy's and the variant's `prepare`."""
         policies = [self.policy, *([self.variant.policy] if self.variant else ())]
         return [tuple(_attempt(policy, problem, self.codec) for policy in policies) for problem in problems]
 
@@ -210,13 +209,13 @@ def _attempt(policy: MemoryPolicy, problem: Problem, codec: Codec) -> Callable[[
     attempt: Future[Any] = Future()
     try:
         attempt.set_result(policy.prepare(problem, codec))
-    except Exception as error:  # noqa: BLE001  the policy's own code: the episodes tell of it
+    except Exception as error:  # noqa: BLE001  policy code may raise anything: the episodes report it
         attempt.set_exception(error)
     return attempt.result
 
 
 def _occurrences(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
-    """Each problem with the number of times its id stood earlier in the list."""
+    """Each problem with the number of earlier problems of the same id."""
     counts: Counter[str] = Counter()
     result = []
     for problem in problems:

@@ -3,18 +3,16 @@
 A turn whose prompt is the previous prompt, its completion and something appended continues the segment. Any other
 prompt fractures the trajectory and opens a new segment.
 
-`surviving` finds what a model said in earlier turns in a later prompt. Such text follows the tokens that every prompt
-ends with (the header after which the model speaks), so only places after that header count: a sentence that a tool
-quoted, or a memory carried over, is not one of its turns. A turn is recognised whole, or with parts cut out, as a prune
-leaves it that removes one call of several.
+`surviving` finds the model's earlier replies in a later prompt. Each reply follows the header that every prompt ends
+with, so only positions after that header count: a sentence that a tool quoted, or a memory carried over, is not one of
+its turns. A turn is recognised whole, or with parts cut out, as after a prune that removes one call of several.
 
-Guaranteed (but for `final="all"`): every sampled token is trained in exactly one segment, and there `token_ids` up to
-it is the very context it was sampled in. Aborted completions count like any other. The cost is linear in the tokens of
-the turns. No header length and no template token is assumed; surviving turns are found in order, each once.
-Not covered: a turn that extends an older segment than the last, which opens a new one (its `parent` says what the two
-share); texts with different ids share nothing. Agents whose prompts have no common end (nothing is found); which of
-several equal turns survived, where some were deleted (the first is taken: the same ids, perhaps other
-log-probabilities).
+Guaranteed (except for `final="all"`): every sampled token is trained in exactly one segment, and there `token_ids` up
+to it is the very context it was sampled in. Aborted completions count like any other. The cost is linear in the tokens
+of the turns. No header length and no template token is assumed; surviving turns are found in order, each once.
+Not covered: a turn that extends an older segment than the last, which opens a new one (its `parent` states the shared
+prefix); texts with different ids share nothing. Agents whose prompts have no common end (nothing is found); identity
+among equal turns after a deletion (the first is used: the same ids, perhaps other log-probabilities).
 
 Axes: P prompt tokens, T tokens of a segment.
 """
@@ -34,11 +32,11 @@ from palimpsest.types import Segment, Trajectory, Turn
 
 Tokens = tuple[int, ...]
 Kept = tuple[int, int, int]
-"""Place in the prompt, index of the turn, place in its completion."""
+"""Position in the prompt, index of the turn, position in its completion."""
 
 
 def surviving(turns: Sequence[Turn], prompt: Tokens) -> list[Kept]:
-    """Every token of `prompt` [P] that a trained turn sampled and that stands where the model spoke.
+    """Every token of `prompt` [P] that a trained turn sampled and that follows a reply header.
 
     Prompts end in 8 9; the second turn was cut out, the third has lost its 6:
 
@@ -69,7 +67,7 @@ def _common_end(prompts: Sequence[Tokens]) -> Tokens:
 
 
 def _spoken(prompt: Tokens, header: Tokens) -> Iterator[tuple[int, int]]:
-    """Start and end of what stands behind each header."""
+    """Start and end of the text after each header."""
     size = len(header)
     if not size:
         return
@@ -82,7 +80,7 @@ def _spoken(prompt: Tokens, header: Tokens) -> Iterator[tuple[int, int]]:
 
 
 def _turn_of(text: Tokens, trained: Sequence[tuple[int, Tokens]]) -> tuple[int, list[tuple[int, int]]] | None:
-    """Which of `trained` begins `text`, and pairs of a place in `text` and one in the completion; whole turns first."""
+    """The turn of `trained` that `text` starts with, and pairs of positions in both; whole turns first."""
     for number, (_, sampled) in enumerate(trained):
         if text[: len(sampled)] == sampled:
             return number, [(position, position) for position in range(len(sampled))]
@@ -93,7 +91,7 @@ def _turn_of(text: Tokens, trained: Sequence[tuple[int, Tokens]]) -> tuple[int, 
 
 
 def _shortened(text: Tokens, sampled: Tokens) -> list[tuple[int, int]]:
-    """Pairs of places if `text` is `sampled` with parts cut out, else none."""
+    """Pairs of positions if `text` is `sampled` with parts cut out, otherwise none."""
     if len(text) > len(sampled):
         return []
     blocks = SequenceMatcher(None, text, sampled, autojunk=False).get_matching_blocks()
@@ -110,15 +108,14 @@ FinalSegment = Literal["new_only", "all"]
 
 
 def segments_of(trajectory: Trajectory, final: FinalSegment = "new_only") -> tuple[Segment, ...]:
-    """The rows to train, in the order they were begun.
+    """The rows to train, in the order of their start.
 
-    `final="all"` gives up what is guaranteed above: in the last segment the earlier turns' tokens that still stand in
-    its prompt are trained once more, under a context they were not sampled in, with the log-probabilities of the
-    context they were. It's what MemAct's code does; its paper, and `new_only`, don't.
+    `final="all"` gives up the guarantee above: in the last segment the earlier turns' tokens that remain in its prompt
+    are trained once more, under a context they were not sampled in, with the log-probabilities of their original
+    context. MemAct's code does this; its paper, and `new_only`, don't.
 
-    A turn that sampled nothing, or that a frozen role took, has nothing to train and is passed over; where later
-    prompts hold its tokens they are context. With P1 = 1 2, C1 = 3, P2 = P1 C1 T1
-    where T1 = 4, C2 = 5 6, and then a rewritten prompt 1 9:
+    Turns without sampled tokens and turns of frozen roles have nothing to train and are skipped; in later prompts their
+    tokens are context. With P1 = 1 2, C1 = 3, P2 = P1 C1 T1 where T1 = 4, C2 = 5 6, and then a rewritten prompt 1 9:
 
     >>> from palimpsest.types import Completion, Outcome, StopReason
     >>> def turn(step, prompt, sampled):
@@ -140,7 +137,7 @@ def segments_of(trajectory: Trajectory, final: FinalSegment = "new_only") -> tup
 
 
 def _trained_again(segment: Segment, turns: Sequence[Turn]) -> Segment:
-    """`segment` with the tokens of turns before its own first one trained where they stand."""
+    """`segment` with surviving tokens of turns before its first one trained in place."""
     mask, logprobs, turn_index = list(segment.loss_mask), list(segment.logprobs), list(segment.turn_index)
     begin = mask.index(True)
     for position, index, there in surviving(turns[: turn_index[begin]], segment.token_ids[:begin]):
@@ -163,7 +160,7 @@ def _runs(turns: Sequence[Turn]) -> list[list[tuple[int, Turn]]]:
 
 
 def _extends(prompt_ids: Tokens, previous: Turn) -> bool:
-    """Whether `prompt_ids` [P] begins with the previous prompt and its completion."""
+    """Whether `prompt_ids` [P] starts with the previous prompt and its completion."""
     size, sampled = len(previous.prompt_ids), len(previous.completion.token_ids)
     return (
         prompt_ids[:size] == previous.prompt_ids and prompt_ids[size : size + sampled] == previous.completion.token_ids
@@ -188,7 +185,7 @@ def _segment(run: list[tuple[int, Turn]], number: int, prefixes: _PrefixTree) ->
 
 @dataclass(slots=True)
 class _Edge:
-    """Tokens [start, end) of segment `owner`, the earliest whose path from the root runs along this edge."""
+    """Tokens [start, end) of segment `owner`, the earliest whose path from the root includes this edge."""
 
     tokens: Tokens
     owner: int
@@ -198,7 +195,7 @@ class _Edge:
 
 
 class _PrefixTree:
-    """A radix tree over the segments so far: an insertion costs its shared length, however many there are."""
+    """A radix tree over the segments so far: an insertion costs its shared length, regardless of their number."""
 
     def __init__(self) -> None:
         self._root = _Edge((), -1, 0, 0)
@@ -228,7 +225,7 @@ def _split(node: _Edge, child: _Edge, depth: int) -> _Edge:
 
 
 def _first_difference(left: Tokens, right: Tokens, start: int, stop: int) -> int:
-    """The first index in [start, stop) where the two differ, else `stop`.
+    """The first index in [start, stop) where the two differ, otherwise `stop`.
 
     >>> _first_difference((1, 2, 3), (1, 2, 4), 0, 3), _first_difference((1, 2), (1, 2), 0, 2)
     (2, 2)

@@ -1,9 +1,9 @@
 """Trajectory files: JSON lines in zstd frames, one line per episode.
 
-Each frame holds the whole lines of one group, so a file cut anywhere loses only the frame that was cut.
-`zstdcat FILE | jq .outcome` reads it as well. A file whose name doesn't end in .zst holds plain lines, which is how
-scripted episodes are written by hand. `frame_spans` and `frame_end` walk from block to block of a frame, each of which
-states its size (RFC 8878, section 3.1), without decompressing.
+Each frame contains the whole lines of one group, so a file cut anywhere loses only the frame that was cut.
+`zstdcat FILE | jq .outcome` reads it as well. A file whose name doesn't end in .zst contains plain lines, the format of
+handwritten scripted episodes. `frame_spans` and `frame_end` walk from block to block of a frame, each of which states
+its size (RFC 8878, section 3.1), without decompressing.
 
     line    {"format": 2, "group_id", "rollout", "problem": {...}, "outcome", "answer", "grade", "turns", "events"}
             and "as_text": ["events.0.detail.size", ...] where something was written as text
@@ -11,18 +11,18 @@ states its size (RFC 8878, section 3.1), without decompressing.
              "spans": {"memory": [12, 40], "section": [44, 300], "result:p2d33w": [310, 402], ...}}
     event   {"kind", "before_turn", "detail": {...}}, the kinds and their details as in events.py
 
-A later field is written where it is set and read with a default, without a new format number. A problem with several
-questions has `questions`, and the line `answers`. `key` is that of the group's draws. A record to be read without its
-run names the tokenizer of its ids (`tokenizer`: `Codec.digest`).
+Fields added later are optional and read with a default, without a new format number. A problem with several questions
+has `questions`, and the line `answers`. `key` is that of the group's draws. A record outside of its run names the
+tokenizer of its ids (`tokenizer`: `Codec.digest`).
 
-Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written. What
-JSON can't hold (bytes, NaN, an integer beyond 64 bits...) is written as text, with its place under `as_text`. The
-reader reports what it left out; a line of another format is rejected with the name of the file. The walk over frames
-ends at the first frame that is cut or isn't one.
+Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written. Values
+outside JSON (bytes, NaN, an integer beyond 64 bits...) are written as text, with their path under `as_text`. The reader
+reports the part it skipped; a line of another format is rejected with the name of the file. The walk over frames ends
+at the first frame that is cut or invalid.
 
-An index NAME.index lies next to NAME.jsonl.zst: one line per frame, with a row for each of its episodes, so that a
-table of them needs no frame unpacked. It may be missing, torn or shorter than the record. A reader takes its lines as
-far as their places and checksums are those of the file, and unpacks the other frames.
+An index NAME.index is next to NAME.jsonl.zst: one line per frame, with a row for each of its episodes, so that a table
+of them needs no frame unpacked. It may be missing, torn or shorter than the record. A reader uses the lines whose
+positions and checksums match the file, and unpacks the other frames.
 
     index   {"start", "end", "check", "rows": [{"gid", "draw", "id", "question", "reward", "turns", ...}, ...]}
 
@@ -65,11 +65,11 @@ from palimpsest.types import (
 _HEADER = 18  # bytes of the longest frame header
 _BLOCK_HEADER = 3
 _CHECKSUM = 4
-_RLE = 1  # of the types of a block the one whose size is that of what it stands for; it takes one byte itself
+_RLE = 1  # the block type whose size counts the repeated byte; it takes one byte itself
 
 
 def frame_spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """[start, end) in bytes of each whole frame, in their order, up to the first that isn't whole.
+    """[start, end) in bytes of each whole frame, in order, up to the first incomplete one.
 
     >>> two = zstandard.compress(b"first") + zstandard.compress(b"second")
     >>> [zstandard.decompress(two[start:end]) for start, end in frame_spans(two + b"torn")]
@@ -86,9 +86,9 @@ def frame_spans(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def frame_end(read: Callable[[int, int], bytes], start: int, size: int) -> int | None:
-    """Where the frame that begins at `start` ends; None if none does, or if it is cut.
+    """The end of the frame that starts at `start`; None without one, or if it is cut.
 
-    `read(at, count)` gives what there is of so many bytes, of `size` in all.
+    `read(at, count)` returns up to `count` of the `size` bytes.
     """
     head = read(start, _HEADER)
     try:
@@ -112,7 +112,7 @@ def frame_end(read: Callable[[int, int], bytes], start: int, size: int) -> int |
 
 FORMAT = 2
 LINE = re.compile(rb"\S.*")
-"""One that isn't blank, in the content of a frame."""
+"""A nonblank line in the content of a frame."""
 _LEVEL = 3
 _NOT_GRADED = Grade(None, "the record holds no grade")
 
@@ -121,13 +121,13 @@ NO_TOKENIZER = ""
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a reader found."""
+    """Contents of a record file."""
 
     groups: tuple[Group, ...]
     torn: str | None = None
-    """What was left out because the file was cut, in words; None if the file is whole."""
+    """Message about the skipped part of a cut file; None if the file is whole."""
     tokenizers: frozenset[str] = frozenset()
-    """`Codec.digest` of the tokenizers that the ids are of; `NO_TOKENIZER` where lines name none."""
+    """`Codec.digest` of the tokenizers of the ids; `NO_TOKENIZER` for lines without one."""
 
 
 def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
@@ -170,7 +170,6 @@ def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
 
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
-    """A JSON object for one turn."""
     completion = turn.completion
     return {
         "step": turn.step,
@@ -188,7 +187,7 @@ def turn_to_json(turn: Turn) -> dict[str, Any]:
 
 
 def _last_version(completion: Completion) -> dict[str, int]:
-    """Written only where new weights came while the completion was sampled."""
+    """Written only if the weights changed during the completion."""
     last = completion.last_policy_version
     return {} if last == completion.policy_version else {"last_policy_version": last}
 
@@ -218,7 +217,6 @@ def turn_from_json(data: Mapping[str, Any]) -> Turn:
 
 
 def grade_to_json(grade: Grade) -> dict[str, Any]:
-    """A JSON object for one grade."""
     return {
         "value": grade.value,
         "reason": grade.reason,
@@ -230,7 +228,7 @@ def grade_to_json(grade: Grade) -> dict[str, Any]:
 
 
 def grade_from_json(data: Mapping[str, Any] | None) -> Grade:
-    """The inverse of `grade_to_json`; None (a scripted episode, say) is ungraded."""
+    """The inverse of `grade_to_json`; None (e.g. a scripted episode) is ungraded."""
     if data is None:
         return _NOT_GRADED
     per_turn, weights = data["per_turn"], data.get("turn_weights")
@@ -266,7 +264,7 @@ def _problem_from_json(data: Mapping[str, Any]) -> Problem:
 
 
 def group_lines(group: Group, tokenizer: str | None = None) -> bytes:
-    """The JSON lines of a group, one an episode."""
+    """The JSON lines of a group, one per episode."""
     return b"".join(_dump(line) + b"\n" for line in _lines(group, tokenizer))
 
 
@@ -287,23 +285,22 @@ def _dump(line: Mapping[str, Any]) -> bytes:
 
 
 def _storable_turn(turn: Mapping[str, Any], as_text: list[str], at: int) -> dict[str, Any]:
-    """`turn` with all but its tokens looked at: they are many, and the recorder has checked them."""
+    """`turn` in storable form; its many tokens are skipped, since the recorder has checked them."""
     tokens = {name: turn[name] for name in ("prompt_ids", "token_ids", "logprobs")}
     return {**storable({**turn, **dict.fromkeys(tokens)}, as_text, ("turns", str(at))), **tokens}
 
 
 def encode_groups(groups: Iterable[Group], tokenizer: str | None = None) -> bytes:
-    """The bytes of a record file: one zstd frame per group. Files may be joined end to end. `tokenizer`: `Codec.digest`
-    of the one that the ids are of."""
+    """The bytes of a record file: one zstd frame per group. Files may be joined end to end. `tokenizer`:
+    `Codec.digest` of the ids' tokenizer."""
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, threads=0)
     return b"".join(compressor.compress(group_lines(group, tokenizer)) for group in groups)
 
 
 def read_groups(path: str | Path) -> Recording:
-    """Read a record file.
+    """Read a record file up to the first cut or damaged frame, and report the rest.
 
-    From the first cut or damaged frame on everything is left out, and reported. Raises DataError, naming the file,
-    for a file that is missing and for a whole frame that holds something else than episodes.
+    Raises DataError, naming the file, for a missing file and for a whole frame of something other than episodes.
     """
     path = Path(path)
     try:
@@ -316,7 +313,7 @@ def read_groups(path: str | Path) -> Recording:
     frames = _frames(data) if path.suffix == ".zst" else _plain_lines(data)
     for frame in frames:
         if frame is None:
-            torn = f"{path}: cut short or damaged after {len(groups)} whole groups; the rest was left out"
+            torn = f"{path}: cut short or damaged after {len(groups)} whole groups; the rest was skipped"
             break
         rows = _rows(path, frame)
         tokenizers |= {str(row.get("tokenizer") or NO_TOKENIZER) for row in rows}
@@ -325,7 +322,7 @@ def read_groups(path: str | Path) -> Recording:
 
 
 def _frames(data: bytes) -> Iterator[bytes | None]:
-    """Content of each frame; None, and nothing more, for one that is cut or whose checksum is wrong."""
+    """Content of each frame; ends with None at a frame that is cut or has a wrong checksum."""
     complete = 0
     for start, end in frame_spans(data):
         try:
@@ -338,7 +335,7 @@ def _frames(data: bytes) -> Iterator[bytes | None]:
 
 
 def _plain_lines(data: bytes) -> Iterator[bytes | None]:
-    """All whole lines at once, then None if the last one was cut before its newline and is no JSON."""
+    """All whole lines together, then None if the last one was cut before its newline and is not JSON."""
     complete, _, rest = data.rpartition(b"\n")
     try:
         orjson.loads(rest or b"null")
@@ -350,7 +347,7 @@ def _plain_lines(data: bytes) -> Iterator[bytes | None]:
 
 
 def groups_in(path: Path, frame: bytes) -> list[Group]:
-    """The groups in the lines of a frame, or in those of a part of a plain file. Raises DataError, naming the file."""
+    """The groups in the lines of a frame or of a part of a plain file. Raises DataError, naming the file."""
     return _grouped(path, _rows(path, frame))
 
 
@@ -369,11 +366,11 @@ def _grouped(path: Path, rows: Sequence[Mapping[str, Any]]) -> list[Group]:
 
 
 def parse_line(path: Path, line: bytes) -> dict[str, Any]:
-    """An episode as JSON has it. Raises DataError, naming the file."""
+    """An episode as a JSON object. Raises DataError, naming the file."""
     try:
         row: dict[str, Any] = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise DataError(f"{path}: a line is no JSON ({error}); expected one trajectory a line") from None
+        raise DataError(f"{path}: a line is not JSON ({error}); expected one trajectory per line") from None
     number = row.get("format") if isinstance(row, dict) else None
     if type(number) is not int or number != FORMAT:
         raise DataError(f"{path}: format {number!r:.60} of a trajectory is not {FORMAT}, the known one")
@@ -392,18 +389,18 @@ def _group(path: Path, rows: Sequence[Mapping[str, Any]]) -> Group:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         name = rows[0].get("group_id")
         reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"{path}: group {name!r} is no record of trajectories ({reason})") from None
+        raise DataError(f"{path}: group {name!r} is not a record of trajectories ({reason})") from None
 
 
 # ---- Index of a record ---------------------------------------------------------------------------------------
 
 
 _TEXT, _GOLDS = 240, 4
-"""Characters of a text, and golds, that a row holds; the episode itself has all."""
+"""Limits of a row: characters of a text, and golds; the episode contains all."""
 
 
 def index_of(record: Path) -> Path:
-    """Where the index of a record lies.
+    """The index file of a record.
 
     >>> index_of(Path("run/step-000001.jsonl.zst")).as_posix()
     'run/step-000001.index'
@@ -412,19 +409,19 @@ def index_of(record: Path) -> Path:
 
 
 def index_lines(groups: Sequence[Group], encoded: bytes, at: int = 0) -> bytes:
-    """The lines of the index for `encoded`, which is `encode_groups(groups)` and begins at byte `at` of its file."""
+    """The lines of the index for `encoded`, which is `encode_groups(groups)` and starts at byte `at` of its file."""
     frames = zip(groups, frame_spans(encoded), strict=True)
     return b"".join(index_line(encoded[start:end], at + start, _lines(group)) for group, (start, end) in frames)
 
 
 def index_line(frame: bytes, at: int, lines: Iterable[Mapping[str, Any]]) -> bytes:
-    """The line of the index for a frame that begins at byte `at` of its file. Raises ValueError for what is none."""
+    """The line of the index for a frame at byte `at` of its file. Raises ValueError for invalid lines."""
     rows = [episode_row(line) for line in lines]
     return to_json({"start": at, "end": at + len(frame), "check": frame_check(frame), "rows": rows}) + b"\n"
 
 
 def frame_check(frame: bytes) -> str:
-    """The checksum that a frame ends with.
+    """The checksum at the end of a frame.
 
     >>> frame_check(encode_groups([]) + b"....abcd")
     '61626364'
@@ -435,7 +432,7 @@ def frame_check(frame: bytes) -> str:
 def episode_row(line: Mapping[str, Any]) -> dict[str, Any]:
     """The row of an episode: `gid` is its group's id, `draw` its rollout.
 
-    What is of another type than a record's is left out of the row. Raises ValueError for what is no episode.
+    Omits values of unexpected types. Raises ValueError for a line that is not an episode.
     """
     problem, grade = line.get("problem") or {}, line.get("grade") or {}
     try:
@@ -457,7 +454,7 @@ def episode_row(line: Mapping[str, Any]) -> dict[str, Any]:
             "sampled_tokens": _count(turns, "token_ids"),
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a line is no episode ({type(error).__name__}: {error})") from None
+        raise ValueError(f"a line is not an episode ({type(error).__name__}: {error})") from None
 
 
 def _list(value: object) -> list[Any]:
@@ -469,9 +466,9 @@ def _count(turns: Sequence[Any], name: str) -> int:
 
 
 def _reason(value: object, reason: object) -> str | None:
-    """Why an episode is ungraded; of a grade that is no number, what stands there."""
+    """Why an episode is ungraded; for an invalid grade, its value."""
     if value is not None and not isinstance(value, int | float):
-        return f"the recorded grade is no number: {value!r:.60}"
+        return f"the recorded grade is not a number: {value!r:.60}"
     return None if reason is None else str(reason)
 
 

@@ -1,10 +1,10 @@
-"""Runs a job step by step in a run folder: resume, log, evaluate, save, stop. What a step does is the job's affair.
+"""Driver of a job in a run folder: resume, log, evaluate, save, stop. The job defines the steps.
 
-Guaranteed: a job whose step is a function of (step, state, weights) comes to the same metrics, trajectories and
-weights however often it was killed and resumed; the first SIGINT or SIGTERM finishes the step, saves and returns.
-A step that ends in an error the user can fix (a sampler or judge that is down, a problem that breaks a budget) leaves
-a checkpoint of the step before, unless the weights have moved since.
-Not covered: a step cut in the middle. It is done again from the last checkpoint.
+Guaranteed: a job whose step is a function of (step, state, weights) yields the same metrics, trajectories and weights
+regardless of kills and resumes; the first SIGINT or SIGTERM finishes the step, saves and returns. A step that ends in
+an error the user can fix (a failed sampler or judge, a problem that exceeds a budget) leaves a checkpoint of the
+previous step, unless the weights have changed since.
+Not covered: an interrupted step. It runs again from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ from palimpsest.runs.signals import GracefulStop
 from palimpsest.types import Group
 
 BEST = "best"
-"""Name of the checkpoint that `train.metric_for_best_model` keeps."""
+"""Name of the checkpoint for `train.metric_for_best_model`."""
 
 Evaluate = Callable[[int], Awaitable[Mapping[str, float]]]
-"""Called with the step after which it measures; returns metrics, which are logged under `eval/`."""
+"""Called with the step after which it measures; returns metrics, logged under `eval/`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step has to say."""
+    """Result of a step."""
 
     metrics: Mapping[str, float]
-    """A function of configuration and step alone."""
+    """A function of only configuration and step."""
     timings: Mapping[str, float] = field(default_factory=dict)
     groups: Sequence[Group] = ()
     """Trajectories to record."""
     encoded: bytes | None = None
-    """The record of `groups`, where it was made before."""
+    """Record of `groups`, if it exists already."""
 
 
 class Job(Protocol):
-    """Something that trains, one step after the other; steps count from 1."""
+    """A training job; steps count from 1."""
 
     records: ClassVar[bool]
-    """Whether the report of each step has trajectories."""
+    """True if the report of each step has trajectories."""
 
     async def step(self, step: int) -> StepReport: ...
 
     def state(self) -> Mapping[str, Any]:
-        """JSON of whatever a later step depends on besides configuration and learner."""
+        """JSON state that later steps need, besides configuration and learner."""
         ...
 
     def files(self) -> Mapping[str, bytes]:
-        """What else it depends on, too large for `state`: content by path in the checkpoint's folder."""
+        """Large state that later steps need: content by path in the checkpoint's folder."""
         ...
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Take up what `state` and `files` gave; the files lie in `folder`."""
+        """Restore the results of `state` and `files`; the files are in `folder`."""
         ...
 
 
 class Saves(Protocol):
-    """What the driver needs of a learner."""
+    """Learner methods that the driver needs."""
 
     @property
     def version(self) -> int: ...
@@ -83,19 +83,17 @@ class Saves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a run ended."""
+    """End of a run."""
 
     step: int
-    """The last step done; a checkpoint of it exists."""
+    """Last finished step; its checkpoint exists."""
     interrupted: bool
-    """Whether a signal ended it before its last step."""
+    """True if a signal ended the run before its last step."""
     checkpoint: Path
 
 
 @dataclass
 class Driver:
-    """One job in one folder."""
-
     job: Job
     learner: Saves
     folder: RunFolder
@@ -105,7 +103,7 @@ class Driver:
     stop: GracefulStop = field(default_factory=GracefulStop)
 
     async def run(self) -> Finished:
-        """Go on from the newest checkpoint to `config.steps`. Closes the loggers, not the folder."""
+        """Continue from the newest checkpoint to `config.max_steps`. Closes the loggers, not the folder."""
         stop = self.stop
         try:
             step, saved = await self._resume()
@@ -126,11 +124,11 @@ class Driver:
             self.loggers.close()
 
     async def _resume(self) -> tuple[int, Path | None]:
-        """Put learner, job and folder where the newest good checkpoint left them."""
+        """Restore learner, job and folder from the newest good checkpoint."""
         checkpoint = self.folder.checkpoints.latest()
         step = checkpoint.step if checkpoint else 0
         if checkpoint is not None:
-            # first: a checkpoint that it rejects leaves the folder as it is
+            # first: rejecting the checkpoint leaves the folder unchanged
             self.job.restore(checkpoint.state, checkpoint.path)
         self.folder.checkpoints.tidy(checkpoint)
         if checkpoint is None:
@@ -140,7 +138,7 @@ class Driver:
         self.folder.rewind(step, recorded=self.job.records)
         self.loggers.resumed(step)
         await self.learner.load(checkpoint.path)
-        if step < self.config.max_steps:  # nothing will be sampled otherwise: no server need start
+        if step < self.config.max_steps:  # without further sampling, no server must start
             await self.learner.publish()
         self.folder.event("resumed", step=step)
         self.loggers.message(Note("resumed", step=step, checkpoint=str(checkpoint.path)))
@@ -160,7 +158,7 @@ class Driver:
         await self._finish(step, report.metrics, report.timings)
 
     async def _finish(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
-        """Evaluate if it is time, log the step, and keep its weights if none were better."""
+        """Evaluate if due, log the step, and save the best weights."""
         measured: Mapping[str, float] = {}
         if self.evaluate is not None and (step == 0 or self._due(self.config.eval_steps, step)):
             measured = {f"eval/{name}": value for name, value in (await self.evaluate(step)).items()}
@@ -169,20 +167,18 @@ class Driver:
             await self._keep_best(step, self.config.metric_for_best_model, measured)
 
     async def _keep_best(self, step: int, name: str, measured: Mapping[str, float]) -> None:
-        """Save checkpoints/best if no evaluation before had a higher `eval/name`; RunError if there is no such metric.
+        """Save checkpoints/best if `eval/name` is the highest so far. Raises RunError for an unknown metric.
 
-        What was measured before stands in metrics.jsonl, so a resumed run compares as an uninterrupted one.
+        Earlier values come from metrics.jsonl, so a resumed run compares like an uninterrupted one.
         """
         key = f"eval/{name}"
         if key not in measured:
             if "eval/accuracy" not in measured:
                 return  # nothing was graded
             names = ", ".join(sorted(one.removeprefix("eval/") for one in measured))
-            mistyped = RunError(
-                f"train.metric_for_best_model={name}: no metric of the evaluation; choose one of {names}"
-            )
+            mistyped = RunError(f"train.metric_for_best_model={name}: unknown evaluation metric; choose one of {names}")
             if step:
-                await self._rescue(step, mistyped)  # it costs nothing that was learnt
+                await self._rescue(step, mistyped)  # retains the training so far
             raise mistyped
         rows = read_rows(self.folder.path / METRICS)
         before = [row[key] for row in rows if row["step"] < step and row.get(key) is not None]
@@ -195,11 +191,11 @@ class Driver:
         self.loggers.message(Note("best_checkpoint", step=step, metric=name, value=measured[key]))
 
     async def _rescue(self, step: int, error: PalimpsestError) -> None:
-        """Save what was learnt before `error`. Where that fails too, the error says so and stays what it is."""
+        """Save the weights from before `error`. If saving fails too, the message of `error` reports it."""
         try:
             await self._save(step)
         except (PalimpsestError, OSError) as second:
-            error.args = (f"{error}; nor could the checkpoint of step {step} be written: {second}",)
+            error.args = (f"{error}; writing the checkpoint of step {step} failed too: {second}",)
 
     async def _save(self, step: int) -> Path:
         self.folder.flush()
@@ -208,7 +204,7 @@ class Driver:
         return saved.path
 
     async def _write(self, folder: Path) -> Mapping[str, str]:
-        """The files of a checkpoint: the learner's and the job's."""
+        """Write the files of a checkpoint: the learner's and the job's."""
         written = dict(await self.learner.save(folder))
         for name, content in self.job.files().items():
             path = folder / name

@@ -1,12 +1,12 @@
-"""Folder locks: one process per run folder, which folders may be moved aside, and safe output paths.
+"""Folder locks: one process per run folder, rules for renaming folders, and safe output paths.
 
-The kernel holds the lock (flock) and releases it when the process dies, however it dies; the file's text only names the
-holder. A lock left by a dead process is taken over silently. A folder may not be moved aside with a run in it or around
-it, nor while a process writes there. A new data set appears whole or not at all.
+The kernel holds the lock (flock) and releases it when the process dies; the file's text only names the holder. A new
+process silently takes over the lock of a dead one. A folder with a run in it or around it, or with a writing process,
+may not be renamed. A new data set appears atomically.
 
-Not covered: network file systems shared by several hosts, where flock may not reach. There the text decides: a lock
-that names another host is respected until someone deletes the file. A process that starts between the check and the
-move; links to folders, which are not followed.
+Not covered: network file systems shared by several hosts, where flock may not work. There the text decides: a lock
+that names another host stays valid until someone deletes the file. A process that starts between the check and the
+rename; links to folders, which are not followed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ NAME = ".lock"
 
 
 class FolderLock:
-    """Held from construction to `release`, or to the end of the process."""
+    """Lock from construction to `release`, or to the end of the process."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises RunError naming pid and host if another process has `folder`."""
+        """Raise RunError with pid and host if another process has `folder`."""
         self.path = folder / NAME
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -47,10 +47,7 @@ class FolderLock:
             raise
 
     def release(self) -> None:
-        """Give the lock back, once or more.
-
-        The empty file stays: removing it could pull it from under the next holder.
-        """
+        """Release the lock; repeatable. The empty file remains, since removing it could remove the next holder's."""
         if self._descriptor < 0:
             return
         self._write(b"")
@@ -63,7 +60,7 @@ class FolderLock:
 
 
 def refuse_in_use(folder: Path) -> None:
-    """Raise RunError naming pid and host if another process has `folder`; its lock file stays as it is."""
+    """Raise RunError with pid and host if another process has `folder`; its lock file stays unchanged."""
     if not (folder / NAME).is_file():
         return
     with files.naming(folder / NAME):
@@ -87,7 +84,7 @@ def _claim(descriptor: int, folder: Path) -> None:
 
 
 def _holder(text: bytes) -> dict[str, object]:
-    """What the lock file says; empty if it says nothing readable."""
+    """Holder named in the lock file; empty if unreadable."""
     try:
         data = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -105,37 +102,34 @@ def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
-# ---- Folders that may be moved aside -------------------------------------------------------------------------
+# ---- Folders that may be renamed -----------------------------------------------------------------------------
 
 
 CONFIG = "config.yaml"
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run began in `folder`."""
+    """True if a run started in `folder`."""
     return (folder / CONFIG).is_file() and ((folder / EVENTS).exists() or (folder / NAME).exists())
 
 
 def refuse_moving(folder: Path, *, independent: bool) -> None:
-    """Raise RunError if moving `folder` takes runs along, a part of a run, or what a process is writing.
+    """Raise RunError if renaming `folder` would move runs, a part of a run, or files that a process writes.
 
-    `independent`: it holds something of its own, which a run around it does without.
+    `independent`: a run around it does not need its content.
     """
     for around in folder.resolve().parents:
         if is_run(around):
             refuse_in_use(around)
             if not independent:
-                raise RunError(
-                    f"{folder} is a part of the run {around}, which --force doesn't move: give another --out"
-                )
+                raise RunError(f"{folder} is a part of the run {around}, which --force doesn't move: use another --out")
     for below in folders(folder):
         refuse_in_use(below)
         if below != folder and is_run(below) and not is_run(folder):
-            raise RunError(f"{folder} holds the run {below}, which --force doesn't move: give another --out")
+            raise RunError(f"{folder} contains the run {below}, which --force doesn't move: use another --out")
 
 
 def folders(folder: Path) -> Iterator[Path]:
-    """`folder` and the folders below it."""
     return (Path(path) for path, _, _ in os.walk(folder))
 
 
@@ -149,13 +143,12 @@ class Made:
     folder: Path
     edition: str
     problems: dict[str, int]
-    """By file."""
 
 
 @contextmanager
 def new_folder(out: Path, *, force: bool, progress: Progress) -> Iterator[Path]:
-    """A hidden folder that becomes `out` at the end; what `out` held is moved aside then. Raises RunError at once where
-    it holds something and `force` isn't given."""
+    """Yield a hidden folder that becomes `out` at the end; renames a non-empty `out`, or raises RunError without
+    `force`."""
     check_free(out, force=force)
     hidden = files.hidden_folder(out.absolute())
     try:
@@ -168,30 +161,30 @@ def new_folder(out: Path, *, force: bool, progress: Progress) -> Iterator[Path]:
 
 
 def check_free(out: Path, *, force: bool) -> None:
-    """Raises RunError unless a folder may be written at `out`."""
+    """Raise RunError unless a folder may be written at `out`."""
     if os.path.lexists(out) and not out.is_dir():
-        raise RunError(f"{out} is {'a file' if out.exists() else 'a link to nothing'}: a folder is needed")
+        raise RunError(f"{out} is {'a file' if out.exists() else 'a link to nothing'}: use a folder")
     if out.is_dir() and any(out.iterdir()):
         if not force:
-            raise RunError(f"{out} is not empty: give another --out, or --force to move it aside")
+            raise RunError(f"{out} is not empty: use another --out, or --force to rename it")
         refuse_moving(out, independent=False)
 
 
 def free_file(out: Path, *, force: bool, progress: Progress, option: str = "--out") -> None:
-    """Make room for a file: what is there is moved aside with `force`, and refused without. Raises RunError."""
+    """Make room for a file: with `force` rename an existing one, otherwise raise RunError."""
     if out.is_dir():
-        raise RunError(f"{out} is a folder: give the path of a file")
+        raise RunError(f"{out} is a folder: use the path of a file")
     if os.path.lexists(out):
         if not force:
-            raise RunError(f"{out} is there: give another {option}, or --force to move it aside")
+            raise RunError(f"{out} exists: use another {option}, or --force to rename it")
         progress.message(Note("moved_aside", path=str(out), moved=str(files.set_aside(out))))
 
 
 def refuse_inside(out: Path, read: Iterable[Path], option: str) -> None:
-    """Raise ConfigError if `out` is a file that is `read`, or lies in such a folder, links followed."""
+    """Raise ConfigError if `out` is a file in `read`, or inside such a folder; follows links."""
     target = out.resolve()
     for path in read:
         inside = path.is_dir() and target.is_relative_to(path.resolve())
         if inside or target == path.resolve() or (target.is_file() and path.is_file() and target.samefile(path)):
-            what = f"lies inside {path}, whose files are only read" if inside else f"is {path}, which is read"
-            raise ConfigError(f"{option} {out}: {what}; give a path elsewhere")
+            what = f"is inside the input folder {path}" if inside else f"is the input file {path}"
+            raise ConfigError(f"{option} {out} {what}: use another path")

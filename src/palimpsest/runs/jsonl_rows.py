@@ -2,13 +2,13 @@
 
     {"crc32":3461646376,"reward/mean":0.5,"step":1}
 
-Guaranteed: a damaged line costs only the rows it held. A row with a checksum is never read as another row, however it
-was damaged, its key `crc32` included. After a cut, rows of different steps remain, in order; of a step with several
-rows the first counts. Unreadable lines where steps are missing, rows of no step and second rows of a step are kept in
-`NAME.damaged`. Everything unexpected is reported, a missing file included.
-Not covered: a line that is missing completely, which only its `step` reveals; a damaged line break, which costs the two
-rows it separated; files in which no row has a checksum (events, and those of earlier versions), whose objects are
-accepted unchecked; which of two different rows of a step is the right one.
+Guaranteed: a damaged line costs only its rows. Damage, including to its key `crc32`, never turns a row with a checksum
+into another row. After a cut, the file contains one row per step, in order; the first row of a step counts. Unreadable
+lines in files with missing steps, rows without a step and repeated rows are saved in `NAME.damaged`. Every
+irregularity is reported, including a missing file.
+Not covered: a missing line, which only its `step` reveals; a damaged line break, which costs two rows; files without
+checksums (events, and those of earlier versions), whose objects are accepted unchecked; which of two different rows of
+a step is right.
 """
 
 from __future__ import annotations
@@ -32,16 +32,14 @@ _JSON = orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
 
 @dataclass(frozen=True, slots=True)
 class RowLine:
-    """A line of a file."""
-
     data: bytes
-    """As it stands there; its newline is missing if it was cut."""
+    """Bytes of the line; a cut line lacks its newline."""
     row: dict[str, Any] | None
     """Without its checksum; None if the line is damaged."""
 
 
 def encode_row(row: Mapping[str, Any], *, checksum: bool = True) -> bytes:
-    """The line of a row.
+    """Line of a row.
 
     >>> encode_row({"step": 1, "reward/mean": 0.5})
     b'{"crc32":3461646376,"reward/mean":0.5,"step":1}\\n'
@@ -50,19 +48,19 @@ def encode_row(row: Mapping[str, Any], *, checksum: bool = True) -> bytes:
 
 
 def append_row(file: Path, row: Mapping[str, Any], *, checksum: bool = True) -> None:
-    """Add a line, in one write. Raises OSError naming the file if it doesn't go in whole."""
+    """Append a line in one write. Raises OSError with the file's name if the line does not fit."""
     line = encode_row(row, checksum=checksum)
     with files.naming(file):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            while line:  # a disk that is nearly full takes a part, and refuses the rest
+            while line:  # a nearly full disk accepts only a part
                 line = line[os.write(descriptor, line) :]
         finally:
             os.close(descriptor)
 
 
 def read_lines(file: str | Path) -> list[RowLine]:
-    """The lines of a file, damaged ones included; a missing file has none."""
+    """Lines of a file, including damaged ones; empty for a missing file."""
     try:
         return lines_of(Path(file).read_bytes())
     except FileNotFoundError:
@@ -70,19 +68,19 @@ def read_lines(file: str | Path) -> list[RowLine]:
 
 
 def lines_of(data: bytes, *, sealed: bool = False) -> list[RowLine]:
-    """The lines in a part of a file; `sealed`: whether rows before it have checksums, so that these must have them."""
+    """Lines in a part of a file; `sealed`: earlier rows have checksums, so these must have them too."""
     lines = [(line, _object(line)) for line in BytesIO(data)]
     sealed = sealed or any(row is not None and CHECKSUM in row for _, row in lines)
     return [RowLine(line, _checked(row, sealed)) for line, row in lines]
 
 
 def read_rows(file: str | Path) -> list[dict[str, Any]]:
-    """The rows of a file, without those that are damaged; a missing file has none."""
+    """Undamaged rows of a file; empty for a missing file."""
     return [line.row for line in read_lines(file) if line.row is not None]
 
 
 def with_number(rows: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, Any]]:
-    """The rows of a step whose `key` is a finite number: a mean of nothing is written as null.
+    """Rows of steps with a finite number in `key`; a mean of nothing is null.
 
     >>> with_number([{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": None}, {"step": 3}], "reward/mean")
     [{'step': 1, 'reward/mean': 0.5}]
@@ -91,18 +89,18 @@ def with_number(rows: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite one."""
+    """True for a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def whole(row: Mapping[str, Any], key: str, default: int) -> int:
-    """A count in a row; `default` where there is none."""
+    """A count in a row; `default` if it is missing."""
     value = row.get(key)
     return int(value) if value is not None and is_number(value) else default
 
 
 def end_line(file: Path) -> None:
-    """End the line that a kill cut short, so that the next row doesn't become a part of it."""
+    """End a line that a kill cut, so that the next row starts a new line."""
     lines = read_lines(file)
     if lines and not lines[-1].data.endswith(b"\n"):
         with files.naming(file), file.open("ab") as stream:
@@ -120,7 +118,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _checked(row: dict[str, Any] | None, sealed: bool) -> dict[str, Any] | None:
-    """The row without its checksum, None if that is wrong; `sealed`: whether it must have one."""
+    """The row without its checksum; None if that is wrong, or missing although `sealed`."""
     if row is None or not sealed:
         return row
     digest = row.pop(CHECKSUM, None)
@@ -135,22 +133,22 @@ def _crc(row: Mapping[str, Any]) -> int:
 
 
 DAMAGED = ".damaged"
-"""Behind the name of a file of rows: its lines that a resume did not keep in their place."""
+"""Suffix of the file for lines that a resume removed."""
 
 
 def step_of(row: Mapping[str, Any] | None) -> int | None:
-    """The step of a row; None if it has none, or is damaged itself."""
+    """Step of a row; None for a damaged row or one without a step."""
     step = None if row is None else row.get("step")
     return step if type(step) is int else None
 
 
 def cut(file: Path, last: int, *, first: int = 1) -> str | None:
-    """Keep the rows of steps `first` (1; 0 where an evaluation came before) to `last`. What was wrong, None: nothing.
+    """Retain the rows of steps `first` (1; 0 after an initial evaluation) to `last`; return irregularities or None.
 
-    Rows of later steps are removed without a word: they are done again.
+    Rows of later steps are removed silently, since these steps run again.
     """
     if not file.exists():
-        return f"{file}: isn't there; the rows of steps {spans(range(1, last + 1))} are missing" if last else None
+        return f"{file} is missing, with the rows of steps {spans(range(1, last + 1))}" if last else None
     rows: dict[int, Mapping[str, Any]] = {}
     unreadable, misplaced = [], []
     for line in read_lines(file):
@@ -175,19 +173,18 @@ def _set_aside_lines(
     missing: Sequence[int],
     aside: tuple[Sequence[bytes], Sequence[bytes]],
 ) -> str | None:
-    """Keep lines aside, and say what was wrong. `steps`: in the order of the file; `aside`: lines that can't be
-    read, and rows out of place."""
+    """Save bad lines (`aside`: unreadable, misplaced) and return the irregularities. `steps`: in file order."""
     unreadable, misplaced = aside
     faults = []
     if missing:
         there = sum(step > 0 for step in steps)
-        faults.append(f"holds {there} of {last} steps before the checkpoint, not {spans(missing)}")
+        faults.append(f"has {there} of {last} steps before the checkpoint, not {spans(missing)}")
         if unreadable:
-            faults.append(f"lines that can't be read are kept in {_keep(file, unreadable)}")
+            faults.append(f"unreadable lines: see {_keep(file, unreadable)}")
     if misplaced:
-        faults.append(f"{len(misplaced)} rows repeat a step or have none, and are kept in {_keep(file, misplaced)}")
+        faults.append(f"{len(misplaced)} rows repeat a step or have none: see {_keep(file, misplaced)}")
     if list(steps) != sorted(steps):
-        faults.append("rows stood out of order, and were sorted")
+        faults.append("sorted rows that were out of order")
     return f"{file}: {'; '.join(faults)}" if faults else None
 
 
@@ -206,7 +203,7 @@ def spans(steps: Sequence[int]) -> str:
 
 
 def _keep(file: Path, lines: Sequence[bytes]) -> Path:
-    """Add lines to those that were kept before, once if a kill has it done twice."""
+    """Add lines to the damaged ones; a repetition after a kill adds them only once."""
     aside = file.with_name(file.name + DAMAGED)
     before = aside.read_bytes() if aside.exists() else b""
     data = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines)

@@ -1,8 +1,8 @@
-"""Where a run's numbers go: the run folder, the terminal, TensorBoard, wandb, a sink of the user's own.
+"""Log sinks of a run: run folder, terminal, TensorBoard, wandb, custom sinks.
 
-A sink takes one row a step. Guaranteed: a sink outside the run folder (remote service, terminal) that fails never
-ends a run, and its failures are counted and told once; a sink whose package is missing is refused at the start.
-Not covered: taking back what a remote sink was sent. After a kill, steps behind the checkpoint are sent again.
+A sink takes one row per step. Guaranteed: a failing sink outside the run folder (remote service, terminal) never ends
+a run, and its failures are counted and reported once; a sink with a missing package is rejected at the start.
+Not covered: removing rows from a remote sink. After a kill, the steps since the checkpoint are sent again.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from palimpsest.plugins import plain
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.run_folder import RunFolder
 
-_PACKAGES = ("tensorboard", "wandb")  # the sinks that need one, which is called as they are
+_PACKAGES = ("tensorboard", "wandb")  # sinks that need a package of the same name
 Row = Mapping[str, float]
 
 
 class Logger:
-    """One sink. The methods do nothing, so that a sink defines what it cares for."""
+    """Base class of sinks. Its methods do nothing, so that a sink defines only those it needs."""
 
     name = "logger"
 
     def resumed(self, step: int) -> None:
-        """The run goes on after `step`, which another process did."""
+        """The run resumes after `step`, which another process did."""
 
     def log(self, step: int, metrics: Row, timings: Row) -> None:
-        """One finished step. `metrics` repeat from run to run, `timings` read a clock."""
+        """Log a finished step. `metrics` are reproducible, `timings` depend on the clock."""
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """How far the present step is."""
+        """Show progress within the current step."""
 
     def message(self, text: str) -> None:
-        """A line for whoever watches."""
+        """Show a line of text."""
 
     def close(self) -> None:
-        """The run is over."""
+        """The run has ended."""
 
 
 class JsonlLogger(Logger):
@@ -64,8 +64,6 @@ class JsonlLogger(Logger):
 
 
 class ConsoleLogger(Logger):
-    """Whoever watches the run: a terminal, a notebook."""
-
     name = "console"
 
     def __init__(self, display: Progress, config: RunConfig) -> None:
@@ -88,13 +86,11 @@ class ConsoleLogger(Logger):
 
 
 class TensorboardLogger(Logger):
-    """Event files in the run folder's `tensorboard/`."""
-
     name = "tensorboard"
 
     def __init__(self, folder: Path) -> None:
         _require("tensorboard")
-        from tensorboard.compat.proto.event_pb2 import Event  # the package's own writer: it needs no torch
+        from tensorboard.compat.proto.event_pb2 import Event  # this writer needs no torch
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -111,8 +107,7 @@ class TensorboardLogger(Logger):
 
 
 class WandbLogger(Logger):
-    """A wandb run named after the folder; WANDB_MODE=offline keeps it on this machine; WANDB_PROJECT names its
-    project."""
+    """A wandb run named after the folder. WANDB_MODE=offline stores it locally; WANDB_PROJECT names its project."""
 
     name = "wandb"
 
@@ -135,8 +130,8 @@ class WandbLogger(Logger):
 
 
 class Supervised(Logger):
-    """A function `(step, metrics, timings)`, or an object with `log` and any other method of `Logger`; its failures are
-    counted instead of raised."""
+    """A function `(step, metrics, timings)`, or an object with methods of `Logger`; failures are counted, not
+    raised."""
 
     def __init__(self, name: str, log: Callable[[int, Row, Row], Any], warn: Callable[[str], None]) -> None:
         self.name = name
@@ -174,7 +169,7 @@ class Supervised(Logger):
     def _try(self, call: Callable[..., Any], *arguments: Any) -> None:
         try:
             call(*arguments)
-        except Exception as error:  # noqa: BLE001  the border around other people's services; counted
+        except Exception as error:  # noqa: BLE001  external services may fail; counted
             self.failures += 1
             if self.failures == 1:
                 self._warn(Note("sink_failed", sink=self._called, error=f"{type(error).__name__}: {error}"))
@@ -190,7 +185,7 @@ class LoggerSet(Logger):
 
     @property
     def failures(self) -> int:
-        """Calls that failed in supervised sinks."""
+        """Failed calls of supervised sinks."""
         return sum(sink.failures for sink in self.sinks if isinstance(sink, Supervised))
 
     def resumed(self, step: int) -> None:
@@ -215,7 +210,7 @@ class LoggerSet(Logger):
 
 
 def check_sinks(config: RunConfig) -> None:
-    """Reject, before there is a run folder, a sink that isn't there or has no package. Raises ConfigError."""
+    """Raise ConfigError for an unknown sink or a missing package, before the run folder exists."""
     for name in config.logging.report_to:
         plugins.check("sink", name, {})
         if name in _PACKAGES and importlib.util.find_spec(name) is None:
@@ -223,11 +218,11 @@ def check_sinks(config: RunConfig) -> None:
 
 
 def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | None = None) -> LoggerSet:
-    """The sinks `logging.report_to` names; `progress` is what the sink `console` shows the steps on.
+    """Sinks of `logging.report_to`; the sink `console` shows steps on `progress`.
 
-    Raises ConfigError for a package that is missing, with the command that installs it, and for a service that
-    doesn't start.
-    Warnings are shown and go to events.jsonl; of the console to events.jsonl only, as the terminal may have failed.
+    Raises ConfigError for a missing package, with the command that installs it, and for a service that does not start.
+    Warnings of sinks are shown and recorded in events.jsonl; the console's only in events.jsonl, as the terminal may
+    have failed.
     """
 
     def quietly(message: str) -> None:
@@ -250,7 +245,7 @@ def _require(package: str) -> Any:
 
 
 def _missing(package: str) -> ConfigError:
-    return ConfigError(f"logging.report_to={package}: the package is not installed; {install_line(package)}")
+    return ConfigError(f"logging.report_to={package}: missing package; {install_line(package)}")
 
 
 def _merged(metrics: Row, timings: Row) -> dict[str, float]:
@@ -258,6 +253,6 @@ def _merged(metrics: Row, timings: Row) -> dict[str, float]:
 
 
 def _run_id(folder: Path) -> str:
-    """An id that a resumed run finds again, and a new folder in the place of an old one doesn't."""
+    """Stable id for a resumed run; a new folder at the same path has another one."""
     location = f"{folder.resolve()}:{folder.stat().st_ino}"
     return hashlib.sha256(location.encode()).hexdigest()[:16]

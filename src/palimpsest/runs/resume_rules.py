@@ -1,21 +1,19 @@
-"""Resume rules: which configuration keys may change, and which command started and resumes a run.
+"""Resume rules: configuration keys that may change, and the commands that start and resume a run.
 
 allowed   recipe, logging, evaluation, train.max_steps, save_steps, save_total_limit, eval_steps, eval_on_start,
-          metric_for_best_model,
-          record_steps: no past step would have come out otherwise
-warned    engine, cluster, sampler, optim, eval_sampling, data.val_files,
-          model.device, model.gradient_checkpointing, train.episode_timeout_s, evaluation.problems,
-          reward.timeout_s, reward.judge.url, api_key_env, timeout_s, concurrency,
-          policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to another:
-          later steps come out otherwise; the run continues, and events.jsonl says where it changed
-refused   everything else (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
-          it would be another experiment under the same name
+          metric_for_best_model, record_steps: past steps do not depend on them
+warned    engine, cluster, sampler, optim, eval_sampling, data.val_files, model.device, model.gradient_checkpointing,
+          train.episode_timeout_s, evaluation.problems, reward.timeout_s, reward.judge.url, api_key_env, timeout_s,
+          concurrency, policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to
+          another: later steps differ; the run continues, and events.jsonl records the change
+refused   all other keys (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
+          the result would be another experiment under the same name
 
-`train.max_steps` is warned instead of allowed where the learning-rate schedule depends on it, and where batches are
-collected ahead: a run collects none beyond its last step, so more steps start with samples of newer weights. A key
-that is not in this table counts as refused.
+`train.max_steps` is warned instead of allowed if the learning-rate schedule depends on it, or if batches are collected
+ahead: a run collects none beyond its last step, so more steps start with samples of newer weights. A key outside this
+table counts as refused.
 
-The command is in the first line of the run's events.jsonl. A run whose events are lost or malformed counts as one of
+The first line of the run's events.jsonl contains the command. A run with lost or malformed events counts as one of
 `palimpsest train`.
 """
 
@@ -42,7 +40,7 @@ Verdict = Literal["allowed", "warned", "refused"]
 
 _SEARCH = "policy.options.tools.search"
 _A_SERVER = "(a server)"
-"""Stands for its address where the search tool asks one: which machine it is makes no other experiment."""
+"""Replaces the address of a search server, which does not define the experiment."""
 
 _RULES: Mapping[str, Verdict] = {
     "recipe": "allowed",
@@ -73,8 +71,6 @@ _RULES: Mapping[str, Verdict] = {
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field that differs."""
-
     key: str
     old: Any
     new: Any
@@ -110,7 +106,7 @@ def identity(config: RunConfig) -> str:
 
 
 def _verdict(key: str, values: tuple[Any, Any] | None = None, steps_matter: bool = False) -> Verdict:
-    """`values`: what stands there before and after."""
+    """Verdict on a change of `key`; `values`: before and after."""
     if key == "train.max_steps" and steps_matter:
         return "warned"
     if values and _meant(key, values[0]) == _meant(key, values[1]):
@@ -121,7 +117,7 @@ def _verdict(key: str, values: tuple[Any, Any] | None = None, steps_matter: bool
 
 
 def _meant(key: str, value: Any) -> Any:
-    """`value`, with one word for all addresses of search servers."""
+    """`value`, with one text for all addresses of search servers."""
     is_address = isinstance(value, str) and value.startswith(("http://", "https://"))
     return _A_SERVER if key == f"{_SEARCH}.source" and is_address else value
 
@@ -136,40 +132,40 @@ def _flat(config: RunConfig) -> dict[str, Any]:
 EVENTS = "events.jsonl"
 STARTED = "started"
 CONTINUED = "continued"
-"""The event of a process that goes on with a run."""
+"""Event of a process that resumes a run."""
 COMMANDS = ("train", "quickstart", "sft")
-"""Those of `palimpsest` that begin a run."""
+"""Commands of `palimpsest` that start a run."""
 
 GIVEN = "given"
-"""The key of `Origin.detail` that lists the arguments whose objects a call from Python was given."""
+"""Key of `RunOrigin.detail` that lists the arguments with objects in a call from Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
-    """How a run was asked for, besides its configuration."""
+    """Command that started a run, besides its configuration."""
 
     command: str = "train"
     """One of `COMMANDS`."""
     detail: Mapping[str, Any] = field(default_factory=dict)
-    """JSON of what the command was given and the configuration doesn't say."""
+    """JSON of the command's arguments outside the configuration."""
 
 
 def origin_of(run: str | os.PathLike[str]) -> RunOrigin:
-    """What was written down when the run began."""
+    """Origin recorded at the start of the run."""
     first = next((row for row in read_rows(Path(run) / EVENTS) if row.get("kind") == STARTED), {})
     command, detail = first.get("command", "train"), first.get("detail", {})
     return RunOrigin(command, detail) if command in COMMANDS and isinstance(detail, dict) else RunOrigin()
 
 
 def made_with(run: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """`provenance` of the process that wrote to the run last; empty for a run of an earlier version."""
+    """`provenance` of the last process of the run; empty for a run of an earlier version."""
     rows = (row.get(MADE_WITH) for row in reversed(read_rows(Path(run) / EVENTS)))
     return next((made for made in rows if isinstance(made, dict)), {})
 
 
 def resume_command(run: str | os.PathLike[str], **changes: int) -> str:
-    """The command line that continues the run in a folder, with other values of keys of `train`; it needs nothing else.
-    Of a run with objects the call from Python that needs them.
+    """Command line that resumes the run, with `changes` to keys of `train`. For a run with objects, the call from
+    Python.
 
     >>> resume_command("runs/my first", max_steps=40)
     "palimpsest train --resume 'runs/my first' train.max_steps=40"
@@ -185,11 +181,11 @@ def resume_command(run: str | os.PathLike[str], **changes: int) -> str:
 
 
 def how_to_resume(run: str | os.PathLike[str]) -> str:
-    """`resume_command` and what it will do: a run, or its cold start, without a checkpoint begins again."""
-    does = "goes on from the newest checkpoint" if has_checkpoint(run) else "begins again: there is no checkpoint yet"
+    """`resume_command` and its effect: a run, or its cold start, without a checkpoint starts over."""
+    does = "resumes from the newest checkpoint" if has_checkpoint(run) else "starts over: it has no checkpoint"
     return f"{resume_command(run)} {does}"
 
 
 def has_checkpoint(run: str | os.PathLike[str]) -> bool:
-    """Whether a run, or its cold start, has anything to go on from."""
+    """True if a run, or its cold start, has a checkpoint."""
     return any(checkpoint_paths(folder / CHECKPOINTS) for folder in (Path(run), Path(run) / "cold-start"))

@@ -1,20 +1,20 @@
-"""Run folder: plain files that a person can read, and the rules that keep them intact.
+"""Run folder: readable plain files, and the rules that protect them.
 
     runs/NAME/
       config.yaml                      resolved configuration, written first, by rename
-      events.jsonl                     started, resumed, saved, warnings...: what happened to the process, with times
-      metrics.jsonl                    one line a step, with its checksum; a function of configuration and step alone
-      timings.jsonl                    one line a step: seconds, tokens/s, memory; differs from run to run
+      events.jsonl                     started, resumed, saved, warnings...: events of the process, with times
+      metrics.jsonl                    one line per step, with its checksum; a function of configuration and step
+      timings.jsonl                    one line per step: seconds, tokens/s, memory; differs from run to run
       trajectories/step-000001.jsonl.zst, step-000001.index
       checkpoints/step-000040/
 
-Guaranteed: a folder that holds a run is opened only with `resume`, or moved aside (never deleted) with `force`; one
-process at a time. A resume cuts everything after the checkpoint, so that config.yaml, metrics.jsonl, trajectories and
-checkpoints end as the same bytes as those of an uninterrupted run. A folder with other files but no config.yaml is
-never written into; a rejected folder is left unchanged. A damaged row of metrics costs that row: a resume reports it
-and keeps it in metrics.jsonl.damaged. A run whose checkpoints are missing is rejected; one that was killed before its
-first starts over, keeps its earlier rows (metrics.jsonl.old-1, ...) and reports that.
-Not covered: events.jsonl and timings.jsonl, which record what happened and so differ.
+Guaranteed: a folder with a run is opened only with `resume`, or renamed (never deleted) with `force`; one process at a
+time. A resume cuts everything after the checkpoint, so that config.yaml, metrics.jsonl, trajectories and checkpoints
+end as the same bytes as in an uninterrupted run. palimpsest never writes into a folder with other files but no
+config.yaml; a rejected folder stays unchanged. A damaged row of metrics costs only that row: a resume reports it and
+saves it in metrics.jsonl.damaged. A run with missing checkpoints is rejected; a run killed before its first one starts
+over, renames its earlier rows (metrics.jsonl.old-1, ...) and reports that.
+Not covered: events.jsonl and timings.jsonl, which record processes and so differ.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 TRAJECTORIES = "trajectories"
 SAVED = "saved"
-"""The event of a checkpoint that was published."""
+"""Event of a published checkpoint."""
 
 
 class RunFolder:
@@ -83,27 +83,26 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Release the folder for other processes."""
         self._lock.release()
 
     def event(self, kind: str, **detail: Any) -> None:
-        """Append to events.jsonl."""
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "kind": kind, **detail}
         append_row(self.path / EVENTS, row, checksum=False)
 
     def warn(self, message: str) -> None:
-        """Record a warning and show it; of a note also its code and values."""
+        """Record a warning and show it; a note is recorded with code and values."""
         note = {"code": message.code, "values": dict(message.values)} if isinstance(message, Note) else {}
         self.event("warning", message=message, **note)
         self.on_warning(message)
 
     @contextmanager
     def keeping_warnings(self) -> Iterator[None]:
-        """While this lasts, what is warned of anywhere in the process (that a server was lost, say) is recorded."""
+        """Record all user warnings of the process (e.g. a lost server) within the context."""
         shown = warnings.showwarning
 
         def record(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, UserWarning):  # others are about code
+            if issubclass(category, UserWarning):  # other categories concern code
                 self.event("warning", message=str(message))
             shown(message, category, *where, **more)
 
@@ -114,16 +113,15 @@ class RunFolder:
             warnings.showwarning = shown
 
     def append_metrics(self, step: int, row: Mapping[str, Any]) -> None:
-        """Append one step to metrics.jsonl. Nothing in `row` may depend on clock, host or scheduling."""
+        """Append one step to metrics.jsonl. `row` must not depend on clock, host or scheduling."""
         append_row(self.path / METRICS, {"step": step, **row})
 
     def append_timings(self, step: int, row: Mapping[str, Any]) -> None:
-        """Append one step to timings.jsonl."""
         append_row(self.path / TIMINGS, {"step": step, **row})
 
     def record(self, step: int, groups: Sequence[Group], encoded: bytes | None = None) -> Path:
-        """Write the trajectories of one step and their index, each as one file that is there whole or not at all.
-        `encoded`: `encode_groups(groups)`, where it was made before."""
+        """Write trajectories and index of one step, each file atomically. `encoded`: `encode_groups(groups)`, if
+        available."""
         path = _record_of(self.path / TRAJECTORIES, step)
         path.parent.mkdir(exist_ok=True)
         encoded = encoded or encode_groups(groups)
@@ -132,14 +130,14 @@ class RunFolder:
         return path
 
     def flush(self) -> None:
-        """Bring the appended lines to the disk: before a checkpoint that relies on them is published."""
+        """Sync the appended lines to the disk, before a checkpoint that relies on them."""
         for name in (METRICS, TIMINGS, EVENTS):
             if (self.path / name).exists():
                 files.sync(self.path / name)
 
     def rewind(self, step: int, *, recorded: bool = False) -> None:
-        """Remove everything that belongs to steps after `step`. Rows that are no steps' are kept aside. Both they
-        and missing steps are warned of. `recorded`: whether steps have trajectories."""
+        """Remove everything after `step`. Warns of rows without a step, which are saved elsewhere, and of missing
+        steps. `recorded`: steps have trajectories."""
         first = 0 if self.config.train.eval_on_start else 1
         for name in (METRICS, TIMINGS) if "jsonl" in self.config.logging.report_to else ():
             if warning := cut(self.path / name, step, first=first):
@@ -155,7 +153,7 @@ class RunFolder:
                 file.unlink()
 
     def _recorded_steps(self, last: int) -> list[int]:
-        """Steps to `last` that have a record under every `train.record_steps` that the run has had."""
+        """Steps to `last` with a record under every `train.record_steps` that the run has had."""
         every = {self.config.train.record_steps}
         for row in read_rows(self.path / EVENTS):
             changed = row.get("changes", []) if row.get("kind") == "config_changed" else []
@@ -163,7 +161,7 @@ class RunFolder:
         return [step for step in range(1, last + 1) if not any(step % interval for interval in every)]
 
     def begin_again(self) -> None:
-        """Make room for the first step of a run that has no checkpoint: what steps left is kept aside, and told."""
+        """Rename the files of earlier steps before the first step of a run without a checkpoint, with a warning."""
         left = [self.path / name for name in (METRICS, TIMINGS, TRAJECTORIES) if _holds(self.path / name)]
         if left:
             names = ", ".join(files.set_aside(path).name for path in left)
@@ -175,7 +173,7 @@ def _record_of(folder: Path, step: int) -> Path:
 
 
 def _holds(path: Path) -> bool:
-    """Whether a file or folder of a run has anything in it."""
+    """True if a file or folder of a run is not empty."""
     return any(path.iterdir()) if path.is_dir() else path.exists() and path.stat().st_size > 0
 
 
@@ -188,19 +186,19 @@ def open_run(
     on_warning: Callable[[str], None] = print,
     origin: RunOrigin = RunOrigin(),
 ) -> RunFolder:
-    """Start a run in `path`, or with `resume` go on with the one there (a missing or empty folder starts one).
+    """Start a run in `path`, or with `resume` continue the run there (a missing or empty folder starts one).
 
-    `origin` is written down where a run begins: how it was asked for. `force` starts anew and renames a folder that is
-    in the way to `NAME.old-1`, `NAME.old-2`..., unless it holds runs or is a part of one. Raises RunError if the folder
-    is in use, holds something else, or its run has a configuration that can't be changed to `config`.
+    A new run records its `origin`. `force` starts over and renames an existing folder to `NAME.old-1`,
+    `NAME.old-2`..., unless it contains runs or is a part of one. Raises RunError if the folder is in use, contains
+    other files, or its run's configuration may not change to `config`.
     """
     path = Path(path)
     if resume and force:
-        raise RunError(f"{path}: --resume continues the run, --force replaces it; give one of them")
+        raise RunError(f"{path}: --resume continues the run, --force replaces it; use one of them")
     if os.path.lexists(path) and not path.is_dir():
         raise RunError(f"{path} is {'a file' if path.exists() else 'a link to nothing'}; a run needs a folder")
     if path.exists() and not force and not (path / LOCK).exists():
-        _check(path, config, resume)  # what is refused gains no lock
+        _check(path, config, resume)  # a rejected folder must not gain a lock
     if path.exists() and force and not _empty(path):
         refuse_moving(path, independent=is_run(path))
     path.mkdir(parents=True, exist_ok=True)
@@ -239,7 +237,7 @@ def _opened(
 
 
 def _compare_made_with(folder: RunFolder) -> None:
-    """Record with what a run goes on, and warn where that is other versions or another machine than before."""
+    """Record the provenance of a resume, and warn of other versions or another machine."""
     was, now = made_with(folder.path), provenance()
     folder.event(CONTINUED, **{MADE_WITH: now})
     if text := differences(was, now):
@@ -247,63 +245,58 @@ def _compare_made_with(folder: RunFolder) -> None:
 
 
 def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | None:
-    """What `config` changes of the run in `path`; None where there is no run yet. Raises RunError for a folder that
-    can't be used."""
+    """Changes of `config` to the run in `path`; None without a run. Raises RunError for an unusable folder."""
     if _empty(path):
         return None
     if not (path / CONFIG).exists():
         names = ", ".join(_visible(path)[:3])
-        raise RunError(
-            f"{path} holds {names} but no {CONFIG}: not a run, or a half-written one; --force moves it aside"
-        )
+        raise RunError(f"{path} contains {names} but no {CONFIG}: not a run, or a half-written one; --force renames it")
     _refuse_lost_checkpoints(path)
     if not resume:
-        does = "continues it" if has_checkpoint(path) else "begins it again"
+        does = "continues it" if has_checkpoint(path) else "starts it over"
         raise RunError(
-            f"{path} holds a run ({_progress(path)}): {resume_command(path)} {does}, --force moves it aside "
+            f"{path} contains a run ({_progress(path)}): {resume_command(path)} {does}, --force renames it "
             "(in Python resume=True, force=True)"
         )
     if config.train.max_steps < (done := _steps_done(path)):
         raise RunError(
-            f"train.max_steps={config.train.max_steps}: {path} has {done} steps already; give more than {done} to "
-            f"train on, such as train.max_steps={2 * done}"
+            f"train.max_steps={config.train.max_steps}: {path} already has {done} steps; to continue, set more, "
+            f"such as train.max_steps={2 * done}"
         )
     changed = changes(load_config(path), config)
     refused = [change for change in changed if change.verdict == "refused"]
     if refused:
         rest = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise RunError(
-            f"{path / CONFIG}: a resumed run can't change {refused[0]}{rest}; set it back or start a new run"
-        )
+        raise RunError(f"{path / CONFIG}: a resumed run can't change {refused[0]}{rest}; restore it or start a new run")
     return changed
 
 
 def _refuse_lost_checkpoints(path: Path) -> None:
-    """Refuse a run that has saved checkpoints and has none: to begin again is not what --resume is for."""
+    """Raise RunError for a run that saved checkpoints and has none: --resume must not start over."""
     saved = [row.get("step") for row in read_rows(path / EVENTS) if row.get("kind") == SAVED]
     folder = path / CHECKPOINTS
     if saved and not checkpoint_paths(folder):
         raise RunError(
-            f"{folder} holds no checkpoint, though one was saved after step {saved[-1]}: put it back, or begin anew "
-            "with --force, which sets the folder aside"
+            f"{folder} lacks the checkpoint saved after step {saved[-1]}: restore it, or start over with --force, "
+            "which renames the folder"
         )
 
 
 def load_config(path: str | Path) -> RunConfig:
-    """The configuration of the run in `path`. Raises RunError if there is none."""
+    """Configuration of the run in `path`. Raises RunError without one."""
     file = Path(path) / CONFIG
     if not file.is_file():
-        raise RunError(f"{path}: {f'no run, it holds no {CONFIG}' if Path(path).is_dir() else 'no such folder'}")
+        raise RunError(f"{path}: {f'no run, {CONFIG} is missing' if Path(path).is_dir() else 'no such folder'}")
     try:
         return parse_config(file.read_text("utf-8"), name=str(file))
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{file}: no configuration of a run ({type(error).__name__})") from None
+        raise RunError(f"{file}: unreadable configuration ({type(error).__name__})") from None
     except ConfigError as error:
-        raise RunError(f"{error}; the run was made by another version, or the file was edited") from None
+        raise RunError(f"{error}; another version made the run, or someone edited the file") from None
 
 
 def _start_over(path: Path, lock: FolderLock) -> tuple[Path, FolderLock]:
-    """Move the folder aside and make an empty one. Our lock file goes with the old one."""
+    """Rename the folder, with our lock file in it, and create an empty one."""
     lock.release()
     files.set_aside(path)
     path.mkdir()
@@ -311,7 +304,7 @@ def _start_over(path: Path, lock: FolderLock) -> tuple[Path, FolderLock]:
 
 
 def _empty(path: Path) -> bool:
-    """Nothing but hidden files: new, or killed before its configuration was written."""
+    """True for a folder with only hidden files: new, or killed before its configuration was written."""
     return not _visible(path)
 
 
@@ -327,7 +320,6 @@ def _progress(path: Path) -> str:
 
 
 def _steps_done(path: Path) -> int:
-    """Steps of the newest checkpoint of the run in `path`; 0 before the first."""
     saved = checkpoint_paths(path / CHECKPOINTS)
     return checkpoint_step(saved[-1]) if saved else 0
 

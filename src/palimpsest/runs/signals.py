@@ -1,13 +1,13 @@
-"""SIGINT (Ctrl-C), SIGTERM and SIGHUP: the first ends what is going on tidily, the second ends the process at once.
+"""SIGINT (Ctrl-C), SIGTERM and SIGHUP: the first ends the work cleanly, the second ends the process immediately.
 
-    in a training loop    the step is finished and a checkpoint saved               GracefulStop
-    in any other command  what waits is cancelled, what is open closed and removed  Interrupts
+    in a training loop    finish the step and save a checkpoint                GracefulStop
+    in any other command  cancel waiting work, close and remove open files     Interrupts
 
-Python gives signals to the main thread. A run in another thread, a notebook's say, is asked to stop by whoever
-waits for it there, with `request`. A process that ignores SIGHUP (nohup) goes on ignoring it.
+Python delivers signals to the main thread. A caller that waits for a run in another thread (a notebook's) stops it
+with `request`. A process that ignores SIGHUP (nohup) continues to ignore it.
 
-Not covered: a run in another thread that nobody waits for, which goes on to its last step; a call into a library that
-holds the interpreter, which ends first.
+Not covered: a run in another thread without a waiting caller, which continues to its last step; a library call that
+blocks the interpreter, which finishes first.
 """
 
 from __future__ import annotations
@@ -29,20 +29,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class GracefulStop:
-    """A wish that a run end after the step it is at."""
+    """Request that a run end after its current step."""
 
     def __init__(self) -> None:
         self.requested = False
         self.watched = False
-        """Whether a run is there that will heed it."""
+        """True while a run reacts to requests."""
         self._on_request: Callable[[str], None] | None = None
 
     @contextmanager
     def watching(self, on_request: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Take signals for the wish, where this is the main thread.
-
-        `on_request` is called with the signal's name when the wish comes.
-        """
+        """Turn signals into requests, in the main thread. Calls `on_request` with the signal's name."""
         self._on_request, self.watched = on_request, True
         try:
             with _received_by(self._receive):
@@ -51,7 +48,7 @@ class GracefulStop:
             self._on_request, self.watched = None, False
 
     def request(self, name: str) -> None:
-        """Wish it; from any thread."""
+        """Request the end, from any thread."""
         self.requested = True
         if self._on_request is not None:
             self._on_request(name)
@@ -63,27 +60,27 @@ class GracefulStop:
 
 
 class Interrupts:
-    """Signals to a command, but for its training loops. Use `watching` around it."""
+    """Signals to a command outside its training loops. Use `watching` around it."""
 
     def __init__(self) -> None:
         self.received: int | None = None
-        """The first."""
+        """First signal."""
         self._cancel: Callable[[], object] | None = None
 
     @staticmethod
     def installed() -> Interrupts | None:
-        """Those that signals go to now, if any do."""
+        """The current receiver of signals, if any."""
         owner = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
         return owner if isinstance(owner, Interrupts) else None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The first signal raises Interrupted in here, or cancels the work of `run`, which raises it then."""
+        """The first signal raises Interrupted here, or cancels the work of `run`, which then raises it."""
         with _received_by(self._receive):
             yield
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `work` comes to, on an event loop of its own."""
+        """Result of `work` on a new event loop."""
 
         async def cancellable() -> T:
             task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -104,22 +101,21 @@ class Interrupts:
         if self.received is not None:
             end_at_once(number)
         self.received = number
-        with suppress(OSError):  # the terminal may be what went away
-            os.write(2, f"{signal.Signals(number).name}: ending; once more ends at once\n".encode())
+        with suppress(OSError):  # the terminal may be gone
+            os.write(2, f"{signal.Signals(number).name}: ending; a second signal ends immediately\n".encode())
         if self._cancel is None:
             raise Interrupted(number)
         self._cancel()
 
 
 def end_at_once(number: int) -> None:
-    """Die of the signal."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
 @contextmanager
 def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Hand signals to `receive`, where this is the main thread. After one that ended the work they are the system's."""
+    """Pass signals to `receive`, in the main thread. After an interrupt, the system handles them."""
     main = threading.current_thread() is threading.main_thread()
     taken = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     previous = {number: signal.signal(number, receive) for number in taken} if main else {}

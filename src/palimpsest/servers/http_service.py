@@ -1,14 +1,13 @@
-"""What the servers share: who may ask, how much may be sent, errors, start and end, threads that end with the process.
+"""Shared parts of the servers: access, request limits, errors, start and shutdown, threads that end with the process.
 
-Guaranteed: with a token every path but the open ones asks for it, unknown ones too; without one only loopback is
-served, and, where `Guard.pages` is False, a page of another site, or of another port, that a browser on this machine
-shows is rejected by Host and Origin; so is a request with two Host headers; every error of a route is JSON, in the form
-of the server that tells it; SIGTERM, SIGINT and SIGHUP let running requests finish, and a second one ends at once.
-Heads are bounded, and so are bodies, each and together, and the requests of a connection that wait for their turn.
-Nothing waits for work under way on `ReadingThreads`, neither `close` nor the end of the process, which only work that
-writes nothing may use; work that hasn't begun when they are closed is left.
-Not covered: TLS, clients that send or read slowly, the number of connections, shares of the places between clients
-(put a proxy before it).
+Guaranteed: with a token every path except the open ones requires it, also unknown paths. Without a token only loopback
+is served, and if `pages` is False, Host and Origin reject pages of other sites or ports in a browser on this machine. A
+request with two Host headers is rejected. Every error of a route is JSON in the server's form. SIGTERM, SIGINT and
+SIGHUP let running requests finish; a second one ends the process immediately. Heads, bodies, the sum of bodies, and
+waiting requests per connection are bounded. Neither `close` nor the end of the process waits for work on
+`ReadingThreads`, which must not write; closing drops queued work.
+Not covered: TLS, clients that send or read slowly, the number of connections, fair shares between clients (put a proxy
+in front).
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ from palimpsest.errors import ConfigError, PalimpsestError
 from palimpsest.runs.signals import SIGNALS, end_at_once
 
 GRACE_SECONDS = 10
-"""For running requests, once a signal came."""
+"""Time for running requests after a signal."""
 KEEP_ALIVE_SECONDS = 65
-"""Between two requests on a connection: longer than clients and proxies keep theirs (httpx 5 s, aiohttp 15 s, nginx
-60 s), so that no request is sent on a connection that is being closed."""
+"""Idle time of a connection: longer than the limits of clients and proxies (httpx 5 s, aiohttp 15 s, nginx 60 s), so
+that no client sends a request on a closing connection."""
 SWITCH_SECONDS = 0.0005
-"""After so long a computing thread lets the event loop run; Python's own 5 ms would be added to every request, once for
-each thread that computes and each call that gives the interpreter up."""
+"""Time after which a computing thread yields to the event loop. Python's default of 5 ms would delay every request,
+once per computing thread and per call that releases the interpreter."""
 
 
 class Refused(Exception):
-    """A request that can't be answered."""
+    """A request that the server rejects."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Refused(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`code` and `param`: what a program is to know of it, where the form of errors has a place for them."""
+        """`code` and `param`: machine-readable parts, if the form of errors has them."""
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
         self.headers = dict(headers or {})
@@ -88,7 +87,6 @@ ErrorForm = Callable[[Refused], object]
 
 
 def plain_error(refused: Refused) -> object:
-    """One line under `error`."""
     return {"error": str(refused)}
 
 
@@ -97,11 +95,11 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 
 
 Handler = Callable[[Request], Any]
-"""Gives a Response, or awaits one."""
+"""Returns a Response or a coroutine of one."""
 
 
 class RequestGuard:
-    """Stands before every route: asks for the token, turns what is refused into JSON, counts."""
+    """Guard of every route: checks the token, turns rejections into JSON, counts statuses."""
 
     def __init__(
         self,
@@ -113,15 +111,15 @@ class RequestGuard:
         open_paths: Collection[str] = (),
         origins: Collection[str] = (),
     ) -> None:
-        """`pages`: whether pages in a browser may ask where there is no token; `basic`: whether a browser is asked for
-        the token as a password (RFC 7617), under any name; `open_paths` are answered without the token; pages of
-        `origins` may ask where there is none."""
+        """`pages`: browser pages may send requests if the server has no token; `basic`: browsers may send the token as
+        a password (RFC 7617), under any name; `open_paths` need no token; pages of `origins` may send requests to a
+        server without a token."""
         self._token, self._form, self._pages, self._basic = token, form, pages, basic
         self._open, self._origins = frozenset(open_paths), frozenset(origins)
         self.statuses: Counter[int] = Counter()
 
     def app(self, routes: Sequence[tuple[str, str, Handler]]) -> Starlette:
-        """Of (path, method, handler)."""
+        """An application for (path, method, handler) routes."""
         app = Starlette(
             routes=[Route(path, self.guarded(run), methods=[method]) for path, method, run in routes],
             exception_handlers={HTTPException: self._no_route, Exception: self._failed},
@@ -130,7 +128,6 @@ class RequestGuard:
         return app
 
     def guarded(self, run: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """`run` behind the guard."""
 
         async def handle(request: Request) -> Response:
             try:
@@ -140,10 +137,10 @@ class RequestGuard:
                 assert isinstance(response, Response)
             except Refused as refused:
                 response = json_response(self._form(refused), refused.status, refused.headers)
-            except PalimpsestError as error:  # what was asked for can't be done
+            except PalimpsestError as error:  # an impossible request
                 response = json_response(self._form(Refused(400, str(error))), 400)
             except ClientDisconnect:
-                response = Response(status_code=499)  # no one reads it; it is counted
+                response = Response(status_code=499)  # only for the counter
             self.statuses[response.status_code] += 1
             return response
 
@@ -158,14 +155,14 @@ class RequestGuard:
         return await self.guarded(refuse)(request)
 
     async def _failed(self, _: Request, error: Exception) -> Response:
-        """A defect, or a full disk: in the form of every error; starlette raises it again, so that it is logged."""
+        """A defect, or a full disk, in the form of every error; starlette raises it again, so the log has it."""
         message = f"the server failed ({type(error).__name__}); its log says why"
         return json_response(self._form(Refused(500, message)), 500)
 
     def _check(self, request: Request) -> None:
         hosts = request.headers.getlist("host")
         if len(hosts) > 1:
-            raise Refused(400, f"Host: {len(hosts)} are given ({shown(', '.join(hosts))}); send one")
+            raise Refused(400, f"Host: {len(hosts)} headers ({shown(', '.join(hosts))}); send one")
         if self._token:
             if request.scope["path"] not in self._open:
                 self._check_token(self._token, request.headers.get("authorization", ""))
@@ -181,12 +178,12 @@ class RequestGuard:
         challenge = {"WWW-Authenticate": 'Basic realm="palimpsest", charset="UTF-8"'} if self._basic else {}
         advice = "send the token of this server as 'Authorization: Bearer TOKEN'"
         if header:
-            raise Refused(401, f"not the token of this server; {advice}", code="invalid_api_key", headers=challenge)
-        raise Refused(401, f"no token is given; {advice}", headers=challenge)
+            raise Refused(401, f"unknown token; {advice}", code="invalid_api_key", headers=challenge)
+        raise Refused(401, f"missing token; {advice}", headers=challenge)
 
 
 def _without_name(header: str) -> str:
-    """The password that a browser sends, as a bearer's token; anything else as it is."""
+    """A browser's password as a bearer token; other headers unchanged."""
     kind, _, coded = header.partition(" ")
     if kind.lower() != "basic":
         return header
@@ -201,20 +198,20 @@ _PORTS = {"http": "80", "https": "443"}
 
 
 def _check_page(host: str, origin: str | None) -> None:
-    """Refuse what a page of another site sends: it asks under a name of its own (DNS rebinding), or from elsewhere."""
+    """Reject requests from pages of other sites: under another host name (DNS rebinding), or from another origin."""
     at = _loopback(host)
     if at is None:
-        raise Refused(403, f"Host {shown(host)}: without a key this server answers to localhost and 127.0.0.1 alone")
+        raise Refused(403, f"Host {shown(host)}: without a key this server answers only localhost and 127.0.0.1")
     if origin is None:
         return
     scheme, _, authority = origin.partition("://")
     page, port = _loopback(authority), _PORTS.get(scheme)
     if page is None or port is None or (page or port) != (at or port):
-        raise Refused(403, f"Origin {shown(origin)}: without a key this server answers no pages of other sites")
+        raise Refused(403, f"Origin {shown(origin)}: without a key this server rejects pages of other sites")
 
 
 def _loopback(authority: str) -> str | None:
-    """The port of this machine's address, "" where none is named; None for other or malformed addresses.
+    """The port of a loopback address, "" without a port; None for other or malformed addresses.
 
     >>> _loopback("[::1]:8400"), _loopback("localhost"), _loopback("evil.com@127.0.0.1"), _loopback("[::1].evil.com")
     ('8400', '', None, None)
@@ -232,15 +229,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_host(host: str, token: str | None, option: str = "--token") -> None:
-    """Refuse an address that others can reach unless a token is asked for. Raises ConfigError."""
+def check_host(host: str, token: str | None, option: str = "--server-key-env NAME") -> None:
+    """Reject an address that others can reach without a token. Raises ConfigError."""
     if not is_loopback(host) and not token:
-        raise ConfigError(f"--host {host}: others can reach this address; give {option}, or serve 127.0.0.1")
+        raise ConfigError(f"--host {host}: others can reach this address; set {option}, or use 127.0.0.1")
 
 
 @contextlib.contextmanager
 def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket of that address, to have it before long work begins; no one can connect yet. Raises ConfigError."""
+    """A bound socket before long work starts; no one can connect yet. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # TCP by name, or asyncio doesn't have answers sent at once: one in two pieces, head and body, then takes 40 ms more
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as taken:
@@ -251,7 +248,7 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn on a socket that is taken already; ends by returning where uvicorn's own would raise the signal again."""
+    """uvicorn on a bound socket; returns at the end instead of raising the signal again."""
 
     def __init__(
         self,
@@ -261,7 +258,7 @@ class Server(uvicorn.Server):
         grace_seconds: int = GRACE_SECONDS,
         on_exit: Callable[[], None] | None = None,
     ) -> None:
-        """`on_exit` is called when the first signal comes. Raises ConfigError for an address that is in use."""
+        """The first signal calls `on_exit`. Raises ConfigError for an address in use."""
         host, port = taken.getsockname()[:2]
         with _refused_address(host, port):
             taken.listen(1024)
@@ -279,7 +276,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def run_here(self) -> None:
-        """Serve until a signal, on an event loop of its own."""
+        """Serve until a signal, on a new event loop."""
         self.run(sockets=[self._taken])
 
     async def serve_here(self) -> None:
@@ -298,7 +295,7 @@ class Server(uvicorn.Server):
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first lets running requests finish, the second ends the process at once."""
+        """The first signal lets running requests finish, the second ends the process immediately."""
         if self.should_exit:
             end_at_once(sig)
         self.should_exit = True
@@ -312,7 +309,7 @@ def _refused_address(host: str, port: int) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"--host {host} --port {port}: can't listen there ({error.strerror}); free it or give another"
+            f"--host {host} --port {port}: can't listen there ({error.strerror}); free it or use another"
         ) from None
 
 
@@ -320,15 +317,15 @@ def _refused_address(host: str, port: int) -> Iterator[None]:
 
 
 HEAD_BYTES = 16 << 10
-"""Of a request's head, and of what else is no content: trailers, or what surrounds a chunk."""
+"""Maximum size of a request's head, and of other data outside the content: trailers, chunk framing."""
 _WAITING = 16
-"""Requests of a connection that wait behind the one being answered; one piece of `_PIECE` bytes may exceed it."""
+"""Waiting requests of a connection; one piece of `_PIECE` bytes may exceed it."""
 _PIECE = 1 << 10
-"""Bytes parsed between two looks at how many requests wait: at most 57 requests, each of 18 bytes."""
+"""Bytes parsed between two checks of the waiting requests: at most 57 requests of 18 bytes."""
 
 
 class _Flow(FlowControl):
-    """Reading stays paused while bytes that were read are not parsed yet."""
+    """Pauses reading while the buffer contains unparsed bytes."""
 
     def __init__(self, transport: asyncio.Transport, unparsed: bytearray) -> None:
         super().__init__(transport)
@@ -340,7 +337,7 @@ class _Flow(FlowControl):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. It is not read while more than a few of its requests wait for their turn."""
+    """One connection. Reading pauses while too many of its requests wait."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -353,7 +350,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Let the running request finish, unless its client does not read the answer."""
+        """Let the running request finish, unless its client stops reading."""
         super().shutdown()
         self.loop.call_later((self.config.timeout_graceful_shutdown or 0) / 2, self._abort_unread)
 
@@ -367,7 +364,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._parse()
 
     def _parse(self) -> None:
-        """Parse what has arrived, up to where too many requests wait."""
+        """Parse the buffered bytes until too many requests wait."""
         while self._unparsed and len(self.pipeline) < _WAITING and not self.transport.is_closing():
             piece = bytes(self._unparsed[:_PIECE])
             del self._unparsed[:_PIECE]
@@ -397,14 +394,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class Intake:
-    """All bodies of one server. For one event loop."""
+    """Receives all bodies of a server. For one event loop."""
 
     def __init__(self, together: int = 512 << 20) -> None:
-        """`together`: bytes of incomplete bodies held in memory."""
+        """`together`: maximum bytes of all incomplete bodies in memory."""
         self._together, self._held = together, 0
 
     async def body(self, request: Request, *, most: int, seconds: float, advice: str) -> bytes:
-        """The whole body. Raises Refused for one of more than `most` bytes, or slower than `seconds`."""
+        """The complete body. Raises Refused for more than `most` bytes, or after `seconds`."""
         body = bytearray()
         try:
             async with asyncio.timeout(seconds):
@@ -412,7 +409,7 @@ class Intake:
                     if len(body) + len(piece) > most:
                         raise Refused(413, f"the body exceeds {most} bytes; {advice}")
                     if self._held + len(piece) > self._together:
-                        message = f"bodies being received hold {self._held} bytes, at most {self._together}"
+                        message = f"incomplete bodies have {self._held} bytes, the limit is {self._together}"
                         raise Refused(503, message, code="too_many_bodies", headers={"Retry-After": "2"})
                     body += piece
                     self._held += len(piece)
@@ -439,17 +436,17 @@ class ReadingThreads:
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
 
     def begin(self, work: Callable[[], T]) -> Future[T]:
-        """What `work` will give or raise, once a thread is free for it."""
+        """Future for the result of `work` on a free thread."""
         future: Future[T] = Future()
         self._queue.put((future, work))
         return future
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The same, awaited."""
+        """Await the result of `work`."""
         return await asyncio.wrap_future(self.begin(work))
 
     def close(self) -> None:
-        """Have the threads end after what they are at."""
+        """End the threads after their current work."""
         while not self._queue.empty():
             self._queue.get()
         for _ in range(self._count):
@@ -461,6 +458,6 @@ class ReadingThreads:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
-                except BaseException as error:  # noqa: BLE001  it is raised again where it is awaited
+                except BaseException as error:  # noqa: BLE001  raised again at the await
                     future.set_exception(error)
-            del job, future, work  # what they hold, a document say, isn't kept until there is more to do
+            del job, future, work  # free them, e.g. a document, before waiting for the next job

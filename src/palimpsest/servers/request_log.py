@@ -1,8 +1,8 @@
 """One log line for each request once it has ended.
 
-Guaranteed: each request that reaches the application has one line, a streamed one when its stream ends or its
-client leaves; a log line is one line of printable text, without query, headers, body and the server's key.
-Not covered: requests that are rejected before they reach the application.
+Guaranteed: one log line per request that reaches the application, for a stream at its end or when its client leaves; a
+line is printable text without query, headers, body or the server's key.
+Not covered: requests rejected before they reach the application.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ _log = logging.getLogger("uvicorn.requests")  # uvicorn's handler prints it, at 
 
 
 def note(request: Request, **facts: Any) -> None:
-    """Add facts of a request to its log line; a function is called for its fact when the request has ended. No text of
-    a client belongs there."""
+    """Add facts, never client text, to a request's log line; a function is called at the request's end."""
     request.scope.setdefault(_NOTES, {}).update(facts)
 
 
 class RequestLog:
-    """Middleware."""
+    """Middleware that writes the log."""
 
     def __init__(self, app: ASGIApp, secret: str | None) -> None:
         """`secret`: never in a line."""
@@ -38,7 +37,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status, complete = time.monotonic(), 500, False  # a defect is answered by starlette, outside of this
+        began, status, complete = time.monotonic(), 500, False  # starlette answers a defect outside of this
         first: float | None = None
         streamed = False
         scope[_NOTES] = {}
@@ -79,7 +78,7 @@ def line_of(words: Sequence[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    r"""One word, whatever a client sent.
+    r"""One word, for any text from a client.
 
     >>> _printable("/ä \x1b[0m\u2028\\n")
     '/\\xe4\\x20\\x1b[0m\\u2028\\\\n'

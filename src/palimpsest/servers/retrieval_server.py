@@ -4,13 +4,13 @@
                         -> {"result": [[{"document": {...}, "score": 4.2}, ...], ...]}
     GET  /queue_status  /cache_status  /metrics (Prometheus text)       POST /cache_clear
 
-Guaranteed: a wrong request is answered with 4xx and {"error": one line}, a full queue with 503; heads are bounded
-before a token is looked at, and bodies, queries, their number and length and topk after it; searching never blocks the
-event loop; queries of requests that wait are searched in one call (retrieval/search.py), equal ones once; without a
-token only loopback is served, with one every path asks for it; SIGTERM, SIGINT and SIGHUP let running requests finish,
-a second one ends at once.
-Not covered: TLS and slow clients (put a proxy before it); limits per client; pages of a browser on the same machine,
-which can send requests to a server without a token.
+Guaranteed: a wrong request gets 4xx and {"error": one line}, a full queue 503; heads are bounded before the token
+check, and bodies, queries, their number and length and topk after it; searching never blocks the event loop; one call
+searches the queries of all waiting requests (retrieval/search.py), equal ones once; without a token only loopback is
+served, with a token every path requires it; SIGTERM, SIGINT and SIGHUP let running requests finish, a second one ends
+the process immediately.
+Not covered: TLS and slow clients (put a proxy in front); limits per client; browser pages on the same machine, which
+can send requests to a server without a token.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class BytesCache:
             self.size -= len(self._entries.popitem(last=False)[1])
 
     def clear(self) -> int:
-        """Forget everything; how many entries there were."""
+        """Remove all entries; returns their number."""
         count = len(self._entries)
         self._entries.clear()
         self.size = 0
@@ -106,13 +106,13 @@ class BytesCache:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalLimits:
-    """What the server takes at most."""
+    """Limits of the server."""
 
     body_bytes: int = 1 << 20
     body_seconds: float = 30.0
-    """For a body to arrive whole."""
+    """Seconds for a complete body."""
     bodies_bytes: int = 64 << 20
-    """Of all bodies that are being received."""
+    """Bytes of all incomplete bodies."""
     queries: int = 128
     query_characters: int = 4096
     topk: int = 100
@@ -121,13 +121,13 @@ class RetrievalLimits:
     threads: int = 1
     """Searches at a time. A second thread would compete with the first and with the event loop for the interpreter."""
     together: int = 16
-    """Queries in one search, of requests that wait."""
+    """Queries of waiting requests in one search."""
     cache_entries: int = 20_000
     cache_bytes: int = 64 << 20
 
 
 class RetrieveRequest(BaseModel):
-    """The body of /retrieve. Keys it does not know are ignored, as the original does."""
+    """Body of /retrieve. Unknown keys are ignored, as in the original."""
 
     model_config = ConfigDict(strict=True)
 
@@ -137,7 +137,7 @@ class RetrieveRequest(BaseModel):
 
 
 class RetrievalService:
-    """The routes and what they share. One event loop."""
+    """The routes and their state. For one event loop."""
 
     def __init__(
         self, index: Index, *, token: str | None = None, limits: RetrievalLimits | None = None, topk: int = 5
@@ -189,7 +189,6 @@ class RetrievalService:
         return Response(b'{"result":[' + joined + b"]}", media_type="application/json")
 
     async def _search(self, queries: list[str], topk: int, scores: bool) -> list[bytes]:
-        """The hits of each query as JSON."""
         if self._waiting >= self.limits.waiting:
             raise Refused(503, f"{self._waiting} requests are waiting already; try again later")
         self._waiting += 1
@@ -240,7 +239,7 @@ class RetrievalService:
 
 
 def serve(service: RetrievalService, taken: socket.socket, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered. Raises ConfigError."""
+    """Serve until SIGTERM or SIGINT; calls `ready` with the address once the server answers. Raises ConfigError."""
     server = Server(service.app(), taken)
     ready(server.url)
     try:
@@ -269,18 +268,18 @@ BACKENDS = ("bm25", "dense")
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """What the command line says of the dense backend."""
+    """Command-line options of the dense backend."""
 
     encoder: str | None
     preset: str
     device: str
     changes: dict[str, Any]
-    """Fields of `engines.embedded.encoder.Reading`; None keeps the preset's."""
+    """Fields of `engines.embedded.encoder.Reading`; None means the preset's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the service answers, and to whom."""
+    """The server's address and token."""
 
     host: str
     port: int
@@ -297,9 +296,9 @@ def serve_corpus(
     progress: Progress,
     on_ready: Callable[[str], None],
 ) -> None:
-    """Take the address, build or open the index, then serve; `on_ready` is told how many passages are where."""
+    """Bind the address, build or open the index, serve; `on_ready` gets the number of passages and the URL."""
     check_host(address.host, address.token)
-    check_token(address.token, "--token")
+    check_token(address.token, "--server-key-env")
     _check(backend, dense)
     with ExitStack() as stack:
         taken = stack.enter_context(bound(address.host, address.port))

@@ -1,14 +1,14 @@
-"""The viewer's server: the page, and what it asks for, over files that are only ever read.
+"""The viewer's server: the page and its data, read-only.
 
     GET  /                  the page, one file (viewer/export/inline_page.py)
-    GET  /api/...           JSON; the paths stand in viewer/screens/viewer_api.py
-    HEAD                    of both: the same without a body
+    GET  /api/...           JSON; viewer/screens/viewer_api.py lists the paths
+    HEAD                    both, without a body
 
-Guaranteed: nothing but GET and HEAD is answered, and no path leads to a file; every answer, errors too, has the page's
-content security policy, by which nothing runs but its own script and no other origin is asked; without a key only
-loopback is served and pages of other sites are refused by Host and Origin, with one every path asks for it; heads of
-requests are bounded, and reading never blocks the event loop or the end.
-Not covered: TLS (put a proxy before it).
+Guaranteed: only GET and HEAD are answered, and no path leads to a file; every response, including errors, has the
+page's content security policy, which allows only its inline script and no other origin; without a key only loopback is
+served, and Host and Origin reject pages of other sites; with a key every path requires it; heads of requests are
+bounded; reading never blocks the event loop or the shutdown.
+Not covered: TLS (put a proxy in front).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ HEADERS = {
 }
 _THREADS = 4
 _WAITING = 64
-"""Requests that are answered or wait for a thread; beyond that 503."""
+"""Requests running or waiting for a thread; more get 503."""
 
 
 class ViewerService:
     """The routes. One event loop."""
 
     def __init__(self, answers: ViewerApi, *, token: str | None = None, follow: bool = False) -> None:
-        """`follow`: whether the page asks again by itself."""
+        """`follow`: the page refreshes automatically."""
         self._answers = answers
         self._guard = RequestGuard(token, pages=False, basic=True)
         self._page = single_page(page_files(), follow=follow)
@@ -63,22 +63,22 @@ class ViewerService:
         return app
 
     def read_ahead(self) -> None:
-        """Begin to read what is most likely asked for first."""
+        """Start reading the most likely first request."""
         self._threads.begin(self._answers.read_ahead)
 
     def close(self) -> None:
-        """Nothing is waited for: what is under way only reads."""
+        """Close without waiting: running work only reads."""
         self._threads.close()
 
     async def _answer(self, request: Request) -> Response:
         if self._waiting >= _WAITING:
-            raise Refused(503, "too many requests at once; ask again", headers={"Retry-After": "1"})
+            raise Refused(503, "too many requests at the same time; retry", headers={"Retry-After": "1"})
         self._waiting += 1
         path, query = request.scope["path"], dict(request.query_params)
         try:
             body = await self._threads.run(lambda: self._read(path, query))
         except asyncio.CancelledError:  # the server ends, and its grace is over
-            raise Refused(503, "the viewer is ending") from None
+            raise Refused(503, "the viewer is stopping") from None
         finally:
             self._waiting -= 1
         return Response(body, media_type="application/json")
@@ -90,12 +90,10 @@ class ViewerService:
             raise Refused(404, str(error)) from None
         except OSError as error:
             name = Path(error.filename).name if error.filename else "a file"
-            raise Refused(404, f"{name}: {error.strerror}; it was moved or deleted while it was shown") from None
+            raise Refused(404, f"{name}: {error.strerror}; moved or deleted after it was listed") from None
 
 
 class _Sealed:
-    """Puts headers on every answer."""
-
     def __init__(self, app: ASGIApp, headers: Mapping[str, str]) -> None:
         self._app, self._headers = app, headers
 

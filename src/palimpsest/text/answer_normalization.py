@@ -1,9 +1,9 @@
 r"""Answer normalisation for comparison: TeX, HTML, case and punctuation removed.
 
-    fold        case, unicode form, invisible characters, TeX and HTML markup and spaces do not count
-    normalize   fold, and marks without meaning and English articles do not count either
-    squad       SQuAD's rule to the letter: what the published evaluations used (arXiv 1606.05250)
-    hendrycks   the clean-up of Hendrycks-MATH that MemAgent's training reward used (arXiv 2103.03874)
+    fold        ignores case, unicode form, invisible characters, TeX and HTML markup and spaces
+    normalize   fold, and also ignores marks without meaning and English articles
+    squad       SQuAD's rule to the letter, as in the published evaluations (arXiv 1606.05250)
+    hendrycks   the clean-up of Hendrycks-MATH in MemAgent's training reward (arXiv 2103.03874)
 
 `fold` removes TeX and HTML markup and keeps what has meaning:
 
@@ -14,15 +14,15 @@ r"""Answer normalisation for comparison: TeX, HTML, case and punctuation removed
 
     dress    quotes, brackets, sentence marks, apostrophes, emphasis (*x*, _x_, `x`), bullets, hyphens in words,
              periods of abbreviations, commas between thousands, a plus before a number, articles before a word
-    signs    what touches a number or is an operator: 3.5  -3  1/2  <5  5%  $5  10:30  1986-2013  192.168.1.1  5!  x^2
-             what belongs to a name: C++  C#  A+  A-  AT&T  @user  snake_case  vitamin A
+    signs    a mark that touches a number or is an operator: 3.5  -3  1/2  <5  5%  $5  10:30  1986-2013  192.168.1.1  5!
+             x^2; a mark that belongs to a name: C++  C#  A+  A-  AT&T  @user  snake_case  vitamin A
 
 Brackets and marks between words separate them, "Paris,France" is two words; a hyphen or an apostrophe does not, "Wi-Fi"
-is "WiFi". An operand is a digit or a letter that is alone.
+is "WiFi". An operand is a digit or a single letter.
 
 Guaranteed: every function is pure, total and takes linear time, however deep the markup; `fold` and `normalize` map
 canonically equivalent texts (NFC, NFD) to one form; a wrapper that never closes is removed too. A JSON object stays
-as it is written: its text is not an answer.
+verbatim: its text is not an answer.
 Not covered: spelling variants, missing diacritics, spelled-out numbers, units, date formats; look-alike letters of
 another script (Cyrillic U+0430 is not Latin a); TeX environments; unlisted macros, whose names stay as words, and
 unlisted tags, which stay; grouping ("(1, 2)" is "1, 2"); spaces between thousands; decimal commas ("3,5" is "3, 5").
@@ -47,7 +47,7 @@ _TAG = re.compile(
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#x[0-9a-f]{1,6}|[a-z]\w{1,30});", re.IGNORECASE)
 
 _MATH = re.compile(r"(?<![\\$])(\${1,2})(?=[^\s$])((?:[^$\\]|\\.)*)(?<=\S)\1(?!\d)", re.DOTALL)
-"""A pair of dollars as pandoc sees it: "$5 and $6" is none, so that its dollars are money."""
+"""A pair of dollars by pandoc's rule: "$5 and $6" is none, so its dollars are money."""
 _NO_TEXT = re.compile(
     r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|bf|it|rm|sf|tt|sc|em|bfseries|itshape|rmfamily|centering)"
     r"(?![a-zA-Z])\s?|\\(?:text)?color\s*\{[^{}]*\}"
@@ -117,7 +117,7 @@ class _Group:
 
 
 class _Groups:
-    """TeX's groups, opened and closed from left to right; every character is looked at a bounded number of times."""
+    """TeX's groups, opened and closed from left to right; every character is processed a bounded number of times."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -133,7 +133,7 @@ class _Groups:
             self.put(" ")  # 1\frac{1}{2} is one and a half
         self.put(_OPENING.get(kind, ""))
         if kind in ("numerator", "denominator", "root", "raised"):
-            self.put("")  # where its bracket goes, should it need one
+            self.put("")  # position of its bracket, if it needs one
         self._open.append(_Group(kind, len(self.pieces), self._length))
 
     def close(self) -> str:
@@ -150,13 +150,13 @@ class _Groups:
         return group.kind
 
     def _is_atom(self, group: _Group) -> bool:
-        if self._length - group.length > _LONGEST_ATOM:  # and no join of a long group for each one around it
+        if self._length - group.length > _LONGEST_ATOM:  # without a join of a long group per enclosing one
             return False
         return _ATOM.fullmatch("".join(self.pieces[group.start :])) is not None
 
 
 def _opened(text: str) -> str:
-    """`text` without TeX's groups: wrappers fall away, an argument that is more than an atom gets brackets."""
+    """`text` without TeX's groups: wrappers are removed, an argument longer than an atom gets brackets."""
     groups = _Groups()
     for match in _PIECES.finditer(text):
         kind = match.lastgroup
@@ -185,7 +185,7 @@ _ARTICLE = r"(?:an?|the)"
 
 
 class _Marks(dict[int, str]):
-    """For str.translate: a mark beyond ASCII as the ASCII mark of the same use, or a space. Filled as it is asked."""
+    """Table for str.translate, filled on demand: a mark beyond ASCII maps to its ASCII equivalent or a space."""
 
     def __init__(self) -> None:
         for characters, mark in (
@@ -230,10 +230,10 @@ _RULES = (
     _rule(r"(?<=[\w)!]) \* (?=[\w(])", "*"),
     _rule(r"(?<![\w)!*])\*++|(?<!\*)\*++(?![\w(*])", ""),
     _rule(rf"(?<![^\s(\[{{])(?<!\ba )(?<!\ban )(?<!\bthe )(?:{_ARTICLE} )++(?=[^\w\s]*+(?!{_ARTICLE}(?!\w))\w)", ""),
-    # pairs of brackets that aren't a pair, [1, 2): brackets of their own, for no such character is left in the text
+    # mismatched brackets, [1, 2): a separate pair, since no such character is left in the text
     _rule(r"\[([^\[\]()]*+)\)", r"⟦\1⟯"),
     _rule(r"\(([^\[\]()]*+)\]", r"⟮\1⟧"),
-    # comparisons, approximations, powers, money and units stand at their operand
+    # comparisons, approximations, powers, money and units are next to their operand
     _rule(r"<=", "≤"),
     _rule(r">=", "≥"),
     _rule(r" ?(-?-?[<>=≤≥≠±∓^]+) ?", r"\1"),
@@ -305,7 +305,7 @@ _TOKEN = re.compile(rf"[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+")
 
 
 def fold(text: str) -> str:
-    r"""Caseless NFKC text without invisible characters and dress of TeX and HTML, single spaces.
+    r"""Caseless NFKC text without invisible characters and TeX and HTML markup, single spaces.
 
     >>> fold("  \\text{Cafe\u0301}\u00a0Noir "), fold("<b>x²</b>")
     ('café noir', 'x^2')
@@ -329,7 +329,7 @@ def normalize(text: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Words of a normalised text; scripts written without spaces count a character (ideographs, kana).
+    """Words of a normalised text; scripts without spaces yield one word per character (ideographs, kana).
 
     >>> tokens("new york"), tokens("東京 2020")
     (['new', 'york'], ['東', '京', '2020'])
@@ -363,11 +363,11 @@ _HENDRYCKS = (
     ("{.", "{0."),
     (" ", ""),
 )
-"""Replacements in the order in which they are made; the order is part of the rule."""
+"""Ordered replacements; the order is part of the rule."""
 
 
 def hendrycks(text: str) -> str:
-    r"""MemAgent's copy of the MATH clean-up: it lacks the fixing of fractions and roots, and keeps punctuation.
+    r"""MemAgent's copy of the MATH clean-up: it does not fix fractions and roots, and keeps punctuation.
 
     >>> hendrycks("New York\n"), hendrycks("90^\\circ"), hendrycks("\\left( .5 \\right)")
     ('NewYork', '90', '(0.5)')

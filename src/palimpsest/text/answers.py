@@ -1,25 +1,22 @@
 r"""Answer extraction from a model's reply: `\boxed{}`, "the answer is", `FINAL_ANSWER:`.
 
-Training and evaluation share it. The first rule that matches wins, over the text after the last thinking
-(reply_tags.py):
+Training and evaluation share it. The first matching rule wins, on the text after the last thinking (reply_tags.py):
 
     boxed      the last `\boxed{...}` or `\fbox{...}`; without one the last `\boxed x`, to `$` or the end of its line
     answer_is  the rest of the line after the last "the answer is"
 
-A box whose brace never closes is read to the end of its line: models drop the brace, or run out of budget. Thinking
-that is never closed holds no answer. A search agent's answer follows the last `FINAL_ANSWER:` of its last turn (MemAct,
-arXiv 2510.12635):
+A box whose brace never closes is read to the end of its line: models drop it, or run out of budget. Unclosed thinking
+contains no answer. A search agent's last turn has `FINAL_ANSWER:` and the answer (MemAct, arXiv 2510.12635):
 
     one question        the text after the marker
     several questions   a JSON object after the marker, one key a question: {"Q1": "...", "Q2": "..."}
 
-A space, a line break or nothing may follow the marker. The authors' code requires exactly one space and so rejects
-their own two-line form.
+A space, a line break or nothing may follow the marker. The authors' code requires exactly one space.
 
 Guaranteed: linear time; no search agent's text raises an error; the last box or marker counts, also an empty one, so
 that many guesses are one guess; a box in a box is part of the outer one; JSON is read strictly, up to `MAX_CHARS`.
 Not covered: which of several answers in one box is meant; a box in a quotation; `\boxed x` after a box with braces; a
-marker in a tool's text (the caller passes the last sampled turn alone); text after a JSON object, which is ignored.
+marker in a tool's text (the caller passes only the last sampled turn); text after a JSON object, which is ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _BARE = re.compile(r"\\(?:boxed|fbox)[ \t]+((?:\\\$|[^$\n])*)")
 _ANSWER_IS = re.compile(r"the answer is\b[ \t]*:?", re.IGNORECASE)
 _DRESS = (("**", "**"), ("*", "*"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"), ("$", "$"))
 PUBLISHED_WINDOW = 300
-"""Characters at the end of a response that MemAgent's training reward looked at."""
+"""Characters at the end of a response that MemAgent's training reward reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class Extracted:
 
 
 def extract(text: str) -> Extracted | None:
-    r"""The answer a text gives, None if it gives none.
+    r"""The answer in a text, or None.
 
     >>> extract("I first thought \\boxed{Rome}, but it is \\boxed{Paris}.")
     Extracted(text='Paris', rule='boxed')
@@ -84,7 +81,7 @@ def last_box(text: str) -> str | None:
 
 
 def _last_outer(text: str) -> int | None:
-    """Just inside the last box that stands in no other closed one."""
+    """Just inside the last box that is not in another closed one."""
     pairs = _pairs(text)
     start, end = None, -1
     for match in _BRACED.finditer(text):
@@ -94,7 +91,7 @@ def _last_outer(text: str) -> int | None:
 
 
 def _pairs(text: str) -> dict[int, int]:
-    """Place of every opening brace that is closed to that of the brace that closes it."""
+    """Position of each closed opening brace to that of its closing brace."""
     pairs, opened = {}, list[int]()
     for brace in re.finditer(r"[{}]", text):
         if brace[0] == "{":
@@ -105,7 +102,6 @@ def _pairs(text: str) -> dict[int, int]:
 
 
 def _unwrapped(content: str) -> str:
-    """Without braces that hold all of it."""
     pairs = _pairs(content)
     start, end = 0, len(content)
     while end - start > 1 and content[start] == "{" and pairs.get(start) == end - 1:
@@ -114,7 +110,7 @@ def _unwrapped(content: str) -> str:
 
 
 def only_box(text: str) -> str | None:
-    r"""Content of a text's box if it has exactly one, which is closed and holds something.
+    r"""Content of a text's box if it has exactly one, which is closed and not blank.
 
     >>> only_box(r"\boxed{Oslo}"), only_box(r"\boxed{a} \boxed{b}"), only_box(r"\boxed{ }"), only_box(r"\boxed{Os")
     ('Oslo', None, None, None)
@@ -127,7 +123,6 @@ def only_box(text: str) -> str | None:
 
 
 def _last_end(pattern: re.Pattern[str], text: str) -> int | None:
-    """Where the last match of `pattern` ends."""
     end = None
     for match in pattern.finditer(text):
         end = match.end()
@@ -135,13 +130,13 @@ def _last_end(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def _braced(text: str, start: int) -> str:
-    """From `start`, just inside a brace, to the one that closes it, or to the end of the line if none does."""
+    """Text from `start`, just inside a brace, to its closing brace, or without one to the end of the line."""
     end = _closing(text, start)
     return text[start:].partition("\n")[0] if end is None else text[start:end]
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the brace stands that closes the one before `start`."""
+    """Position of the brace that closes the one before `start`."""
     depth = 1
     for i in range(start, len(text)):
         if text[i] == "{":
@@ -154,7 +149,7 @@ def _closing(text: str, start: int) -> int | None:
 
 
 def stated_answer(text: str) -> str | None:
-    """What follows the last "the answer is" on its line, without the emphasis, quotes and period around it.
+    """The text after the last "the answer is" on its line, without the emphasis, quotes and period around it.
 
     >>> [stated_answer(f"The answer is {said}") for said in ("**Paris.**", "$5.", "$5$", "3*4!")]
     ['Paris', '$5', '5', '3*4']
@@ -174,10 +169,10 @@ def _unended(sentence: str) -> str:
 
 
 def published_box(text: str) -> str | None:
-    r"""What MemAgent's training reward takes as the answer, its quirks included; lower case.
+    r"""The answer by the rule of MemAgent's training reward, its quirks included; lower case.
 
-    Only the last 300 characters count, thinking included. `\boxed x` goes before any braces and runs to `$` or the
-    end of the text; `\fbox{x}` is found and then refused; an unclosed box is none.
+    Only the last 300 characters count, thinking included. `\boxed x` precedes any braces and runs to `$` or the end of
+    the text; `\fbox{x}` is found and then rejected; an unclosed box is ignored.
 
     >>> published_box(r"\boxed{Paris}"), published_box(r"\fbox{Paris}"), published_box(r"\boxed{Paris")
     ('paris', None, None)
@@ -203,12 +198,12 @@ def published_box(text: str) -> str | None:
 
 MARKER = "FINAL_ANSWER:"
 MAX_CHARS = 65_536
-"""Characters of an object of answers."""
+"""Longest object of answers, in characters."""
 _FINAL_DRESS = re.compile(r"^(\*\*|```(json)?)\s*", re.IGNORECASE)  # bold type, or a fence
 
 
 def final_answer(text: str) -> str | None:
-    r"""What follows the last marker, without the blanks around it; None if there is no marker.
+    r"""The text after the last marker, without surrounding blanks; None without a marker.
 
     >>> final_answer("Summary: ...\n\nFINAL_ANSWER:\nOslo "), final_answer("**FINAL_ANSWER:** Oslo")
     ('Oslo', 'Oslo')
@@ -224,20 +219,19 @@ class NamedAnswers:
     """The answers of an object, by the name of the question."""
 
     answers: Mapping[str, str]
-    """Those that were asked for and given."""
+    """Answers to requested names."""
     missing: tuple[str, ...] = ()
-    """Names asked for without an answer."""
+    """Requested names without an answer."""
     extra: tuple[str, ...] = ()
-    """Names given that no one asked for."""
+    """Names that were not requested."""
     fault: str | None = None
-    """Why there is no object, or why one of its values is no answer; None if nothing is wrong."""
+    """Why the object is missing or one of its values is invalid; None if all is valid."""
 
 
 def named_answers(text: str | None, names: Sequence[str]) -> NamedAnswers:
-    r"""The answers to the questions `names`, from what follows the marker.
+    r"""The answers to the questions `names`, from the text after the marker.
 
-    A number or a boolean is its JSON text; null is no answer, and an object or an array neither: which part of it would
-    be meant?
+    A number or a boolean becomes its JSON text; null, objects and arrays are not answers.
 
     >>> named_answers('```json\n{"Q1": "Oslo", "Q2": 1905}\n```', ["Q1", "Q2"]).answers
     {'Q1': 'Oslo', 'Q2': '1905'}

@@ -1,7 +1,7 @@
 r"""Chat conversations in token space: pieces of any chat template, role markers for endpoints.
 
-The template is rendered with marks in place of the messages and cut there; each piece is tokenised once. For Qwen 2.5,
-where successive results share one user turn:
+The template is rendered with marks instead of messages and cut there; each piece is tokenised once. For Qwen 2.5, where
+successive results share one user turn:
 
     opening      <|im_start|>system\n..# Tools..<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n
     generation   <|im_start|>assistant\n
@@ -13,9 +13,8 @@ where successive results share one user turn:
     (a result)
     last         \n</tool_response><|im_end|>\n<|im_start|>assistant\n
 
-Fallbacks for a template's limits: tools that it leaves out are described in the system message; a system message that
-it rejects is put at the top of the user message; results that it rejects are a user message. If nothing works,
-ModelError.
+Fallbacks for a template's limits: the system message describes omitted tools; a rejected system message goes to the top
+of the user message; rejected results become a user message. If nothing works, ModelError.
 
 For endpoints that take messages, a codec is built over any tokenizer. Its only control tokens are our role markers, and
 its chat template writes them; the tokenizer only counts and cuts. Prompts are then turned back into messages:
@@ -23,10 +22,9 @@ its chat template writes them; the tokenizer only counts and cuts. Prompts are t
     <|palimpsest:system|>Be brief.<|palimpsest:end|><|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
 
-Guaranteed: sampled ids are never rendered or encoded again, so the prompt after a reply extends the one before,
-whatever the template does to older messages (strip their thinking, move their tools); only the template produces role
-markers, so no text can start or end a message; with a byte-level tokenizer a message's content is its text, character
-by character.
+Guaranteed: sampled ids are never rendered or encoded again, so the prompt after a reply extends the one before, even if
+the template changes older messages (strips their thinking, moves their tools); only the template produces role markers,
+so no text can start or end a message; with a byte-level tokenizer a message's content is exactly its text.
 Not covered: results whose text the template would escape (Llama's JSON strings), which are inserted unescaped; ids and
 names of calls at chat level, which are the same constants for all; text that the endpoint itself takes for a marker.
 """
@@ -66,26 +64,26 @@ _CALLING: Message = {
 
 @dataclass(frozen=True, slots=True)
 class ChatPieces:
-    """What stands around replies and results; see the module's example."""
+    """Pieces around replies and results; see the module's example."""
 
     generation: Tokens
     end: Tokens
     to_results: Tokens
     between: Tokens
     last: Tokens
-    """After the last result, the model's turn to speak included."""
+    """After the last result, including the start of the model's turn."""
     stop_ids: frozenset[int]
     to_user: Tokens | None
-    """After the last result if a user message follows; None where the template allows none."""
+    """After the last result before a user message; None if the template forbids one."""
     after_user: Tokens
-    """After that user message, the model's turn to speak included."""
+    """After that user message, including the start of the model's turn."""
 
     def exchange(self, reply: Sequence[int], results: Sequence[Sequence[int]]) -> Prompt:
         """[T] a reply with its results, up to the model's next turn."""
         return Prompt.joined([self.open_exchange(reply, results), self.last])
 
     def open_exchange(self, reply: Sequence[int], results: Sequence[Sequence[int]]) -> Prompt:
-        """[T] a reply with its results, the last of them not yet closed."""
+        """[T] a reply with its results, the last one still open."""
         pieces = [reply]
         if not (reply and reply[-1] in self.stop_ids):
             pieces.append(self.end)
@@ -96,7 +94,7 @@ class ChatPieces:
 
 @lru_cache(maxsize=32)
 def chat_pieces(codec: Codec) -> ChatPieces:
-    """The pieces of the model's chat template. Raises ModelError if it has none, or no way to show a result."""
+    """The pieces of the model's chat template. Raises ModelError without one, or if it cannot show a result."""
     if not codec.has_template:
         raise ModelError("the model has no chat template, which an agent with tools needs: take an instruction model")
     generation = _generation(codec)
@@ -120,7 +118,7 @@ def chat_pieces(codec: Codec) -> ChatPieces:
 
 
 def _as_user_message(codec: Codec, generation: Tokens) -> ChatPieces:
-    """The results of a reply together are one user message: for templates without a role for them."""
+    """Pieces for templates without a role for results: one user message contains all results of a reply."""
     around = _texts_around(codec, [_USER, _PLAIN, {"role": "user", "content": mark("one")}], ("user", "reply", "one"))
     if around is None:
         raise ModelError("the model's chat template renders neither tool messages nor a second user message")
@@ -131,10 +129,10 @@ def _as_user_message(codec: Codec, generation: Tokens) -> ChatPieces:
 
 @lru_cache(maxsize=64)
 def opening(codec: Codec, system: str, user: str, slots: tuple[str, ...], tools: str, described: str) -> Template:
-    """Template of everything before the model's first turn, the turn to speak not included.
+    """Template of everything before the model's first turn, without the start of that turn.
 
-    `user` holds the slots; `tools` is a JSON array in the form of OpenAI's function calling; `described` says the same
-    in words, for templates that leave `tools` out. An empty `system` is no message.
+    `user` contains the slots; `tools` is a JSON array in the form of OpenAI's function calling; `described` is the
+    same as text, for templates that omit `tools`. An empty `system` adds no message.
     """
     content, offered = marked_slots(user, slots), json.loads(tools)
     instructions = "\n\n".join(part for part in (system, described if offered else "") if part)
@@ -153,7 +151,7 @@ def opening(codec: Codec, system: str, user: str, slots: tuple[str, ...], tools:
 
 
 def call_style(codec: Codec) -> CallStyle:
-    """The form of calls that the model's template speaks of; hermes if it speaks of none."""
+    """The call format in the model's template; hermes if it has none."""
     template = str(getattr(codec.tokenizer, "chat_template", "") or "")
     if "[TOOL_CALLS]" in template or "[AVAILABLE_TOOLS]" in template:
         return "mistral"
@@ -163,7 +161,7 @@ def call_style(codec: Codec) -> CallStyle:
 
 
 def _tools_shown(codec: Codec, text: str, messages: Sequence[Message], tools: Sequence[Any]) -> bool:
-    """Whether `text`, rendered with tools, names each of them more often than the messages do by themselves."""
+    """Whether `text`, rendered with tools, names each of them more often than the messages do."""
     without = _rendered(codec, messages, speak=False) or ""
     names = [tool["function"]["name"] for tool in tools]
     return all(text.count(name) > without.count(name) for name in names)
@@ -178,7 +176,7 @@ def _next_user() -> Message:
 
 
 def _generation(codec: Codec) -> Tokens:
-    """What follows a user message where the model is to speak."""
+    """Tokens between a user message and the model's turn."""
     silent, speaking = (_rendered(codec, [_USER], speak=speak) for speak in (False, True))
     if silent is None or speaking is None or not speaking.startswith(silent):
         raise ModelError("the model's chat template rewrites the user message when the model is to speak")
@@ -186,7 +184,7 @@ def _generation(codec: Codec) -> Tokens:
 
 
 def _ending(codec: Codec, text: str, *, plain: bool) -> tuple[Tokens, Tokens]:
-    """Of what stands between a reply and its first result: what ends the reply, and the rest."""
+    """The text between a reply and its first result, split into the end of the reply and the rest."""
     ids = _encoded(codec, text)
     at = next((index for index, i in enumerate(ids) if i in codec.stop_ids), None)
     if at is None:
@@ -195,7 +193,7 @@ def _ending(codec: Codec, text: str, *, plain: bool) -> tuple[Tokens, Tokens]:
 
 
 def _texts_around(codec: Codec, messages: Sequence[Message], names: Sequence[str]) -> list[str] | None:
-    """The text around the marks `names`, None if the template refuses these messages or shows others."""
+    """The text around the marks `names`, None if the template rejects these messages or shows others."""
     text = _rendered(codec, messages, speak=True)
     if text is None:
         return None
@@ -209,7 +207,7 @@ def _texts_around(codec: Codec, messages: Sequence[Message], names: Sequence[str
 
 
 def _rendered(codec: Codec, messages: Sequence[Message], *, speak: bool, tools: list[Any] | None = None) -> str | None:
-    """The conversation as the template writes it, None if it refuses."""
+    """The conversation as the template renders it, None if it rejects it."""
     try:
         return codec.render(messages, tools=tools, add_generation_prompt=speak)
     except Refusal:
@@ -236,7 +234,7 @@ _TEMPLATE = (
 
 
 def neutral_codec(codec: Codec) -> Codec:
-    """A codec over the tokenizer of `codec`, with our markers in the place of its control tokens."""
+    """A codec over the tokenizer of `codec`, with our markers as its only control tokens."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(
@@ -249,8 +247,7 @@ def neutral_codec(codec: Codec) -> Codec:
 
 
 def messages_of(ids: Sequence[int], codec: Codec) -> list[dict[str, str]]:
-    """The messages of a prompt that was built with a `neutral_codec`. Raises ValueError for a prompt that is none: one
-    with text outside of messages, or whose reply is begun already."""
+    """Messages of a prompt built with a `neutral_codec`. Raises ValueError for text outside or a started reply."""
     roles = {codec.encode_trusted(_ROLE_MARKER % role)[0]: role for role in ROLES}
     (end,) = codec.encode_trusted(_END)
     messages: list[dict[str, str]] = []
@@ -259,9 +256,9 @@ def messages_of(ids: Sequence[int], codec: Codec) -> list[dict[str, str]]:
         at = rest.index(end)
         role, content = roles.get(rest[0]), rest[1:at]
         if role is None or not codec.control_ids.isdisjoint(content):
-            raise ValueError("the prompt is no row of whole messages, which chat endpoints need")
+            raise ValueError("the prompt is not a sequence of whole messages, which chat endpoints need")
         messages.append({"role": role, "content": codec.decode(content)})
         rest = rest[at + 1 :]
     if not messages or [roles.get(token_id) for token_id in rest] != ["assistant"]:
-        raise ValueError("the prompt doesn't end where a reply begins, which chat endpoints need")
+        raise ValueError("the prompt doesn't end at the start of a reply, which chat endpoints need")
     return messages

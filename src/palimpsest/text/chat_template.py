@@ -1,9 +1,9 @@
-"""A model's chat template: tried before it is trusted, then rendered with the same variables for every prompt.
+"""A model's chat template: tested at load, then rendered with the same variables for every prompt.
 
-Guaranteed: a template that can't be compiled, never ends, takes memory without end, raises on a plain user message, or
-doesn't show it once as it stands, is refused when the tokenizer is loaded, in one line; whatever it raises later is a
-`Refusal`; what it shows doesn't depend on the clock.
-Not covered: a template that goes wrong on other texts than those it is tried on (chat_template_probe.py).
+Guaranteed: loading the tokenizer rejects, in one line, a template that doesn't compile, never ends, takes memory
+without end, raises on a plain user message, or doesn't show it once, verbatim; any later exception is a `Refusal`;
+its output doesn't depend on the clock.
+Not covered: a template that fails on texts other than the tested ones (chat_template_probe.py).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ KEY = "model.chat_template_kwargs"
 Message = Mapping[str, Any]
 
 DATE = "26 Jul 2024"
-"""What templates that print a date get: the prompts of a run must not depend on the clock."""
-_PATIENCE_S = 120.0  # on a busy machine; the probe bounds its own computing
+"""Date for templates that print one: the prompts of a run must not depend on the clock."""
+_PATIENCE_S = 120.0  # for a busy machine; the probe limits its CPU time
 _MOST_CHARACTERS = 1 << 20
 _TOOL = {"type": "function", "function": {"name": "tool", "description": "a tool", "parameters": {"type": "object"}}}
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": {"text": "a"}}}
 _MARKER = 'A "text" of <b>{one\'s}</b> & two lines,\nas it stands: \u00e9'
-"""What a template that escapes, cuts or rewrites a message would show otherwise."""
+"""A message that a template changes if it escapes, cuts or rewrites text."""
 _USER = {"role": "user", "content": "a"}
 _TRIES: list[list[Any]] = [
     [[{"role": "user", "content": _MARKER}], None, True],
@@ -49,39 +49,39 @@ _TRIES: list[list[Any]] = [
 
 
 class Refusal(Exception):
-    """A chat template raised; `str` is what it said."""
+    """An exception of a chat template; `str` is its message."""
 
 
 def render(tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, Any], **options: Any) -> str:
-    """The conversation as the tokenizer's template writes it. Raises Refusal."""
+    """The conversation as the tokenizer's template renders it. Raises Refusal."""
     context = {"date_string": DATE, "strftime_now": lambda form: DATE, **variables, **options}
     try:
         text = tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, **context)
-    except Exception as error:  # noqa: BLE001  a template is foreign code: whatever it raises, it refuses
+    except Exception as error:  # noqa: BLE001  a template may raise anything: a refusal
         raise Refusal((str(error).strip() or type(error).__name__).splitlines()[0][:200]) from None
     return str(text)
 
 
 def check_template(name: str, tokenizer: Any, variables: Mapping[str, Any]) -> None:
-    """Refuse a template that isn't fit for use, and variables that it doesn't know. Raises ModelError."""
+    """Raise ModelError for an unusable template, or for variables that it ignores."""
     templates = getattr(tokenizer, "chat_template", None)
     if templates == "":
         raise ModelError(f"model {name}: its chat template is empty; remove it if the model has none")
     if not templates:
         if any(variables.values()):
-            raise ModelError(f"model {name}: {KEY} is given, but the model has no chat template; leave it out")
+            raise ModelError(f"model {name}: {KEY} needs a chat template, which the model lacks; remove it")
         return
     looked_up: set[str] = set()
     for template in templates.values() if isinstance(templates, dict) else [templates]:
         if not isinstance(template, str):
-            raise ModelError(f"model {name}: its chat template is a {type(template).__name__}, a text is needed")
+            raise ModelError(f"model {name}: its chat template is a {type(template).__name__}, not a text")
         result = _probed(template, json.dumps(dict(variables), sort_keys=True), _texts_of(tokenizer))
         if isinstance(result, str):
             raise ModelError(f"model {name}: its chat template {result}; take another copy of the model")
         looked_up |= result
     for key, value in variables.items():
         hint = nearest(key, looked_up)
-        if key not in looked_up and (value or hint):  # one that is off where nothing could be on changes nothing
+        if key not in looked_up and (value or hint):  # a switch that is already off has no effect
             raise ModelError(f"model {name}: {KEY}.{key}={value!r}: the chat template looks up no {key}{hint}")
 
 
@@ -92,14 +92,14 @@ def _texts_of(tokenizer: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _probed(template: str, variables: str, special: str) -> frozenset[str] | str:
-    """The variables that a template looks up, or what is wrong with it. A process, once for each template."""
+    """The variables that a template looks up, or its fault. One process per template."""
     task = {"template": template, "variables": json.loads(special) | json.loads(variables), "tries": _TRIES}
     task["marker"] = _MARKER
     command = [sys.executable, "-P", chat_template_probe.__file__]
     try:
         done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=_PATIENCE_S)
         answer = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError):  # killed for its time, or without memory left to say so
+    except (subprocess.TimeoutExpired, ValueError):  # killed at its time limit, or out of memory
         return f"doesn't end within {chat_template_probe.CPU_S} s and {chat_template_probe.MEMORY >> 20} MiB on a word"
     if "fault" in answer:
         return f"can't be used ({answer['fault']})"

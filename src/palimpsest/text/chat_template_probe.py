@@ -1,15 +1,15 @@
-"""Renders a chat template in a process of its own, within bounds: a template is a program of whoever made the model.
+"""Rendering of a chat template in a separate, limited process: a template is a program by the model's author.
 
-The sandbox of jinja2 keeps a template from everything but time and memory, and both are spent in single operations
-(`"a" * 10**10`, loops in loops) that nothing in the same process could stop. So a template is tried here first, on
-conversations of every shape that prompts have. Run as a file: a JSON object on stdin, one on stdout.
+The sandbox of jinja2 limits neither time nor memory, and single operations can exhaust both (`"a" * 10**10`, loops in
+loops) without a way to stop them in the same process. A template is therefore first tested here, on conversations of
+every shape that prompts have. Run as a file: a JSON object on stdin, one on stdout.
 
     {"template": ..., "variables": {...}, "tries": [[messages, tools, speak], ...], "marker": text of a message}
     {"names": [variables that the template looks up], "lengths": [characters, or null], "errors": [null, or why],
-     "shown": [how often the marker stands in the result]}
+     "shown": [number of times the marker is in the result]}
 
-Guaranteed: it ends within `CPU_S` seconds of computing and, where the system counts address space, `MEMORY` bytes.
-Not covered: a template that goes wrong on other texts than those it is tried on.
+Guaranteed: it ends within `CPU_S` seconds of CPU time and, where the system limits address space, `MEMORY` bytes.
+Not covered: a template that fails on texts other than the tested ones.
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ CPU_S, MEMORY = 2, 1 << 30
 
 
 class Generation(Extension):
-    """The tag around what an assistant says, which transformers knows; here its body alone."""
+    """The tag around an assistant's text, known to transformers; only its body is rendered here."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """What stands inside."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def refuse(message: str) -> None:
-    """What templates call to refuse a conversation."""
+    """The function with which templates reject a conversation."""
     raise TemplateError(message)
 
 
 def probe(task: dict[str, Any]) -> dict[str, Any]:
-    """Try a template; see the module."""
+    """Test a template; see the module."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -63,7 +62,7 @@ def probe(task: dict[str, Any]) -> dict[str, Any]:
             shown.append(text.count(task["marker"]))
             lengths.append(len(text))
             errors.append(None)
-        except Exception as error:  # noqa: BLE001  a template is foreign code: whatever it raises is told
+        except Exception as error:  # noqa: BLE001  a template may raise anything: its error is the result
             shown.append(0)
             lengths.append(None)
             errors.append(f"{type(error).__name__}: {error}".splitlines()[0][:200])
@@ -73,9 +72,9 @@ def probe(task: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    with suppress(ValueError, OSError):  # a system that doesn't count it
+    with suppress(ValueError, OSError):  # a system without this limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:
         print(json.dumps(probe(json.load(sys.stdin))))
-    except Exception as error:  # noqa: BLE001  one that can't be compiled
+    except Exception as error:  # noqa: BLE001  a template that does not compile
         print(json.dumps({"fault": f"{type(error).__name__}: {error}".splitlines()[0][:200]}))

@@ -1,14 +1,14 @@
-"""Tokenizer codec that keeps data and control tokens apart; character positions of token edges.
+"""Tokenizer codec that separates data from control tokens; character positions of token edges.
 
     encode            data (documents, questions, tool results); never produces a control token
     encode_trusted    our own templates; may produce control tokens
 
-A codec also has the model folder's chat settings: the chat template (chat_template.py), and what ends a turn: the
-tokenizer's own end, the ends that generation_config.json names, and what the chat template puts after a reply. The ids
-of recently encoded long texts are cached, since several policies and episodes encode the same document.
+A codec also has the model folder's chat settings: the chat template (chat_template.py), and the ends of a turn: the
+tokenizer's own end, the ends that generation_config.json names, and the chat template's suffix of a reply. The ids of
+recently encoded long texts are cached, since several policies and episodes encode the same document.
 
-`Edges` has the positions where the text before and after can be decoded apart. A tokenizer with byte tokens may need
-several tokens for a character, and there is no edge between them:
+`Edges` has the positions that split a text into separately decodable parts. A tokenizer with byte tokens may need
+several tokens per character, without an edge between them:
 
     ids       a    <0xC3>  <0xA9>   b          edges, tokens before: 0  1  3  4
     text      a    é                b                characters before: 0  1  2  3
@@ -17,8 +17,7 @@ Guaranteed: no id of an added token (special or not: `<|im_end|>`, `<think>`, `<
 byte-level tokenizer without normaliser, decode(encode(x)) == x; the cache is bounded in tokens and thread-safe; both
 numbers of the edges never decrease, the first edge is before all tokens, the last after them. Edges take time linear in
 the tokens, quadratic in a stretch without an edge.
-Not covered: text that persuades the model; lone surrogates, which become U+FFFD; decoders that look back further than
-one stretch between edges.
+Not covered: text that persuades the model; lone surrogates, which become U+FFFD; decoders that look back further.
 """
 
 from __future__ import annotations
@@ -48,26 +47,26 @@ if TYPE_CHECKING:
 
 
 class Remembered:
-    """Texts and their ids, by when they were asked for."""
+    """A least recently used cache of texts and their ids."""
 
     def __init__(self, most: int) -> None:
-        """`most`: tokens, of 8 bytes each, for every number is held once."""
+        """`most`: capacity in tokens of 8 bytes, since equal numbers are stored once."""
         self._most, self._tokens = most, 0
         self._ids: dict[str, list[int]] = {}
         self._numbers: dict[int, int] = {}
         self._lock = Lock()
 
     def get(self, text: str) -> list[int] | None:
-        """[T] a list of the caller's own; None for a text that isn't remembered."""
+        """[T] a new list; None for a text outside of the cache."""
         with self._lock:
             ids = self._ids.pop(text, None)
             if ids is None:
                 return None
-            self._ids[text] = ids  # the last to be forgotten
+            self._ids[text] = ids  # the last to be evicted
         return ids.copy()
 
     def add(self, text: str, ids: Sequence[int]) -> list[int]:
-        """[T] `ids`, whose numbers are shared with all that is remembered; the oldest texts make room."""
+        """[T] `ids`, with numbers shared across the cache; the oldest texts make room."""
         share = self._numbers.setdefault
         shared = [share(i, i) for i in ids]
         with self._lock:
@@ -82,7 +81,7 @@ class Remembered:
 
 
 GENERATION = "generation_config.json"
-_REPLY = "\ue000reply\ue001"  # private-use characters: no template's own text holds them
+_REPLY = "\ue000reply\ue001"  # private-use characters: no template contains them
 
 
 def without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
@@ -98,7 +97,7 @@ def without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 class _Bare:
-    """What a codec needs of a tokenizer where no conversation is rendered."""
+    """The part of a tokenizer that a codec needs without rendering."""
 
     eos_token_id: int | None = None
     chat_template: str | None = None
@@ -117,8 +116,8 @@ class Codec:
         end a turn, if they are control tokens; `template_kwargs`: variables of its chat template."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer: a tokenizer.json is needed")
-        # Settings of training that some files keep: they would cut or pad our templates, or make ids random.
+            raise ModelError(f"{type(tokenizer).__name__} is not a fast tokenizer: add a tokenizer.json")
+        # Settings of training that some files keep: they cut or pad our templates, or make ids random.
         backend.no_truncation()
         backend.no_padding()
         if getattr(backend.model, "dropout", None) is not None:
@@ -134,13 +133,13 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(sorted(i for i in stops if i is not None))
         thinking = map(backend.token_to_id, ("<think>", "</think>", "<thinking>", "</thinking>"))
         self.thinking_ids: frozenset[int] = self.control_ids.intersection(thinking)
-        """Those control tokens that begin or end thinking."""
+        """Control tokens that start or end thinking."""
 
     @classmethod
     def load(cls, model: str | Path | ModelConfig) -> Codec:
         """Load the tokenizer of a model: a section `model` of a configuration, a Hugging Face folder, or a hub id.
 
-        Raises ModelError for what can't be used, CheckpointError for a damaged checkpoint.
+        Raises ModelError for an unusable tokenizer, CheckpointError for a damaged checkpoint.
         """
         config = model if isinstance(model, ModelConfig) else ModelConfig(path=str(model))
         path = model_path(config)
@@ -155,8 +154,8 @@ class Codec:
 
     @classmethod
     def for_reading(cls, folder: Path) -> Codec:
-        """Of a folder with a tokenizer.json, for what was sampled already: in milliseconds, as no chat template is
-        tried. It renders no conversation and knows none of the ends that only a template or a model's folder names.
+        """Codec of a folder with a tokenizer.json, for reading sampled ids. Loads in milliseconds, since it tests no
+        chat template: it renders no conversation and lacks the ends that only a template or a model's folder names.
 
         Raises ModelError.
         """
@@ -181,15 +180,14 @@ class Codec:
 
     @property
     def has_template(self) -> bool:
-        """Whether the model has a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def render(self, messages: Sequence[Message], **options: Any) -> str:
-        """A conversation as the model's chat template writes it, with `model.chat_template_kwargs`. Raises Refusal."""
+        """A conversation rendered by the model's chat template, with `model.chat_template_kwargs`. Raises Refusal."""
         return render(self.tokenizer, messages, self._template_kwargs, **options)
 
     def _after_a_reply(self) -> list[int]:
-        """The control token, if there is one, that the chat template puts right after what an assistant said."""
+        """The control token, if any, that the chat template puts directly after an assistant's text."""
         user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": _REPLY}
         if not self.has_template:
             return []
@@ -207,7 +205,7 @@ class Codec:
 
     @cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits over every token and its id: equal where the same ids are the same text."""
+        """16 hexadecimal digits over every token and its id: equal if the same ids are the same text."""
         tokens = sorted(self.tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True).items())
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
@@ -225,23 +223,22 @@ class Codec:
         return Remembered(_REMEMBERED)
 
     def encode_trusted(self, text: str) -> list[int]:
-        """[T] ids of our own text, in which control tokens are meant."""
+        """[T] ids of trusted text, which may contain control tokens."""
         ids: list[int] = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Iterable[int], *, control: bool = True) -> str:
-        """Text of `ids`; `control=False` leaves control tokens out."""
+        """Text of `ids`; `control=False` omits control tokens."""
         retained = list(ids) if control else [i for i in ids if i not in self.control_ids]
         text: str = self.tokenizer.backend_tokenizer.decode(retained, skip_special_tokens=False)
         return text
 
     def strip_stop(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """`ids` without control tokens: what a completion says, safe to put into another prompt."""
+        """`ids` without control tokens: a completion's text, safe to put into another prompt."""
         return tuple(i for i in ids if i not in self.control_ids)
 
     def _ids(self, text: str) -> list[int]:
-        """Of data text, as the tokenizer has them. Its `encode` lets no other thread run, for a second a few megabytes,
-        and works out where each token stood."""
+        """Ids of data text. The tokenizer's `encode` blocks other threads and computes offsets."""
         if len(text) < _AT_ONCE:
             ids: list[int] = self._data.encode(text, add_special_tokens=False).ids
         else:
@@ -249,7 +246,7 @@ class Codec:
         return ids
 
     def _encode_by_halves(self, text: str) -> list[int]:
-        """Cut a text whose vocabulary itself holds a control token until no piece encodes to one."""
+        """Cut a text until no piece encodes to a control token of the vocabulary."""
         if len(text) <= 1:
             ids = self._ids(text)
             return [i for i in ids if i not in self.control_ids]
@@ -261,8 +258,8 @@ class Codec:
         return result
 
 
-_AT_ONCE = 2048  # characters that take less than a millisecond
-_LONG = 1024  # tokens from which a text is remembered
+_AT_ONCE = 2048  # characters encoded in under 1 ms
+_LONG = 1024  # shortest cached text, in tokens
 _REMEMBERED = 1 << 22  # tokens, in 32 MiB
 
 
@@ -281,7 +278,7 @@ def _loader(folder: Path) -> Any:
 
 
 def _ends(path: str) -> tuple[int, ...]:
-    """Ids that end a turn, as a model's folder names them; an adapter's may be those of the model it belongs to."""
+    """Ids that end a turn, as a model's folder names them; an adapter's may be in its base model."""
     for folder in dict.fromkeys((opened(path), opened(adapters_of(path)[1]))):
         for file in (GENERATION, "config.json"):
             if end_ids := token_ids(read_object(path, folder / file).get("eos_token_id")):
@@ -306,13 +303,13 @@ class Edges:
 
     @classmethod
     def of(cls, ids: Sequence[int], codec: Codec) -> Edges:
-        """Of the text of `ids` [T]."""
+        """Edges of the text of `ids` [T]."""
         text = codec.decode(ids)
         counts, places = [0], [0]
         back, prefix = (
             0,
             "",
-        )  # the stretch before the last edge, decoded with what follows: some decoders strip a beginning
+        )  # the stretch before the last edge, decoded with the next: some decoders strip a beginning
         for count in range(1, len(ids) + 1):
             decoded = codec.decode(ids[back:count])
             if decoded.startswith(prefix) and text.startswith(decoded[len(prefix) :], places[-1]):
@@ -325,12 +322,12 @@ class Edges:
         return cls(text, tuple(counts), tuple(places))
 
     def at(self, offset: int) -> int | None:
-        """How many tokens make up the text before a character, None if no number does."""
+        """Number of tokens of the text before a character, None without an edge there."""
         number = self.first_from(offset)
         return self.counts[number] if number < len(self.places) and self.places[number] == offset else None
 
     def first_from(self, offset: int) -> int:
-        """Number of the first edge at or after a character; one more than there are if there is none."""
+        """Number of the first edge at or after a character; the number of edges if there is none."""
         return bisect_left(self.places, offset)
 
     def last_until(self, offset: int) -> int:

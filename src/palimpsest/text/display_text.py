@@ -1,4 +1,4 @@
-"""Text for people: foreign text made safe to show, numbers with their nouns."""
+"""Text for people: untrusted text made safe to show, numbers with their nouns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 
 
 def printable(text: str) -> str:
-    """`text` with what is no printable character escaped, line breaks included.
+    """`text` with unprintable characters escaped, line breaks included.
 
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
@@ -46,7 +46,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def size_of(count: int) -> str:
-    """A count of bytes, in the unit that tells it.
+    """A count of bytes, in a readable unit.
 
     >>> size_of(1), size_of(912), size_of(34_200), size_of(999_600), size_of(1_260_000)
     ('1 byte', '912 bytes', '34 kB', '1.0 MB', '1.3 MB')

@@ -1,11 +1,10 @@
 r"""JSON conversion of any value, and strict parsing of JSON that a model wrote.
 
-Strict parsing rejects, with a reason that can be shown to the model: repeated keys, NaN and infinity (1e999 is one),
-integers beyond 64 bits unless asked for, half of a surrogate pair, raw line breaks in strings (`\n` is allowed), more
-than `MAX_JSON_DEPTH` levels.
+Strict parsing rejects, with a reason for the model: repeated keys, NaN and infinity (also 1e999), integers beyond 64
+bits unless allowed, half of a surrogate pair, raw line breaks in strings, more than `MAX_JSON_DEPTH` levels.
 
-Guaranteed: `storable` never raises, orjson writes its result, and values that JSON can hold are unchanged; parsing
-raises `Unreadable` only, recurses at most `MAX_JSON_DEPTH` levels and takes linear time.
+Guaranteed: `storable` never raises, orjson writes its result, and JSON values are unchanged; parsing raises
+`Unreadable` only, recurses at most `MAX_JSON_DEPTH` levels and takes linear time.
 Not covered: two keys of one object with the same text (1 and "1"), of which the later one stays; a bound on the length
 of parsed text, which the caller sets.
 """
@@ -21,7 +20,7 @@ from typing import Any
 import orjson
 
 MAX_DEPTH = 64
-"""Of objects and lists inside each other; what lies deeper becomes text."""
+"""Maximum nesting of objects and lists; deeper values become text."""
 
 KeyPath = tuple[str, ...]
 
@@ -43,7 +42,7 @@ def valid(text: str) -> str:
 def storable(value: Any, changed: list[str], path: KeyPath = ()) -> Any:
     """`value` made of None, bool, integers of 64 bits, finite floats, strings, lists, tuples and dicts with such keys.
 
-    Sets become sorted lists. `changed` gains the place of whatever became text.
+    Sets become sorted lists. `changed` receives the path of each value that became text.
 
     >>> changed = []
     >>> storable({"n": 10**20, "near": [1, float("nan")], "raw": b"x"}, changed)
@@ -59,7 +58,7 @@ def storable(value: Any, changed: list[str], path: KeyPath = ()) -> Any:
             value = sorted(value, key=lambda one: (_text(type(one)), _text(one)))
         if isinstance(value, list | tuple):
             if set(map(type, value)) == {int} and not is_wide(min(value)) and not is_wide(max(value)):
-                return value  # token ids: many, and walked in no time
+                return value  # token ids: many, so a fast path
             items = [storable(one, changed, (*path, str(at))) for at, one in enumerate(value)]
             return tuple(items) if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool) or (isinstance(value, int) and not is_wide(value)):
@@ -73,7 +72,7 @@ def storable(value: Any, changed: list[str], path: KeyPath = ()) -> Any:
 
 
 def to_json(value: object) -> bytes:
-    """JSON, also of what no JSON holds: a file's name or a foreign text that is no Unicode, a wide integer.
+    """JSON of any value, including invalid Unicode (a file's name, untrusted text) and wide integers.
 
     >>> to_json({"n": 10**20})
     b'{"n":"100000000000000000000"}'
@@ -101,11 +100,11 @@ def _text(value: Any) -> str:
 
 
 MAX_JSON_DEPTH = 16
-"""Of objects and arrays inside each other, the outermost being the first."""
+"""Maximum nesting of objects and arrays; the outermost counts as 1."""
 
 
 class Unreadable(Exception):
-    """Characters that are no JSON value; `bounded` if it is certain where they end."""
+    """Text that is not a JSON value; `bounded` if its end is certain."""
 
     def __init__(self, reason: str, *, bounded: bool = False) -> None:
         super().__init__(reason)
@@ -116,7 +115,7 @@ _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+("?)|[\[\]{}]', re.DOTALL)
 
 
 def end_of_value(text: str, start: int, stop: int) -> int:
-    """Where the object or array at `start` closes; brackets are counted, not matched.
+    """The end of the object or array at `start`; brackets are counted, not matched.
 
     >>> end_of_value('{"a": "}"} and more', 0, 19)
     10
@@ -196,7 +195,7 @@ def _integer(digits: str) -> int:
 
 
 def kind(value: Any) -> str:
-    """A JSON value's type in words.
+    """The type of a JSON value, with its article.
 
     >>> kind([]), kind(None)
     ('an array', 'null')

@@ -7,11 +7,11 @@ The rules are the same for every agent that answers in tags:
 - Thinking is between `<think>` and `</think>`, or `<thinking>` and `</thinking>`; either closing tag ends it. A closing
   tag without an opening, which was then in the prompt, makes all text before it thinking. Thinking that is never closed
   extends to the end. Tags in thinking are ignored.
-- Tags may hold line breaks. A tag that is never closed, a closing without an opening, or one tag inside another is a
+- Tags may contain line breaks. A tag that is never closed, a closing without an opening, or one tag inside another is a
   fault. A faulty reply yields only the reason.
-- A boundary may fall inside a token (`.</` is one token in many vocabularies). That token's share of the content, a few
+- A boundary may be inside a token (`.</` is one token in many vocabularies). That token's share of the content, a few
   characters at each end, is encoded again; every other id is a slice of the sampled ones. Such content enters later
-  prompts only: training uses the reply as it was sampled.
+  prompts only: training uses the sampled reply.
 
 Guaranteed: pure; `decode(part.ids) == part.text` for a tokenizer that encodes any text back to itself.
 Not covered: attributes in tags, tags in capitals, HTML escapes, which are plain text; thinking tags in a quotation.
@@ -39,11 +39,11 @@ class Thought:
     start: int
     end: int
     unclosed: str | None = None
-    """The tag that opened it, if none closes it."""
+    """The tag that opened it, if unclosed."""
 
 
 def thoughts(text: str) -> Iterator[Thought]:
-    """Each as it ends; one whose opening stood in the prompt starts at 0 and holds those before it.
+    """Thoughts in the order of their ends; one opened in the prompt starts at 0 and includes the ones before it.
 
     >>> [(thought.start, thought.end, thought.unclosed) for thought in thoughts("a</think>b<think>c</think>d<think>")]
     [(0, 9, None), (10, 26, None), (27, 34, '<think>')]
@@ -60,7 +60,7 @@ def thoughts(text: str) -> Iterator[Thought]:
 
 
 def spoken_spans(text: str) -> list[tuple[int, int]]:
-    """Characters outside of thinking, in order; the last reach to the end of the text unless thinking does.
+    """Characters outside of thinking, in order; the last span reaches the end of the text unless thinking does.
 
     >>> spoken_spans("a</think>b<think>c</think>d"), spoken_spans("b<think>c")
     ([(9, 10), (26, 27)], [(0, 1)])
@@ -79,7 +79,7 @@ def spoken_spans(text: str) -> list[tuple[int, int]]:
 
 
 def left_open(text: str) -> str:
-    """The tag of the thinking that a text ends on, as a prompt does after which the model goes on thinking, or "".
+    """The opening tag if a text ends in open thinking, as a prompt that starts a thought does; otherwise "".
 
     >>> left_open("<|assistant|>\\n<think>\\n"), left_open("Write <think> first."), left_open("<think>\\n</think>")
     ('<think>', '', '')
@@ -89,7 +89,7 @@ def left_open(text: str) -> str:
 
 
 def native_spans(text: str) -> list[tuple[int, int]]:
-    """Characters of thinking in `<think>`, the models' own; `<thinking>` may be a part of a reply's form.
+    """Characters of thinking in `<think>`, native to models; `<thinking>` may be part of a reply's form.
 
     >>> native_spans("<thinking>a</thinking>b<think>c")
     [(23, 31)]
@@ -102,7 +102,7 @@ def native_spans(text: str) -> list[tuple[int, int]]:
 
 
 def spoken(text: str) -> str:
-    """What follows the last thinking that is closed, as far as the next thinking.
+    """The text after the last closed thinking, up to the next thinking.
 
     >>> spoken("<think>Rome?</think> Paris"), spoken("<think>Rome? ...")
     (' Paris', '')
@@ -116,7 +116,7 @@ def spoken(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TagContent:
-    """What one pair of tags encloses."""
+    """The content of one pair of tags."""
 
     name: str
     text: str
@@ -128,7 +128,7 @@ class TagContent:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a reply can't be read."""
+    """Why a reply is invalid."""
 
     reason: str
 
@@ -158,7 +158,7 @@ def find_tags(text: str, names: Sequence[str]) -> list[TagContent] | Fault:
 
 
 def _tags_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list[TagContent] | Fault:
-    """The parts of characters [start, end), between which nothing is thought."""
+    """The parts in characters [start, end), which contain no thinking."""
     contents: list[TagContent] = []
     opened: re.Match[str] | None = None
     for match in tag.finditer(text, start, end):
@@ -192,23 +192,22 @@ def the_one(contents: Sequence[TagContent], name: str) -> TagContent | Fault:
 
 @dataclass(frozen=True, slots=True)
 class Cutter:
-    """Cuts the ids of a reply at places of its text."""
+    """Cuts the ids of a reply at positions of its text."""
 
     ids: tuple[int, ...]
-    """[T] without control tokens but those around thinking."""
+    """[T] without control tokens except around thinking."""
     edges: Edges
     codec: Codec
 
     @classmethod
     def of(cls, ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> Cutter:
-        """For the ids of a completion; `before` is our own text that its prompt ends with. Thinking that this opens is
-        part of the reply's."""
+        """A cutter for the ids of a completion; its prompt ends with `before`. Thinking opened there counts."""
         reply_ids = thoughtful(ids, codec, before)
         return cls(reply_ids, Edges.of(reply_ids, codec), codec)
 
     @property
     def text(self) -> str:
-        """What the ids say."""
+        """Decoded `ids`."""
         return self.edges.text
 
     def cut(self, start: int, end: int) -> list[int]:
@@ -216,7 +215,7 @@ class Cutter:
         places, counts = self.edges.places, self.edges.counts
         first, last = self.edges.last_until(start), self.edges.last_until(end)
         head: list[int] = []
-        if places[first] < start:  # what lies between two edges straddles the start
+        if places[first] < start:  # the text between two edges straddles the start
             first += 1
             head = self.codec.encode(self.text[start : min(end, places[first])])
         if last < first:
@@ -225,7 +224,7 @@ class Cutter:
         return [*head, *self.ids[counts[first] : counts[last]], *tail]
 
     def without(self, spans: Sequence[tuple[int, int]]) -> list[int]:
-        """The ids of all characters but those of `spans`, which are in order and apart."""
+        """The ids of all characters except `spans`, which are in order and disjoint."""
         remaining, start = [], 0
         for begin, end in (*spans, (len(self.text), len(self.text))):
             remaining += self.cut(start, begin)
@@ -234,7 +233,7 @@ class Cutter:
 
 
 def thoughtful(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> tuple[int, ...]:
-    """A reply without control tokens but those around thinking, which begins it if the end of its prompt opened it."""
+    """A reply without control tokens except around thinking, with the opening tag that ends its prompt, if any."""
     opened = left_open(codec.decode(before)) if before else ""
     return (
         *(codec.encode_trusted(opened) if opened else ()),
@@ -243,9 +242,9 @@ def thoughtful(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> 
 
 
 def without_thinking(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> list[int]:
-    """What a reply says: its ids but control tokens and thinking, safe to put into another prompt.
+    """A reply without control tokens and thinking, safe to put into another prompt.
 
-    `before`: our own text that its prompt ends with, which may open thinking. Blanks after thinking go with it.
+    `before`: our own text that ends its prompt and may open thinking. Blanks after thinking are removed with it.
     """
     reply_ids = thoughtful(ids, codec, before)
     text = codec.decode(reply_ids)
@@ -265,20 +264,19 @@ class RecallReply:
     update: list[int]
     """Ids inside `<update>`."""
     rest: list[int]
-    """Ids of the whole reply but `<recall>...</recall>` and thinking in `<think>`."""
+    """Ids of the whole reply without `<recall>...</recall>` and thinking in `<think>`."""
     query: str | None
     fault: str | None = None
-    """Why it has no update, or several, of a reply that was accepted all the same."""
+    """Why an accepted reply has no update, or several."""
 
 
 def read_recall_reply(
     ids: Sequence[int], codec: Codec, *, before: Sequence[int] = (), lenient: bool = False
 ) -> RecallReply | Fault:
-    """Exactly one update, at most one recall; a blank query is none.
+    """Exactly one update, at most one recall; a blank query counts as none.
 
-    `lenient` takes a reply whose update is missing, doubled or blank: its `update` is then the first that is not blank,
-    as in the authors' code, or empty, and its `fault` says why. It drops any number of recalls but looks for a single
-    one only.
+    `lenient` accepts a reply whose update is missing, doubled or blank: its `update` is then the first nonblank one, as
+    in the authors' code, or empty, and its `fault` is the reason. It drops all recalls but looks up only a single one.
     """
     cutter = Cutter.of(ids, codec, before)
     contents = find_tags(cutter.text, ("update", "recall"))
@@ -296,7 +294,7 @@ def read_recall_reply(
 
 
 def _accepted(cutter: Cutter, contents: Sequence[TagContent]) -> RecallReply:
-    updates = find_tags(cutter.text, ("update",))  # on its own: a recall that was cut short doesn't undo it
+    updates = find_tags(cutter.text, ("update",))  # separately: a truncated recall doesn't undo it
     update = updates if isinstance(updates, Fault) else the_one(updates, "update")
     recalls = [part for part in contents if part.name == "recall"]
     if isinstance(updates, Fault) or not isinstance(update, Fault):

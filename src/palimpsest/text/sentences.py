@@ -1,7 +1,7 @@
-"""Sentences of a text, the form in which they are compared, and the units that a memory is sifted by.
+"""Sentences of a text, their form for comparison, and the units by which a memory is filtered.
 
-Guaranteed: standard library only; time is linear in the text, but for `stands_in`, which is `str.find`'s.
-Not covered: abbreviations ("Dr. Who" are two sentences); scripts that end a sentence otherwise than with . ! ? 。！？.
+Guaranteed: standard library only; time is linear in the text, except for `stands_in`, which uses `str.find`.
+Not covered: abbreviations ("Dr. Ann" are two sentences); scripts with other sentence ends than . ! ? 。！？.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNIT_END = {
 }
 _MARKS = " \t\r-*•"
 _BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f"
-"""The white space of ASCII but the space."""
+"""ASCII white space except the space."""
 
 
 def sentences(text: str) -> list[str]:
@@ -36,7 +36,7 @@ def sentences(text: str) -> list[str]:
 def unit_spans(text: str, unit: Unit) -> list[tuple[int, int]]:
     """Characters [start, end) of each unit of `text`, in order and without gaps; [] for a blank text.
 
-    White space and list marks before a unit are its own, those after the last unit are the last one's.
+    White space and list marks belong to the unit after them, or at the end to the last unit.
 
     >>> text = " Anna eats figs. Omar runs.\\n"
     >>> [text[start:end] for start, end in unit_spans(text, "sentence")]
@@ -70,7 +70,7 @@ def flat(text: str) -> str:
     folded = text.casefold()
     if not folded.isascii():
         return " ".join(folded.split())
-    for blank in _BLANKS:  # three times as fast as cutting a section of thousands of words up and joining them
+    for blank in _BLANKS:  # three times as fast as split and join on thousands of words
         folded = folded.replace(blank, " ")
     while "  " in folded:
         folded = folded.replace("  ", " ")
@@ -87,7 +87,7 @@ def stands_in(piece: str, text: str) -> bool:
 
 
 def offset_in(piece: str, text: str) -> int:
-    """Where `piece` first is in `text`, between word boundaries, in characters; -1 where it doesn't. Both flat.
+    """The first position of `piece` in `text`, between word boundaries, in characters; -1 if absent. Both flat.
 
     >>> offset_in("ann ran.", "joann ran. ann ran."), offset_in("", "ann")
     (11, -1)

@@ -1,8 +1,8 @@
 """Prompts assembled in token space from pre-tokenised pieces.
 
 A template is a user message with `{slots}`. It is rendered once through the model's chat template, cut at its
-slots, and each literal piece is tokenised once; filling it concatenates ids, so a memory that was sampled as ids
-enters the next prompt as the same ids, and where each slot's ids stand is known exactly.
+slots, and each literal piece is tokenised once. Filling it concatenates ids, so a memory that was sampled as ids
+enters the next prompt as the same ids, and the position of each slot's ids is known exactly.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from palimpsest.types import Prompt
 
 _SLOT = re.compile(r"\{\{(?P<text>\w+)\}\}|\{(?P<slot>[a-z_]+)\}")
 MARKS = "\ue000\ue001"
-"""What no text of a prompt may hold: signs that stand around the name of a slot while it is rendered."""
-_MARK = "\ue000%s\ue001"  # private-use characters: no template text holds them
+"""Characters reserved for marking slots during rendering; prompt texts must not contain them."""
+_MARK = "\ue000%s\ue001"  # private-use characters: no template text contains them
 _MARKED = re.compile("\ue000([a-z_]+)\ue001")
 
 
@@ -37,7 +37,7 @@ class Template:
         return sum(len(piece) for piece in self.pieces)
 
     def fill(self, values: Mapping[str, Sequence[int]]) -> Prompt:
-        """[P] prompt ids, in which each slot is a piece of its name. `values` holds the ids of each slot.
+        """[P] prompt ids, in which each slot is a piece of its name. `values` maps slots to ids.
 
         >>> prompt = Template(pieces=((1, 2), (3,)), slots=("memory",)).fill({"memory": [7, 8]})
         >>> prompt, prompt.spans
@@ -51,16 +51,16 @@ class Template:
 
 @lru_cache(maxsize=256)
 def user_turn(codec: Codec, message: str, slots: tuple[str, ...], system: str = "") -> Template:
-    """Template of one user message followed by the model's turn to speak, after a `system` message unless it's empty.
+    """Template of one user message followed by the start of the model's turn, after a nonempty `system` message.
 
     `slots` are the names that must occur in `message`, each exactly once as `{name}`; `{{name}}` is the text {name};
-    other braces are text. Without a chat template the message is taken as it stands. Raises ConfigError if the model's
+    other braces are text. Without a chat template the message is used verbatim. Raises ConfigError if the model's
     chat template shows no system message.
     """
     marked = marked_slots(message, slots)
     if not codec.has_template:
         if system:
-            raise ConfigError("the model has no chat template, so no system message: leave it out, or put it before")
+            raise ConfigError("the model has no chat template, so no system message: remove it, or put it before")
         return cut_at_marks(codec, marked)
     messages = [{"role": "user", "content": marked}]
     if system:
@@ -69,12 +69,10 @@ def user_turn(codec: Codec, message: str, slots: tuple[str, ...], system: str = 
         text = codec.render(messages, add_generation_prompt=True)
     except Refusal as refusal:
         if not system:
-            raise ModelError(f"the model's chat template refuses a user message ({refusal})") from None
+            raise ModelError(f"the model's chat template rejects a user message ({refusal})") from None
         text = ""
     if system.strip() not in text:
-        raise ConfigError(
-            "the model's chat template shows no system message: leave the system text empty and put it into the others"
-        )
+        raise ConfigError("the model's chat template shows no system message: move the system text into the others")
     template = cut_at_marks(codec, text)
     if sorted(template.slots) != sorted(slots):
         raise ModelError("the model's chat template does not render a user message: check its chat_template")
@@ -82,21 +80,21 @@ def user_turn(codec: Codec, message: str, slots: tuple[str, ...], system: str = 
 
 
 def mark(name: str) -> str:
-    """What stands for a slot while a chat template is rendered."""
+    """The mark of a slot during rendering."""
     return _MARK % name
 
 
 def marked_slots(message: str, slots: tuple[str, ...]) -> str:
-    """`message` with a mark for each slot. Raises ConfigError unless it holds each exactly once."""
+    """`message` with a mark for each slot. Raises ConfigError unless it contains each exactly once."""
     present = [match["slot"] for match in _SLOT.finditer(message) if match["slot"] in slots]
     if sorted(present) != sorted(slots):
         wanted = ", ".join("{" + name + "}" for name in slots)
-        raise ConfigError(f"prompt template must hold each of {wanted} exactly once, it has {present}: {message!r:.80}")
+        raise ConfigError(f"prompt template needs each of {wanted} exactly once, it has {present}: {message!r:.80}")
     return insert(message, {name: mark(name) for name in slots})
 
 
 def insert(text: str, values: Mapping[str, str]) -> str:
-    """`text` with values in the place of {name}, in one pass, and {name} in that of {{name}}.
+    """`text` with {name} replaced by its value, in one pass, and {{name}} by {name}.
 
     >>> insert("[{id}] {text} {{id}} {}", {"id": "a", "text": "{id}"})
     '[a] {id} {id} {}'
@@ -109,7 +107,7 @@ def insert(text: str, values: Mapping[str, str]) -> str:
 
 
 def cut_at_marks(codec: Codec, marked: str) -> Template:
-    """The template of a rendered text: cut at its marks, each literal piece tokenised as our own text."""
+    """The template of a rendered text: cut at its marks, each literal piece tokenised as trusted text."""
     texts = _MARKED.split(marked)
     pieces = tuple(tuple(codec.encode_trusted(part)) if part else () for part in texts[0::2])
     return Template(pieces, tuple(texts[1::2]))

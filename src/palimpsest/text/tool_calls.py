@@ -6,14 +6,14 @@
     mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]                       Mistral, tokenizers v1 to v7
               [TOOL_CALLS]name[ARGS]{...}, any number, [CALL_ID]id before [ARGS] or not  later ones
 
-A complete call is a `ToolCall`. Anything else that starts like a call is a `Malformed`, with a reason that can be shown
-to the model. Possible quotations are not calls:
+A complete call is a `ToolCall`. Anything else that starts like a call is a `Malformed`, with a reason for the model.
+Possible quotations are not calls:
 
 - Text up to the end of the first closed thinking (reply_tags.py) is ignored. A call in thinking that begins the reply
   and never ends is malformed.
-- A malformed call without a certain end takes the rest of the reply with it. In hermes that is one with an open string,
-  a tag inside, text next to its JSON, or beyond the limits; the other styles have no closing tag, so there it is any
-  call whose JSON cannot be read.
+- A malformed call without a certain end includes the rest of the reply. In hermes that is one with an open string, a
+  tag inside, text next to its JSON, or beyond the limits; the other styles have no closing tag, so there it is any call
+  whose JSON cannot be read.
 
 Arguments are checked by a small part of JSON Schema:
 
@@ -29,11 +29,9 @@ takes no unknown argument. 3.0 is not an integer, true is not a number.
 
 Guaranteed: nothing is evaluated; no exception escapes, and no malformed call is lost; spans are in order and disjoint;
 time is linear in the reply; JSON is read strictly (json_text.py), at most `MAX_JSON_CHARS` characters of a reply, to
-`json_text.MAX_JSON_DEPTH` levels; the check recurses as deep as the schema, never the arguments, and its message is one
-line of bounded length.
-Not covered: Llama's `<function=name>` tags and Python calls; thinking after the first that ends; anything that needs
-the tool itself, such as an id that must exist. `[TOOL_CALLS]` is a control token of some vocabularies: decode the reply
-with it.
+`json_text.MAX_JSON_DEPTH` levels; the check recurses as deep as the schema, not the arguments; its message is short.
+Not covered: Llama's `<function=name>` tags and Python calls; thinking after the first that ends; checks by the tool,
+such as whether an id exists. `[TOOL_CALLS]` is a control token of some vocabularies: decode the reply with it.
 """
 
 from __future__ import annotations
@@ -51,9 +49,9 @@ from palimpsest.text.reply_tags import Thought, thoughts
 CallStyle = Literal["hermes", "llama3", "mistral"]
 
 MAX_JSON_CHARS = 65_536
-"""Characters of all calls of a reply together; about four times what 4096 tokens hold."""
+"""Characters of all calls of a reply together; about four times the text of 4096 tokens."""
 MAX_CALLS = 64
-"""Calls of a reply, malformed ones included; those beyond are one more `Malformed`."""
+"""Calls per reply, malformed ones included; further calls are one more `Malformed`."""
 MAX_NAME_CHARS = 128
 
 
@@ -71,10 +69,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Something that set out to be a call, and why it isn't one."""
+    """An attempted call, and its fault."""
 
     reason: str
-    """One line that a model can be shown."""
+    """One line for the model."""
     start: int
     end: int
 
@@ -97,7 +95,7 @@ def find_calls(text: str, style: CallStyle) -> tuple[ToolCall | Malformed, ...]:
     try:
         if not thought.unclosed:
             _FINDERS[style](reader, thought.end)
-        elif text[: thought.start].strip():  # a tag amid the reply is a quotation
+        elif text[: thought.start].strip():  # a tag within the reply is a quotation
             _FINDERS[style](reader, 0)
         elif (opener := text.find(_OPENERS[style])) >= 0:
             reader.refuse(f"{thought.unclosed} is not closed", opener)
@@ -112,7 +110,7 @@ class _Full(Exception):
 
 @dataclass
 class _CallReader:
-    """What has been found in a reply, and how much of it was read as JSON."""
+    """Calls found in a reply, and the amount of JSON read."""
 
     text: str
     argument_keys: tuple[str, ...]
@@ -125,13 +123,13 @@ class _CallReader:
             raise _Full
 
     def refuse(self, reason: str, start: int, end: int | None = None) -> None:
-        """Without an `end` it reaches to the end of the reply, as what follows may be a quotation in it."""
+        """Record a malformed call. Without an `end` it includes the rest of the reply, a possible quotation."""
         if end is None:
             reason, end = f"{reason}; the rest of the reply was not read", len(self.text)
         self.add(Malformed(reason, start, end))
 
     def add_value(self, value: Any, start: int, end: int) -> None:
-        """A whole call as JSON."""
+        """Add a whole call in JSON."""
         try:
             name, arguments = _name_and_arguments(value, self.argument_keys)
         except Unreadable as fault:
@@ -140,7 +138,7 @@ class _CallReader:
             self.add(ToolCall(name, arguments, start, end))
 
     def value(self, start: int, stop: int | None = None) -> tuple[Any, int]:
-        """The JSON object that begins at `start`, and where it ends."""
+        """The JSON object at `start`, and its end."""
         stop = len(self.text) if stop is None else stop
         if not self.text.startswith("{", start):
             raise Unreadable(f"expected a JSON object, found {shown(self.text[start : min(stop, start + 41)])}")
@@ -158,7 +156,7 @@ class _CallReader:
 
 
 def _name_and_arguments(value: Any, argument_keys: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Of a call as JSON; `id` and `type` may stand beside them."""
+    """Name and arguments of a call in JSON; `id` and `type` are ignored."""
     present = [key for key in argument_keys if key in value]
     if "name" not in value or not present:
         lacking = argument_keys[0] if "name" in value else "name"
@@ -235,7 +233,7 @@ def _find_llama3(reader: _CallReader, start: int) -> None:
     marker = text.find(_PYTHON_TAG, start)
     if not text.startswith("{", begin):
         if marker < 0:
-            return  # a reply in words
+            return  # a plain-text reply
         begin = _skip(text, marker + len(_PYTHON_TAG))
     at, first = begin, marker if 0 <= marker < begin else begin
     while at == begin or text.startswith("{", at):
@@ -267,7 +265,7 @@ def _find_mistral(reader: _CallReader, start: int) -> None:
 
 
 def _read_array(reader: _CallReader, marker: int, start: int) -> int:
-    """The calls of `[{...}, {...}]`, each with its own span, the first with the marker; where the array ends."""
+    """The calls of `[{...}, {...}]`, each with a span, the first with the marker; returns the array's end."""
     text = reader.text
     if not text.startswith("[", start):
         raise Unreadable(
@@ -316,7 +314,7 @@ _KEYWORDS = {"type", "properties", "required", "items", "enum", "description", "
 
 
 def check_schema(schema: Schema, where: str = "parameters") -> None:
-    """Raises ConfigError if a tool's schema goes beyond what is checked here.
+    """Raise ConfigError if a tool's schema uses unsupported keywords.
 
     >>> check_schema({"type": "object", "properties": {"query": {"type": "str"}}})
     Traceback (most recent call last):
@@ -340,7 +338,7 @@ def check_schema(schema: Schema, where: str = "parameters") -> None:
 
 
 def argument_fault(arguments: Any, schema: Schema) -> str | None:
-    """The first thing wrong with a call's arguments, naming key, value and fix; None if nothing is.
+    """The first fault of a call's arguments, naming key, value and fix; None if valid.
 
     >>> schema = {"type": "object", "required": ["query"],
     ...           "properties": {"query": {"type": "string"}, "topk": {"type": "integer"}}}
@@ -422,13 +420,13 @@ _FORMS: Mapping[CallStyle, str] = {
 
 
 def described_tools(functions: Sequence[Mapping[str, Any]], style: CallStyle) -> str:
-    """Tools, in the form of OpenAI's function calling, in words: for a chat template that has no place for them."""
+    """Tools, in the form of OpenAI's function calling, as text for a chat template that ignores tools."""
     schemas = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
     return f"# Tools\n\nTo call a tool, write:\n{_FORMS[style]}\n\nThese are the tools, one a line:\n{schemas}"
 
 
 def call_text(name: str, arguments: Mapping[str, Any], style: CallStyle) -> str:
-    """A call as a model writes it: what a teacher shows.
+    """A call as a model writes it, e.g. in an SFT example.
 
     >>> print(call_text("search", {"query": "Oslo"}, "hermes"))
     <tool_call>

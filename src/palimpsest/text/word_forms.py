@@ -8,7 +8,7 @@
     罗马是   罗马 马是         scripts without spaces: pairs of characters; runs of katakana are words
 
 Guaranteed: standard library only; pure; linear time; no sentence has more than 2 * `LONGEST` words.
-Not covered: suffixes of other languages; numbers in words beyond twelve; numerals of Chinese characters.
+Not covered: suffixes of other languages; spelled-out numbers beyond twelve; numerals of Chinese characters.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ FUNCTION = frozenset(
     one ones
     """)
 )
-"""Words that carry nothing by themselves."""
+"""Words without content."""
 
 NEGATIONS = frozenset(str.split("not no never none neither nor without cannot nobody nothing nowhere non"))
-"""Words that turn a statement around; so does n't."""
+"""Words that negate a statement; so does n't."""
 
 MONTHS = tuple(str.split("january february march april may june july august september october november december"))
 
@@ -64,10 +64,10 @@ NUMBERS = {
     )
     for word in words.split()
 }
-"""Number words, and their value. "one" is a pronoun more often than a number."""
+"""Number words and their values. "one" is a pronoun more often than a number."""
 
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-"""What a number before the word is multiplied by."""
+"""Factor of the number before the word."""
 
 SHORT = {
     "km": "kilometre", "kilometer": "kilometre", "cm": "centimetre", "centimeter": "centimetre", "mm": "millimetre",
@@ -83,7 +83,7 @@ SHORT = {
     "jan": "january", "feb": "february", "mar": "march", "apr": "april", "jun": "june", "jul": "july",
     "aug": "august", "sep": "september", "sept": "september", "oct": "october", "nov": "november", "dec": "december",
 }  # fmt: skip
-"""Abbreviations and second spellings, and the form that both have."""
+"""Abbreviations and second spellings, and the form of both."""
 
 _VERBS = """
     write wrote written; begin began begun; become became; win won; lose lost; make made; take took taken;
@@ -104,14 +104,14 @@ _VERBS = """
 """
 
 IRREGULAR = {form: forms[0] for forms in map(str.split, _VERBS.split(";")) for form in forms[1:]}
-"""Forms of words whose stem no suffix rule finds, and the word."""
+"""Inflected forms that no suffix rule covers, and their base form."""
 
 
 # ---- Words of a text in the forms in which a sentence and its paraphrase are compared ------------------------
 
 
 LONGEST = 60
-"""Words of a sentence; a longer one is parted."""
+"""Words of a sentence; a longer one is split."""
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -139,10 +139,10 @@ _LATIN_MARKS = re.compile("[\u0300-\u036f]+")
 
 
 class WordKind(IntEnum):
-    """What a word is to a comparison."""
+    """Role of a word in a comparison."""
 
     FUNCTION = 0
-    """Carries nothing by itself: an article, a preposition, a pronoun."""
+    """No content: an article, a preposition, a pronoun."""
     WORD = 1
     NEGATION = 2
     NAME = 3
@@ -155,25 +155,24 @@ class Sentence:
     """The words of a sentence."""
 
     paragraph: int = 0
-    """What line breaks around blank lines part."""
+    """Number of the paragraph; blank lines separate paragraphs."""
     exact: list[str] = field(default_factory=list)
-    """[N] caseless, without diacritics; numbers as their value."""
+    """[N] caseless, without diacritics; numbers by value."""
     stems: list[str] = field(default_factory=list)
     """[N]"""
     kinds: list[WordKind] = field(default_factory=list)
     """[N]"""
     clauses: list[int] = field(default_factory=list)
-    """[N] number of the clause in the text: what commas, brackets and dashes part."""
+    """[N] number of the clause in the text; commas, brackets and dashes separate clauses."""
     dotted: set[int] = field(default_factory=set)
-    """Places of words with a period after them."""
+    """Positions of words with a period after them."""
     places: dict[str, list[int]] = field(default_factory=dict)
-    """Where each exact form, and each stem with "~" before it, is."""
+    """Positions of each exact form, and of each stem with the prefix "~"."""
 
     def __len__(self) -> int:
         return len(self.exact)
 
     def add(self, exact: str, kind: WordKind, clause: int, dot: bool = False) -> None:
-        """One more word."""
         index = len(self.exact)
         form = stem(exact) if kind in (WordKind.WORD, WordKind.NAME) else exact
         self.exact.append(exact)
@@ -186,7 +185,7 @@ class Sentence:
             self.dotted.add(index)
 
     def extend(self, more: Sentence) -> None:
-        """The words of another sentence of the same text."""
+        """Append the words of another sentence of the same text."""
         start = len(self)
         for index, exact in enumerate(more.exact):
             self.add(exact, more.kinds[index], more.clauses[index], index in more.dotted)
@@ -197,7 +196,7 @@ _SUFFIXES = (
     (("ingly", 4), ("edly", 4), ("ing", 3), ("ed", 3), ("ly", 4)),
     (("ion", 5), ("or", 5), ("er", 5)),
 )
-"""Of inflection and derivation, each with the number of letters that must be left."""
+"""Suffixes of inflection and derivation, each with the minimum number of letters before it."""
 
 
 @lru_cache(maxsize=8192)
@@ -286,7 +285,7 @@ class _WordReader:
         return ended
 
     def _take(self, what: str, match: re.Match[str]) -> bool:
-        """Add a token; whether its period ends the sentence."""
+        """Add a token; returns whether its period ends the sentence."""
         piece = match[what]
         if what == "number":
             self._number(piece)

@@ -1,17 +1,15 @@
-"""What a tool is, the shipped tools, such as search, and the construction of the configured tools.
+"""Tool interface, the shipped search tool, and construction of the configured tools.
 
     tools: {search: {topk: 3}}                  a shipped tool with its options
-    tools: {"my_module:MyTool": {size: 2}}      the user's own: MyTool(size=2), looked for in the current folder too
+    tools: {"my_module:MyTool": {size: 2}}      a custom tool, MyTool(size=2), importable from the current folder
 
 Guaranteed: passages in memory and on disk are ranked alike (retrieval/search.py); an index on disk or a server never
-blocks the event loop; a service that cannot answer is a ToolError for the model and changes nothing else; options are
-checked by the annotations of the constructor, names are unique, schemas are ones that text/tool_calls.py can check, and
-a fault is a ConfigError before any episode. Passages and documents of a problem are searched on the event loop: the
-answer of a thread would arrive at a different time in each run, and change the last bits of log-probabilities in the
-next turn.
-Not covered: for that reason, repeating a run to the same bytes with an index on disk or a server; reporting to the
-reward that a service was down, which the events of the episode do; a tool that blocks the event loop (use
-`asyncio.to_thread` inside it).
+blocks the event loop; a failed service is only a ToolError for the model; invalid options (checked by the constructor's
+annotations), duplicate names and schemas that text/tool_calls.py can't check are ConfigErrors before any episode.
+Passages and documents of a problem are searched on the event loop: a thread's timing varies between runs and would
+change the last bits of log-probabilities in the next turn.
+Not covered: for that reason, byte-identical runs with an index on disk or a server; reporting a failed service to the
+reward (the episode's events have it); a tool that blocks the event loop (use `asyncio.to_thread` inside it).
 """
 
 from __future__ import annotations
@@ -37,52 +35,52 @@ if TYPE_CHECKING:
     from palimpsest.retrieval.search_client import RemoteSearch
 
 
-# ---- What a tool is ------------------------------------------------------------------------------------------
+# ---- Tool interface ------------------------------------------------------------------------------------------
 
 
 class ToolError(Exception):
-    """A call that can't be answered; the message is one line for the model."""
+    """Failed call; the message is one line for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What the model is told of a tool."""
+    """Description of a tool for the model."""
 
     name: str
     description: str
     parameters: Schema
 
     def function(self) -> dict[str, Any]:
-        """In the form of OpenAI's function calling, which chat templates expect."""
+        """OpenAI's function-calling form, which chat templates expect."""
         about = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": about}
 
 
 class Tool(ABC):
-    """One object answers the calls of many episodes at once.
+    """One tool object serves many episodes concurrently.
 
-    A class of the user's own may inherit this or not; what it doesn't define is as here.
+    A custom class need not inherit this; missing members default to these.
     """
 
     __slots__ = ()
 
     spec: ToolSpec
 
-    def admit(self, problem: Problem) -> None:  # noqa: B027  most tools refuse nothing
-        """Refuse with DataError, at load, a problem that the tool can't serve."""
+    def admit(self, problem: Problem) -> None:  # noqa: B027  most tools accept every problem
+        """Raise DataError at load for a problem that the tool can't serve."""
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], problem: Problem) -> str:
-        """The result's text. `arguments` suit the schema. Raises ToolError with a line for the model."""
+        """The result's text. `arguments` match the schema. Raises ToolError with a line for the model."""
 
 
-# ---- The shipped tools, such as search, and the construction of the configured tools -------------------------
+# ---- Search tool ---------------------------------------------------------------------------------------------
 
 
 _MAX_WORLDS = 256
 _NOTHING = "No results."
 DOCUMENT = "document"
-"""The `source` that makes the problem's document what is searched."""
+"""The `source` that searches the problem's document."""
 
 
 class PassageIndex:
@@ -106,7 +104,7 @@ class PassageIndex:
 
 
 class SearchTool(Tool):
-    """Options: where to search, how many passages, how they are shown."""
+    """Search over a problem's passages, its document, an index or a server."""
 
     def __init__(
         self,
@@ -119,12 +117,12 @@ class SearchTool(Tool):
         timeout_s: float = 8.0,
         passage_chars: int = 1000,
     ) -> None:
-        """`source`: `problem` (its metadata's `passages`), `document` (the one that other policies read), the folder of
-        an index, or http://host:port.
+        """`source`: `problem` (its metadata's `passages`), `document` (its context), an index folder, or
+        http://host:port.
 
-        `topk` where a call names none, `max_topk` at the most; `titles` puts "title: " before a passage; for a server:
-        `token_env`, the environment variable that holds its token, `attempts`, `timeout_s` of one attempt in seconds;
-        for a document: `passage_chars`, characters of a passage at the most.
+        `topk`: default of a call; `max_topk`: its maximum; `titles`: put "title: " before a passage. For a server:
+        `token_env`, the environment variable of its token; `attempts`; `timeout_s`, seconds per attempt. For a
+        document: `passage_chars`, maximum characters of a passage.
         """
         if not 1 <= topk <= max_topk:
             raise ConfigError(f"must be from 1 to max_topk={max_topk}", key=f"{_KEY}.search.topk", value=topk)
@@ -142,18 +140,18 @@ class SearchTool(Tool):
         self.spec = _spec(topk)
 
     def admit(self, problem: Problem) -> None:
-        """Refuse, at load, a problem without what is searched of it, or with passages of another shape."""
+        """Raise DataError at load for a problem without the searched text, or with malformed passages."""
         if self.source == DOCUMENT and not (problem.context or "").strip():
             raise DataError(
-                f"problem {problem.id}: it has no document, which policy.options.tools.search.source=document "
-                "searches; leave that out, or give data with documents and no data.search"
+                f"problem {problem.id}: no document for policy.options.tools.search.source=document; unset it, or use "
+                "data with documents and unset data.search"
             )
         if self.source != "problem":
             return
         passages = problem.metadata.get("passages")
         if not passages:
             raise DataError(
-                f"problem {problem.id}: it has no passages of its own to search; "
+                f"problem {problem.id}: no passages to search; "
                 "set policy.options.tools.search.source to document, to the folder of an index, or to http://host:port"
             )
         for at, passage in enumerate(passages):
@@ -163,7 +161,7 @@ class SearchTool(Tool):
                 raise DataError(f"problem {problem.id}: metadata.passages[{at}]: {error}") from None
 
     async def call(self, arguments: Mapping[str, Any], problem: Problem) -> str:
-        """The passages found, one a paragraph."""
+        """The passages found, one per line."""
         query, topk = str(arguments["query"]), int(arguments.get("topk", self.topk))
         if not query.strip():
             raise ToolError('query="" is empty: say what to look for')
@@ -185,7 +183,7 @@ class SearchTool(Tool):
         return self._index or await self._client()
 
     def _world(self, problem: Problem) -> PassageIndex:
-        """The index of what is searched of the problem; the latest are kept."""
+        """The index of the problem's passages or document, from a cache of the latest."""
         searched = problem.context if self.source == DOCUMENT else problem.metadata.get("passages")
         if not searched:
             raise ToolError("there are no passages to search")
@@ -202,7 +200,7 @@ class SearchTool(Tool):
         return document_passages(searched, self.passage_chars) if isinstance(searched, str) else searched
 
     async def _client(self) -> Search:
-        """A client of this event loop: connections can't be shared between loops. It is closed when the loop ends."""
+        """The client of this event loop, closed when the loop ends: loops can't share connections."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             self._clients = {other: client for other, client in self._clients.items() if not other.is_closed()}
@@ -212,13 +210,12 @@ class SearchTool(Tool):
 
 
 async def _lent(client: RemoteSearch) -> AsyncGenerator[RemoteSearch]:
-    """The client once; `asyncio.run` closes generators that are still open when its loop ends, and this closes it."""
+    """Yield the client once. `asyncio.run` closes open generators when its loop ends, which closes the client."""
     async with client:
         yield client
 
 
 def _spec(topk: int) -> ToolSpec:
-    """How a model is told of the tool."""
     return ToolSpec(
         name="search",
         description="Search a collection of passages and return the ones that match the query best.",
@@ -234,8 +231,8 @@ def _spec(topk: int) -> ToolSpec:
 
 
 def _connector(source: str, token_env: str | None, attempts: int, timeout_s: float) -> Callable[[], RemoteSearch]:
-    """What makes a client of a server, whose address and token are checked here. Raises ConfigError."""
-    from palimpsest.http_services import check_address, token_from  # aiohttp takes a while, and few search a server
+    """Factory of clients for a server, with checked address and token. Raises ConfigError."""
+    from palimpsest.http_services import check_address, token_from  # aiohttp is slow to import, servers are rare
     from palimpsest.retrieval.search_client import RemoteSearch
 
     check_address(source, "policy.options.tools.search.source")
@@ -259,7 +256,7 @@ def build_tools(config: Mapping[str, Mapping[str, Any] | None]) -> tuple[Tool, .
         if not _NAME.fullmatch(name):
             raise ConfigError(f"tool name {name!r}: letters, digits and _ . - only, at most 64, a letter first")
         if names.count(name) > 1:
-            raise ConfigError(f"has two tools called {name}; rename one", key=_KEY)
+            raise ConfigError(f"has two tools with the name {name}; rename one", key=_KEY)
         check_schema(tool.spec.parameters, name)
     return tools
 

@@ -1,10 +1,10 @@
-"""Collecting: the groups that one step learns from, played with the weights that are published when it begins.
+"""Collecting: the groups that one step learns from, sampled with the published weights at its start.
 
-    problems -> groups -> (dynamic sampling: others in place of groups without a signal) -> Batch
+    problems -> groups -> (dynamic sampling: replaces groups without a signal) -> Batch
 
-Guaranteed: a batch is a function of (configuration, step, stage, published weights); it says which weights those were.
-A batch in which no episode could be graded is an error that gives the reason, never something to train on.
-Not covered: publishing. The sampler's weights must stay as they are until the batch is there (training/loop.py).
+Guaranteed: a batch is a function of (configuration, step, stage, published weights), and records the weights' version.
+A batch without any graded episode is an error with the reason, never training data.
+Not covered: publishing. The sampler's weights must not change until the batch is complete (training/loop.py).
 """
 
 from __future__ import annotations
@@ -39,40 +39,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step learns from."""
+    """Training data of one step."""
 
     step: int
-    """The step that learns from it."""
     groups: tuple[Group, ...]
-    """Those without a signal included, which `credit.assign` drops under dynamic sampling."""
+    """All groups; `credit.assign` drops those without a signal under dynamic sampling."""
     version: int
-    """Optimiser steps that the weights it was sampled with had seen."""
+    """Optimiser steps before the weights that sampled it."""
     stage: int | None
-    """Of the curriculum, as it was when the batch was begun; None without one."""
+    """Stage of the curriculum at the start of the batch; None without one."""
     metrics: Metrics
-    """What training/step_metrics.py tells of the groups."""
+    """Metrics of the groups (training/step_metrics.py)."""
     timings: Mapping[str, float] = field(default_factory=dict)
-    """Empty where the batch comes from a checkpoint."""
+    """Empty for a batch from a checkpoint."""
     encoded: bytes | None = None
-    """The groups as they were recorded, where the batch comes from a checkpoint."""
+    """Recorded bytes of the groups, for a batch from a checkpoint."""
 
     @property
     def file(self) -> str:
-        """Where in a checkpoint it lies, if it was collected ahead."""
+        """Path within a checkpoint, for a batch collected ahead."""
         return f"ahead/{step_name(self.step)}.jsonl.zst"
 
     def record(self) -> bytes:
-        """The groups as a record file holds them. Read and written once more they might differ
-        (rollout/trajectory_file.py)."""
+        """The groups as a record file. A second encoding could differ (rollout/trajectory_file.py)."""
         return self.encoded or encode_groups(self.groups)
 
     def facts(self) -> dict[str, Any]:
-        """JSON of all but the groups; the metrics too, for a record leaves out the documents."""
+        """JSON of everything except the groups; includes the metrics, since a record omits the documents."""
         return {"step": self.step, "version": self.version, "stage": self.stage, "metrics": self.metrics}
 
     @classmethod
     def from_checkpoint(cls, facts: Mapping[str, Any], folder: Path) -> Batch:
-        """The batch whose `facts` and `file` were saved. Its problems have no documents: what learns needs none."""
+        """The batch with saved `facts` and `file`. Its problems have no documents, since learning needs none."""
         empty = cls(facts["step"], (), facts["version"], facts["stage"], dict(facts["metrics"]))
         path = folder / empty.file
         return replace(empty, groups=read_groups(path).groups, encoded=path.read_bytes())
@@ -80,7 +78,7 @@ class Batch:
 
 @dataclass
 class Collector:
-    """Collects the batches of a run, one after the other."""
+    """Collects the batches of a run in order."""
 
     config: RunConfig
     player: Player
@@ -90,7 +88,7 @@ class Collector:
     _warned_of_refills: bool = field(default=False, init=False)
 
     async def collect(self, step: int, stage: int | None) -> Batch:
-        """The batch of `step`, its problems of the curriculum's `stage`. Raises RunError if nothing was graded."""
+        """The batch of `step`, with problems of the curriculum's `stage`. Raises RunError if nothing was graded."""
         curriculum = self.config.data.curriculum
         size = curriculum.chunks[stage] if curriculum and stage is not None else None
         sampler = self.player.sampler
@@ -112,7 +110,7 @@ class Collector:
         )
 
     async def _groups(self, step: int, size: int | None) -> list[Group]:
-        """The groups of a step: those of the first round, and those played in place of silent ones."""
+        """Groups of a step: the first round and the replacements of silent groups."""
         wanted = self.config.train.batch_size
         played = await self._play(step, wanted, 0, size)
         dynamic = self.config.credit.dynamic_sampling
@@ -128,7 +126,7 @@ class Collector:
         return played
 
     async def _play(self, step: int, count: int, round_number: int, size: int | None) -> list[Group]:
-        # Sources count steps from 0: the first epoch begins with the first step.
+        # Sources count steps from 0: the first epoch starts with the first step.
         problems = self.source.problems(step=step - 1, count=count, round=round_number, size=size)
         self._admit(problems)
         stage = "rollout" if round_number == 0 else f"refill {round_number}"
@@ -146,7 +144,7 @@ class Collector:
         )
 
     def _advice(self, groups: Sequence[Group]) -> str:
-        """Where to look after errors of a policy or reward of the user's; empty if there was none."""
+        """Advice after errors of a custom policy or reward; empty without one."""
         failed = any(isinstance(event.what, PolicyFailed) for g in groups for t in g.trajectories for event in t.events)
         name = self.config.policy.name if failed else self.config.reward.name
         if name in KINDS["policy" if failed else "reward"].shipped:
@@ -161,7 +159,7 @@ class Collector:
 
     def _report_refills(self, step: int, usable: int, wanted: int, played: Sequence[Group]) -> None:
         self.folder.event("refills_used_up", step=step, kept=usable, wanted=wanted, played=len(played))
-        if self._warned_of_refills or not _any_graded(played):  # without a grade the step is refused
+        if self._warned_of_refills or not _any_graded(played):  # a step without grades is an error
             return
         self._warned_of_refills = True
         dynamic = self.config.credit.dynamic_sampling
@@ -176,31 +174,31 @@ def _any_graded(groups: Sequence[Group]) -> bool:
 
 
 def _why_silent(groups: Sequence[Group]) -> str:
-    """Why no group has a signal, where some episodes have a grade."""
-    same = "all rewards of a group are the same, so the step learns nothing"
+    """Reason why no group has a signal, if some episodes have a grade."""
+    same = "each group has equal rewards, so the step learns nothing"
     if ungraded := why_ungraded(groups):
         episodes = sum(len(group.grades) for group in groups)
-        return f"of {episodes} episodes some have no grade ({ungraded}{_why(groups)}); of the others {same}"
+        return f"some of {episodes} episodes have no grade ({ungraded}{_why(groups)}); among the others {same}"
     return f"{same}: the problems are too hard or too easy, or the reward is constant"
 
 
 def _refuse_ungraded(step: int, groups: Sequence[Group], advice: str) -> None:
-    """Raise RunError, with the commonest reason and `advice`, if nothing was graded."""
+    """Raise RunError, with the most frequent reason and `advice`, if nothing was graded."""
     if _any_graded(groups):
         return
-    reason = why_ungraded(groups) or "0 of 0: the source gave no problems"
-    raise RunError(f"step {step}: no episode could be graded; {reason}{_why(groups)}{advice}")
+    reason = why_ungraded(groups) or "0 of 0: the source returned no problems"
+    raise RunError(f"step {step}: no episode has a grade; {reason}{_why(groups)}{advice}")
 
 
 def why_ungraded(groups: Sequence[Group]) -> str:
-    """The commonest reason and of how many episodes without a grade, empty if all have one."""
+    """Most frequent reason and its share of the ungraded episodes; empty if all are graded."""
     grades = [grade for group in groups for grade in group.grades if not grade.graded]
     reasons = Counter(grade.reason or "no reason given" for grade in grades)
     return "".join(f"{count} of {len(grades)}: {reason}" for reason, count in reasons.most_common(1))
 
 
 def _why(groups: Sequence[Group]) -> str:
-    """The first error that episodes recorded, as part of a message."""
+    """First error that episodes recorded, as part of a message."""
     failures = (failure(trajectory) for group in groups for trajectory in group.trajectories)
     first = next((text for text in failures if text is not None), None)
     return "" if first is None else f" ({first})"

@@ -1,25 +1,25 @@
-"""Training loop: `collect` plays a step's batch, `learn` takes its optimiser steps.
+"""Training loop: `collect` collects a step's batch, `learn` takes its optimiser steps.
 
-It knows neither the method nor the engine. With `train.max_off_policy_steps: N` the batch of step s + N is collected
-while step s learns. Which weights play which batch never depends on timing: batch k is sampled wholly with the weights
-after step max(0, k - 1 - N).
+It depends on neither method nor engine. With `train.max_off_policy_steps: N` the batch of step s + N is collected
+while step s learns. The weights that sample a batch never depend on timing: batch k is sampled entirely with the
+weights after step max(0, k - 1 - N).
 
     N = 0    collect 1 (w0) | learn 1 | collect 2 (w1) | learn 2 | ...
     N = 1    collect 1 (w0) | learn 1 and collect 2 (w0) | learn 2 and collect 3 (w1) | ...
 
 Between two steps nothing is in flight: the N batches collected ahead are ready, and the new weights are published.
-Evaluations and checkpoints, which hold those batches too, happen there.
+Evaluations and checkpoints, which contain those batches too, happen there.
 
-`learn` turns the batch into credited batches, one per optimiser step, and passes each to the learner. An optimiser step
-with nothing to learn (no segment, or no advantage other than 0) isn't taken, since momentum and decay move the weights
-even on a zero gradient. The learner drops a gradient that is not finite (`engines/protocol.py`); the first one is
-reported, and `MAX_SKIPPED` of them in a row end the run with the reason.
+`learn` turns the batch into credited batches, one per optimiser step, and passes each to the learner. An optimiser
+step without signal (no segment, or no advantage other than 0) is skipped, since momentum and decay move the weights
+even on a zero gradient. The learner drops a gradient that is not finite (`engines/protocol.py`); the run reports the
+first one and ends with the reason after `MAX_SKIPPED` in a row.
 
-Guaranteed: a step is a function of (configuration, step, state, weights), so a resumed run repeats it to the same bytes
-where sampler and learner do. A batch that can't be collected (nothing graded, a problem that breaks a budget) ends the
-run with the reason, after the step that was learning meanwhile.
+Guaranteed: a step is a function of (configuration, step, state, weights), so a resumed run repeats it to the same
+bytes if sampler and learner do. A batch that fails (nothing graded, a problem that exceeds a budget) ends the run with
+the reason, after the step that learned meanwhile.
 Not covered: more speed from N > 1. Weights are published between two collections, so a step waits for the concurrent
-one, however many batches are ready; a larger N only learns from older samples.
+one, regardless of the number of ready batches; a larger N only learns from older samples.
 """
 
 from __future__ import annotations
@@ -61,9 +61,6 @@ if TYPE_CHECKING:
     from palimpsest.data.sources.file_source import ProblemSource
 
 
-# ---- Learning ------------------------------------------------------------------------------------------------
-
-
 # ---- Skipped optimiser steps and gradients that are not finite -----------------------------------------------
 
 
@@ -71,10 +68,10 @@ _SHOWN = 3  # quantities that a message names
 
 
 def moves(batch: StepBatch, loss: LossConfig) -> bool:
-    """Whether an optimiser step on `batch` can have a gradient other than 0.
+    """True if an optimiser step on `batch` can have a gradient other than 0.
 
-    The clipped policy gradient is 0 where every advantage is. Adam would move the weights all the same, by its momentum
-    and by weight decay, so such a step is not taken. A KL or entropy term has a gradient of its own.
+    The clipped policy gradient is 0 if every advantage is. Adam would still move the weights, by momentum and weight
+    decay, so such a step is skipped. A KL or entropy term has a separate gradient.
     """
     if loss.kl_loss_coef > 0 or loss.entropy_coeff != 0:
         return bool(batch.segments)
@@ -82,8 +79,7 @@ def moves(batch: StepBatch, loss: LossConfig) -> bool:
 
 
 MAX_SKIPPED = 10
-"""Optimiser steps in a row that end the run because their gradients are not finite; fewer are skipped, with a
-warning."""
+"""Optimiser steps in a row with gradients that are not finite that end the run; fewer are skipped, with a warning."""
 
 
 @dataclass
@@ -92,19 +88,18 @@ class SkipWatch:
 
     warn: Callable[[str], None]
     in_a_row: int = 0
-    """Kept in checkpoints."""
+    """Saved in checkpoints."""
     _warned: bool = field(default=False, init=False)
 
     def see(self, step: int, updates: Sequence[UpdateStats]) -> None:
-        """Take in the optimiser steps of one rollout batch. Raises RunError, as it was before, after too many."""
+        """Count the optimiser steps of one rollout batch. Raises RunError, with its state unchanged, after too many."""
         in_a_row = self.in_a_row
         for update in updates:
             in_a_row = in_a_row + 1 if update.skipped else 0
             if in_a_row >= MAX_SKIPPED:
                 raise RunError(
                     f"step {step}: {in_a_row} optimiser steps in a row had a gradient that is not finite "
-                    f"({reason(update)}), so nothing is learnt: lower optim.learning_rate or set optim.max_grad_norm "
-                    "and begin anew"
+                    f"({reason(update)}): lower optim.learning_rate or set optim.max_grad_norm, and start over"
                 )
         self.in_a_row = in_a_row
         skipped = [update for update in updates if update.skipped]
@@ -115,7 +110,7 @@ class SkipWatch:
 
 
 def reason(update: UpdateStats) -> str:
-    """Which of the numbers of a skipped step are not finite.
+    """Values of a skipped step that are not finite.
 
     >>> reason(UpdateStats(loss=math.nan, token_sums={"kl": math.inf, "ratio": 1.0}))
     'loss nan, kl inf'
@@ -132,21 +127,19 @@ def reason(update: UpdateStats) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What a batch's optimiser steps have to say."""
-
     metrics: Metrics
     timings: Metrics
     updates: Sequence[UpdateStats] = ()
-    """Of the optimiser steps that were taken or skipped for their gradient, in order."""
+    """Optimiser steps taken, or skipped for their gradient, in order."""
 
 
 async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: LoggerSet) -> Learnt:
-    """Give every token of `batch` its credit and take the optimiser steps.
+    """Assign credit to every token of `batch` and take the optimiser steps.
 
-    `policy/staleness` is the number of optimiser steps between the weights that sampled the batch and those that
-    begin to learn from it: 0 where nothing is collected ahead. `sampler/logprob_gap_mean` and `_max` are then how far
-    the sampler's log-probabilities are from the learner's, over the tokens of the batch's first optimiser step: after
-    it the weights differ, and so do the two.
+    `policy/staleness` is the number of optimiser steps between the weights that sampled the batch and the weights that
+    start to learn from it: 0 unless batches are collected ahead. At 0, `sampler/logprob_gap_mean` and `_max` are the
+    difference between the log-probabilities of sampler and learner, over the tokens of the batch's first optimiser
+    step: later steps have other weights, and so another difference.
     """
     key = (config.seed, "dcpo", batch.step)
     steps = assign(batch.groups, config.credit, config.train.num_minibatches, key)
@@ -165,7 +158,7 @@ async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: Logg
 
 
 def _gap(first: UpdateStats) -> Metrics:
-    """Between sampler and learner, nats, of the optimiser step that was taken with the weights that sampled."""
+    """Difference between sampler and learner, in nats, at the optimiser step with the sampling weights."""
     gaps: Metrics = {}
     if first.tokens and "logprob_gap" in first.token_sums:
         gaps["sampler/logprob_gap_mean"] = first.token_sums["logprob_gap"] / first.tokens
@@ -174,18 +167,15 @@ def _gap(first: UpdateStats) -> Metrics:
     return gaps
 
 
-# ---- Training loop -------------------------------------------------------------------------------------------
-
-
 # ---- Curriculum ----------------------------------------------------------------------------------------------
 
 
 _CURRICULUM_STEPS = 2
-"""Successive steps whose mean reward decides."""
+"""Consecutive steps whose mean reward decides."""
 
 
 class Curriculum:
-    """The present stage, and the mean rewards of the last steps spent at it.
+    """The current stage, and the mean rewards of its last steps.
 
     >>> sizes = Curriculum(CurriculumConfig(chunks=(1, 2), advance_at=0.8))
     >>> [sizes.update(reward) for reward in (0.9, 0.6, 1.0)], sizes.size
@@ -199,15 +189,14 @@ class Curriculum:
 
     @property
     def size(self) -> int:
-        """Chunks of the documents drawn now."""
+        """Chunks per document in the current stage."""
         return self.size_at(self.stage)
 
     def size_at(self, stage: int) -> int:
-        """Of a stage's documents."""
         return self._config.chunks[stage]
 
     def update(self, reward: float | None) -> bool:
-        """Take in one step's mean reward, None if nothing was graded; True if the problems grow from here on."""
+        """Add one step's mean reward (None: nothing graded); True if the problems grow now."""
         if reward is None:
             return False
         self._rewards = [*self._rewards, reward][-_CURRICULUM_STEPS:]
@@ -220,11 +209,9 @@ class Curriculum:
         return True
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"stage": self.stage, "rewards": list(self._rewards)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up a state from a checkpoint."""
         self.stage = state["stage"]
         self._rewards = list(state["rewards"])
 
@@ -233,12 +220,12 @@ class Curriculum:
 
 
 SILENT_STEPS = 5
-"""Steps in a row without any group with a signal after which the run warns."""
+"""Steps in a row without signal in any group before the run warns."""
 
 
 @dataclass
 class Trainer:
-    """Reinforcement learning of one configuration in one run folder. `await trainer.run()` does it all."""
+    """Reinforcement learning of one configuration in one run folder; call `await trainer.run()`."""
 
     records: ClassVar[bool] = True
     config: RunConfig
@@ -251,13 +238,12 @@ class Trainer:
     grader: Grades
     loggers: LoggerSet
     roles: Roles = field(default_factory=dict)
-    """That the policy's turns may have."""
     contents: Mapping[str, Any] = field(default_factory=dict)
-    """Digests of the data by its use, `train` or `held_out`; a resume on other contents of `train` is rejected."""
+    """Digests of the data by use, `train` or `held_out`; a resume with other contents of `train` is rejected."""
     evaluate: Evaluate | None = None
     """Called every `train.eval_steps` steps and after the last; None: no evaluation."""
     stop: GracefulStop = field(default_factory=GracefulStop)
-    """Wishes that the run end early: signals do, and whoever waits for a run in another thread."""
+    """Requests to end early, from signals or from a caller in another thread."""
     curriculum: Curriculum | None = field(init=False)
     _collector: Collector = field(init=False)
     _ready: deque[Batch] = field(default_factory=deque, init=False)
@@ -287,7 +273,7 @@ class Trainer:
         self._collector = Collector(self.config, player, self.source, self.folder, self.loggers)
 
     async def run(self) -> Finished:
-        """Train to `train.max_steps`, or until `stop` is wished for; resumes if the folder holds a checkpoint."""
+        """Train to `train.max_steps`, or until a stop request; resumes from a checkpoint in the folder."""
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         finished = await driver.run()
         if finished.step and self._silent == finished.step and self.learner.version == 0:
@@ -295,8 +281,7 @@ class Trainer:
         return finished
 
     async def step(self, step: int) -> StepReport:
-        """Learn from the batch of `step`, while the one that lies `train.max_off_policy_steps` steps on is
-        collected."""
+        """Learn from the batch of `step`, and meanwhile collect the batch `train.max_off_policy_steps` steps ahead."""
         ahead, steps = self.config.train.max_off_policy_steps, self.config.train.max_steps
         while len(self._ready) < ahead and step + len(self._ready) <= steps:
             self._ready.append(await self._collect(step + len(self._ready)))
@@ -321,18 +306,18 @@ class Trainer:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a later step depends on, besides configuration, learner and `files`."""
+        """State that later steps need, besides configuration, learner and `files`."""
         sizes = self.curriculum.state() if self.curriculum else None
         ahead = {"ahead": [batch.facts() for batch in self._ready]} if self._ready else {}
         data = {"data": dict(self.contents)} if self.contents else {}
         return {"curriculum": sizes, "silent": self._silent, "skipped": self._skips.in_a_row, **ahead, **data}
 
     def files(self) -> dict[str, bytes]:
-        """The batches collected ahead: nobody could collect them again, for the weights that played them are gone."""
+        """Batches collected ahead; they cannot be collected again, since their weights no longer exist."""
         return {batch.file: batch.record() for batch in self._ready}
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Take up the state and the files of a checkpoint. Raises RunError for one of other data."""
+        """Restore state and files of a checkpoint. Raises RunError for other data."""
         self._compare_data(state.get("data", {}))
         if self.curriculum and state["curriculum"]:
             self.curriculum.restore(state["curriculum"])
@@ -341,13 +326,12 @@ class Trainer:
         self._ready = deque(Batch.from_checkpoint(facts, folder) for facts in state.get("ahead", ()))
 
     def _compare_data(self, before: Mapping[str, Any]) -> None:
-        """Reject other contents of the training data, warn of other held-out problems; checkpoints of earlier versions
-        have no digests."""
+        """Reject other training data, warn of other held-out problems; earlier versions saved no digests."""
         differs = {use: changed(before[use], self.contents[use]) for use in before.keys() & self.contents.keys()}
         if differs.get("train"):
             raise RunError(
-                f"{self.folder.path}: data.train_files={self.config.data.train_files} is not the data that the run "
-                f"started with ({differs['train']}): restore the file, or start a new run with another --out"
+                f"{self.folder.path}: data.train_files={self.config.data.train_files} differs from the data at the "
+                f"start of the run ({differs['train']}): restore the file, or start a new run with another --out"
             )
         if differs.get("held_out"):
             self.folder.warn(Note("held_out_changed", differences=differs["held_out"]))
@@ -359,7 +343,7 @@ class Trainer:
         return await learn(batch, self.learner, self.config, self.loggers)
 
     async def _learn_while_collecting(self, batch: Batch, step: int) -> tuple[Learnt, Batch]:
-        """Learn from `batch` while the batch of `step` is collected. An error of either is raised once both ended."""
+        """Learn from `batch` while collecting the batch of `step`. Errors of either are raised once both have ended."""
         collecting = asyncio.create_task(self._collect(step))
         try:
             learnt = await self._learn(batch)
@@ -370,7 +354,7 @@ class Trainer:
         return learnt, await collecting
 
     def _grow(self, batch: Batch) -> Metrics:
-        """Let the curriculum see the batch's reward; batches begun before the problems grew don't count any more."""
+        """Pass the batch's reward to the curriculum; ignores batches started in an earlier stage."""
         if self.curriculum is None or batch.stage is None:
             return {}
         sizes = self.curriculum
@@ -386,14 +370,14 @@ class Trainer:
             self.folder.warn(Note("no_signal", step=batch.step, steps=self._silent))
 
     def _watch_cuts(self, batch: Batch) -> None:
-        """Tell once, and again after a resume, of documents that are not read to their end."""
+        """Report truncated documents once per process."""
         cut = int(batch.metrics.get("episode/documents_cut", 0))
         if cut and not self._warned_cuts:
             self._warned_cuts = True
             self.folder.warn(Note("documents_cut", step=batch.step, episodes=cut))
 
     def _watch_grades(self, batch: Batch) -> None:
-        """Tell once, and again after a resume, of episodes without a grade."""
+        """Report ungraded episodes once per process."""
         count = int(batch.metrics["reward/ungraded"])
         if count and not self._warned_ungraded:
             self._warned_ungraded = True
@@ -402,7 +386,7 @@ class Trainer:
             self.folder.warn(Note("episodes_ungraded", step=batch.step, **counts))
 
     def _watch_unread(self, batch: Batch) -> None:
-        """Tell once, and again after a resume, of rewards of turns that the credit rule passes over."""
+        """Report turn rewards that the credit rule ignores once per process."""
         if not self._warned_unread and (unread := unread_rewards(batch.groups, self.config.credit)):
             self._warned_unread = True
             self.folder.warn(Note("rewards_unread", step=batch.step, **unread))

@@ -1,34 +1,34 @@
 """Training metrics of a step, and measures of an episode of an agent with tools.
 
-| key | what |
+| key | meaning |
 |---|---|
-| reward/mean, reward/std | over graded episodes of every group played, dropped ones included; population spread |
-| reward/mean_variant, reward/mean_plain | of episodes played with `train.variant`'s options; of the others |
-| episode/variant_share | share of the former, where there are any |
+| reward/mean, reward/std | over graded episodes of every group, dropped ones included; population spread |
+| reward/mean_variant, reward/mean_plain | of episodes with `train.variant`'s options; of the others |
+| episode/variant_share | share of the former, if there are any |
 | grade/em, grade/f1... | mean of each part of the grades' breakdown |
 | groups/played, groups/with_signal | number of groups; share in which the rewards differ |
 | episode/turns, sampled_tokens, prompt_tokens | mean per episode |
-| episode/documents_cut | episodes that left out a part of their document (`max_chunks`, the window) |
-| outcome/answered, outcome/... | episodes that ended so |
+| episode/documents_cut | episodes that omitted a part of their document (`max_chunks`, the window) |
+| outcome/answered, outcome/... | episodes with this outcome |
 | memory/tokens, memory/copy_fidelity... | metrics/memory_metrics.py, over all episodes |
-| tool/prunes, tool/context_tokens... | the table below, over episodes that are no variant's |
+| tool/prunes, tool/context_tokens... | the table below, over episodes without the variant |
 | curriculum/chunks, credit/..., policy/..., sampler/..., optim/..., eval/... | see training/loop.py |
 
 Measures of an episode, the same in training and in evaluation:
 
-| key | what |
+| key | meaning |
 |---|---|
-| prunes, prune_refused | deletions of history that were carried out; that were rejected |
-| tool_calls | calls of tools that were carried out |
+| prunes, prune_refused | executed deletions of history; rejected ones |
+| tool_calls | executed calls of tools |
 | tool_errors, tool_errors_malformed, ..._timeout... | errors reported to the model; by kind |
 | context_tokens, context_tokens_max | prompt tokens of a turn: mean and largest |
-| input_tokens, sampled_tokens | of all turns together; prefixes counted each time they are read |
-| segments | rows to train that the episode fractured into |
+| input_tokens, sampled_tokens | sums over all turns; prefixes counted per turn |
+| segments | training rows of the episode |
 
-Guaranteed: step metrics are a function of the groups alone; an unknown metric is absent, never 0. Measures come from
-events (`ToolCalled`, `ToolFailed`, `Pruned`, `PruneRefused`) and turns alone; an episode in which no turn notes its
-`context_tokens` has none.
-Not covered: kinds of errors beyond `KINDS`, which count in `tool_errors` only.
+Guaranteed: step metrics are a function of the groups; an unknown metric is absent, never 0. Measures come only from
+events (`ToolCalled`, `ToolFailed`, `Pruned`, `PruneRefused`) and turns; an episode without `context_tokens` in its
+turns has none.
+Not covered: kinds of errors beyond `KINDS`, which count only in `tool_errors`.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def tool_measures(trajectory: Trajectory) -> dict[str, float]:
 
 
 def tool_metrics(episodes: Iterable[Trajectory]) -> dict[str, float]:
-    """Means over episodes under `tool/`, but the largest of `context_tokens_max`.
+    """Means over episodes under `tool/`, and the maximum of `context_tokens_max`.
 
-    Episodes of a training variant are left out: without a tool they would say nothing of how it's used.
+    Episodes of a training variant are excluded, since they may lack the tool.
     """
     measured = [measures for one in episodes if not is_variant(one) and (measures := tool_measures(one))]
     if not measured:
@@ -108,7 +108,7 @@ Metrics = dict[str, float]
 
 
 def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
-    """All of the table above but its last row."""
+    """All rows of the table above except the last."""
     rewards = [grade.value for group in groups for grade in group.grades if grade.value is not None]
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     metrics: dict[str, float | None] = {
@@ -129,7 +129,7 @@ def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
 
 
 def _variants(groups: Sequence[Group]) -> dict[str, float | None]:
-    """Rewards of both kinds of episodes; nothing where all are of one kind for want of a variant."""
+    """Rewards of both kinds of episodes; empty without a variant."""
     pairs = [pair for group in groups for pair in zip(group.trajectories, group.grades, strict=True)]
     changed = [is_variant(trajectory) for trajectory, _ in pairs]
     if not any(changed):
@@ -160,22 +160,20 @@ def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
 
 
 def document_cut(trajectory: Trajectory) -> bool:
-    """Whether the policy left out a part of the document."""
     return any(event.kind == DocumentTruncated.kind for event in trajectory.events)
 
 
 def sampled_tokens(trajectory: Trajectory) -> int:
-    """Tokens the model generated in an episode."""
     return sum(len(turn.completion.token_ids) for turn in trajectory.turns)
 
 
 def prompt_tokens(trajectory: Trajectory) -> int:
-    """Tokens of all prompts of an episode, shared prefixes counted each time."""
+    """Tokens of all prompts, shared prefixes counted per turn."""
     return sum(len(turn.prompt_ids) for turn in trajectory.turns)
 
 
 def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
-    """What the maker of a rollout batch's optimiser steps said of them.
+    """Metrics of the credit assignment, over a rollout batch's optimiser steps.
 
     >>> two = [StepBatch((), {"segments": 2.0}, {"reward_mean": 0.5}), StepBatch((), {"segments": 3.0})]
     >>> credit_metrics(two)
@@ -193,8 +191,7 @@ def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
 def learner_metrics(updates: Sequence[UpdateStats]) -> tuple[Metrics, Metrics]:
     """Metrics and timings of the optimiser steps of a rollout batch.
 
-    Sums over trained tokens become means over them; the loss, which holds its denominator already, is averaged over
-    the steps:
+    Sums over trained tokens become means; the loss, which includes its denominator, is averaged over the steps:
 
     >>> first = UpdateStats(loss=0.5, tokens=4, token_sums={"kl": 1.0}, grad_norm=2.0, seconds=0.1)
     >>> second = UpdateStats(loss=0.0, tokens=4, token_sums={"kl": 3.0}, skipped=True, seconds=0.2)
@@ -233,7 +230,6 @@ def learner_metrics(updates: Sequence[UpdateStats]) -> tuple[Metrics, Metrics]:
 
 
 def _folded(columns: Iterable[Mapping[str, float]], fold: Callable[[list[float]], float]) -> dict[str, float]:
-    """One mapping of several: `fold` of the values that each name has."""
     values: dict[str, list[float]] = {}
     for column in columns:
         for name, value in column.items():

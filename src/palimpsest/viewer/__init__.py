@@ -1,1 +1,1 @@
-"""What the viewer shows, computed from the files of runs, evaluations and records; `page/` draws it."""
+"""The viewer's data, computed from files of runs, evaluations and records; `page/` draws it."""

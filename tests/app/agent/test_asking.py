@@ -136,12 +136,12 @@ def test_a_model_behind_an_endpoint_is_asked(story: Path, tiny_model_folder: Pat
     told = json.loads(done.stdout)
     assert told["outcome"] in {"answered", "answer_truncated"}, done.stderr
     assert told["turns"] > 2
-    assert "belongs to an endpoint" in str(CliRunner().invoke(app, [*args[:-2], "--tokenizer", "x"]).exception)
+    assert "needs an endpoint" in str(CliRunner().invoke(app, [*args[:-2], "--tokenizer", "x"]).exception)
 
 
 def test_what_is_asked_wrongly_is_named(story: Path, run: Run) -> None:
-    assert "the question" in run(story / "one.txt").stderr
-    assert "--chat" in run("-", "--chat").stderr
+    assert "palimpsest ask MODEL FILE... QUESTION" in str(run(story / "one.txt").exception)
+    assert "--chat" in str(run("-", "--chat").exception)
     assert run(story / "no.txt", "Who?").exit_code != 0
 
 

@@ -136,7 +136,7 @@ def test_a_given_memory_is_input_and_never_counts_as_invented_by_the_agent(
     assert (result.given, result.to_json()["given"]) == (True, True)
     assert replay(place, turn=turn, out=tmp_path).given is False
     done = palimpsest("replay", place, "--turn", str(turn), "--memory", given, "--out", str(tmp_path))
-    assert "the given memory counts as input: rewards and measures count only what the agent wrote" in done.stdout
+    assert "the edited memory counts as input" in done.stdout
 
 
 def test_the_memory_an_episode_begins_with_can_be_another(run: Path, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_episode_can_be_played_on_as_if_it_had_remembered_nothing(
     begun = replay(f"{folder}#0/0", turn=0, memory=" ", out=tmp_path)
     assert begun.parts_at is None
     done = palimpsest("replay", f"{folder}#0/0", "--turn", "1", "--memory", "", "--out", str(tmp_path))
-    assert done.stdout.splitlines()[0].startswith("played on from turn 1")
+    assert done.stdout.splitlines()[0].startswith("re-run from turn 1")
     assert "nothing" in done.stdout.splitlines()[0]
 
 
@@ -222,7 +222,7 @@ def test_a_document_that_was_not_read_to_its_end_is_drawn_again(run: Path, tmp_p
     cut = tuple(replace(each, turns=each.turns[:2]) for each in group.trajectories)
     (copy / record(1)).write_bytes(encode_groups([replace(group, trajectories=cut)]))
     result = replay(f"{copy / record(1)}#0/0", turn=1, out=tmp_path)
-    assert "from the data that it was played on" in result.document
+    assert "from the episode's data" in result.document
     assert sampled(played(result.path)[1]) == sampled(group.trajectories[0])
 
 
@@ -233,7 +233,7 @@ def test_the_weights_nearest_to_those_that_sampled_it_are_named(run: Path, tmp_p
     (copy / record(2)).write_bytes((run / record(2)).read_bytes())
     result = replay(f"{copy / record(2)}#0/0", turn=0, out=tmp_path)
     assert result.weights == (
-        "the weights that training began with, the nearest: those after step 1, which sampled it, weren't kept"
+        "the weights that training started from, the nearest: no checkpoint of step 1, which sampled it, exists"
     )
 
 
@@ -246,7 +246,7 @@ def test_the_record_says_by_which_key_each_group_was_drawn(run: Path, tmp_path: 
         (tmp_path / "run" / name).symlink_to(run / name)
     (tmp_path / "run" / record(2)).write_bytes(encode_groups([renamed, replace(group, key=())]))
     assert replay(f"{tmp_path / 'run' / record(2)}#0/1", turn=0, out=tmp_path).parts_at is None
-    with pytest.raises(DataError, match="by which key it was drawn"):
+    with pytest.raises(DataError, match="no key"):
         replay(f"{tmp_path / 'run' / record(2)}#1/1", turn=0, out=tmp_path)
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", {**BUDGETS, **SHORT})
     assert read_episodes(folder / EPISODES).groups[0].key == (0, "eval", "overwrite, 3 chunks")
@@ -257,7 +257,7 @@ def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path
     assert first.path.read_bytes() == again.path.read_bytes()
     (group,) = read_groups(first.path).groups
     assert [each.rollout for each in group.trajectories] == [0, 1]
-    with pytest.raises(ConfigError, match="holds a replay already"):
+    with pytest.raises(ConfigError, match="is a replay"):
         replay(f"{first.path}#0/1", turn=1, out=tmp_path)
 
 
@@ -296,15 +296,15 @@ def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path)
     stray = tmp_path / "step-000001.jsonl.zst"
     stray.write_bytes(file.read_bytes())
     cases: list[tuple[type[PalimpsestError], str, str, dict[str, Any]]] = [
-        (ConfigError, "give --turn", f"{file}#0/0", {}),
+        (ConfigError, "set --turn", f"{file}#0/0", {}),
         (ConfigError, "--turn 99: the episode has", f"{file}#0/0", {"turn": 99}),
-        (ConfigError, "which group is not said", str(file), {"turn": 0}),
+        (ConfigError, "group is missing", str(file), {"turn": 0}),
         (ConfigError, "#here names no episode", f"{file}#here", {"turn": 0}),
-        (ConfigError, "give --step", f"{run}#/e/0/0/t/0", {}),
+        (ConfigError, "set --step", f"{run}#/e/0/0/t/0", {}),
         (DataError, "--group 9 is not one of its 1 groups", f"{file}#9/0", {"turn": 0}),
         (DataError, "--rollout 9 is not one of the 2", f"{file}#0/9", {"turn": 0}),
         (ConfigError, "shorten it", f"{file}#0/0", {"turn": 1, "memory": "word " * 40}),
-        (RunError, "lies in no run", f"{stray}#0/0", {"turn": 0}),
+        (RunError, "belongs to no run", f"{stray}#0/0", {"turn": 0}),
         (DataError, "can't be read", f"{tmp_path / 'none.jsonl.zst'}#0/0", {"turn": 0}),
     ]
     for kind, told, episode, options in cases:
@@ -333,7 +333,7 @@ def test_an_episode_of_other_types_is_refused_in_a_line(odd: Callable[[Any], Non
     )
     odd(line)
     (tmp_path / "run" / record(1)).write_bytes(zstandard.compress(orjson.dumps(line, option=orjson.OPT_SORT_KEYS)))
-    with pytest.raises(DataError, match="is no record of trajectories") as refused:
+    with pytest.raises(DataError, match="record of trajectories") as refused:
         replay(f"{tmp_path / 'run' / record(1)}#0/0", turn=1, out=tmp_path / "out")
     assert "\n" not in str(refused.value)
 
@@ -341,7 +341,7 @@ def test_an_episode_of_other_types_is_refused_in_a_line(odd: Callable[[Any], Non
 def test_a_replay_is_never_written_into_the_run_or_over_another_file(run: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(run)
     for out in (run, run / "trajectories", tmp_path / "link" / "new"):
-        with pytest.raises(ConfigError, match=r"--out .* lies inside"):
+        with pytest.raises(ConfigError, match=r"--out .* is inside"):
             replay(f"{run / record(1)}#0/0", turn=0, out=out)
     first = replay(f"{run / record(1)}#0/0", turn=0, out=tmp_path).path
     first.write_text("mine")
@@ -367,7 +367,7 @@ def test_a_memory_within_its_budget_writes_no_control_token(tmp_path: Path, tiny
 
 @pytest.mark.parametrize("link", ["/r/q/s/{}/e/0/0/t/0", "/e/{}/0/t/0", "/e/0/0/t/{}", "{}/0"])
 def test_a_number_of_thousands_of_digits_is_refused_in_a_line(link: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="names no episode; give") as refused:
+    with pytest.raises(ConfigError, match="names no episode; use") as refused:
         locate_episode(f"{tmp_path}#{link.format('9' * 5000)}")
     assert len(str(refused.value)) < 500
 
@@ -375,7 +375,7 @@ def test_a_number_of_thousands_of_digits_is_refused_in_a_line(link: str, tmp_pat
 def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest: Run) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b" " * 10_000_001)
-    for path, told in (("/dev/full", "is no file"), (tmp_path / "pipe", "is no file"), (tmp_path / "large", "bytes")):
+    for path, told in (("/dev/full", "not a file"), (tmp_path / "pipe", "not a file"), (tmp_path / "large", "bytes")):
         assert told in palimpsest("replay", "x#0/0", "--turn", "0", "--memory", f"@{path}").stderr
     assert "Invalid value for '--step'" in palimpsest("replay", "x", "--step", "-1").stderr
 
@@ -393,7 +393,7 @@ def test_a_policy_without_a_form_for_its_memory_is_played_on_unchanged_alone(
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "full_context", options)
     result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
     assert result.parts_at is None
-    assert "from the data that it was played on" in result.document
+    assert "from the episode's data" in result.document
     with pytest.raises(ConfigError, match=r"--memory: turn 0 \(answer\) shows no memory"):
         replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
 
@@ -420,9 +420,9 @@ def test_an_agent_that_searches_its_document_needs_it_to_be_played_on(tmp_path: 
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "prune", options, data=str(data), chunks=None)
     result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
     assert result.parts_at is None
-    assert result.document == "the document is from the data that it was played on"
+    assert result.document == "the document is from the episode's data"
     data.rename(tmp_path / "elsewhere.jsonl")
-    with pytest.raises(DataError, match=r"its document isn't in the record whole.*put the data where it was"):
+    with pytest.raises(DataError, match=r"lacks the whole document.*restore the data"):
         replay(f"{folder}#0/1", turn=0, out=tmp_path)
 
 
@@ -469,7 +469,7 @@ def test_the_agents_first_episode_is_meant_where_none_is_named_and_a_baseline_is
     logged, _ = read_samples(folder / SAMPLES)
     (agent,) = {places[each.group_id] for each in logged if not each.baseline}
     (closed,) = {places[each.group_id] for each in logged if each.player == "closed book"}
-    with pytest.raises(ConfigError, match=f"'closed book, .* is a baseline's.* the first is --group {agent}$"):
+    with pytest.raises(ConfigError, match=f"'closed book, .* is a baseline .* the first is --group {agent}$"):
         replay(f"{folder}#{closed}/0", turn=0, out=tmp_path)
     by_place = replay(str(folder), group=agent, rollout=0, turn=1, out=tmp_path)
     assert replay(str(folder), turn=1, out=tmp_path).path == by_place.path
@@ -482,7 +482,7 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     done = palimpsest(*command, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "played on from turn 1, where it remembers: Anna"
+    assert lines[0] == "re-run from turn 1, with the memory: Anna"
     assert [line.partition(" ")[0] for line in lines[1:3]] == ["recorded", "replayed"]
     assert "the checkpoint step-000001, which sampled it" in done.stderr
     told: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
@@ -491,9 +491,9 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     one, other = (sampled(each) for each in played(Path(told["path"])))
     assert one[0] != other[0]  # what was put in is no reply that was played on
     assert told["parts_at"] == next(at for at in range(1, len(one)) if one[at] != other[at])
-    assert lines[3] == f"turn {told['parts_at']} is the first whose reply isn't the recorded one"
+    assert lines[3] == f"turn {told['parts_at']} is the first with another reply"
     same = palimpsest("replay", f"{run / record(2)}#/e/0/1/t/1", "--out", str(tmp_path)).stdout.splitlines()
-    assert same[3] == "from turn 1 on every reply is the recorded one, token for token"
+    assert same[3] == "every reply from turn 1 equals the recorded one, token for token"
     assert told["model"].endswith("checkpoints/step-000001")
 
 

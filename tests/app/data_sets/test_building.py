@@ -146,7 +146,7 @@ def test_filters_leave_out_and_count(tmp_path: Path) -> None:
     filters = Filters({"type": frozenset({"bridge"})}, without_yes_no=True)
     built = build_contexts([source], Contexts((12,)), filters=filters, out=tmp_path / "set")
     assert built.left_out == {"another type": 10, "answered by yes or no": 2}
-    with pytest.raises(DataError, match=r"no question is left \(another typ: 40\)"):
+    with pytest.raises(DataError, match=r"no question remains \(another typ: 40\)"):
         build_contexts([source], Contexts((12,)), filters=Filters({"typ": frozenset({"b"})}), out=tmp_path / "none")
 
 
@@ -160,7 +160,7 @@ def test_gold_documents_stand_where_they_are_wanted(tmp_path: Path) -> None:
     for size in (12, 100):
         pairs = [row["metadata"]["evidence_positions"] for row in rows(tmp_path / "far" / f"eval_{size}.jsonl")]
         assert all(abs(a - b) >= size // 2 for a, b in pairs)
-    with pytest.raises(DataError, match=r"no question is left \(not 3 gold documents: 60\)"):
+    with pytest.raises(DataError, match=r"no question remains \(not 3 gold documents: 60\)"):
         build_contexts([source], Contexts((12,), positions=(0, 0.5, 1)), out=tmp_path / "none")
 
 
@@ -169,7 +169,7 @@ def test_gold_documents_stand_where_they_are_wanted(tmp_path: Path) -> None:
     [
         ({"order": "up"}, "--order up"),
         ({"positions": (0.1, 1.5)}, "--positions"),
-        ({"positions": (0.1, 0.2), "order": "reverse"}, "leave out --order"),
+        ({"positions": (0.1, 0.2), "order": "reverse"}, "omit --order"),
         ({"min_distance": 2.5}, "--min-distance 2.5"),
     ],
 )
@@ -195,11 +195,11 @@ def test_rows_without_a_number_of_documents_stay_as_they_are(tmp_path: Path) -> 
     read = [p for name in ("dev", "test") for p in read_problems(tmp_path / "two" / f"{name}.jsonl")]
     assert {p.id: p.context for p in read if p.id[0] == "q"} == {p.id: p.context for p in read_problems(source)}
     assert len(read) == 6
-    with pytest.raises(DataError, match=r"no question is left \(excluded: 3\)"):
+    with pytest.raises(DataError, match=r"no question remains \(excluded: 3\)"):
         build_contexts([path], Contexts(), exclude=[tmp_path / "two" / "test.jsonl", path], out=tmp_path / "none")
-    with pytest.raises(ConfigError, match="are of assembled contexts: give --documents too"):
+    with pytest.raises(ConfigError, match="need assembled contexts: set --documents too"):
         Contexts(order="reverse")
-    with pytest.raises(ConfigError, match=r"--corpus .*: give --documents too"):
+    with pytest.raises(ConfigError, match=r"--corpus .*: set --documents too"):
         build_contexts([path], Contexts(), corpora=[source], out=tmp_path / "none")
 
 
@@ -208,7 +208,7 @@ def test_the_same_files_and_seed_give_the_same_bytes_in_any_process(tmp_path: Pa
     source = questions(tmp_path / "a.json", 30)
     other = questions(tmp_path / "b.json", 30, name="r")
     for hash_seed in ("0", "12345"):
-        command = ["data", "build", "--source", str(source), "--source", str(other), "--documents", "20,60"]
+        command = ["data", "build", str(source), str(other), "--documents", "20,60"]
         command += ["--split", "train=rest,test=10", "--disjoint-gold", "--seed", "7", "--out", f"set-{hash_seed}"]
         subprocess.run(
             [sys.executable, "-m", "palimpsest", *command],
@@ -245,9 +245,9 @@ def test_a_folder_that_holds_something_is_refused_or_moved_aside_and_a_failure_l
     tmp_path: Path, palimpsest: Any, refused: Any
 ) -> None:
     source = questions(tmp_path / "a.json", 12)
-    command = ["data", "build", "--source", str(source), "--documents", "12", "--out", str(tmp_path / "set")]
+    command = ["data", "build", str(source), "--documents", "12", "--out", str(tmp_path / "set")]
     assert palimpsest(*command).returncode == 0
-    assert "is not empty: give another --out, or --force" in refused(*command)
+    assert "is not empty: use another --out, or --force" in refused(*command)
     done = palimpsest(*command, "--force")
     assert done.returncode == 0
     assert "edition " in done.stdout
@@ -262,7 +262,7 @@ def test_a_folder_that_holds_something_is_refused_or_moved_aside_and_a_failure_l
 def test_a_file_of_finished_contexts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "done.jsonl"
     path.write_text(json.dumps({"question": "Who?", "answers": ["x"], "context": "c"}))
-    with pytest.raises(DataError, match="has no paragraphs of its own"):
+    with pytest.raises(DataError, match="has no paragraphs"):
         build_contexts([path], Contexts((12,)), out=tmp_path / "set")
 
 

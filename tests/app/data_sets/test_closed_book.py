@@ -67,7 +67,7 @@ def test_of_another_evaluation_the_closed_book_baseline_counts(tmp_path: Path) -
 def test_a_folder_without_closed_book_episodes_is_refused(tmp_path: Path) -> None:
     source = questions(tmp_path / "a.json")
     agent = write_evaluation(tmp_path / "agent", [sample("q0", 1.0)], {"policies": {"o": {"name": "overwrite"}}})
-    for folder, told in ((tmp_path, "holds no finished evaluation"), (agent, "nothing was asked without a document")):
+    for folder, told in ((tmp_path, "no finished evaluation"), (agent, "has no closed-book episodes")):
         with pytest.raises(DataError, match=rf"--drop-answered .*: {told}.*palimpsest eval --policy closed_book"):
             build_contexts([source], Contexts((2,)), answered=[folder], out=tmp_path / "set")
     assert not (tmp_path / "set").exists()
@@ -83,8 +83,8 @@ def test_the_commands_filter_a_file(palimpsest: Run, tiny_model_folder: Path, tm
         asked = ("--base-url", server.url, "served", "--tokenizer", str(tiny_model_folder))
         done = palimpsest("eval", "--policy", "closed_book", *asked, "--data", str(source), "--out", str(out))
     assert done.returncode == 0, done.stderr
-    options = ("--source", str(source), "--documents", "2", "--drop-answered", str(out))
+    options = (str(source), "--documents", "2", "--drop-answered", str(out))
     done = palimpsest("data", "build", *options, "--out", str(tmp_path / "set"))
     assert done.returncode == 0, done.stderr
-    assert "left out, answered without the document: 1" in done.stdout
+    assert "omitted, answered without the document: 1" in done.stdout
     assert "eval_2.jsonl: 3 problems" in done.stdout

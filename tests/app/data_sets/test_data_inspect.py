@@ -61,7 +61,7 @@ def test_a_file_is_summarised_as_training_would_read_it(tmp_path: Path) -> None:
     assert (found.format, found.rows, found.evidence_lost, sum(found.evidence)) == ("hotpotqa", 20, 0, 40)
     assert found.documents == Quantiles(50, 50, 50, 50)
     text = printed(render(found))
-    for part in ("hotpotqa", "question, characters", "where evidence begins", "first problem (h0)", "Document 1:"):
+    for part in ("hotpotqa", "question, characters", "start of the evidence", "first problem (h0)", "Document 1:"):
         assert part in text
     assert inspect_source(path).documents == Quantiles(4, 4, 4, 4)
     with pytest.raises(DataError, match="no such file"):

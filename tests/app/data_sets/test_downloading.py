@@ -101,15 +101,15 @@ def test_what_the_hub_refuses_is_one_line_and_leaves_nothing(server: Server, tmp
     server.answers = [403] * 20
     done = fetched(server, "owner/set/data/file.json", tmp_path)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: owner/set/data/file.json: the hub does not give it (")
+    assert done.stderr.splitlines()[-1].startswith("error: owner/set/data/file.json: download from the hub failed (")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_a_page_comes_whole_or_not_at_all(server: Server, tmp_path: Path) -> None:
     published = Published(f"{server.url}/hotpot/file.json")
     server.answers = [404, 1000]
-    for why in ("404", "broke off"):
-        with pytest.raises(DataError, match=rf"hotpot/file\.json: can't be fetched \(.*{why}"):
+    for why in ("404", "interrupted"):
+        with pytest.raises(DataError, match=rf"hotpot/file\.json: download failed \(.*{why}"):
             download(published, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert download(published, tmp_path).read_bytes() == CONTENT
@@ -118,7 +118,7 @@ def test_a_file_of_a_page_comes_whole_or_not_at_all(server: Server, tmp_path: Pa
 
 def test_a_file_that_is_there_is_refused_before_anything_is_asked(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text("mine")
-    with pytest.raises(RunError, match="is there: give another --out, or --force"):
+    with pytest.raises(RunError, match="exists: use another --out, or --force"):
         download(Published(f"{server.url}/file.json"), tmp_path)
     assert server.asked == []
     download(Published(f"{server.url}/file.json"), tmp_path, force=True)

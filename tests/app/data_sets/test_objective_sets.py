@@ -48,7 +48,7 @@ def test_a_search_asks_several_and_no_question_comes_twice(tmp_path: Path) -> No
 
 def test_one_document_holds_the_gold_of_every_question(tmp_path: Path, palimpsest: Any) -> None:
     source = hotpot(tmp_path / "a.json")
-    command = ["data", "objectives", "--source", str(source), "--objectives", "3", "--documents", "30", "--n", "4"]
+    command = ["data", "combine", str(source), "--objectives", "3", "--documents", "30", "--problems", "4"]
     done = palimpsest(*command, "--out", str(tmp_path / "set"))
     assert done.returncode == 0, done.stderr
     problems = list(read_problems(tmp_path / "set" / "objectives_3.jsonl"))
@@ -66,13 +66,13 @@ def test_one_document_holds_the_gold_of_every_question(tmp_path: Path, palimpses
 
 def test_more_than_there_are_is_refused(tmp_path: Path) -> None:
     source = hotpot(tmp_path / "a.json")
-    with pytest.raises(DataError, match=r"12 questions are 4 problems of 3, not 5"):
+    with pytest.raises(DataError, match=r"12 questions make 4 problems of 3, not 5"):
         make_objectives([source], (3,), out=tmp_path / "set", count=5)
-    with pytest.raises(DataError, match="12 questions are 0 problems of 13, not 1"):
+    with pytest.raises(DataError, match="12 questions make 0 problems of 13, not 1"):
         make_objectives([source], (13,), out=tmp_path / "set")
     made = tmp_path / "made"
     make_objectives([source], (2,), out=made)
-    with pytest.raises(DataError, match="asks several questions already"):
+    with pytest.raises(DataError, match="has several questions"):
         make_objectives([made / "objectives_2.jsonl"], (2,), out=tmp_path / "set")
     assert not (tmp_path / "set").exists()
 

@@ -52,7 +52,7 @@ def test_problems_of_one_name_that_ask_something_else_are_never_paired(tmp_path:
     pairing = comparison.pairings["b"]
     assert (pairing.problems, pairing.other_question, pairing.only_first, pairing.only_second) == (1, 2, 1, 1)
     assert comparison.notes[0].code == "pairing"
-    assert "2 episodes of problems that ask something else there" in comparison.notes[0].values["warning"]
+    assert "2 unpaired episodes" in comparison.notes[0].values["warning"]
 
 
 def test_what_is_lacking_is_counted_in_episodes_where_problems_are_drawn_several_times(tmp_path: Path) -> None:
@@ -263,9 +263,9 @@ def test_a_quickstarts_shards_are_one_side(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda path: [path / "nothing", path / "a"], "no such folder"),
-        (lambda path: [path, path / "a"], "holds neither samples.jsonl nor"),
+        (lambda path: [path, path / "a"], "contains neither samples.jsonl nor"),
         (lambda path: [path / "a"], "two or more"),
-        (lambda path: [path / "a", path / "a"], "given twice"),
+        (lambda path: [path / "a", path / "a"], "appears twice"),
     ],
 )
 def test_folders_that_cannot_be_compared_are_refused_in_words(make: Any, message: str, tmp_path: Path) -> None:
@@ -343,12 +343,13 @@ def test_the_page_escapes_what_models_wrote(tmp_path: Path) -> None:
 
 def test_the_command_prints_differences_flips_and_what_is_configured_otherwise(tmp_path: Path, palimpsest: Run) -> None:
     a, b = folder(tmp_path / "a", BEFORE), folder(tmp_path / "b", AFTER, {"seed": 1})
-    done = palimpsest("compare", str(a), str(b), "--flips", "1")
+    done = palimpsest("compare", str(a), str(b), "--changed", "1")
     assert done.returncode == 0, done.stderr
     assert "b compared with a: +41.7 points" in done.stdout
     assert "McNemar's exact test" in done.stdout
     assert "6 better, 1 worse" in done.stdout
-    assert "configured otherwise" in done.stdout
-    assert "b: 7 flipped, 1 shown" in done.stdout
+    assert "1 configuration keys differ (--diff" in done.stdout
+    assert "seed" in palimpsest("compare", str(a), str(b), "--diff").stdout
+    assert "b: 7 changed, 1 shown" in done.stdout
     told = json.loads(palimpsest("compare", str(a), str(b), "--json").stdout)
     assert told["pairs"][0]["difference"]["better"] == 6

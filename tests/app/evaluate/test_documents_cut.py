@@ -44,8 +44,7 @@ def test_training_counts_what_it_cuts_and_its_evaluation_reads_to_the_end(run: p
     assert (row["episode/documents_cut"], row["episode/turns"], row["eval/documents_cut"]) == (episodes, 2, 0)
     warnings = [event["message"] for event in read_rows(run.folder / "events.jsonl") if event["kind"] == "warning"]
     assert (
-        len([text for text in warnings if f"step 1: {episodes} episodes left out a part of their document" in text])
-        == 1
+        len([text for text in warnings if f"step 1: {episodes} episodes omitted a part of their document" in text]) == 1
     )
 
 

@@ -31,9 +31,9 @@ def test_a_run_is_not_evaluated_into_its_own_folder(tmp_path: Path, tiny_model_f
     run = palimpsest.train("memagent-quickstart", small_run(tiny_model_folder), out=tmp_path / "run", quiet=True)
     (run.folder / "summary.json").write_text("{}")
     before = contents(run.folder)
-    with pytest.raises(RunError, match="holds a run: give the evaluation another --out"):
+    with pytest.raises(RunError, match="contains a run: use another --out"):
         run.evaluate(limit=1, out=run.folder, quiet=True)
-    with pytest.raises(RunError, match=r"holds the model .*step-000002, which --force would move aside"):
+    with pytest.raises(RunError, match=r"contains the model .*step-000002, which --force would rename"):
         run.evaluate(limit=1, out=run.folder, force=True, quiet=True)
     assert contents(run.folder) == before
 
@@ -75,7 +75,7 @@ def test_a_log_that_was_killed_before_its_identity_was_written_goes_on(tmp_path:
 def test_an_evaluation_in_use_is_not_moved_aside(tmp_path: Path) -> None:
     with (tmp_path / "samples.jsonl").open("w") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="being written by another process"):
+        with pytest.raises(RunError, match="another process writes to"):
             check_folder(tmp_path, model="embedded", force=True)
 
 
@@ -93,7 +93,9 @@ def test_what_holds_runs_or_is_a_part_of_one_is_not_moved_aside(tmp_path: Path, 
         run.close()
     before = contents(tmp_path)
     for out in (tmp_path / "runs", run.path.parent, run.path / "checkpoints", run.path / "eval"):
-        words = "is in use by process" if running else "holds the run" if out in run.path.parents else "part of the run"
+        words = (
+            "is in use by process" if running else "contains the run" if out in run.path.parents else "part of the run"
+        )
         with pytest.raises(RunError, match=words):
             check_folder(out, model="embedded", force=True)
         with pytest.raises(RunError, match=words):
@@ -121,5 +123,5 @@ def test_a_folder_with_an_evaluation_in_use_below_it_is_not_moved_aside(tmp_path
     (tmp_path / "evals" / "first").mkdir(parents=True)
     with (tmp_path / "evals" / "first" / "samples.jsonl").open("w") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="being written by another process"):
+        with pytest.raises(RunError, match="another process writes to"):
             check_folder(tmp_path / "evals", model="embedded", force=True)

@@ -86,7 +86,7 @@ def test_an_evaluation_goes_on_at_another_address_but_not_in_another_mode(
     assert sum(sample.turns for sample in samples) == len(first.asked) - 1 + len(second.asked) - 1  # and a probe each
     with endpoint_server(Server(takes="chat")) as other:
         ended = palimpsest(*command(other, tiny_model_folder, out))
-    assert "holds another evaluation (endpoint" in ended.stderr
+    assert "another evaluation (endpoint" in ended.stderr
     assert ended.returncode == 2
 
 
@@ -119,14 +119,14 @@ def test_replies_of_another_model_end_an_evaluation_which_keeps_what_was_played(
         server.fault = renamed
         ended = palimpsest(*command(server, tiny_model_folder, out, "engine.concurrency=1"))
     assert ended.returncode == 2
-    assert f"error: {server.url}: replies are by model 'served-2' now, by 'served-1' when it was" in ended.stderr
+    assert all(word in ended.stderr for word in (f"error: {server.url}", "'served-1'", "'served-2'"))
     kept, _ = read_samples(out / "samples.jsonl")
     assert sum(sample.value is not None for sample in kept) >= 1
 
 
 @pytest.mark.parametrize("option", ["--api-key-env", "--tokenizer"])
 def test_what_only_an_endpoint_has_is_refused_without_one(option: str, refused: Callable[..., str]) -> None:
-    assert f"{option} X: belongs to an endpoint; give --base-url too" in refused("eval", option, "X")
+    assert f"{option} X: needs an endpoint; set --base-url too" in refused("eval", option, "X")
 
 
 def test_an_endpoint_that_goes_down_ends_the_evaluation_which_goes_on_once_it_is_back(

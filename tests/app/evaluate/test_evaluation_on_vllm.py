@@ -61,7 +61,7 @@ def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
         killed_at(words(out), out, episodes)
     done = palimpsest(*words(out))
     assert done.returncode == 0, done.stderr
-    assert " episodes are there already" in done.stderr
+    assert " episodes exist already" in done.stderr
     lines = [sorted((folder / "samples.jsonl").read_bytes().splitlines()) for folder in (whole, out)]
     assert lines[0] == lines[1]
     samples, _ = read_samples(out / "samples.jsonl")

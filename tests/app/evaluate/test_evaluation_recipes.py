@@ -72,7 +72,7 @@ def test_the_command_plays_what_is_there_names_what_is_not_and_continues(
     done = palimpsest("eval", *words, "--out", str(out))
     assert done.returncode == 0, done.stderr
     missing = ", ".join(f"eval_{size}.json" for size in (200, 400, 800, 1600, 3200, 6400))
-    assert f"{folder} lacks {missing}, left out; palimpsest data download memagent-eval-N" in done.stderr
+    assert f"{folder} lacks {missing}, excluded; palimpsest data download memagent-eval-N" in done.stderr
     assert "--documents 200,400,800,1600,3200,6400 --split eval=128" in done.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert [row["set"] for row in summary["evaluations"]] == ["eval_50", "eval_100"]
@@ -141,7 +141,7 @@ def test_protocols_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> N
     ("name", "data", "message"),
     [
         ("eval/ruler-hqq", ".", "did you mean eval/ruler-hqa"),
-        ("eval/ruler-hqa", None, "give the folder of its files as --data DIR, not nothing"),
+        ("eval/ruler-hqa", None, "--data DIR, not nothing"),
         ("eval/ruler-hqa", ("a", "b"), "--data DIR"),
         ("eval/babilong", "EMPTY", r"EMPTY lacks qa1_4k\.json"),
         ("eval/locomo", ".", r"reward\.judge\.url"),

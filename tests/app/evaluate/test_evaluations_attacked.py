@@ -37,7 +37,7 @@ def test_foreign_names_steer_no_terminal(capsys: pytest.CaptureFixture[str], tmp
     assert len(shown.err.splitlines()) == 2
     rows = [sample(name, value, set=HOSTILE, player=HOSTILE) for name, value in (("p0", 1.0), ("p1", 0.0))]
     sides = [write_evaluation(tmp_path / side, rows) for side in ("one", f"two{HOSTILE}")]
-    done = palimpsest("compare", *map(str, sides), "--flips", "2", "--out", str(tmp_path / "figures"))
+    done = palimpsest("compare", *map(str, sides), "--changed", "2", "--out", str(tmp_path / "figures"))
     assert done.returncode == 0, done.stderr
     assert not {"\x1b", "\x01"} & set(done.stdout)
     for figure in ("accuracy.svg", "accuracy-cost.svg"):
@@ -51,9 +51,9 @@ def test_foreign_names_steer_no_terminal(capsys: pytest.CaptureFixture[str], tmp
 def test_an_identity_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     folders = [write_evaluation(tmp_path / side, [sample("p0", 1.0)]) for side in ("one", "two")]
     (folders[0] / IDENTITY).write_text("{torn")
-    with pytest.raises(RunError, match=r"one/evaluation\.json: can't be read as JSON"):
+    with pytest.raises(RunError, match=r"one/evaluation\.json is not valid JSON"):
         palimpsest.compare(*folders)
-    with pytest.raises(RunError, match=r"one/evaluation\.json: can't be read as JSON"):
+    with pytest.raises(RunError, match=r"one/evaluation\.json is not valid JSON"):
         palimpsest.evaluate(regrade=folders[0], quiet=True)
 
 
@@ -63,10 +63,10 @@ def test_a_resume_tells_what_is_there_and_no_documents_that_it_will_not_read(
     settings = list(BUDGETS)
     command = ["eval", str(tiny_model_folder), "--chunks", "1", "--out", str(tmp_path / "e"), *settings]
     first = palimpsest(*command, "--limit", "2")
-    assert "there already" not in first.stderr
+    assert "exist already" not in first.stderr
     assert "tokens of documents to read" in first.stderr
     again = palimpsest(*command, "--limit", "2")
-    assert "8 of 8 episodes are there already" in again.stderr
+    assert "8 of 8 episodes exist already" in again.stderr
     assert "tokens of documents to read" not in again.stderr
     assert "ETA ?" not in again.stderr
 

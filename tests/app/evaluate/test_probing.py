@@ -44,15 +44,15 @@ def test_what_writes_no_memory_is_refused_with_what_to_probe_instead(policy: str
 
 @pytest.mark.parametrize("wrong", [{"chunks": 10**9}, {"lengths": [4, 10**9]}])
 def test_lengths_that_no_document_has_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"--chunks, --lengths: 1,000,000,000 is too long"):
+    with pytest.raises(ConfigError, match=r"--chunks, --predict: 1,000,000,000 is too long"):
         probed(Agent(), **wrong)
 
 
 def test_the_command_prints_states_predictions_and_what_was_measured(palimpsest: Run) -> None:
-    words = ("embedded", "--recipe", "memagent-quickstart", "--chunks", "4", "--limit", "6", "--lengths", "4,1024")
+    words = ("embedded", "--recipe", "memagent-quickstart", "--chunks", "4", "--limit", "6", "--predict", "4,1024")
     done = palimpsest("probe", *words)
     assert done.returncode == 0, done.stderr
     titles = [line.strip() for line in done.stdout.splitlines() if len(line.split()) == 1]
     assert titles == ["states", "expected", "measured"]
-    refused = palimpsest("probe", "embedded", "--lengths", "4,-1")
-    assert "--lengths 4,-1: expected lengths" in refused.stderr
+    refused = palimpsest("probe", "embedded", "--predict", "4,-1")
+    assert "--predict 4,-1: expected lengths" in refused.stderr

@@ -136,9 +136,9 @@ def test_several_questions_on_one_reading_are_graded_one_by_one(tmp_path: Path) 
     ("override", "message"),
     [
         ("reward.name=my_module:my_reward", "may read the trajectory"),
-        ("reward.state.update=2", r"reward\.state\.update: counts in training alone"),
+        ("reward.state.update=2", r"reward\.state\.update: applies only in training"),
         ("reward.unsupported_penalty=0.5", "reward.unsupported_penalty"),
-        ("policy.name=prune", "policy.name is no key of reward"),
+        ("policy.name=prune", "policy.name is not a key of reward"),
         ("reward.name=f2", "f2"),
     ],
 )
@@ -161,7 +161,7 @@ def test_what_needs_more_than_the_answer_is_refused_by_name(override: str, messa
     ],
 )
 def test_what_would_be_played_is_refused_where_nothing_is(given: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(given))}: nothing is played"):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}: --regrade runs no episodes"):
         palimpsest.evaluate(regrade=evaluation(tmp_path / "e"), quiet=True, **given)
 
 
@@ -171,7 +171,7 @@ def test_layers_of_training_are_left_out_of_a_regrading_as_of_the_evaluation(
     layered = {**BUDGETS, "reward.unsupported_penalty": 2}
     palimpsest.evaluate(tiny_model_folder, chunks=1, limit=4, overrides=layered, out=tmp_path / "e", quiet=True)
     palimpsest.evaluate(regrade=tmp_path / "e")
-    assert "left out, as they count in training alone: reward.unsupported_penalty=2" in capsys.readouterr().err
+    assert "only in training: reward.unsupported_penalty=2" in capsys.readouterr().err
     assert by_key(tmp_path / "e" / "regraded" / "boxed") == by_key(tmp_path / "e")
 
 
@@ -183,7 +183,7 @@ def test_a_damaged_line_is_no_dead_end_where_its_episode_was_played_again(
     lines = log.read_bytes().splitlines(keepends=True)
     write_request(folder, [(CHUNKS, 1, [f"p{n}" for n in range(5)])])
     log.write_bytes(b"".join([lines[0], b"x" + lines[1], *lines[2:]]))
-    with pytest.raises(RunError, match="1 lines can't be read; run the same palimpsest eval again first"):
+    with pytest.raises(RunError, match="1 unreadable lines; run the same palimpsest eval again first"):
         regraded(folder)
     log.write_bytes(log.read_bytes() + lines[1])  # as palimpsest eval plays it again
     capsys.readouterr()
@@ -212,19 +212,19 @@ def test_golds_of_several_objectives_are_not_in_the_log_and_that_is_said(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = write_evaluation(tmp_path / "e", [sample("p0", 1.0, **fields)])
-    with pytest.raises(DataError, match="asks several questions with golds of their own"):
+    with pytest.raises(DataError, match="has several questions with separate golds"):
         regraded(folder, "reward.name=final_answer")
 
 
 def test_a_folder_without_a_log_and_one_that_holds_something_else_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds no samples\.jsonl"):
+    with pytest.raises(RunError, match=r"samples\.jsonl is missing"):
         regraded(tmp_path)
     folder = evaluation(tmp_path / "e")
     (folder / "mine").mkdir()
     (folder / "mine" / "notes.txt").write_text("keep")
     for out in (folder / "mine", folder):
         before = contents(out)
-        with pytest.raises(RunError, match="holds something else"):
+        with pytest.raises(RunError, match="not a regrading"):
             regraded(folder, out=out)
         assert contents(out) == before
 
@@ -251,7 +251,7 @@ def test_a_judge_is_asked_once_and_a_dead_one_leaves_answers_ungraded(tmp_path: 
 def test_the_judge_of_an_evaluation_needs_its_address_again(tmp_path: Path) -> None:
     judged = {"name": "final_answer", "final_answer": {"match": "judge"}, "judge": {"model": "m"}}
     folder = evaluation(tmp_path / "e", reward=judged)
-    with pytest.raises(ConfigError, match=r"its judge's address isn't kept: give .*reward\.judge\.url=http"):
+    with pytest.raises(ConfigError, match=r"doesn't store its judge's address: set .*reward\.judge\.url=http"):
         regraded(folder)
     assert regraded(folder, "reward.name=em").config.reward.judge is None
 
@@ -272,5 +272,5 @@ def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path
 
 
 def test_the_command_rejects_options_of_playing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="limit: nothing is played"):
+    with pytest.raises(ConfigError, match="limit: --regrade runs no episodes"):
         app(["eval", "--regrade", str(evaluation(tmp_path / "e")), "--limit", "1"], standalone_mode=False)

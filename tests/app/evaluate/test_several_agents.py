@@ -24,7 +24,7 @@ SETS = ("niah_single_1_300", "niah_multikey_2_300", "vt_300")
 
 @pytest.fixture
 def sets(palimpsest: Run, tmp_path: Path) -> tuple[str, ...]:
-    made = ("--tokenizer", "embedded", "--n", "1", "--lengths", "300", "--out", str(tmp_path / "ruler"))
+    made = ("--tokenizer", "embedded", "--problems", "1", "--lengths", "300", "--out", str(tmp_path / "ruler"))
     assert palimpsest("data", "ruler", "--tasks", "niah_single_1,niah_multikey_2,vt", *made).returncode == 0
     return ("--data", str(tmp_path / "ruler"))
 
@@ -40,14 +40,14 @@ def run_of(method: str, model: Path, folder: Path) -> str:
 def test_one_command_plays_several_agents_and_their_baselines_and_reports_them_together(
     palimpsest: Run, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    made = ("--tokenizer", "embedded", "--n", "1", "--tasks", "niah_multikey_2", "--lengths", "300")
+    made = ("--tokenizer", "embedded", "--problems", "1", "--tasks", "niah_multikey_2", "--lengths", "300")
     palimpsest("data", "ruler", *made, "--out", str(tmp_path / "sets"))
     models = [run_of(method, tiny_model_folder, tmp_path / method) for method in METHODS]
     settings = [word for words in METHODS.values() for word in words]
     words = ["eval", *models, "--data", str(tmp_path / "sets"), *settings, "--out", str(tmp_path / "out")]
     refused = palimpsest(*words)
     assert refused.returncode == 2
-    assert "graded by boxed, final_answer" in refused.stderr
+    assert "different rewards (boxed, final_answer)" in refused.stderr
     assert "such an option" in palimpsest(*words, "chunk_sise=3").stderr
     assert "need --out DIR" in palimpsest(*words[:-2]).stderr
     done = palimpsest(*words, "reward.name=fraction")
@@ -67,7 +67,7 @@ def test_every_model_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert names_of([".", "runs/a", "../b"]) == ["here", "a", "b"]
-    with pytest.raises(ConfigError, match="runs/a is given twice"):
+    with pytest.raises(ConfigError, match="runs/a appears twice"):
         names_of(["runs/a", "b", "runs/a"])
 
 

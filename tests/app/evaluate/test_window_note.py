@@ -12,9 +12,7 @@ from palimpsest.progress.reporter import Silent
 from palimpsest.runs.signals import GracefulStop
 from support.small_run import small_run
 
-NOTE = (
-    "the window is 480 tokens of 512, because longrope turns all positions of a call otherwise once one is beyond 480"
-)
+NOTE = "the window is 480 tokens of 512, because longrope rotates all positions differently once one is beyond 480"
 
 
 class Shown(Silent):

@@ -52,10 +52,10 @@ def test_each_method_has_a_label_for_every_player(name: str) -> None:
         ("memagent", "data={train_files: a.json}", "data.train_files=a.json: .* needs synthetic or synthetic_search;"),
         ("memagent", "data={train_files: synthetic_search}", r"evaluation.sizes=.* from 1 to data.search.people="),
         ("memact", "evaluation.sizes=[2, 25]", r"evaluation.sizes=\[2, 25\].* from 1 to data.search.people=24"),
-        ("memact", "evaluation.sizes=[2, 2]", "give each number once"),
+        ("memact", "evaluation.sizes=[2, 2]", "use each number once"),
         ("memagent", "evaluation.sizes=[0, 1]", r"evaluation.sizes=\[0, 1\]"),
-        ("memagent", "evaluation.sizes=[1, 1]", "give each number once"),
-        ("rememr1", "evaluation.sizes=[12501]", "100,000 chunks at the most, and training comes to 8 chunks"),
+        ("memagent", "evaluation.sizes=[1, 1]", "use each number once"),
+        ("rememr1", "evaluation.sizes=[12501]", "at most 100,000 chunks, and training reaches 8 chunks"),
         ("memagent", "data.curriculum.chunks=[4, 100001]", "data.curriculum.chunks.* to 100,000"),
     ],
 )
@@ -219,13 +219,13 @@ def test_a_report_of_search_problems_speaks_of_questions(tmp_path: Path) -> None
     found = results("memact", row(1.0), 8, row(0.0))
     write_report(tmp_path, found)
     html = (tmp_path / "report.html").read_text("utf-8")
-    assert "memact: an agent trained on up to 6 questions a problem, tested on up to 8 questions" in html
+    assert "memact: an agent trained on up to 6 questions per problem, tested on up to 8 questions" in html
     assert "<td>prunes, after RL, 8 questions</td>" in html
     for word in ("chunk", "document", "fidelity"):
         assert word not in html.partition("<body>")[2].partition("<h2>Configuration")[0]
     assert lead(found) == (
-        "With 2 questions a problem, the agent's accuracy went from 100.0% before reinforcement learning to 100.0% "
+        "With 2 questions per problem, the agent's accuracy went from 100.0% before reinforcement learning to 100.0% "
         "after it. With 8 questions it is 0.0%; in comparison: 0.0% (keeps everything), 0.0% (keeps everything, with "
-        "room for it), 0.0% (keeps the latest), 0.0% (sums up when full). Training ended before its problems had grown "
-        "to 8 questions: the largest had 6 questions."
+        "room for it), 0.0% (keeps the latest), 0.0% (sums up when full). Training ended before its problems reached "
+        "8 questions: the largest had 6 questions."
     )

@@ -31,7 +31,7 @@ def results(seed: int, right: float, **changes: Any) -> Results:
         cells={name: {1: cell, 4: cell} for name in ("agent_before", "agent")},
         rewards=[0.0, right],
         sizes=[4, 4],
-        made=[("command", "palimpsest quickstart memagent --seeds 3,7"), ("made with", "palimpsest 0.1.0")],
+        made=[("command", "palimpsest quickstart memagent --seed 3,7"), ("made with", "palimpsest 0.1.0")],
     )
 
 
@@ -75,7 +75,7 @@ def test_the_report_of_several_seeds_shows_means_intervals_and_each_seed(tmp_pat
         "0.0% to 100.0%; 50.0%, 75.0%",
         "seed-7/report.html",
         "64, 10 ungraded",
-        "palimpsest quickstart memagent --seeds 3,7",
+        "palimpsest quickstart memagent --seed 3,7",
         "palimpsest 0.1.0",
     ):
         assert said in page, said
@@ -85,8 +85,8 @@ def test_the_report_of_several_seeds_shows_means_intervals_and_each_seed(tmp_pat
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"seeds": (0,)}, r"seeds=\[0\]: give two or more different whole numbers"),
-        ({"seeds": 3}, r"seeds=3: give two or more whole numbers, such as \(0, 1, 2\)"),
+        ({"seeds": (0,)}, r"seeds=\[0\]: use two or more different whole numbers"),
+        ({"seeds": 3}, r"seeds=3: pass two or more whole numbers, such as \(0, 1, 2\)"),
         ({"seeds": (1, 1)}, "two or more different"),
         ({"seeds": ("0", "1")}, "two or more different"),
         ({"seeds": (0, 1), "seed": 0}, "seeds takes no seed"),
@@ -128,7 +128,7 @@ def test_two_seeds_by_the_command_and_again_from_python(
 ) -> None:
     out = tmp_path / "runs"
     settings = small_quickstart(tiny_model_folder)
-    done = palimpsest("quickstart", "memagent", "--seeds", "0,1", "--out", str(out), *settings)
+    done = palimpsest("quickstart", "memagent", "--seed", "0,1", "--out", str(out), *settings)
     assert done.returncode == 0, done.stderr
     assert "mean of 2 seeds" in done.stdout
     summary = json.loads((out / "summary.json").read_text())
@@ -138,8 +138,8 @@ def test_two_seeds_by_the_command_and_again_from_python(
         assert row["1"]["seeds"] == [one["accuracy"][name]["1"] for one in singly]
         assert row["1"]["mean"] == pytest.approx(sum(row["1"]["seeds"]) / 2)
     assert "Means over seeds 0, 1" in (out / "report.html").read_text()
-    again = palimpsest("quickstart", "memagent", "--seeds", "0,1", "--out", str(out), *settings)
-    assert (again.returncode, "--resume continues the seeds" in again.stderr) == (2, True)
+    again = palimpsest("quickstart", "memagent", "--seed", "0,1", "--out", str(out), *settings)
+    assert (again.returncode, "--resume" in again.stderr) == (2, True)
     resumed = quickstart_of(out, settings)
     assert (resumed.folder, len(resumed.seeds), resumed.finished) == (out, 2, True)
     assert {**resumed.summary, "wall_s": 0} == {**summary, "wall_s": 0}

@@ -62,7 +62,7 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
         ),
         (
             [{"step": 20, "eval/accuracy": -3.0}, {"step": 40, "eval/accuracy": 7.0}],
-            ["Held-out reward -3.00 after step 20, 7.00 after step 40: beyond 0 to 1, so its noise is not known."],
+            ["Held-out reward -3.00 after step 20, 7.00 after step 40: beyond 0 to 1, so its noise is unknown."],
         ),
         (
             [{"step": 20, "eval/accuracy": 0.5}, {"step": 40, "eval/accuracy": 0.55}],
@@ -169,4 +169,4 @@ def test_a_run_knows_its_report_and_a_resumed_one_writes_it_anew(tmp_path: Path,
     first = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
     first.report.unlink()
     again = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", resume=True, quiet=True)
-    assert "What next" in again.report.read_text("utf-8")
+    assert "Next steps" in again.report.read_text("utf-8")

@@ -126,7 +126,7 @@ def test_a_run_that_completes_no_step_ends_after_its_last_restart_with_the_first
     with pytest.raises(ProcessesLost, match="process 4 was lost") as caught:
         lossy([(0, lost(number)) for number in (1, 2, 3, 4)], restarts=3)
     assert caught.value.__notes__ == [
-        "restarts: 3 (cluster.max_restarts=3); the first was after: process 1 was lost",
+        "restarts: 3 (cluster.max_restarts=3); the first followed: process 1 was lost",
     ]
     assert waited == [1, 2, 4]
     assert len(Lossy.folders) == 4
@@ -144,7 +144,7 @@ def test_what_no_restart_mends_ends_the_run(error: PalimpsestError, lossy: Calla
 def test_what_no_restart_mends_and_came_of_one_tells_why_that_was(lossy: Callable[..., Run]) -> None:
     with pytest.raises(ModelError, match="no weights") as caught:
         lossy([(3, lost()), (3, ModelError("no weights"))], restarts=3)
-    assert caught.value.__notes__ == ["this came as it was started again, after: process 1 was lost"]
+    assert caught.value.__notes__ == ["raised after a restart; the restart followed: process 1 was lost"]
 
 
 def test_more_restarts_than_have_a_sense_are_refused() -> None:
@@ -184,7 +184,7 @@ def test_ranks_that_cant_take_up_what_one_process_saved_say_so_and_the_run_goes_
 ) -> None:
     train("memagent-quickstart", small_run(tiny_model_folder, max_steps=1), out=tmp_path, quiet=True)
     before = (tmp_path / "config.yaml").read_bytes()
-    with pytest.raises(CheckpointError, match=r"was saved by engine\.name=embedded; resume with that"):
+    with pytest.raises(CheckpointError, match=r"engine\.name=embedded saved it"):
         train(resume=tmp_path, overrides={"engine.name": "ray", "train.max_steps": 2}, quiet=True)
     assert (tmp_path / "config.yaml").read_bytes() == before
     assert train(resume=tmp_path, overrides={"train.max_steps": 2}, quiet=True).steps == 2

@@ -107,7 +107,7 @@ def test_a_class_is_computed_as_it_is_written_or_refused_in_words(name: str) -> 
     prompts = [head[:n] + ids(draw, m) for n, m in ((3, 0), (20, 2), (20, 7), (30, longest - 38), (10, 20))]
     assert largest_gap(reference, prompts, sampled(model, prompts)) < 2e-5
     if case.untrained:
-        said = rf"{type(model).__name__} can be sampled but not trained: .*{case.untrained}"
+        said = rf"{type(model).__name__} supports sampling but not training: .*{case.untrained}"
         with pytest.raises(ModelError, match=said):
             ForestLearner(model, optim=OptimConfig())
         return

@@ -354,8 +354,8 @@ def test_a_segment_with_an_empty_mask_changes_nothing() -> None:
     [
         (lambda f: (f / "model.safetensors").unlink(), "no \\*.safetensors weights"),
         (lambda f: (f / "config.json").unlink(), r"no config\.json"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json can't be read"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 40), "cut short"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 40), "truncated"),
     ],
 )
 def test_a_spoilt_model_folder_is_named_with_the_reason(

@@ -52,5 +52,5 @@ def test_a_checkpoint_with_such_facts_is_unusable(tmp_path: Path, tiny_model: An
     learner.save(tmp_path)
     learner.load(tmp_path)
     (tmp_path / "learner" / FACTS).write_text(json.dumps(WHOLE | {"version": "5"}))
-    with pytest.raises(CheckpointError, match=r"version='5' is no whole number from 0; use an older one"):
+    with pytest.raises(CheckpointError, match=r"version='5' is not a whole number from 0; use an older one"):
         learner.load(tmp_path)

@@ -141,7 +141,7 @@ def test_segments_without_a_trained_token_are_left_out() -> None:
 def test_a_segment_longer_than_the_window_is_refused_by_its_number() -> None:
     draw = random.Random(0)
     batch = StepBatch((credited([1, 2], [False, True], draw), credited([1] * 9, [False] * 8 + [True], draw)))
-    with pytest.raises(ValueError, match="segment 1 has 9 tokens, the model's window holds 8"):
+    with pytest.raises(ValueError, match="segment 1 has 9 tokens, the model's window has 8"):
         build_forests(batch.segments, 100, 8)
 
 

@@ -51,5 +51,5 @@ def test_what_cannot_be_saved_is_refused_before_training(tiny_model: Any, tiny_t
         def save_pretrained(self, folder: str) -> None:
             raise OverflowError("too much\nof it")
 
-    with pytest.raises(ModelError, match=r"it could be trained, but not saved \(OverflowError: too much of it\)"):
+    with pytest.raises(ModelError, match=r"model: not saveable \(OverflowError: too much of it\)"):
         check_savable(tiny_model, Unwritable())

@@ -131,7 +131,7 @@ def test_an_endpoint_that_lets_nobody_choose_the_temperature_is_asked_without_an
         asked(engine, tuple(prompt))
     assert set(server.asked[-1]) == {"model", "stream", "messages", "max_completion_tokens"}
     assert server.asked[-1]["max_completion_tokens"] == 108
-    assert "temperature, top-p and seed are the endpoint's own" in engine.limits.note
+    assert "the endpoint sets temperature, top-p and seed" in engine.limits.note
 
 
 def test_a_reply_of_text_is_cut_at_the_budget(tiny_model_folder: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_cancelled_request_is_closed(tiny_model_folder: Path) -> None:
     [
         (401, {"error": "bad key"}, "--api-key-env"),
         (403, {"error": "bad key"}, "--api-key-env"),
-        (429, {"error": {"code": "insufficient_quota"}}, "nothing left"),
+        (429, {"error": {"code": "insufficient_quota"}}, "quota is exhausted"),
     ],
 )
 def test_what_concerns_every_request_fails_at_once(status: int, body: Any, words: str, tiny_model_folder: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_server_that_trips_over_token_ids_is_asked_in_text(tiny_model_folder: 
 def test_redirects_are_not_followed(tiny_model_folder: Path) -> None:
     with endpoint_server() as other, endpoint_server() as server:
         server.fault = lambda number: reply(307, None, location=f"{other.url}/completions")
-        with refusing(EngineError, "redirects to", other.url, "set engine.url (--base-url)"):
+        with refusing(EngineError, "redirect to", other.url, "set engine.url (--base-url)"):
             opened(server, tiny_model_folder)
     assert other.paths == []
 
@@ -332,14 +332,14 @@ def test_redirects_are_not_followed(tiny_model_folder: Path) -> None:
 def test_nobody_there_is_told_at_once(tiny_model_folder: Path) -> None:
     with endpoint_server() as server:
         pass
-    with refusing(EngineError, server.url, "can't be reached", "check engine.url (--base-url), and that it runs"):
+    with refusing(EngineError, server.url, "unreachable", "check engine.url (--base-url), and that it runs"):
         opened(server, tiny_model_folder)
 
 
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("ftp://127.0.0.1/v1", "no address of a server"),
+        ("ftp://127.0.0.1/v1", "not a server address"),
         (f"http://user:{KEY}@127.0.0.1/v1", "a user or a password"),
         (f"http://127.0.0.1/v1?key={KEY}", "a query"),
         ("http://127.0.0.1:9/v1/chat/completions", "give what stands before it, http://127.0.0.1:9/v1"),

@@ -182,9 +182,9 @@ def strangers(run: ClusterRun) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("ray::Rank", "was lost (ActorDiedError"),
-        ("gcs_server", "was lost (Ray's gcs_server ended)"),
-        ("raylet", "was lost (Ray's raylet ended)"),
+        ("ray::Rank", "lost a process (ActorDiedError"),
+        ("gcs_server", "lost a process (Ray's gcs_server ended)"),
+        ("raylet", "lost a process (Ray's raylet ended)"),
     ],
 )
 def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(run: ClusterRun, name: str, told: str) -> None:
@@ -198,7 +198,7 @@ def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(run: Clus
     last = errors.splitlines()[-1]
     assert last.startswith("error: ")
     assert told in last
-    assert last.endswith("; the run goes on from its newest checkpoint when it is resumed")
+    assert last.endswith("; resume the run from its newest checkpoint")
     assert name == "gcs_server" or "warning: Ray: " in (run.out / "events.jsonl").read_text() + errors
     assert run.gone()
     run.finish()

@@ -151,7 +151,7 @@ def test_gpus_are_not_named_in_vain_for_a_build_that_computes_on_a_cpu(
 ) -> None:
     monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", path := python("True 2.13.0+cpu"))
     with pytest.raises(
-        ConfigError, match=rf"sampler\.devices=\[1\]: the vLLM of {path} computes on a CPU; .*leave it out"
+        ConfigError, match=rf"sampler\.devices=\[1\]: the vLLM of {path} computes on a CPU; .*remove sampler\.devices"
     ):
         check_python(SamplerConfig(name="vllm", devices=(1,)))
     monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python("True 2.13.0+cu130"))

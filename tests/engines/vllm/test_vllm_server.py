@@ -126,7 +126,7 @@ async def test_adapters_are_sampled_merged(sampler: VllmSampler, tmp_path: Path)
 async def test_an_export_of_a_run_on_ranks_samples_what_its_checkpoint_samples(tmp_path: Path, palimpsest: Run) -> None:
     run, exported = ClusterRun(tmp_path / "run"), tmp_path / "exported"
     run.finish()
-    done = palimpsest("export", str(run.out), "--untied", "--to", str(exported))
+    done = palimpsest("export", str(run.out), "--untied", "--out", str(exported))
     assert done.returncode == 0, done.stderr
     (checkpoint,) = [path for path in (run.out / "checkpoints").iterdir() if path.name == "step-000002"]
     started = load_model(ModelConfig())

@@ -285,7 +285,7 @@ async def test_an_outcome_without_an_answer_is_an_error_whose_words_stay_in_the_
     if "failure" in script:
         assert str(script["failure"]) in caplog.text
     if code == "policy_failed":
-        assert "RuntimeError; the server's log says more" in answer.json()["error"]["message"]
+        assert "RuntimeError; see the server's log" in answer.json()["error"]["message"]
 
 
 async def test_a_question_beyond_its_budget_is_refused() -> None:

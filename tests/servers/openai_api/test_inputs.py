@@ -89,13 +89,13 @@ def test_one_paragraph_is_read_and_asked() -> None:
 @pytest.mark.parametrize(
     ("messages", "own", "said"),
     [
-        ([Message("system", "Be short.")], {}, "nothing is asked"),
-        ([user("Who?"), Message("assistant", "Anna")], {}, "nothing is asked"),
-        ([user("  ")], {}, "nothing is asked"),
-        ([user("", FilePart(b"text", "a.txt"))], {}, "nothing is asked"),
-        ([user("Who?", FilePart(b" ", "a.txt"))], {}, "a.txt: holds no text"),
-        ([user("Who?")], {"document": ""}, "document: holds no text"),
-        ([user("<document> </document> Who?")], {}, "holds no text"),
+        ([Message("system", "Be short.")], {}, "no question"),
+        ([user("Who?"), Message("assistant", "Anna")], {}, "no question"),
+        ([user("  ")], {}, "no question"),
+        ([user("", FilePart(b"text", "a.txt"))], {}, "no question"),
+        ([user("Who?", FilePart(b" ", "a.txt"))], {}, "a.txt: has no text"),
+        ([user("Who?")], {"document": ""}, "document: has no text"),
+        ([user("<document> </document> Who?")], {}, "has no text"),
     ],
 )
 def test_what_asks_nothing_or_holds_nothing_is_refused(messages: list[Message], own: Any, said: str) -> None:
@@ -104,7 +104,7 @@ def test_what_asks_nothing_or_holds_nothing_is_refused(messages: list[Message], 
 
 
 def test_one_endless_paragraph_asks_nothing() -> None:
-    with pytest.raises(Refused, match="a paragraph of its own"):
+    with pytest.raises(Refused, match="a separate last paragraph"):
         read(user("word " * 1000))
 
 

@@ -19,7 +19,7 @@ PATH = "/v1/chat/completions"
 @pytest.mark.slow
 def test_the_model_may_be_at_an_endpoint(tmp_path: Path) -> None:
     with endpoint_server() as endpoint:
-        more = ("--engine", endpoint.url, "--tokenizer", str(BASE_MODEL))
+        more = ("--base-url", endpoint.url, "--tokenizer", str(BASE_MODEL))
         with server(tmp_path, *more, model=MODEL) as (url, _):
             answer = httpx2.post(url + PATH, json=ASK, timeout=120).json()
             card = httpx2.get(f"{url}/v1/models").json()["data"][0]

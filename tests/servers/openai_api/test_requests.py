@@ -90,7 +90,7 @@ def test_a_text_may_hold_any_number_of_commas_and_quotes() -> None:
 
 
 def test_what_may_be_given_is_told_as_json() -> None:
-    with pytest.raises(Refused, match=r"^logprobs: not possible here; leave it out or give false$"):
+    with pytest.raises(Refused, match=r"^logprobs: not supported; omit it or use false$"):
         ask(logprobs=True)
 
 

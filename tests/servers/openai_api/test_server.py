@@ -179,9 +179,9 @@ def test_a_server_killed_while_it_reads_goes_on_to_the_same_bytes(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--host", "0.0.0.0"], "--api-key-env"),
-        (["--api-key-env", "NO_SUCH_VARIABLE"], "isn't set"),
-        (["--no-store", "--store", "x"], "give one of the two"),
+        (["--host", "0.0.0.0"], "--server-key-env"),
+        (["--server-key-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE"),
+        (["--no-store", "--store", "x"], "--store x and --no-store"),
         (["--policy", "prune"], "reads no documents"),
     ],
 )

@@ -190,9 +190,11 @@ def test_with_insight_the_evidence_is_kept_where_it_is_held_and_written_where_it
 
 
 def test_a_policy_without_a_form_is_refused(tiny_codec: Any) -> None:
-    with pytest.raises(ConfigError, match="cold_start can't teach FullContextPolicy: its teachable\\(\\) says no form"):
+    with pytest.raises(
+        ConfigError, match="cold_start can't teach FullContextPolicy: its teachable\\(\\) returns no format"
+    ):
         Lessons(FullContextPolicy(), tiny_codec, DATA, 0)
-    with pytest.raises(ConfigError, match="cold_start draws its lessons from the synthetic world"):
+    with pytest.raises(ConfigError, match="cold_start builds SFT examples from the synthetic world"):
         parse_config("data: {train_files: a.json}\ncold_start: {}")
 
 

@@ -94,9 +94,7 @@ def test_a_resume_with_other_trajectories_is_refused_naming_the_options(tmp_path
     train(EPISODES)
     train(list(EPISODES))
     for others in (EPISODES[:4], EPISODES[::-1], [*EPISODES[:4], answered("abcdx", rollout=4)]):
-        with pytest.raises(
-            RunError, match=r"^[^\n]*begun with other trajectories[^\n]*--per-problem[^\n]*--force[^\n]*$"
-        ):
+        with pytest.raises(RunError, match=r"^[^\n]*started with other trajectories[^\n]*--best[^\n]*--force[^\n]*$"):
             train(others)
 
 

@@ -245,7 +245,7 @@ def test_a_row_that_does_not_fit_is_refused_or_left_out_and_counted_but_never_cu
         load_conversations(path, model, max_tokens=1000)
     told: list[str] = []
     (kept,) = load_conversations(path, model, max_tokens=1000, drop_too_long=True, warn=told.append)
-    assert told == [f"{path}: left out 1 of 2 rows, longer than 1000 tokens"]
+    assert told == [f"{path}: skipped 1 of 2 rows, longer than 1000 tokens"]
     assert model.decode(kept.turns[0].prompt_ids).startswith("<|im_start|>system\nBe brief.")
     with pytest.raises(DataError, match="no row of at most 10 tokens"):
         load_conversations(path, model, max_tokens=10, drop_too_long=True, warn=told.append)
@@ -256,7 +256,7 @@ def test_a_row_that_does_not_fit_is_refused_or_left_out_and_counted_but_never_cu
     [
         (ENDS_IN_PRUNE, PLAIN, "doesn't render tool calls"),
         (ENDS_IN_PRUNE, PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}", "tool calls"),
-        (AFTER_A_PRUNE, LAST_ONLY, r"messages\[4\]: the chat template renders what comes before"),
+        (AFTER_A_PRUNE, LAST_ONLY, r"messages\[4\]: the chat template renders earlier messages"),
         (ENDS_IN_PRUNE, QWEN25.replace("{{ tool | tojson }}", ""), "doesn't show search, prune_context"),
         (ENDS_IN_PRUNE, QWEN25.replace("<|im_end|>", "[end]"), "no stop token"),
         ([*HEAD[:1], say("user", "a<|im_end|>b"), say("assistant", "c")], QWEN25, "control token <|im_end|>"),
@@ -264,7 +264,7 @@ def test_a_row_that_does_not_fit_is_refused_or_left_out_and_counted_but_never_cu
         (HEAD, QWEN25, "none with role 'assistant'"),
         ([*HEAD, {"role": "bot", "content": "x"}], QWEN25, r"messages\[2\].role='bot'"),
         ([*HEAD, say("assistant", 5)], QWEN25, r"messages\[2\].content must be a string"),
-        ([{**call("search"), "tool_calls": [{"name": "search", "arguments": "{no"}]}], QWEN25, "is no JSON"),
+        ([{**call("search"), "tool_calls": [{"name": "search", "arguments": "{no"}]}], QWEN25, "is not valid JSON"),
         ([{**call("search"), "tool_calls": [{"name": "search", "arguments": [1]}]}], QWEN25, "must be an object"),
         ([{**call("search"), "tool_calls": {"name": "search"}}], QWEN25, "tool_calls must be a list"),
     ],
@@ -280,7 +280,7 @@ def test_a_row_that_can_not_be_rendered_faithfully_is_refused_with_its_number(
 
 def test_thinking_switched_off_is_refused_where_earlier_replies_lose_their_empty_thinking(tmp_path: Path) -> None:
     path = save(tmp_path / "a.parquet", ENDS_IN_PRUNE, enable_thinking=False)
-    with pytest.raises(DataError, match="leave out enable_thinking"):
+    with pytest.raises(DataError, match="omit enable_thinking"):
         load_conversations(path, codec(QWEN25), max_tokens=9999)
 
 
@@ -323,24 +323,22 @@ def test_the_records_of_a_run_are_found_in_its_folder_and_problems_counted_over_
         (tmp_path / "trajectories" / f"step-{step:06d}.jsonl.zst").write_bytes(encode_groups([group]))
     chosen = read_trajectories(tmp_path, min_grade=1.0, per_problem=1)
     assert [(one.rollout, one.answer) for one in chosen.trajectories] == [(1, "2")]
-    assert str(chosen) == (
-        "kept 1 episodes; left out 2 below the grade, 0 ungraded, 1 beyond those wanted of their problem"
-    )
+    assert str(chosen) == ("kept 1 episodes; skipped 2 below the grade, 0 ungraded, 1 beyond --best")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"records": Path("r"), "data": Path("d")}, "one"),
-        ({"data": Path("d"), "keep": "all"}, "need --from"),
-        ({"data": Path("d"), "per_problem": 2}, "need --from"),
-        ({"records": Path("r"), "memory_first": True}, "need --data"),
-        ({"records": Path("r"), "keep": "good"}, "--keep good: give correct"),
-        ({"records": Path("r"), "keep": "nan"}, "--keep nan"),
+        ({"records": Path("r"), "data": Path("d")}, "exclude each other"),
+        ({"data": Path("d"), "min_grade": "all"}, "add --from"),
+        ({"data": Path("d"), "best": 2}, "add --from"),
+        ({"records": Path("r"), "memory_first": True}, "add --data"),
+        ({"records": Path("r"), "min_grade": "good"}, "--min-grade good"),
+        ({"records": Path("r"), "min_grade": "nan"}, "--min-grade nan"),
     ],
 )
 def test_options_without_a_meaning_together_are_refused(options: dict[str, Any], said: str) -> None:
-    nothing: dict[str, Any] = dict.fromkeys(("records", "keep", "per_problem", "data"))
+    nothing: dict[str, Any] = dict.fromkeys(("records", "min_grade", "best", "data"))
     with pytest.raises(ConfigError, match=said):
         read_imitated(**{**nothing, "memory_first": False, "drop_too_long": False, **options})
 
@@ -368,12 +366,12 @@ def test_the_command_learns_conversations_and_then_its_own_best_episodes(
     done = palimpsest(
         "sft", "memagent-quickstart", "--data", str(rows), "--drop-too-long", *sizes, "--out", str(tmp_path / "run")
     )
-    assert "left out 1 of 2 rows, longer than 512 tokens" in done.stderr
+    assert "skipped 1 of 2 rows, longer than 512 tokens" in done.stderr
     assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
     (tmp_path / "played" / "trajectories").mkdir(parents=True)
     record = tmp_path / "played" / "trajectories" / "step-000001.jsonl.zst"
     record.write_bytes(encode_groups(sample_groups(2), Codec.load(str(model)).digest))
-    options = ("--from", str(tmp_path / "played"), "--keep", "correct", "--out", str(tmp_path / "second"))
+    options = ("--from", str(tmp_path / "played"), "--min-grade", "correct", "--out", str(tmp_path / "second"))
     done = palimpsest("sft", "memagent-quickstart", *options, *sizes)
     assert done.returncode == 0
-    assert "kept 2 episodes; left out 0 below the grade, 2 ungraded" in done.stderr
+    assert "kept 2 episodes; skipped 0 below the grade, 2 ungraded" in done.stderr

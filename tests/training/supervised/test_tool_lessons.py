@@ -173,7 +173,7 @@ def test_the_cold_start_says_how_many_questions_its_lessons_ask() -> None:
 def test_an_agent_without_tools_has_no_lessons_on_search_problems() -> None:
     config = parse_config("data: {train_files: synthetic_search}\ncold_start: {}")
     assert config.cold_start is not None
-    with pytest.raises(ConfigError, match="teaches agents with tools; OverwritePolicy is none"):
+    with pytest.raises(ConfigError, match="needs an agent with tools; OverwritePolicy"):
         build_lessons(config, config.cold_start, build_policy(config.policy), base_codec(), WINDOW)
 
 

@@ -1,1 +1,1 @@
-"""Jobs that play one agent: an episode, a question about files, a server, a recorded episode again."""
+"""Jobs that run one agent: an episode, a question about files, a server, a replay."""

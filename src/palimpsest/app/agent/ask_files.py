@@ -1,4 +1,4 @@
-"""Questions about files of one's own, answered by a memory agent that reads them from beginning to end."""
+"""Questions about your files, answered by a memory agent that reads them from beginning to end."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A piece of a file, word for word, that a sentence of the last memory is from."""
+    """A verbatim piece of a file that supports a sentence of the last memory."""
 
     text: str
     file: str
     start: int
-    """In characters of the file's text."""
+    """Character offset in the file's text."""
     end: int
     kept: str
-    """The sentence as the memory has it."""
+    """The sentence in the memory."""
 
 
 OnMemory = Callable[[MemoryChange], None]
@@ -48,41 +48,41 @@ OnMemory = Callable[[MemoryChange], None]
 
 @dataclass(frozen=True, repr=False)
 class Asked:
-    """A question, its answer, and what the answer rests on."""
+    """A question, its answer, and the sources of the answer."""
 
     question: str
     answer: str | None
-    """What the reply boxes, or names as its final answer, else all it says; None where there is no reply."""
+    """The reply's boxed or final answer, otherwise the whole reply; None without a reply."""
     answers: tuple[str | None, ...]
-    """One a question, where several were asked at once; else `answer` alone."""
+    """One answer per question; for one question, only `answer`."""
     document: TextDocument
     trajectory: Trajectory
     quotes: tuple[Quote, ...]
-    """Of the sentences of the last memory, in its order."""
+    """Sources of the last memory's sentences, in its order."""
     unsupported: tuple[str, ...]
-    """Sentences of the last memory of which no file has so much as four words in a row: made up, or said anew."""
+    """Sentences of the last memory without four consecutive words of any file: hallucinated or paraphrased."""
     _problem: Problem = field(repr=False)
     _codec: Codec = field(repr=False)
 
     @property
     def kept_out(self) -> int:
-        """Units of replies that `policy.options.grounded` kept out of the memory."""
+        """Units of replies that `policy.options.grounded` dropped from the memory."""
         events = of_type(self.trajectory.events, MemoryUngrounded)
         return sum(len(event.dropped) for event in events)
 
     @property
     def outcome(self) -> Outcome:
-        """How the episode ended."""
+        """Outcome of the episode."""
         return self.trajectory.outcome
 
     @property
     def failure(self) -> str | None:
-        """Why there is no answer, in words; None where there is one, or nothing is known."""
+        """Reason for a missing answer; None with an answer or for an unknown reason."""
         return None if self.answer is not None else failure(self.trajectory)
 
     @property
     def tokens_in(self) -> int:
-        """Read by the model, over all turns."""
+        """Prompt tokens over all turns."""
         return sum(len(turn.prompt_ids) for turn in self.trajectory.turns)
 
     @property
@@ -98,11 +98,11 @@ class Asked:
 
     @cached_property
     def episode(self) -> Episode:
-        """Turn by turn, in words."""
+        """The decoded episode, turn by turn."""
         return in_words(self._problem, self.trajectory, self._codec)
 
     def to_json(self) -> dict[str, Any]:
-        """What `palimpsest ask --json` prints."""
+        """Output of `palimpsest ask --json`."""
         several = {"answers": list(self.answers)} if len(self.answers) > 1 else {}
         return {
             "question": self.question,
@@ -121,7 +121,6 @@ class Asked:
 
 
 def _short(text: str) -> str:
-    """On one line, of 80 characters at most."""
     line = " ".join(text.split())
     return line if len(line) <= 80 else line[:77] + "..."
 
@@ -142,21 +141,21 @@ async def ask_async(
     quiet: bool = False,
     progress: Progress | None = None,
 ) -> Asked:
-    """Have an agent read files and answer a question, greedily unless the recipe's `eval_sampling` says otherwise.
+    """Let an agent read files and answer a question, greedily by default (recipe key `eval_sampling`).
 
-    `ask` is an ordinary call and works in a notebook; `ask_async` is to be awaited.
+    `ask` is an ordinary call and works in a notebook; `ask_async` is a coroutine.
 
     - `model`: `embedded`, a Hugging Face folder, a run or its folder (its newest checkpoint) or a hub id
     - `files`: a file, a folder, `-` for standard input, or a list of them, read in this order
-    (data/files/text_files.py)
-    - `question`: or several, answered from one reading by policies that can
+      (data/files/text_files.py)
+    - `question`: one question, or several for policies that answer them from one reading
     - `policy`, `recipe`, `overrides`, `seed`: as for `evaluate`
-    - `base_url`: an OpenAI-compatible endpoint where `model` is asked, with `api_key_env`, `tokenizer`
-    - `on_memory` is called with every memory as it is written
-    - `quiet`: show nothing; `progress`: show it on this
+    - `base_url`: an OpenAI-compatible endpoint that serves `model`, with `api_key_env`, `tokenizer`
+    - `on_memory`: called with every memory when it is written
+    - `quiet`: show nothing; `progress`: where to show progress
 
-    Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix. An episode that fails is
-    no error: `outcome` and `failure` tell.
+    Raises ConfigError, DataError or ModelError with a message that names key, value and fix. A failed episode raises
+    nothing; see `outcome` and `failure`.
     """
     questions = _questions(question)
     objects = CallObjects("palimpsest.ask", model)
@@ -182,9 +181,9 @@ async def chat_async(
     on_memory: OnMemory | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Answer one question after the other on the same document, until `next_question` gives None.
+    """Answer questions on the same document until `next_question` returns None.
 
-    The document is read anew for each: what was kept for one question needn't serve another.
+    Each question reads the document again, since a memory serves only its question.
     """
 
     async def work(agent: OpenAgent) -> None:
@@ -221,11 +220,11 @@ async def _answer(
 def result_of(
     config: RunConfig, problem: Problem, document: TextDocument, trajectory: Trajectory, codec: Codec
 ) -> Asked:
-    """What an episode came to, with the places in the document that its last memory is from."""
+    """Result of an episode, with the document positions that support its last memory."""
     texts = GroupTexts(codec)
     read = readings(trajectory, texts)
     memory = read[-1].memory_after if read else last_memory(trajectory, texts)
-    first = read[0].memory_before.ids if read else None  # what a prompt shows where there is no memory yet
+    first = read[0].memory_before.ids if read else None  # the prompt's text for an empty memory
     held = dict.fromkeys(memory.sentences) if memory is not None and memory.ids != first else ()
     sentences = [sentence for sentence in held if any(letter.isalnum() for letter in sentence)]
     spans = origins(sentences, document.text, read)
@@ -235,7 +234,9 @@ def result_of(
         for sentence, span, position in zip(sentences, spans, places, strict=True)
         if span is not None and position is not None
     )
-    replies = trajectory.answers or (trajectory.answer,) * len(problem.by_question)  # no answers: none of any question
+    replies = trajectory.answers or (trajectory.answer,) * len(
+        problem.by_question
+    )  # without answers, None per question
     answers = tuple(_answer_text(reply, config.reward.name) for reply in replies)
     return Asked(
         question=problem.question,
@@ -251,7 +252,6 @@ def result_of(
 
 
 def _answer_text(reply: str | None, reward: str) -> str | None:
-    """What a reply gives as its answer."""
     if reply is None:
         return None
     if reward == "final_answer" and (named := final_answer(reply)) is not None:
@@ -261,10 +261,10 @@ def _answer_text(reply: str | None, reward: str) -> str | None:
 
 
 def _questions(question: str | Sequence[str]) -> tuple[str, ...]:
-    """One or several. Raises ConfigError for none, or a blank one."""
+    """Questions as a tuple. Raises ConfigError for none, or a blank one."""
     questions = (question,) if isinstance(question, str) else tuple(question)
     if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
-        raise ConfigError("ask: the question is blank; say what you want to know of the files")
+        raise ConfigError("ask: the question is blank; pass a question about the files")
     return questions
 
 
@@ -273,7 +273,7 @@ def _named(files: Files) -> list[str]:
     for path in listed:
         if not isinstance(path, str | os.PathLike):
             raise ConfigError(
-                f"palimpsest.ask(files=...): {path!r:.60} is of type {type(path).__name__}: give files or folders; "
+                f"palimpsest.ask(files=...): {path!r:.60} is of type {type(path).__name__}: pass files or folders; "
                 "palimpsest.play takes a text, palimpsest.evaluate a list of problems"
             )
     return [os.fspath(path) for path in listed]

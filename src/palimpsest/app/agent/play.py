@@ -24,54 +24,54 @@ from palimpsest.rollout.episode import failure
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 
-_SHOWN = 40  # memories of a long episode that its repr has
+_SHOWN = 40  # memories in the repr, at most
 _WIDE = 200  # characters of each
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurn:
-    """A turn in words."""
+    """A decoded turn."""
 
     name: str
-    """What the call was for: read, answer, act."""
+    """Purpose of the call: read, answer, act."""
     prompt: str = field(repr=False)
-    """Control tokens included."""
+    """Includes control tokens."""
     reply: str
 
 
 @dataclass(frozen=True)
 class Episode:
-    """A trajectory in words."""
+    """A decoded trajectory."""
 
     problem: Problem
     trajectory: Trajectory
-    """As it was recorded, in tokens."""
+    """The recorded tokens."""
     turns: tuple[PlayedTurn, ...]
     memories: tuple[str, ...]
-    """After each reading turn, or as an agent with tools wrote them down."""
+    """After each reading turn, or each memory that an agent with tools wrote."""
     grade: Grade | None
     """None for a problem without gold answers."""
 
     @property
     def answer(self) -> str | None:
-        """Text of the answer turn, None if the episode never got there."""
+        """Text of the answer turn; None if the episode ended before it."""
         return self.trajectory.answer
 
     @property
     def answers(self) -> tuple[str | None, ...]:
-        """One a question: of several in their order, else `answer` alone."""
+        """One answer per question, in order; for one question, only `answer`."""
         if not self.problem.questions:
             return (self.answer,)
         return self.trajectory.answers or (None,) * len(self.problem.questions)
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended."""
+        """Outcome of the episode."""
         return self.trajectory.outcome
 
     @property
     def table(self) -> Table:
-        """A row a turn."""
+        """One row per turn."""
         turns = zip(self.turns, self.trajectory.turns, strict=True)
         return Table.of(
             [{"": word.name, "prompt tokens": len(turn.prompt_ids), "reply": word.reply} for word, turn in turns]
@@ -87,19 +87,18 @@ class Episode:
         return "\n".join([head, *lines, *(f"  > {_short(answer or '')}" for answer in self.answers)])
 
     def _shown(self) -> list[tuple[int | None, str]]:
-        """Memories with their numbers, each short; of many those at both ends."""
+        """Memories with their numbers, shortened; of many, the first and the last."""
         numbered = list(enumerate(self.memories))
         ends = [numbered] if len(numbered) <= _SHOWN else [numbered[: _SHOWN // 2], numbered[-_SHOWN // 2 :]]
         shown: list[list[tuple[int | None, str]]] = [[(number, _short(text)) for number, text in part] for part in ends]
         return shown[0] if len(shown) == 1 else [*shown[0], (None, "..."), *shown[1]]
 
     def _cuts(self) -> list[tuple[int, int]]:
-        """(tokens of the document, those that were read), if some were not."""
+        """(tokens of the document, tokens read), for a truncated document."""
         cuts = [event for event in self.trajectory.events if event.kind == DocumentTruncated.kind]
         return [(event.detail["tokens"], event.detail["kept"]) for event in cuts]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         shown = [("" if number is None else f" value='{number}'", text) for number, text in self._shown()]
         rows = "".join(f"<li{value}>{html.escape(text)}</li>" for value, text in shown)
         head = html.escape(repr(self).partition("\n")[0])
@@ -108,7 +107,6 @@ class Episode:
 
 
 def _one_line(text: str) -> str:
-    """Without line breaks and what would move a terminal's cursor."""
     return "".join(c if c.isprintable() else " " for c in text).strip()
 
 
@@ -134,18 +132,17 @@ async def play_async(
     tokenizer: Any = None,
     quiet: bool = False,
 ) -> Episode:
-    """Play one episode, greedily unless the recipe's `eval_sampling` says otherwise.
+    """Run one episode, greedily by default (recipe key `eval_sampling`).
 
-    `play` is an ordinary call and works in a notebook; `play_async` is to be awaited.
+    `play` is an ordinary call and works in a notebook; `play_async` is a coroutine.
 
-    - `problem`: a `Problem`, or a dict of one; or a question, with its `context`, a text, and, to have it graded,
-      `answers`; or nothing: the first held-out problem of the recipe's data, of `chunks` paragraphs or as many
-      questions where it is drawn
-    - `policy`: a shipped one, `my_module:MyPolicy`, a class or an object; the recipe's without it
-    - `quiet`: no warning of damaged checkpoints; nothing else is shown
+    - `problem`: a `Problem` or a dict; or a question, with its text as `context` and, for a grade, `answers`; the
+      default is the first held-out problem of the recipe's data, generated with `chunks` paragraphs or questions
+    - `policy`: a shipped policy, `my_module:MyPolicy`, a class or an object; the default is the recipe's
+    - `quiet`: no warning of damaged checkpoints; `play` shows nothing else
     - `model`, `reward`, `recipe`, `overrides`, `seed`, `base_url`, `api_key_env`, `tokenizer`: as for `evaluate`
 
-    Raises ConfigError, DataError or ModelError, each in a line that names key, value and fix.
+    Raises ConfigError, DataError or ModelError with a message that names key, value and fix.
     """
     objects = CallObjects("palimpsest.play", model)
     with objects.in_scope(), as_folder(model, tokenizer, None, objects.called) as (model, tokenizer):
@@ -180,25 +177,25 @@ def _problem(
     _check_types(problem, context, answers)
     if problem is None:
         if context is not None or answers:
-            raise ConfigError("play: context and answers belong to a question; give the question first")
+            raise ConfigError("play: context and answers need a question; pass the question first")
         return build_source(config.data, config.seed, split="eval").problems(step=0, count=1, size=chunks)[0]
     if chunks is not None:
-        raise ConfigError(f"chunks={chunks}: the size of a problem that is drawn; leave it out with one of your own")
+        raise ConfigError(f"chunks={chunks}: the size of a generated problem; omit it with your own problem")
     if isinstance(problem, Mapping):
         (problem,) = as_problems(problems_of([problem], "palimpsest.play(problem=...)"))
     if isinstance(problem, Problem):
         if context is not None or answers:
-            raise ConfigError(f"play: problem {problem.id} has a context and answers of its own; leave out the others")
+            raise ConfigError(f"play: problem {problem.id} already has context and answers; omit the arguments")
         check_problem(problem, "palimpsest.play(problem=...)")
         return problem
     if not problem.strip():
-        raise ConfigError("play: the question is blank; leave it out to play the first problem of the recipe's data")
+        raise ConfigError("play: the question is blank; omit it to run the first problem of the recipe's data")
     golds = (answers,) if isinstance(answers, str) else tuple(answers)
     return Problem("question", problem, golds, context)
 
 
 def _check_types(problem: Any, context: Any, answers: Any) -> None:
-    """Raise ConfigError that names an argument of another type than it takes."""
+    """Raise ConfigError that names an argument of a wrong type."""
     texts = [answers] if isinstance(answers, str) else answers
     listed = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
     for name, value, right, wanted in (
@@ -207,11 +204,11 @@ def _check_types(problem: Any, context: Any, answers: Any) -> None:
         ("answers", answers, listed, "a text or a list of texts"),
     ):
         if not right:
-            raise ConfigError(f"palimpsest.play({name}=...) is of type {type(value).__name__}: give {wanted}")
+            raise ConfigError(f"palimpsest.play({name}=...) is of type {type(value).__name__}: pass {wanted}")
 
 
 def in_words(problem: Problem, trajectory: Trajectory, codec: Codec, grade: Grade | None = None) -> Episode:
-    """The episode of a trajectory."""
+    """The decoded episode of a trajectory."""
     turns = tuple(
         PlayedTurn(turn.name, codec.decode(turn.prompt_ids), codec.decode(turn.completion.token_ids, control=False))
         for turn in trajectory.turns

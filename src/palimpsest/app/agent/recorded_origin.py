@@ -5,15 +5,15 @@ Forms that name an episode. Group, rollout and turn are positions from 0, as in 
     runs/q/trajectories/step-000400.jsonl.zst#3/2      a file, group and rollout
     runs/q#/r/q/s/400/e/3/2/t/5                        a run, and the viewer's link
     evals/a#/e/3/2/t/5                                 an evaluation, or a file, and the link's short form
-    evals/a                                            the first episode of its agent that is recorded
+    evals/a                                            the first recorded episode of its agent
 
-The record says by which key an episode was drawn (`Group.key`). The rest is in the files next to it: the run's
+The record contains the key of the episode's random draws (`Group.key`). The rest comes from files next to it: the run's
 config.yaml, or evaluation.json.
 
-Weights of a training episode are those of the checkpoint with the number of optimiser steps that the recorded turns
-name, else of the nearest one. Weights of an evaluation are those whose fingerprint is in its identity.
+Weights of a training episode are those of the checkpoint with the number of optimiser steps in the recorded turns,
+otherwise of the nearest one. Weights of an evaluation are found by the fingerprint in its identity.
 
-Not covered: endpoints, whose draws have no key; baselines, whose options no file holds; custom engines.
+Not covered: endpoints, whose draws have no key; baselines, whose options no file stores; custom engines.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _FORMS = "FILE.jsonl.zst#GROUP/ROLLOUT, or a folder and the viewer's link, RUN#/
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRef:
-    """Where an episode lies, and a turn of it."""
+    """Location of an episode, and of one of its turns."""
 
     file: Path
     group: int
@@ -67,14 +67,14 @@ class EpisodeRef:
     turn: int | None = None
 
     def owners(self) -> list[Path]:
-        """The file, and the run and evaluation that it belongs to."""
+        """The file, and the run and evaluation around it."""
         above = self.file.resolve().parents[:2]
         return [self.file, *(parent for parent in above if (parent / CONFIG).is_file() or (parent / SAMPLES).is_file())]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """An episode of a file. Its problem is without the document, which a record leaves out."""
+    """An episode of a file. A record omits the document of its problem."""
 
     location: EpisodeRef
     group: Group
@@ -96,11 +96,11 @@ def locate_episode(
     rollout: int | None = None,
     turn: int | None = None,
 ) -> EpisodeRef:
-    """What `episode` and the options together name. Raises ConfigError, DataError."""
+    """Location by `episode` and the options. Raises ConfigError, DataError."""
     path, _, fragment = episode.partition("#")
     match = _LINK.fullmatch(fragment.partition("?")[0]) or _SHORT.fullmatch(fragment)
     if fragment and match is None:
-        raise ConfigError(f"{path}: #{fragment:.80} names no episode; give {_FORMS}")
+        raise ConfigError(f"{path}: #{fragment:.80} names no episode; use {_FORMS}")
     linked = {} if match is None else {name: value for name, value in match.groupdict().items() if value is not None}
     options = {"step": step, "group": group, "rollout": rollout, "turn": turn}
     ids = linked | {name: value for name, value in options.items() if value is not None}
@@ -108,26 +108,26 @@ def locate_episode(
         ids |= {"group": _first_of_an_agent(Path(path)) or 0, "rollout": 0}
     for name in ("group", "rollout"):
         if name not in ids:
-            raise ConfigError(f"{episode}: which {name} is not said; give --{name}, or {_FORMS}")
+            raise ConfigError(f"{episode}: {name} is missing; set --{name}, or use {_FORMS}")
     numbers = {name: int(value) for name, value in ids.items() if name != "step"}
     return EpisodeRef(_file(Path(path), ids.get("step")), numbers["group"], numbers["rollout"], numbers.get("turn"))
 
 
 def _file(path: Path, step: int | str | None) -> Path:
-    """The record file that `path` is, or that lies in it."""
+    """The record file at or in `path`."""
     if not path.is_dir():
         return path
     if (path / TRAJECTORIES).is_dir():
         if step in (None, "all"):
-            raise ConfigError(f"{path}: a run records each step in a file of its own; give --step, or the file")
+            raise ConfigError(f"{path}: a run has one record file per step; set --step, or pass the file")
         return path / TRAJECTORIES / f"{step_name(int(str(step)))}.jsonl.zst"
     if (path / EPISODES).is_file():
         return path / EPISODES
-    raise DataError(f"{path}: holds neither {TRAJECTORIES}/ nor {EPISODES}; give {_FORMS}")
+    raise DataError(f"{path}: contains neither {TRAJECTORIES}/ nor {EPISODES}; use {_FORMS}")
 
 
 def read_episode(location: EpisodeRef) -> RecordedEpisode:
-    """The episode at a place. Raises DataError for one that isn't there, or of other types than a record's."""
+    """The episode at a location. Raises DataError for a missing one, or for fields of wrong types."""
     recording = read_episodes(location.file) if location.file.name == EPISODES else read_groups(location.file)
     groups = recording.groups
     if location.group >= len(groups):
@@ -148,28 +148,28 @@ def read_episode(location: EpisodeRef) -> RecordedEpisode:
 
 
 _SEARCHED = 2048
-"""Problems of an evaluation's data among which one is looked for."""
+"""Problems of an evaluation's data to search."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOrigin:
-    """All that playing it again needs, but the model itself and the document."""
+    """Everything that a replay needs, except the model and the document."""
 
     config: RunConfig
-    """With the weights' folder as its model."""
+    """Its model is the weights' folder."""
     policy: MemoryPolicy
     key: tuple[Key, ...]
-    """Of the group's draws."""
+    """Key of the group's draws."""
     weights: str
-    """Which these are, and whether they sampled the episode, in words."""
+    """Description of the weights, and whether they sampled the episode."""
 
     @property
     def training(self) -> bool:
-        """Whether it was played to be trained on, with the training's sampling and the whole of its reward."""
+        """True for a training episode, with the training's sampling and full reward."""
         return self.key[1] == "train"
 
     def find_problem(self, problem: Problem) -> Problem | None:
-        """The same problem with its document, from the data; None if it isn't there, or the data no longer is."""
+        """The same problem with its document, from the data; None if the problem or the data is missing."""
         wanted = (problem.id, problem.question, problem.answers)
         try:
             matches = (item for item in self._problems(problem) if (item.id, item.question, item.answers) == wanted)
@@ -185,12 +185,12 @@ class EpisodeOrigin:
             yield from source.problems(step=0, count=_SEARCHED, size=size)
             return
         (step, round_number), most = map(int, self.key[2:4]), self.config.train.batch_size
-        for count in (most, *range(1, most if round_number else 1)):  # a refill asks for those that are missing
+        for count in (most, *range(1, most if round_number else 1)):  # a refill requests the missing ones
             yield from source.problems(step=step - 1, count=count, round=round_number, size=size)
 
 
 def origin_of(episode: RecordedEpisode, model: str | None) -> EpisodeOrigin:
-    """How `episode` was played; `model` puts other weights in place of those.
+    """Origin of `episode`; `model` replaces the recorded weights.
 
     Raises ConfigError, DataError or RunError.
     """
@@ -199,11 +199,11 @@ def origin_of(episode: RecordedEpisode, model: str | None) -> EpisodeOrigin:
     is_training = (folder.parent / CONFIG).is_file()
     if not is_training and not (folder / IDENTITY).is_file():
         raise RunError(
-            f"{file}: lies in no run ({CONFIG}) and no evaluation ({IDENTITY}), so how it was played isn't known; give "
-            "the file where it was written"
+            f"{file}: belongs to no run ({CONFIG}) and no evaluation ({IDENTITY}), so its origin is unknown; pass the "
+            "file in its original folder"
         )
     if len(key) < (4 if is_training else 3) or (key[1] == "train") != is_training:
-        raise DataError(f"{file}: group {episode.trajectory.group_id!r} doesn't say by which key it was drawn")
+        raise DataError(f"{file}: group {episode.trajectory.group_id!r} has no key of its random draws")
     return _of_training(episode, folder.parent, model) if is_training else _of_evaluation(episode, folder, model)
 
 
@@ -220,41 +220,38 @@ def _of_evaluation(episode: RecordedEpisode, folder: Path, model: str | None) ->
     identity, played = read_identity(folder), episode.trajectory.group_id
     cell = next((sample.cell for sample in read_samples(folder / SAMPLES)[0] if sample.group_id == played), None)
     if cell is None:
-        raise RunError(f"{folder / SAMPLES}: holds no line of {played}, so how it was played isn't known")
+        raise RunError(f"{folder / SAMPLES}: has no line of {played}, so its origin is unknown")
     if "endpoint" in identity and model is None:
         raise ConfigError(
-            f"{folder}: was played at an endpoint, whose draws nothing repeats; give --model of weights here"
+            f"{folder}: an endpoint sampled it, whose draws can't be repeated; set --model to local weights"
         )
     policy = _policy(identity, cell, folder)
     path, weights = _weights_at(model) if model is not None else _evaluated_weights(folder, identity)
-    run = Path(path).absolute().parent.parent  # that a checkpoint belongs to
+    run = Path(path).absolute().parent.parent  # run of the checkpoint
     in_run = Path(path).parent.name == CHECKPOINTS and (run / CONFIG).is_file()
     config = _identified(load_config(run) if in_run else RunConfig(), identity, policy, folder)
     return EpisodeOrigin(_with_model(config, path), build_policy(policy), episode.group.key, weights)
 
 
 def _policy(identity: Mapping[str, Any], cell: Cell, folder: Path) -> PolicyConfig:
-    """Who played a cell."""
     played = identity.get("policies", {}).get(cell.player)
     if played is None:
         first = _first_of_an_agent(folder)
         where = "" if first is None else f", the first is --group {first}"
         raise ConfigError(
-            f"{folder}: {cell.title!r} is a baseline's, which writes no memory; replay an episode of the agent{where}"
+            f"{folder}: {cell.title!r} is a baseline without a memory; replay an episode of the agent{where}"
         )
     return PolicyConfig.model_validate(played)
 
 
 def _first_of_an_agent(folder: Path) -> int | None:
-    """The place of the first group in an evaluation's record that isn't a baseline's: those end early, so they stand
-    before it. Raises DataError."""
+    """Position of the first recorded group of the agent; baselines end early and come before it. Raises DataError."""
     agents = {sample.group_id for sample in read_samples(folder / SAMPLES)[0] if not sample.baseline}
     groups = enumerate(read_episodes(folder / EPISODES).groups)
     return next((index for index, group in groups if group.trajectories[0].group_id in agents), None)
 
 
 def _identified(config: RunConfig, identity: Mapping[str, Any], policy: PolicyConfig, folder: Path) -> RunConfig:
-    """`config` with what the identity of an evaluation says."""
     sections = {
         "policy": policy.model_dump(mode="json"),
         "data": identity.get("data", {}),
@@ -271,47 +268,47 @@ def _with_model(config: RunConfig, path: str) -> RunConfig:
 
 
 Weights = tuple[str, str]
-"""A model's folder, and in words which weights these are."""
+"""A model's folder, and a description of its weights."""
 
 
 def _weights_at(model: str) -> Weights:
-    return model, f"the weights of {model}, as asked for"
+    return model, f"the weights of {model}, as requested"
 
 
 def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step: int) -> Weights:
-    """Those with as many optimiser steps as the recorded turns say, or of the nearest step."""
+    """Weights with the recorded number of optimiser steps, or of the nearest step."""
     version = trajectory.turns[0].completion.policy_version if trajectory.turns else None
     saved = checkpoint_paths(run / CHECKPOINTS)
     models = [_first_model(run, config), *map(str, saved)]
-    names = ["the weights that training began with", *(f"the checkpoint {path.name}" for path in saved)]
+    names = ["the weights that training started from", *(f"the checkpoint {path.name}" for path in saved)]
     for at, updates in enumerate([0, *map(_version, saved)]):
         if version is not None and updates == version:
             return models[at], f"{names[at]}, which sampled it"
     steps = [0, *map(checkpoint_step, saved)]
     at = min(range(len(steps)), key=lambda index: (abs(steps[index] - (step - 1)), -steps[index]))
-    return models[at], f"{names[at]}, the nearest: those after step {step - 1}, which sampled it, weren't kept"
+    return models[at], f"{names[at]}, the nearest: no checkpoint of step {step - 1}, which sampled it, exists"
 
 
 def _first_model(run: Path, config: RunConfig) -> str:
-    """What training with rewards began with: the end of the cold start, where there was one."""
+    """Starting weights of RL: the end of the cold start, or the configured model."""
     saved = checkpoint_paths(run / COLD_START / CHECKPOINTS)
     return str(saved[-1]) if config.cold_start is not None and saved else named(config.model.path)
 
 
 def _version(checkpoint: Path) -> object:
-    """Optimiser steps that its weights have seen, where its learner says so."""
+    """Optimiser steps of its weights, if its learner records them."""
     return (read_object(checkpoint / "learner" / "learner.json") or {}).get("version")
 
 
 def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> Weights:
-    """The model with the fingerprint of the identity, among those that the files around name."""
+    """The nearby model with the fingerprint of the identity."""
     candidates = list(dict.fromkeys(_models_around(folder)))
     for path in candidates:
         if weights_fingerprint(path) == identity.get("weights"):
             return path, f"the weights of {path}, which sampled it"
     if not candidates:
-        raise RunError(f"{folder}: which model played isn't told by any file; give --model")
-    return candidates[0], f"the weights of {candidates[0]}, which are others than those that sampled it"
+        raise RunError(f"{folder}: no file records the model; set --model")
+    return candidates[0], f"the weights of {candidates[0]}; other weights sampled it"
 
 
 def _models_around(folder: Path) -> Iterator[str]:

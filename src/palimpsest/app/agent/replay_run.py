@@ -1,16 +1,15 @@
 """Replay of a recorded episode from one of its turns, unchanged or with an edited memory.
 
-Turns before that one stay as recorded. The others are sampled with the recorded draw keys, so that with the original
-weights and memory the episode ends in the recorded tokens. An edit replaces the reply of the turn before with one in
-the policy's form that writes the given text (`Teachable.reply`), which enters the memory as it is (`StopReason.GIVEN`);
-policy and prompts stay as they are. A text equal to the remembered one, except for white space around it, changes
-nothing. An empty text is the policy's own empty memory.
+Earlier turns stay as recorded. Later turns are sampled with the recorded draw keys: with the original weights and
+memory the episode reproduces the recorded tokens. An edit replaces the previous turn's reply with one in the policy's
+form that writes the given text (`Teachable.reply`), which enters the memory verbatim (`StopReason.GIVEN`). Policy and
+prompts are unchanged. A text that differs from the memory only by surrounding white space changes nothing. An empty
+text means the policy's empty memory.
 
-Guaranteed: the record is only read; a turn whose prompt differs from the recorded one raises an error; the result names
-the weights that played and the origin of the document.
+Guaranteed: the record is read-only; a turn whose prompt differs from the recorded one raises an error; the result names
+the weights and the origin of the document.
 Not covered: editing the memory of a policy without `teachable` (agents with tools, `full_context`, custom policies).
-Floating-point sums may differ in their last bits, as the episode is sampled in another batch; very rarely this picks
-another token.
+Floating-point sums may differ in their last bits, as the batch differs; very rarely this picks another token.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ from palimpsest.types import Completion, Grade, Group, Problem, StopReason, Traj
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What a turn is to remember."""
+    """The memory that a turn gets."""
 
     text: str
-    """With the space before it that the recorded memory has; "" for nothing."""
+    """Includes the recorded memory's leading space; "" for an empty memory."""
     ids: tuple[int, ...]
-    """[T] as prompts show it."""
+    """[T] tokens in prompts."""
     reply: Completion | None
-    """Of the turn before; None at turn 0, and where the text says what was remembered."""
+    """Reply of the turn before; None at turn 0 and for an unchanged memory."""
     changes: bool
-    """Whether it says something else than what was remembered."""
+    """It differs from the recorded memory."""
 
     def is_in(self, turn: Turn) -> bool:
-        """Whether a prompt shows it; an empty one, where it is all that the memory is."""
+        """True if a prompt shows it; for an empty edit, if the whole memory is empty."""
         ids = turn.piece("memory")
         if ids is None or not self.text:
             return ids in ((), self.ids)
@@ -68,13 +67,13 @@ class Edit:
 
 
 def edited(memory: str, recorded: Trajectory, origin: EpisodeOrigin, turn: int, codec: Codec) -> Edit:
-    """`memory` as what `turn` of a recorded episode is to remember. Raises ConfigError where it can't."""
+    """`memory` as the memory of `turn` in a recorded episode. Raises ConfigError if impossible."""
     policy, name, memory = origin.policy.teachable(), origin.config.policy.name, memory if memory.strip() else ""
     tokens = _remembered(recorded, turn, codec)
     if policy is None or (turn == 0 and not origin.policy.takes_memory):
-        raise ConfigError(f"--memory: {name} tells no form in which its memory could be written; leave it out")
+        raise ConfigError(f"--memory: {name} has no memory that can be edited; omit --memory")
     if turn and recorded.turns[turn - 1].piece("section") is None:
-        raise ConfigError(f"--memory: the turn before {turn} writes no memory; give another --turn, or leave it out")
+        raise ConfigError(f"--memory: the turn before {turn} writes no memory; use another --turn, or omit --memory")
     empty, was = codec.encode(policy.texts.empty_memory), codec.decode(tokens)
     if memory.strip() == was.strip() or (not memory and list(tokens) == empty):
         return Edit(memory and was, tuple(tokens), None, changes=False)
@@ -86,12 +85,11 @@ def edited(memory: str, recorded: Trajectory, origin: EpisodeOrigin, turn: int, 
 
 
 def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
-    """[T] what the turn before wrote; of turn 0 what it shows. Raises ConfigError."""
+    """[T] memory that the turn before wrote; at turn 0, the memory it shows. Raises ConfigError."""
     piece = recorded.turns[turn].piece("memory")
     if piece is None:
         raise ConfigError(
-            f"--memory: turn {turn} ({recorded.turns[turn].name}) shows no memory that could be changed; leave it out, "
-            "or give another --turn"
+            f"--memory: turn {turn} ({recorded.turns[turn].name}) shows no memory; omit --memory, or use another --turn"
         )
     written = (read for read in readings(recorded, GroupTexts(codec)) if turn and read.turn is recorded.turns[turn - 1])
     return next((read.memory_after.ids or codec.encode(read.memory_after.text) for read in written), piece)
@@ -100,7 +98,7 @@ def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
 def _writing(
     ids: Sequence[int], recorded: Trajectory, origin: EpisodeOrigin, policy: Teachable, turn: int, codec: Codec
 ) -> Completion:
-    """A reply of the turn before that writes `ids` in the policy's form. Raises ConfigError where they are too many."""
+    """Reply of the turn before that writes `ids` in the policy's form. Raises ConfigError for too many tokens."""
     if len(ids) > policy.memory_tokens:
         raise ConfigError(
             f"--memory has {len(ids)} tokens, policy.options.memory_tokens={policy.memory_tokens}; shorten it"
@@ -116,7 +114,7 @@ def _writing(
 
 
 def _reply(policy: Teachable, ids: Sequence[int], recorded: Trajectory, turn: int, codec: Codec) -> list[int]:
-    """With the query that the recorded reply asked for, if it did."""
+    """The reply with the recorded query, if there was one."""
     searches = of_type((event for event in recorded.events if event.before_turn == turn), Recalled)
     return policy.reply(codec, ids, codec.encode(searches[0].query) if searches else None)
 
@@ -129,15 +127,15 @@ OUT = "replays"
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How an episode ended."""
+    """End of an episode."""
 
     memory: str | None
-    """The last; None where the policy has none."""
+    """The last memory; None for a policy without any."""
     answer: str | None
     outcome: str
     value: float | None
     reason: str | None
-    """Why there is no value."""
+    """Reason for a missing value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +146,22 @@ class Replay:
     replayed: End
     turn: int
     memory: str | None
-    """What was put in the memory's place, "" for the policy's empty memory; None: the memory is the recorded one."""
+    """The requested memory, "" for the policy's empty memory; None: the recorded one."""
     given: bool
-    """Whether `memory` says something else than the recorded one: it then counts as input, never as the agent's."""
+    """`memory` differs from the recorded one: it counts as input, never as the agent's."""
     first_seen: int | None
-    """The first turn whose prompt shows `memory`; None where none was given, and for an empty one that none shows."""
+    """The first turn whose prompt shows `memory`; None without an edit, or for an empty one that no prompt shows."""
     parts_at: int | None
-    """The first of the turns played on whose reply isn't the recorded one; None: all are."""
+    """The first replayed turn with a different reply; None: all are equal."""
     weights: str
     model: str
-    """The folder they are in, whose tokenizer decodes both."""
+    """Folder of the weights; its tokenizer decodes both ends."""
     document: str
     path: Path
-    """A record of two rollouts: the recorded, and the replayed."""
+    """Record file of two rollouts: the recorded and the replayed one."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `palimpsest replay --json` prints."""
+        """Output of `palimpsest replay --json`."""
         return {**asdict(self), "path": str(self.path)}
 
 
@@ -178,15 +176,15 @@ async def replay_async(
     model: str | None = None,
     out: str | Path = OUT,
 ) -> Replay:
-    """Play an episode on from a turn, with `memory` as what that turn remembers, and compare the ends.
+    """Re-run an episode from a turn, optionally with another `memory`, and compare the ends.
 
     - `episode`: a record file, a run or an evaluation, with `#GROUP/ROLLOUT` or the viewer's link; or with `step`,
-      `group`, `rollout`, places from 0
-    - `turn`: the first that is sampled, from 0; what the turn before wrote is replaced by `memory`, "" for nothing
-    - `model`: other weights; by default those that sampled the episode, or the nearest that were kept
+      `group`, `rollout`, positions from 0
+    - `turn`: the first sampled turn, from 0; `memory` replaces the memory written before it, "" for an empty one
+    - `model`: other weights; the default is the weights that sampled the episode, or the nearest checkpoint
     - `out`: a folder for a record file of both
 
-    Raises ConfigError, DataError or RunError, each in a line that names key, value and fix.
+    Raises ConfigError, DataError or RunError with a message that names key, value and fix.
     """
     location = locate_episode(episode, step=step, group=group, rollout=rollout, turn=turn)
     recorded = read_episode(location)
@@ -204,13 +202,13 @@ replay = blocking(replay_async)
 
 
 def _checked(episode: RecordedEpisode, turn: int | None) -> int:
-    """The turn to play on from."""
+    """The first turn to sample."""
     if turn is None:
-        raise ConfigError("which turn to play on from is not said; give --turn, 0 for the first")
+        raise ConfigError("the turn to replay from is missing; set --turn, 0 for the first")
     if not 0 <= turn < len(episode.trajectory.turns):
         raise ConfigError(f"--turn {turn}: the episode has {len(episode.trajectory.turns)} turns, 0 the first")
     if any(of_type(trajectory.events, Replayed) for trajectory in episode.group.trajectories):
-        raise ConfigError(f"{episode.location.file}: holds a replay already; replay the episode that it was made from")
+        raise ConfigError(f"{episode.location.file}: is a replay; replay its original episode")
     return turn
 
 
@@ -232,7 +230,7 @@ async def _replayed(
     text = None if edit is None else edit.text
     replacement = text if edit is not None and edit.changes else None
     mark = Replayed(f"{recorded.group_id}, rollout {recorded.rollout}", first, replacement)
-    marked = replace(trajectory, events=(*trajectory.events, Event(mark, first)))  # graders see what was given
+    marked = replace(trajectory, events=(*trajectory.events, Event(mark, first)))  # graders see the edit
     grade = await _graded(problem, marked, origin, agent.engine)
     played, grades = (replace(recorded, rollout=0), replace(marked, rollout=1)), (episode.grade, grade)
     return Replay(
@@ -258,7 +256,7 @@ async def _play(
     prepare: Callable[[], Any] | None,
     recorded: Trajectory,
 ) -> Trajectory:
-    """The episode with the draws that it had."""
+    """Run the episode with its recorded draws."""
     return await play(
         problem,
         policy=origin.policy,
@@ -277,7 +275,7 @@ async def _play(
 def _with_document(
     problem: Problem, trajectory: Trajectory, origin: EpisodeOrigin, codec: Codec
 ) -> tuple[Problem, Callable[[], Any] | None, str]:
-    """The problem with its document, what its policy prepares of it, and where it is from."""
+    """The problem with its document, its prepared form, and the origin of the document."""
     sections = [section for turn in trajectory.turns if (section := turn.piece("section")) is not None]
     if sections and isinstance(origin.policy, OverwritePolicy) and _read_to_the_end(trajectory):
         tokens = sum(map(len, sections))
@@ -286,17 +284,17 @@ def _with_document(
         context = codec.decode([i for section in sections for i in section])
         return replace(problem, context=context), lambda: document, "the document is from the recorded prompts"
     if (full := origin.find_problem(problem)) is not None:
-        return full, None, "the document is from the data that it was played on"
+        return full, None, "the document is from the episode's data"
     if not trajectory.turns[0].spans.keys() & {"section", "document"} and _needs_none(problem, origin, codec):
         return problem, None, "it reads no document"
     raise DataError(
-        f"problem {problem.id}: its document isn't in the record whole, and the data it was played on "
-        f"(data.train_files={origin.config.data.train_files}) doesn't give it; put the data where it was"
+        f"problem {problem.id}: its record lacks the whole document, and so does its data "
+        f"(data.train_files={origin.config.data.train_files}); restore the data"
     )
 
 
 def _needs_none(problem: Problem, origin: EpisodeOrigin, codec: Codec) -> bool:
-    """Whether its policy takes the problem as it was recorded; one whose tools search the document doesn't."""
+    """True if its policy admits the recorded problem; a policy whose tools search the document does not."""
     try:
         origin.policy.admit(problem, codec)
     except DataError:
@@ -305,13 +303,12 @@ def _needs_none(problem: Problem, origin: EpisodeOrigin, codec: Codec) -> bool:
 
 
 def _read_to_the_end(trajectory: Trajectory) -> bool:
-    """Whether every section stands in a prompt."""
     unread = sum(event.unread for event in of_type(trajectory.events, ReadingEnded))
     return not unread and trajectory.turns[-1].piece("section") is None
 
 
 def _first_shown(edit: Edit, trajectory: Trajectory, first: int) -> int | None:
-    """The first turn whose prompt shows what was put in the memory's place. Raises ConfigError where none does."""
+    """First turn whose prompt shows the edited memory. Raises ConfigError if none does."""
     shown = next((at for at in range(first, len(trajectory.turns)) if edit.is_in(trajectory.turns[at])), None)
     if shown is None and edit.text:
         ended = failure(trajectory) or trajectory.outcome
@@ -320,19 +317,19 @@ def _first_shown(edit: Edit, trajectory: Trajectory, first: int) -> int | None:
 
 
 def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: int) -> None:
-    """Raise RunError if a turn that was to stand as recorded was asked for otherwise, ConfigError if it couldn't."""
+    """Raise RunError if the prompt of a recorded turn differs, ConfigError if the turn is missing."""
     for at, turn in enumerate(recorded.turns[:first]):
         if at >= len(trajectory.turns):
-            raise ConfigError(f"turn {at} can't stand as it should: {failure(trajectory) or trajectory.outcome}")
+            raise ConfigError(f"turn {at} can't be repeated: {failure(trajectory) or trajectory.outcome}")
         if trajectory.turns[at].prompt_ids != turn.prompt_ids:
             raise RunError(
-                f"turn {at}: its prompt comes out otherwise than it was recorded, so the model's tokenizer, the policy "
-                "or the document is another than when it was played; give the --model that played it"
+                f"turn {at}: its prompt differs from the recorded one, so the model's tokenizer, the policy or the "
+                "document has changed; set --model to the recorded model"
             )
 
 
 async def _graded(problem: Problem, trajectory: Trajectory, origin: EpisodeOrigin, engine: Engine) -> Grade:
-    """As the recorded one was: in training by the whole reward."""
+    """Grade by the recorded reward; in training with its layers."""
     config = origin.config.reward
     if config.judge is not None and config.judge.url == UNSET_URL:
         return Grade(None, "graded by a judge, whose address an evaluation doesn't keep")
@@ -353,7 +350,7 @@ def _end(trajectory: Trajectory, grade: Grade, codec: Codec) -> End:
 
 
 def _written(path: Path, data: bytes) -> Path:
-    """Where `data` is now: at `path`, or at `NAME-2...` where another file has that name."""
+    """Write `data` to `path`, or to `NAME-2...` if another file has that name; returns the path."""
     stem, _, suffix = path.name.partition(".")
     number = 1
     while os.path.lexists(path) and not (path.is_file() and path.read_bytes() == data):
@@ -365,7 +362,7 @@ def _written(path: Path, data: bytes) -> Path:
 
 
 def _name(episode: RecordedEpisode, turn: int, memory: str | None) -> str:
-    """Tells replays apart; the same replay writes the same file."""
+    """Distinct file name per replay; the same replay writes the same file."""
     location = episode.location
     stem = location.file.name.partition(".")[0]
     fields = [stem, str(location.group), str(location.rollout), f"turn-{turn}"]

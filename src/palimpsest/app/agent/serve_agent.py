@@ -1,4 +1,4 @@
-"""A memory agent as a service: opened, asked by many at once, closed."""
+"""A memory agent as a service: open it, serve concurrent requests, close it."""
 
 from __future__ import annotations
 
@@ -39,49 +39,49 @@ from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Question, Trajectory, Turn
 
 MAIN = "palimpsest"
-"""The agent's name as clients ask for it, if no other is given."""
+"""Default model name of the agent in the API."""
 _CHARACTERS = 16
-"""A token has hardly ever more."""
+"""Upper bound of characters per token, rarely exceeded."""
 _LARGE = 50_000
-"""Tokens of a document after whose encoding, which takes some 640 bytes a token for a moment, memory is given back."""
+"""Document tokens above which memory is released after encoding, which briefly takes some 640 bytes per token."""
 _READS_CHUNKS = (SlidingWindowPolicy, PassagesPolicy)
-"""Policies that leave out most of a long document on purpose; `full_context` rejects one that doesn't fit."""
+"""Policies that skip most of a long document by design; `full_context` rejects one that does not fit."""
 _TRIED = Problem("question", "Why?", (), "A text.")
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Where and for whom an agent is served, and what is kept."""
+    """Address, access and storage of a served agent."""
 
     host: str = "127.0.0.1"
     port: int = 8400
     token: str | None = None
     store: Path | None = None
-    """None: nothing is kept on disk."""
+    """None: nothing is stored on disk."""
     drain_seconds: int = 30
-    """For running requests, once a signal came."""
+    """For running requests after a signal."""
     limits: ServerLimits = field(default_factory=ServerLimits)
     model_name: str = MAIN
     options: ServerOptions = field(default_factory=ServerOptions)
 
 
 def default_store() -> Path:
-    """Of this user."""
+    """Store folder of this user."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "palimpsest" / "serve"
 
 
 def serve_agent(agent: Agent, service: Service, announce: Callable[[str], None]) -> None:
-    """Take the address, open the agent, serve until a signal; `announce` gets the address.
+    """Bind the address, open the agent, serve until a signal; `announce` gets the address.
 
-    Raises ConfigError for an address, a token or a policy that can't be served, RunError for a store in use.
+    Raises ConfigError for an invalid address, token or policy, RunError for a store in use.
     """
-    check_host(service.host, service.token, "--api-key-env NAME")
-    check_token(service.token, "--api-key-env")
+    check_host(service.host, service.token, "--server-key-env NAME")
+    check_token(service.token, "--server-key-env")
     check_model_name(service.model_name)
     check_origins(service.options.cors_origins, service.token)
     config = agent.config({})
     if not policy_class(config.policy.name).reads_documents:
-        raise ConfigError(f"--policy {config.policy.name}: reads no documents; choose one that does, overwrite say")
+        raise ConfigError(f"--policy {config.policy.name}: reads no documents; choose one that does, e.g. overwrite")
     with ExitStack() as stack:
         taken = stack.enter_context(bound(service.host, service.port))
         store = None if service.store is None else Store(service.store)
@@ -117,8 +117,7 @@ async def _serve(
 
 
 async def _opened_agent(config: RunConfig) -> ServedAgent:
-    """What is there once it is open, modules above all, is kept from Python's collector: looking through it takes 200
-    ms, in which nothing else runs."""
+    """Open the agent and freeze its objects for Python's collector: scanning them would block everything for 200 ms."""
     opened = ServedAgent(await open_agent(config))
     gc.unfreeze()
     gc.collect()
@@ -130,7 +129,7 @@ class ServedAgent:
     """An open agent."""
 
     def __init__(self, opened: OpenAgent) -> None:
-        """Raises ConfigError for a policy that doesn't fit the window."""
+        """Raises ConfigError for a policy that does not fit the window."""
         self._opened, self._config, self._policy = opened, opened.config, opened.config.policy
         self._window = opened.engine.sampler.max_context
         self._fitted(_TRIED, None)
@@ -141,7 +140,7 @@ class ServedAgent:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the weights' files; of a model of the hub its name, of one at an endpoint what that says of it, too."""
+        """Fingerprint of the weights' files; the name for a hub model, plus the endpoint's answer for a served one."""
         if isinstance(self._config.engine, EndpointEngineConfig):
             endpoint = self._opened.engine.limits.endpoint
             served = f" ({endpoint.served})" if endpoint is not None and endpoint.served else ""
@@ -241,7 +240,7 @@ class ServedAgent:
 
     @cached_property
     def _question_room(self) -> int:
-        """Tokens of the longest question that the policy takes in this window; an option that is set is the bound."""
+        """Tokens of the longest question that the policy takes in this window; a set option is the bound."""
         config = self._policy
         if "question_tokens" not in options_of(policy_class(config.name)):
             return self._window

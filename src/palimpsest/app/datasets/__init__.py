@@ -1,1 +1,1 @@
-"""Data-set jobs: build, generate, convert, filter, download, inspect."""
+"""Data set jobs: build, generate, convert, filter, download, inspect."""

@@ -3,13 +3,13 @@
     built = build_contexts(["hotpot_train.json"], Contexts((50, 200), seed=1), out=Path("sets/hotpot"))
     make_objectives(["hotpot_dev.json"], (2, 4), out=Path("sets/several"), documents=50)
 
-`build_contexts` writes `SPLIT_DOCUMENTS.jsonl` for each split and number of documents, or `SPLIT.jsonl` with the
-contexts of the files if no numbers are given. `make_objectives` writes `objectives_K.jsonl` for each number of
-questions: search problems (data/record.py), or with `documents` several `questions` on one context of that many
-documents, which holds all their gold documents. Both write `manifest.json`.
+`build_contexts` writes `SPLIT_DOCUMENTS.jsonl` per split and number of documents, or `SPLIT.jsonl` with the contexts of
+the files if no numbers are set. `make_objectives` writes `objectives_K.jsonl` per number of questions: search problems
+(data/record.py), or with `documents` several `questions` on one context of that many documents, including all their
+gold documents. Both write `manifest.json`.
 
-Guaranteed: the same files, settings and seed give the same bytes; memory holds the questions and their paragraphs, and
-one assembled context at a time; a question is asked once among the problems of one size.
+Guaranteed: the same files, settings and seed give the same bytes; memory contains the questions, their paragraphs, and
+one assembled context at a time; a question occurs once among the problems of one size.
 Not covered: files of finished contexts that are larger than memory; a question that answers another of its problem.
 """
 
@@ -44,42 +44,42 @@ from palimpsest.types import Problem, Question
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """What contexts are to be like."""
+    """Settings of contexts."""
 
     documents: tuple[int, ...] = ()
-    """Per context, a file of each number; empty: contexts as their files have them."""
+    """Documents per context, one file per number; empty: the contexts of the source files."""
     seed: int = 0
     splits: tuple[Split, ...] = ALL
     disjoint_gold: bool = False
     disjoint_documents: bool = False
-    """No gold document of one split is in a context of another; `disjoint_gold`, too."""
+    """No gold document of one split is in a context of another; implies `disjoint_gold`."""
     order: Order = "any"
     min_distance: float = 0
-    """Documents between gold ones at the least; below 1 a share of the context."""
+    """Minimum of documents between gold ones; below 1, a fraction of the context."""
     positions: tuple[float, ...] = ()
-    """As in `Placing`; questions with another number of gold documents are left out."""
+    """See `Placing`; questions with another number of gold documents are skipped."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         if any(number < 1 for number in self.documents):
-            raise ConfigError(f"--documents {self.documents}: numbers from 1")
+            raise ConfigError(f"--documents {self.documents}: expected numbers from 1")
         if self.order not in ("any", "forward", "reverse"):
             raise ConfigError(f"--order {self.order}: choose one of any, forward, reverse")
         if any(not 0 <= position <= 1 for position in self.positions):
-            raise ConfigError(f"--positions {self.positions}: from 0 (first document) to 1 (last)")
+            raise ConfigError(f"--positions {self.positions}: expected 0 (first document) to 1 (last)")
         if self.positions and (self.order != "any" or self.min_distance):
-            raise ConfigError("--positions says where gold documents stand: leave out --order and --min-distance")
+            raise ConfigError("--positions sets the positions of gold documents: omit --order and --min-distance")
         if self.min_distance < 0 or (self.min_distance >= 1 and not float(self.min_distance).is_integer()):
-            raise ConfigError(f"--min-distance {self.min_distance}: a number of documents, or a share below 1")
+            raise ConfigError(f"--min-distance {self.min_distance}: expected a number of documents, or a share below 1")
         placed = self.order != "any" or self.min_distance or self.positions
         if not self.documents and (placed or self.disjoint_gold or self.disjoint_documents):
             raise ConfigError(
-                "--order, --min-distance, --positions, --disjoint-gold and --disjoint-documents are of assembled "
-                "contexts: give --documents too"
+                "--order, --min-distance, --positions, --disjoint-gold and --disjoint-documents need assembled "
+                "contexts: set --documents too"
             )
 
     def placing(self, documents: int) -> Placing:
-        """How gold documents stand among so many."""
+        """Placing of gold documents among `documents`."""
         share = self.min_distance < 1
         distance = self.min_distance * documents if share else self.min_distance
         return Placing(self.order, int(distance), self.positions)
@@ -87,22 +87,22 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class Built(Made):
-    """What was written."""
+    """Written files."""
 
     left_out: dict[str, int]
-    """Questions that no split has, by why."""
+    """Skipped questions, by reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Questions of one split, and where their distractors come from."""
+    """Questions of one split, and the source of their distractors."""
 
     name: str
     records: tuple[Record, ...]
     corpus: Corpus
 
     def problems(self, documents: int | None, contexts: Contexts) -> Iterator[Problem]:
-        """With contexts of so many documents; None: as their files have them."""
+        """Problems with contexts of `documents` documents; None: the contexts of the files."""
         if documents is None:
             yield from map(assemble, self.records)
             return
@@ -114,7 +114,7 @@ class _Split:
 def read_contexts(
     fields: Mapping[str, Any], *, split: str, where: Sequence[str], without_yes_no: bool
 ) -> tuple[Contexts, Filters]:
-    """What a command line asks for: fields of `Contexts`, splits and filters as texts. Raises ConfigError."""
+    """Settings from a command line: fields of `Contexts`, splits and filters as texts. Raises ConfigError."""
     return Contexts(**fields, splits=read_splits(split)), Filters(read_where(where), without_yes_no)
 
 
@@ -130,12 +130,12 @@ def build_contexts(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Built:
-    """Build contexts of the questions of `sources`. In none are questions that `exclude` asks too, and those that an
-    evaluation in a folder of `answered` got right without a document. Raises DataError."""
+    """Build contexts for the questions of `sources`. Skips the questions of `exclude`, and those that an evaluation in
+    a folder of `answered` got right without a document. Raises DataError."""
     progress = progress or Silent()
     filters = _with_positions(filters or Filters(), contexts)
     if corpora and not contexts.documents:
-        raise ConfigError(f"--corpus {corpora[0]}: distractors are of assembled contexts: give --documents too")
+        raise ConfigError(f"--corpus {corpora[0]}: distractors need assembled contexts: set --documents too")
     with new_folder(out, force=force, progress=progress) as folder:
         read = read_questions(
             _paths(sources),
@@ -165,12 +165,11 @@ def build_contexts(
 
 
 def _with_positions(filters: Filters, contexts: Contexts) -> Filters:
-    """Given positions are for as many gold documents, so other questions are left out."""
+    """Positions require as many gold documents, so other questions are skipped."""
     return replace(filters, gold_documents=len(contexts.positions)) if contexts.positions else filters
 
 
 def _planned(read: Questions, contexts: Contexts) -> list[tuple[str, int | None, _Split]]:
-    """(file, documents of its contexts, its problems) of everything that is written."""
     return [
         (f"{split.name}.jsonl" if size is None else f"{split.name}_{size}.jsonl", size, split)
         for split in _splits(read, contexts)
@@ -200,7 +199,7 @@ def _splits(read: Questions, contexts: Contexts) -> Sequence[_Split]:
 
 
 def _apart(splits: Sequence[_Split], excluded_gold: Iterable[str]) -> Iterator[_Split]:
-    """Each split without the gold documents of the others, and without those that are excluded."""
+    """Each split without the gold documents of the others, and without excluded ones."""
     golds = {split.name: {text for record in split.records for text in record.needed} for split in splits}
     for split in splits:
         theirs = set(excluded_gold).union(*(gold for name, gold in golds.items() if name != split.name))
@@ -218,7 +217,6 @@ def _ticked(problems: Iterator[Problem], tick: Tick) -> Iterator[Problem]:
 
 
 def _settings(contexts: Contexts, filters: Filters) -> dict[str, Any]:
-    """As JSON can hold them; the seed stands apart."""
     where = {key: sorted(values) for key, values in filters.where.items()}
     chosen = asdict(replace(filters, where={})) | {"where": where}
     return {key: value for key, value in asdict(contexts).items() if key != "seed"} | chosen
@@ -238,7 +236,7 @@ def make_objectives(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Made:
-    """Problems of so many questions each, `count` of each size, or as many as there are. Raises DataError."""
+    """Write problems of several questions each: `count` per size, or as many as possible. Raises DataError."""
     progress = progress or Silent()
     with new_folder(out, force=force, progress=progress) as folder:
         read = read_questions(_paths(sources), content="paragraphs" if documents else "questions")
@@ -253,7 +251,7 @@ def make_objectives(
                 )
         edition = write_manifest(
             folder,
-            made_by="palimpsest data objectives",
+            made_by="palimpsest data combine",
             seed=seed,
             described={name: {"problems": number} for name, number in problems.items()},
             settings={"objectives": list(sizes), "documents": documents, "count": count},
@@ -267,8 +265,8 @@ def _groups(order: Sequence[Record], size: int, count: int | None) -> list[Seque
     there = len(order) // size
     if not there or there < (count or 0):
         raise DataError(
-            f"{len(order):,} questions are {there:,} problems of {size}, not {count or 1:,}; lower --n or --objectives "
-            "or read more files"
+            f"{len(order):,} questions make {there:,} problems of {size}, not {count or 1:,}; lower --problems or "
+            "--objectives, or read more files"
         )
     return [order[size * number : size * (number + 1)] for number in range(there if count is None else count)]
 
@@ -286,7 +284,7 @@ def _on_documents(groups: Sequence[Sequence[Record]], read: Questions, documents
 
 
 def _together(group: Sequence[Record]) -> Record:
-    """One record that asks all of them, with all their paragraphs; each of one question."""
+    """One record with all questions and all paragraphs of records with one question each."""
     problem = Problem.asking(_name(group), [Question(record.question, record.answers) for record in group])
     return Record(
         problem.id,

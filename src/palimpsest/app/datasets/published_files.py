@@ -1,11 +1,10 @@
-"""Files of published data sets, fetched from the Hugging Face hub or from the page that publishes them.
+"""Files of published data sets, downloaded from the Hugging Face hub or from the publisher's page.
 
-A name here is one file; `OWNER/NAME/FILE` is any file of a data set of the hub.
+A name here is one file; `OWNER/NAME/FILE` is any file of a data set on the hub.
 
-Guaranteed: the file appears under its name whole or not at all, and a download that failed leaves nothing. For files of
-the hub huggingface_hub resumes after a broken connection, uses a login (`hf auth login`), and asks the mirror that
-`HF_ENDPOINT` names.
-Not covered: resuming in a later call; resuming a file that is not on the hub.
+Guaranteed: a file appears only complete; a failed download leaves nothing. For files of the hub, huggingface_hub
+resumes after a broken connection, uses a login (`hf auth login`), and downloads from the mirror in `HF_ENDPOINT`.
+Not covered: resuming in a later call; resuming a file outside the hub.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _TIMEOUT = 30.0  # seconds without a byte
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A file that somebody publishes."""
+    """A published file."""
 
     path: str
-    """OWNER/NAME/FILE of the hub, or an address."""
+    """OWNER/NAME/FILE of the hub, or a URL."""
     licence: str = "not known here: ask its page"
 
     @property
     def file(self) -> str:
-        """Its name."""
+        """File name."""
         return self.path.rpartition("/")[2]
 
 
@@ -56,7 +55,7 @@ PUBLISHED: dict[str, Published] = {
 
 
 def find(name: str) -> Published:
-    """The file of that name. Raises DataError.
+    """The file called `name`. Raises DataError.
 
     >>> find("owner/set/data/test.parquet").file
     'test.parquet'
@@ -65,14 +64,14 @@ def find(name: str) -> Published:
         return PUBLISHED[name]
     if _OF_THE_HUB.fullmatch(name) is None or ".." in name.split("/"):
         raise DataError(
-            f"{name}: no such data set{nearest(name, PUBLISHED)}; there: {', '.join(PUBLISHED)}, or OWNER/NAME/FILE of "
-            "the hub"
+            f"{name}: no such data set{nearest(name, PUBLISHED)}; choose from {', '.join(PUBLISHED)}, or "
+            "OWNER/NAME/FILE of the hub"
         )
     return Published(name)
 
 
 def download(published: Published, folder: Path, *, force: bool = False, progress: Progress | None = None) -> Path:
-    """Fetch a file into `folder`. Raises DataError; RunError if it is there."""
+    """Download a file into `folder`. Raises DataError; RunError if it exists."""
     progress, out = progress or Silent(), folder / published.file
     if not force:
         free_file(out, force=False, progress=progress)
@@ -94,9 +93,9 @@ def _of_the_hub(name: str, file: str, folder: Path) -> Path:
 
     try:
         return Path(hf_hub_download(name, file, repo_type="dataset", local_dir=folder))
-    except Exception as error:  # noqa: BLE001  its client differs between versions, and so does what it raises
+    except Exception as error:  # noqa: BLE001  the client's exceptions differ between versions
         why = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name}/{file}: the hub does not give it ({why:.300})") from None
+        raise DataError(f"{name}/{file}: download from the hub failed ({why:.300})") from None
 
 
 def _of_a_page(url: str, out: Path) -> Path:
@@ -104,7 +103,7 @@ def _of_a_page(url: str, out: Path) -> Path:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, out.open("wb") as file:
             shutil.copyfileobj(answer, file)
             if answer.length:
-                raise ValueError(f"broke off, {answer.length:,} bytes are missing")
+                raise ValueError(f"interrupted, {answer.length:,} bytes are missing")
     except (OSError, ValueError, HTTPException) as error:
-        raise DataError(f"{url}: can't be fetched ({error}); fetch it elsewhere, or give a file you have") from None
+        raise DataError(f"{url}: download failed ({error}); download it elsewhere, or use a local file") from None
     return out

@@ -1,12 +1,12 @@
-"""Questions of several files, each once, dealt into splits that share none: train, dev, test, or other names.
+"""Questions of several files, each once, dealt into disjoint splits: train, dev, test, or other names.
 
-The order in which questions are dealt is keyed by (seed, question), so that it doesn't depend on the order of files.
-The split of all the rest is filled last: where no gold document may be shared, the others lose nothing to it.
+The key (seed, question) determines the order of dealing, so the order of files does not matter. The `rest` split is
+filled last: with disjoint gold documents, it takes nothing from the others.
 
-Guaranteed: a question is in one split, once, also where it is written in another case or with other punctuation, and
-never where it is excluded; every question that is left out is counted by its reason; with `disjoint_gold` no document
-is gold in two splits; equal paragraphs of all files are one text in memory; ids are unique over the files.
-Not covered: questions that ask the same in other words.
+Guaranteed: a question is in one split, once, regardless of case and punctuation, and never if excluded; skipped
+questions are counted by reason; with `disjoint_gold` no document is gold in two splits; equal paragraphs of all files
+share one text in memory; ids are unique over the files.
+Not covered: paraphrases of a question.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, read_identity, read_samples
 from palimpsest.seeding import derive_seed
 
-# ---- Questions dealt into splits that share none -------------------------------------------------------------
+# ---- Splits --------------------------------------------------------------------------------------------------
 
 
 REST = "rest"
@@ -37,14 +37,14 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How many of the questions go into which file."""
+    """Name and size of a split."""
 
     name: str
     size: float | None
-    """Below 1 a share of all questions, from 1 their number; None: those that the others leave."""
+    """Below 1 a fraction of all questions, from 1 their number; None: the rest."""
 
     def count(self, total: int) -> int:
-        """Questions that it takes of `total`, at most."""
+        """Maximum of its questions out of `total`."""
         if self.size is None:
             return total
         return round(self.size * total) if self.size < 1 else int(self.size)
@@ -54,7 +54,7 @@ ALL = (Split("eval", None),)
 
 
 def read_splits(text: str) -> tuple[Split, ...]:
-    """Splits as a command line gives them. Raises ConfigError.
+    """Splits from a command line. Raises ConfigError.
 
     >>> read_splits("train=rest,dev=0.1,test=128")
     (Split(name='train', size=None), Split(name='dev', size=0.1), Split(name='test', size=128.0))
@@ -62,7 +62,7 @@ def read_splits(text: str) -> tuple[Split, ...]:
     splits = tuple(_read_split(part, text) for part in text.split(","))
     names = [split.name for split in splits]
     if len(set(names)) < len(names) or sum(split.size is None for split in splits) > 1:
-        raise ConfigError(f"--split {text}: each name once, and {REST} once at the most")
+        raise ConfigError(f"--split {text}: use each name once, and {REST} at most once")
     return splits
 
 
@@ -79,7 +79,7 @@ def _read_split(part: str, text: str) -> Split:
 
 
 def question_key(question: str) -> str:
-    """What two askings of one question have in common: its words, without case and punctuation.
+    """Words of a question without case and punctuation, to compare questions.
 
     >>> question_key("Who wrote  Frankenstein?") == question_key("who wrote frankenstein")
     True
@@ -90,12 +90,12 @@ def question_key(question: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """Which records each split got."""
+    """Records of each split."""
 
     splits: Mapping[str, tuple[Record, ...]]
-    """In the order in which they were asked for."""
+    """In the requested order."""
     shared_gold: int
-    """Records in none, for their gold documents are gold in other splits or excluded."""
+    """Records without a split, whose gold documents are gold in other splits or excluded."""
 
 
 def deal(
@@ -106,7 +106,7 @@ def deal(
     disjoint_gold: bool = False,
     excluded_gold: Iterable[str] = (),
 ) -> Dealt:
-    """Records of distinct questions into splits. Raises DataError if one can't have as many as it asks for."""
+    """Deal records of distinct questions into splits. Raises DataError if a split gets too few."""
     left = sorted(records, key=lambda record: derive_seed(seed, "split", question_key(record.question)))
     total, taken = len(left), set(excluded_gold) if disjoint_gold else set()
     chosen: dict[str, tuple[Record, ...]] = {}
@@ -114,7 +114,7 @@ def deal(
         wanted = split.count(total)
         free = [record for record in left if taken.isdisjoint(record.needed)]
         if len(free) < wanted and split.size is not None:
-            raise DataError(f"split {split.name}: asks for {wanted:,} questions, {len(free):,} are left; lower it")
+            raise DataError(f"split {split.name}: needs {wanted:,} questions, {len(free):,} remain; lower it")
         chosen[split.name] = tuple(free[:wanted])
         ids = {record.id for record in chosen[split.name]}
         left = [record for record in left if record.id not in ids]
@@ -123,7 +123,7 @@ def deal(
     shared = sum(not taken.isdisjoint(record.needed) for record in left) if disjoint_gold else 0
     empty = [split.name for split in splits if not chosen[split.name]]
     if empty:
-        raise DataError(f"split {empty[0]}: no question is left for it; read more files or make the others smaller")
+        raise DataError(f"split {empty[0]}: no question remains; read more files or make the others smaller")
     return Dealt({split.name: chosen[split.name] for split in splits}, shared)
 
 
@@ -139,22 +139,21 @@ _LICENCES = {
 _TYPES_OF_2WIKI = {"compositional", "inference", "bridge_comparison"}
 _CLOSED_BOOK_EVAL = "palimpsest eval --policy closed_book --data FILE --out DIR"
 Content = Literal["paragraphs", "rows", "questions"]
-"""What is kept of a row: a question with its paragraphs, of which contexts are made; the row as it is, with one
-question or several; the question alone."""
+"""Parts of a row to read: a question with paragraphs, for contexts; the unchanged row; only the question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which questions are used."""
+    """Selection of questions."""
 
     where: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Values that keys of metadata may have, as text."""
+    """Allowed values of metadata keys, as text."""
     without_yes_no: bool = False
     gold_documents: int | None = None
-    """How many gold documents a question has."""
+    """Required number of gold documents."""
 
     def reason(self, record: Record) -> str | None:
-        """Why a question is not used."""
+        """Reason to skip a question; None to use it."""
         for key, values in self.where.items():
             if str(record.metadata.get(key)) not in values:
                 return f"another {key}"
@@ -167,20 +166,20 @@ class Filters:
 
 @dataclass(slots=True)
 class Questions:
-    """What was read."""
+    """Questions and paragraphs of files."""
 
     records: list[Record] = field(default_factory=list)
     paragraphs: dict[str, str] = field(default_factory=dict)
     """Every paragraph of the sources and corpora, once."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Questions that are not used, by why."""
+    """Skipped questions, by reason."""
     sources: list[dict[str, object]] = field(default_factory=list)
-    """What the manifest says of each file."""
+    """Manifest entries of the files."""
     excluded_gold: set[str] = field(default_factory=set)
 
     @property
     def corpus(self) -> Corpus:
-        """Where distractors come from."""
+        """Source of distractors."""
         return Corpus.of([self.paragraphs])
 
 
@@ -193,8 +192,8 @@ def read_questions(
     filters: Filters | None = None,
     content: Content = "paragraphs",
 ) -> Questions:
-    """The questions of `sources` but for those that `exclude` asks too, and those that the evaluations in the folders
-    `answered` got right without a document. Raises DataError."""
+    """The questions of `sources`, without those of `exclude` and those that the evaluations in the folders `answered`
+    got right without a document. Raises DataError."""
     questions, ids, filters = Questions(), Counter[str](), filters or Filters()
     excluded = {key for path in exclude for key in _excluded(path, questions)}
     solved = {key for folder in answered for key in _answered(folder, questions)}
@@ -218,12 +217,12 @@ def read_questions(
         questions.sources.append(_described(path, "corpus", documents=len(texts)))
     if not questions.records:
         why = ", ".join(f"{reason}: {count:,}" for reason, count in questions.left_out.items())
-        raise DataError(f"{sources[0]}: no question is left ({why}); lift a filter or read another file")
+        raise DataError(f"{sources[0]}: no question remains ({why}); remove a filter or read another file")
     return questions
 
 
 def read_where(texts: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Filters as a command line gives them. Raises ConfigError.
+    """Filters from a command line. Raises ConfigError.
 
     >>> read_where(["type=bridge"])
     {'type': frozenset({'bridge'})}
@@ -236,19 +235,18 @@ def read_where(texts: Sequence[str]) -> dict[str, frozenset[str]]:
 
 
 def _records(path: Path, paragraphs: dict[str, str], content: Content) -> Iterator[Record]:
-    """The file's records, their paragraphs shared with those in `paragraphs`."""
     for record in read_records(path):
         named = {"source": path.name, **record.metadata}
         if content == "rows":
             yield replace(record, metadata=named)
         elif record.questions or record.metadata.get("objectives"):
-            raise DataError(f"{path}: problem {record.id} asks several questions already; give files of single ones")
+            raise DataError(f"{path}: problem {record.id} has several questions; use files with one per problem")
         elif content == "questions":
             yield Record(record.id, record.question, record.answers, metadata=named)
         elif record.paragraphs is None:
             raise DataError(
-                f"{path}: problem {record.id} has no paragraphs of its own, of which contexts are made; read HotpotQA, "
-                "2WikiMultiHopQA or MuSiQue, or leave out --documents"
+                f"{path}: problem {record.id} has no paragraphs to build contexts from; read HotpotQA, "
+                "2WikiMultiHopQA or MuSiQue, or omit --documents"
             )
         else:
             docs = tuple(paragraphs.setdefault(text, text) for text in record.paragraphs)
@@ -256,7 +254,6 @@ def _records(path: Path, paragraphs: dict[str, str], content: Content) -> Iterat
 
 
 def _question_keys(record: Record) -> Iterator[str]:
-    """Keys of its questions, one by one."""
     for question in record.problem(None, record.metadata).by_question:
         yield question_key(question.question)
     for objective in record.metadata.get("objectives", ()):
@@ -265,7 +262,7 @@ def _question_keys(record: Record) -> Iterator[str]:
 
 def _excluded(path: Path, questions: Questions) -> Iterator[str]:
     number = 0
-    for number, record in enumerate(read_records(path), 1):  # noqa: B007  told in the manifest
+    for number, record in enumerate(read_records(path), 1):  # noqa: B007  the manifest records it
         questions.excluded_gold.update(record.gold or record.metadata.get("evidence", ()))
         yield from _question_keys(record)
     questions.sources.append(_described(path, "excluded", questions=number))
@@ -274,13 +271,13 @@ def _excluded(path: Path, questions: Questions) -> Iterator[str]:
 def _answered(folder: Path, questions: Questions) -> set[str]:
     """Keys of the questions that a finished evaluation got right without a document."""
     if not (folder / SUMMARY).is_file():
-        raise DataError(f"--drop-answered {folder}: holds no finished evaluation; make one by {_CLOSED_BOOK_EVAL}")
+        raise DataError(f"--drop-answered {folder}: no finished evaluation; create one with {_CLOSED_BOOK_EVAL}")
     policies = {policy["name"] for policy in read_identity(folder).get("policies", {}).values()}
     agents = policies == {"closed_book"}
     logged, _ = read_samples(folder / SAMPLES)
     samples = [sample for sample in logged if (sample.player == CLOSED_BOOK if sample.baseline else agents)]
     if not samples:
-        raise DataError(f"--drop-answered {folder}: nothing was asked without a document; {_CLOSED_BOOK_EVAL} does")
+        raise DataError(f"--drop-answered {folder}: has no closed-book episodes; run {_CLOSED_BOOK_EVAL}")
     questions.sources.append(_described(folder / SAMPLES, "answered", questions=len({sample.id for sample in samples})))
     return {question_key(sample.question) for sample in samples if sample.value == 1.0}
 
@@ -291,7 +288,7 @@ def _described(path: Path, role: str, **facts: object) -> dict[str, object]:
 
 
 def _data_set(record: Record) -> str:
-    """Which published set a record looks like; '' for none."""
+    """Published set that a record resembles; '' for none."""
     if "hops" in record.metadata:
         return "MuSiQue"
     if record.metadata.get("type") in _TYPES_OF_2WIKI:
@@ -300,6 +297,6 @@ def _data_set(record: Record) -> str:
 
 
 def _licences(made: Counter[str]) -> list[str]:
-    """A line for each set that is recognised; 2Wiki's comparisons look like nobody's: its other rows speak for them."""
+    """A line per recognised set; comparison rows of 2Wiki look like no set, but its other rows identify it."""
     lines = [f"{name}: {_LICENCES[name]}" for name in sorted(made) if name]
     return lines or ["not recognised: ask whoever published the file"]

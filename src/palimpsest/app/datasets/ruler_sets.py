@@ -2,10 +2,10 @@
 
     made = make_ruler(["all"], (4096, 8192), tokenizer="Qwen/Qwen3-4B", count=16, out=Path("sets/ruler"))
 
-writes `TASK_LENGTH.jsonl`, which `palimpsest eval` reads, and `manifest.json`.
+It writes `TASK_LENGTH.jsonl`, which `palimpsest eval` reads, and `manifest.json`.
 
-Guaranteed: a prompt with the answer's room takes at most the length that was asked for and at least 98% of it, or the
-task is refused; the same seed, tokenizer and files give the same bytes.
+Guaranteed: a prompt plus the answer's room takes 98% to 100% of the requested length, otherwise the task is an error;
+the same seed, tokenizer and files give the same bytes.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ _ASKS_FOR = {"essay": "--haystack", "squad": "--squad", "hotpotqa": "--hotpot"}
 
 @dataclass(frozen=True, slots=True)
 class TaskTexts:
-    """The user's files that tasks are made of."""
+    """The user's source files of tasks."""
 
     haystack: Path | None = None
-    """Prose: published are Paul Graham's essays."""
+    """Prose; the published benchmark uses Paul Graham's essays."""
     squad: Path | None = None
     hotpot: Path | None = None
 
     def of(self, task: RulerTask) -> Path | None:
-        """The file a task needs."""
+        """Source file of a task."""
         return {"essay": self.haystack, "squad": self.squad, "hotpotqa": self.hotpot}.get(task.haystack)
 
 
 @dataclass(frozen=True, slots=True)
 class MadeRuler(Made):
-    """What was written."""
+    """Written files."""
 
     left_out: dict[str, str]
-    """Tasks that weren't made, and the option they lack."""
+    """Skipped tasks, and the option that each needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class _Maker:
             size = fitted(self.measure(sample), length, hint=hint, most=sample.most)
             if size is None:
                 raise DataError(
-                    f"{name}: no context is within 2% of {length} tokens; give another length"
-                    + (", or a file of more documents" if sample.most is not None else "")
+                    f"{name}: no context is within 2% of {length} tokens; use another length"
+                    + (", or a file with more documents" if sample.most is not None else "")
                 )
             hint = size
             yield _row(name, index, sample, sample.context(size), self.count)
@@ -129,7 +129,7 @@ def make_ruler(
     force: bool = False,
     progress: Progress | None = None,
 ) -> MadeRuler:
-    """Write `count` problems of each task and length. `all` leaves out, and tells, tasks whose file isn't given.
+    """Write `count` problems per task and length. `all` skips tasks without a file and reports them.
 
     Raises ConfigError, ModelError for the tokenizer, DataError.
     """
@@ -168,10 +168,10 @@ def _chosen(tasks: Sequence[str], texts: TaskTexts) -> tuple[list[str], dict[str
         return [name for name in TASKS if name not in lacking], lacking
     for name in tasks:
         if name not in TASKS:
-            raise ConfigError(f"--tasks {name}: no such task{nearest(name, TASKS)}; there: all, {', '.join(TASKS)}")
+            raise ConfigError(f"--tasks {name}: no such task{nearest(name, TASKS)}; use all, {', '.join(TASKS)}")
         task = TASKS[name]
         if task.haystack in _ASKS_FOR and texts.of(task) is None:
-            raise ConfigError(f"--tasks {name}: is made of a file of yours; give it as {_ASKS_FOR[task.haystack]}")
+            raise ConfigError(f"--tasks {name}: needs a file; set {_ASKS_FOR[task.haystack]}")
     return list(dict.fromkeys(tasks)), {}
 
 
@@ -188,14 +188,14 @@ def _maker(seed: int, count: Callable[[str], int], chosen: Sequence[str], texts:
 
 def _enough(questions: RulerQuestions, number: int, path: Path) -> RulerQuestions:
     if len(questions.asked) < number:
-        raise DataError(f"{path}: holds {len(questions.asked)} questions, --n asks for {number}; lower it")
+        raise DataError(f"{path}: has {len(questions.asked)} questions, --problems is {number}; lower it")
     return questions
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]], tick: Tick) -> int:
     number = 0
     with files.drafted(path) as file:
-        for number, row in enumerate(rows, 1):  # noqa: B007  told at the end
+        for number, row in enumerate(rows, 1):  # noqa: B007  returned at the end
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             tick()
     return number

@@ -1,16 +1,15 @@
-"""What is always played next to an agent: the question alone, the whole document, and retrieval, in one call each.
+"""Baselines of an evaluation: the question only, the whole document, and retrieval, in one call each.
 
-A score on documents means little by itself: what a model answers without the document it knew; where the whole
-document fits the window a set measures reading, not memory; and what the passages with the question's words answer
-needs no agent. They are played by the same model on the same problems, under the same reward, once each, and never
-enter the agent's figures.
+They put a score on documents into perspective: some questions need no document, a document within the window needs no
+memory, and passages with the question's words often need no agent. The same model runs them once on the same problems,
+under the same reward. They never enter the agent's figures.
 
     closed book       every problem
-    whole document    the problems whose document fits the window, whole
-    retrieval         every problem with a document, of a set with a longer one than the agent's context holds; its
-                      prompt and answer have as many tokens as the agent's longest turn
+    whole document    problems whose whole document fits the window
+    retrieval         every problem with a document, in sets with a document longer than the agent's context; prompt
+                      and answer have as many tokens as the agent's longest turn
 
-Not covered: several samples of a baseline; problems that begin with a memory, which have none.
+Not covered: several samples of a baseline; problems that begin with a memory.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from palimpsest.types import Problem
 
 CLOSED_BOOK, WHOLE_DOCUMENT, RETRIEVAL = "closed book", "whole document", "retrieval"
 _POLICIES = {CLOSED_BOOK: "closed_book", WHOLE_DOCUMENT: "full_context", RETRIEVAL: "passages"}
-_LEAST_PASSAGES = 4  # that a small context holds, so that there is something to choose from
+_LEAST_PASSAGES = 4  # passages in a small context
 _QUESTION = "question_tokens"
 _ANSWERS = ("answer_tokens", "turn_tokens")  # options that bound an agent's answer
 
 CellProblems = Mapping[Cell, Sequence[Problem]]
-"""Problems by part: cells whose player is not chosen yet."""
+"""Problems by part, a cell without a player."""
 
 
 def with_baselines(
@@ -51,10 +50,10 @@ def with_baselines(
     notify: Callable[[str], None],
     done: Container[SampleKey] = (),
 ) -> list[Entry]:
-    """`agents`, which play the policies `played`, with the number of documents that fit the window, and the baselines
-    of `cells`. `notify` gets a message with their number and cost; `done`: episodes that need not be played."""
+    """`agents`, which run the policies `played`, with the number of documents that fit the window, plus the baselines
+    of `cells`. `notify` gets a message with their number and cost; `done`: episodes to skip."""
     if any(outline.memory for problems in cells.values() for outline in outlines(problems)):
-        notify("no baselines: problems begin with a memory, which a baseline has no place for")
+        notify("no baselines: problems begin with a memory, which baselines can't use")
         return list(agents)
     policies = {name: _policy(name, config, played[0], cells, engine, notify) for name in _POLICIES}
     tokens, names = 0, {policy.name for policy in played}
@@ -83,10 +82,10 @@ def with_baselines(
 def _looked(
     problems: Sequence[Problem], policies: Mapping[str, Any], engine: Engine
 ) -> tuple[list[int | None], list[int], bool]:
-    """[problems] tokens of the documents that fit the window whole; which problems have a document; whether one is
-    longer than retrieval shows."""
+    """[problems] tokens of each document that fits the window, otherwise None; the problems with a document; whether
+    any document is longer than retrieval shows."""
     lengths, documents, longer = list[int | None](), list[int](), False
-    for index, problem in enumerate(problems):  # each is built for it, so once
+    for index, problem in enumerate(problems):  # iteration builds each problem, so iterate once
         lengths.append(_length(problem, policies[WHOLE_DOCUMENT], engine))
         if problem.context is not None:
             documents.append(index)
@@ -98,11 +97,10 @@ def _cost_message(baselines: Sequence[Entry], tokens: int) -> str:
     counts = {name: sum(len(entry.problems) for entry in baselines if entry.cell.player == name) for name in _POLICIES}
     counted = [f"{name} on {count:,} problems" for name, count in counts.items() if count]
     read = f", {tokens:,} tokens of documents to read" if tokens else ""
-    return f"baselines: {', '.join(counted)}{read} (--no-baselines leaves them out)"
+    return f"baselines: {', '.join(counted)}{read} (--no-baselines skips them)"
 
 
 def _length(problem: Problem, policy: Any, engine: Engine) -> int | None:
-    """Tokens of the document, if it fits whole."""
     if not isinstance(policy, FullContextPolicy):
         return None
     return policy.fitting_tokens(problem, engine.codec, engine.sampler.max_context)
@@ -116,8 +114,8 @@ def _policy(
     engine: Engine,
     notify: Callable[[str], None],
 ) -> Any:
-    """The baseline with the agent's budget for an answer and the form of answer that the reward reads; None, and why,
-    where its questions don't fit the window."""
+    """The baseline with the agent's answer budget and the answer format of the reward; None, with a message, if its
+    questions exceed the window."""
     name, window = _POLICIES[baseline], engine.sampler.max_context
     overrides = next((spec.options for spec in config.evaluation.baselines.values() if spec.name == name), {})
     short = agent.options.get("prompts") == "short" or window < SMALL_WINDOW
@@ -126,9 +124,9 @@ def _policy(
     budgets = [agent.options[name] for name in _ANSWERS if name in agent.options]
     if budgets and "answer_tokens" not in overrides:
         options["answer_tokens"] = budgets[0]
-    if _QUESTION in overrides:  # what was asked for the agent's questions holds for the same questions here
+    if _QUESTION in overrides:  # the same questions need the agent's budget
         options[_QUESTION] = max(overrides[_QUESTION], agent.options.get(_QUESTION, 0))
-    elif baseline == RETRIEVAL and _QUESTION in agent.options:  # what it leaves is for passages
+    elif baseline == RETRIEVAL and _QUESTION in agent.options:  # passages get the remainder
         options[_QUESTION] = agent.options[_QUESTION]
     try:
         settings = PolicyConfig(name=name, options=options)
@@ -145,7 +143,7 @@ def _policy(
 
 
 def _context_of(agent: MemoryPolicy, engine: Engine) -> int:
-    """Tokens of an agent's longest turn; the window where it takes all of that, reads nothing, or doesn't say."""
+    """Tokens of an agent's longest turn; the window for policies that fill it, read nothing, or report none."""
     window = engine.sampler.max_context
     unbounded = isinstance(agent, FullContextPolicy) and agent.window_tokens is None
     if unbounded or isinstance(agent, ClosedBookPolicy):
@@ -154,8 +152,8 @@ def _context_of(agent: MemoryPolicy, engine: Engine) -> int:
 
 
 def _as_wide(policy: PassagesPolicy, context: int, engine: Engine) -> MemoryPolicy:
-    """`policy` with as many document tokens as bring prompt and answer to `context` tokens. Raises ConfigError where
-    that leaves none."""
+    """`policy` with the document tokens that fill `context` with prompt and answer. Raises ConfigError if
+    none remain."""
     room = context - replace(policy, window_tokens=1).required_context(engine.codec) + 1
     if room < 1:
         raise ConfigError(f"the agent's context of {context} tokens has no room for passages and the question")

@@ -1,10 +1,10 @@
-"""Comparison reports: a comparison as files, and agents of several models on the same problems.
+"""Comparison reports: files of a comparison, and agents of several models on the same problems.
 
-    OUT/NAME             what `palimpsest eval NAME --out OUT/NAME` writes
-    OUT/compare.html     all of them in one report, as `palimpsest compare` writes it
+    OUT/NAME             evaluation of one model, as `palimpsest eval NAME --out OUT/NAME` writes it
+    OUT/compare.html     one report of all, as `palimpsest compare` writes it
 
-Each agent has the configuration of its own run. Of the settings an agent takes those options that its policy has; other
-settings are for all.
+Each agent has the configuration of its run. An agent takes the override options that its policy has; other overrides
+apply to all agents.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from palimpsest.report.plots import FORMATS, LengthLabels, Lines, Measured, accu
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.text.display_text import visible
 
-SHOWN_FLIPS = 200  # of each side, in the page
+SHOWN_FLIPS = 200  # per side, in the page
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a place that nothing can be drawn to. Raises ConfigError."""
+    """Raise ConfigError for a plot path without a known format or folder."""
     if path.suffix.removeprefix(".") not in FORMATS:
-        raise ConfigError(f"--plot {path}: give a name that ends in .{' or .'.join(FORMATS)}")
+        raise ConfigError(f"--plot {path}: use a name that ends in .{' or .'.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {path}: the folder does not exist; make it first")
+        raise ConfigError(f"--plot {path}: the folder does not exist; create it first")
 
 
 def write_plots(comparison: Comparison, path: Path) -> tuple[Path, Path]:
-    """Accuracy against length at `path` (.svg or .png), against cost beside it as NAME-cost. Raises ConfigError."""
+    """Plot accuracy by length to `path` (.svg or .png), and by cost to NAME-cost. Raises ConfigError."""
     check_plot(path)
     form = path.suffix.removeprefix(".")
     lines, axis = _lines(comparison)
@@ -50,7 +50,7 @@ def write_plots(comparison: Comparison, path: Path) -> tuple[Path, Path]:
 
 
 def write_folder(comparison: Comparison, out: Path) -> list[Path]:
-    """compare.json, compare.html, accuracy.svg and accuracy-cost.svg in `out`, which is made."""
+    """Write compare.json, compare.html, accuracy.svg and accuracy-cost.svg into `out`, created if needed."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "compare.json", comparison.to_json())
     files.write_file(out / "compare.html", _page(comparison).encode("utf-8", "replace"))
@@ -77,7 +77,7 @@ def _lines(comparison: Comparison) -> tuple[Lines, LengthLabels]:
 
 
 def _is_one_configuration(comparison: Comparison) -> bool:
-    """Whether all sides differ by their seed alone: then a line is their mean, its band the lowest to the highest."""
+    """True if the sides differ only by seed: then a line is their mean, its band the lowest to the highest."""
     return {side for band in comparison.bands for side in band.sides} == {side.name for side in comparison.sides} and (
         len({side.but_for_seeds for side in comparison.sides}) == 1
     )
@@ -108,7 +108,7 @@ def _page(comparison: Comparison) -> str:
         {
             "name": "cost",
             "png": accuracy_by_cost(lines, "png"),
-            "caption": "Accuracy against tokens processed per problem; a point a length.",
+            "caption": "Accuracy against tokens processed per problem; one point per length.",
             "alt": "accuracy against cost",
         },
     ]
@@ -116,7 +116,7 @@ def _page(comparison: Comparison) -> str:
     return page(
         "compare.html.j2",
         title=f"Comparison of {', '.join(visible(side.name) for side in comparison.sides)}",
-        lead="Differences are those to the first, over the problems that both graded.",
+        lead="Differences are to the first side, over problems that both graded.",
         facts=[(visible(side.name), visible(str(side.folder))) for side in comparison.sides],
         columns=columns,
         rows=[[visible(_text(row.get(name))) for name in ("", *columns)] for row in comparison.table],
@@ -157,20 +157,19 @@ def _text(value: object) -> str:
 
 
 def requests_of(models: Sequence[Model], like: EvalRequest, out: Path | None) -> dict[Path, EvalRequest]:
-    """A request per model, by the folder of its evaluation; the rest is as in `like`. Raises ConfigError."""
+    """A request per model, by the folder of its evaluation; otherwise equal to `like`. Raises ConfigError."""
     if out is None:
-        raise ConfigError("several models need --out DIR: an evaluation each goes into it, and the report")
+        raise ConfigError("several models need --out DIR for their evaluations and the report")
     for name in (IDENTITY, CONFIG):
         if (out / name).exists():
-            raise RunError(f"{out} holds {name}, so it is one evaluation or a run: give several another --out")
+            raise RunError(f"{out} contains {name}, so it is one evaluation or a run: use another --out for several")
     requests = [replace(like, model=model) for model in models]
     check_taken(like.overrides, [policy for request in requests for policy in request.names])
     return {out / name: _with_overrides(request) for name, request in zip(names_of(models), requests, strict=True)}
 
 
 def names_of(models: Sequence[Model]) -> list[str]:
-    """The last part of each path, or as many as tell them apart: a further model leaves the folders of others as they
-    are. Raises ConfigError.
+    """Shortest distinct path endings of the models: a further model renames no other folder. Raises ConfigError.
 
     >>> names_of(["runs/a", "runs/b", "embedded"]), names_of(["runs/a/checkpoints/step-1", "b/checkpoints/step-1"])
     (['a', 'b', 'embedded'], ['a-checkpoints-step-1', 'b-checkpoints-step-1'])
@@ -182,28 +181,27 @@ def names_of(models: Sequence[Model]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     twice = next(model for model, path in zip(models, paths, strict=True) if paths.count(path) > 1)
-    raise ConfigError(f"model {twice} is given twice; name each model once")
+    raise ConfigError(f"model {twice} appears twice; name each model once")
 
 
 def _with_overrides(request: EvalRequest) -> EvalRequest:
-    """With those overrides that are for it."""
     overrides = list(split_overrides(request.overrides))
     taken = {key: value for key, value, _ in overrides if any(takes(policy, key) for policy in request.names)}
     return replace(request, overrides=taken)
 
 
 def check_alike(plans: Sequence[EvalPlan]) -> None:
-    """Reject agents that are graded differently. Raises ConfigError."""
+    """Raise ConfigError for agents with different rewards."""
     rewards = dict.fromkeys(plan.config.reward.name for plan in plans)
     if len(rewards) > 1:
         raise ConfigError(
-            f"several models: their runs are graded by {', '.join(rewards)}, which no report can put side by side; set "
-            "one for all, e.g. reward.name=fraction"
+            f"several models: their runs use different rewards ({', '.join(rewards)}), which no report can compare; "
+            "set one for all, e.g. reward.name=fraction"
         )
 
 
 def report(folders: Sequence[Path], out: Path) -> list[Path]:
-    """Write one report of their evaluations; its files, the page first."""
+    """Write one report of the evaluations in `folders`; returns its files, the page first."""
     from palimpsest.app.evaluate.run_comparison import compare
 
     return write_folder(compare(*folders), out)

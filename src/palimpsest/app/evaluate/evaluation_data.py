@@ -1,12 +1,11 @@
 """Evaluation data and output folder: problems from files or generators, SHA-256 of the files, `force`.
 
-Problems come from the caller, from data files or from a generator. `editions_of` returns the SHA-256 of each file,
-computed once after all episodes ended. With `force`, a folder in the way is renamed to `NAME.old-1`, `.old-2`...
+`force` renames an existing folder to `NAME.old-1`, `.old-2`...
 
-Guaranteed: a folder that holds a run, or other files than an evaluation's, is rejected and left unchanged without
-`force`; nothing is deleted; a folder is never renamed while a process writes in it or in a run around it, while it
-holds the model, or if it holds runs or is part of one.
-Not covered: hashes of sources that are no files, and of files that a data file refers to, such as a corpus.
+Guaranteed: without `force`, palimpsest rejects a folder with a run, or with other files than an evaluation's, and
+leaves it unchanged. It deletes nothing. It never renames a folder while a process writes in it or in a run around it,
+while it contains the model, or if it contains runs or belongs to one.
+Not covered: hashes of sources without files, and of files that a data file refers to, such as a corpus.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ from palimpsest.runs.run_folder import CONFIG
 from palimpsest.types import Problem
 
 Data = Any
-"""A file or what is drawn, several files, or problems themselves: `Problem`s or dicts in a list, a data set."""
+"""A file or generator, several files, or problems: `Problem`s or dicts in a list, a data set."""
 DRAWN_PROBLEMS = 64
-"""Problems per length where `limit` doesn't say, of data that is drawn and so never ends."""
+"""Problems per length of generated data without `limit`."""
 
 
 def split_data(data: Data | None, called: str = "palimpsest.evaluate") -> tuple[Sources | None, list[Problem] | None]:
-    """(what is to be read, the problems that were given themselves): one of them, or neither. `called`: the function,
-    for messages. Raises ConfigError or DataError."""
+    """(sources to read, given problems): one of them, or neither. Raises ConfigError or DataError naming `called`."""
     if data is None or isinstance(data, str | os.PathLike):
         return None if data is None else os.fspath(data), None
     rows = problems_of(data, f"{called}(data=...)")
@@ -53,13 +51,13 @@ def split_data(data: Data | None, called: str = "palimpsest.evaluate") -> tuple[
 
 
 def as_problems(rows: Problems) -> list[Problem]:
-    """The problems of objects, each with an id of its own. Raises ConfigError or DataError."""
+    """Problems from objects, with unique ids. Raises ConfigError or DataError."""
     named = Counter(item.id for item in rows.items if isinstance(item, Problem))
     if twice := [name for name, count in named.items() if count > 1]:
-        raise DataError(f"{rows.called}: two problems are called {twice[0]!r}: give each an id of its own")
+        raise DataError(f"{rows.called}: two problems have the id {twice[0]!r}: use unique ids")
     with named_objects({DATA: rows}):
         if len(rows) == sum(named.values()):
-            return [item for item, _ in zip(rows.items, rows, strict=True)]  # each checked as its row is made
+            return [item for item, _ in zip(rows.items, rows, strict=True)]  # iterating `rows` checks each item
         return list(file_problems(DATA))
 
 
@@ -69,23 +67,22 @@ def read_problems(
     skipped: list[str] | None = None,
     documents: Sequence[int] = (),
 ) -> dict[Cell, Sequence[Problem]]:
-    """Problems to play by part, a cell without a player; those of files are built when they are asked for. `skipped`
-    gains what is said of each row that is left out. `documents`: several numbers per context, instead of the
-    configuration's."""
+    """Problems of each part, a cell without a player; problems of files are built on access. `skipped` gains one
+    message per skipped row. `documents`: several numbers per context, instead of the configuration's."""
     source, limit = config.data.val_files or config.data.train_files, config.data.limit
     if source == "synthetic":
         lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
         if lengths[0] < 1:
-            raise ConfigError(f"chunks={list(lengths)}: expected lengths of at least 1, such as 4,64,256")
+            raise ConfigError(f"chunks={list(lengths)}: expected lengths from 1, such as 4,64,256")
         return {part(source, n, "chunks"): _drawn(config, n, limit or DRAWN_PROBLEMS) for n in lengths}
     searched = source == SYNTHETIC_SEARCH or config.data.search is not None
     if chunks is not None:
         files = ", ".join(listed(source))
         takes = "search takes objectives (--objectives)" if searched else f"{files} takes documents (--documents)"
-        raise ConfigError(f"chunks={','.join(map(str, chunks))}: the length of synthetic documents; {takes}")
+        raise ConfigError(f"chunks={','.join(map(str, chunks))}: sets the length of synthetic documents; {takes}")
     if searched:
         search = config.data.search or SearchDataConfig()
-        # of a file, all: there the limit counts rows
+        # a file uses all: its limit counts rows
         count = (limit or DRAWN_PROBLEMS) if source == SYNTHETIC_SEARCH else sys.maxsize
         sizes = sorted(set(search.objectives))
         return {part(", ".join(listed(source)), n, "objectives"): _drawn(config, n, count) for n in sizes}
@@ -93,12 +90,12 @@ def read_problems(
 
 
 def part(name: str, size: int | None = None, unit: str | None = None) -> Cell:
-    """A cell whose player is not chosen yet."""
+    """A cell without a player."""
     return Cell(name, size, unit, player="")
 
 
 def expanded(paths: Sequence[str]) -> list[str]:
-    """`paths`, with every set of a folder that `palimpsest data` wrote in its place. Raises DataError."""
+    """`paths`, with each folder that `palimpsest data` wrote replaced by its sets. Raises DataError."""
     all_paths: list[str] = []
     for path in paths:
         made = (Path(path) / MANIFEST).is_file()
@@ -109,7 +106,7 @@ def expanded(paths: Sequence[str]) -> list[str]:
 def _of_files(
     config: RunConfig, paths: Sequence[str], skipped: list[str], documents: Sequence[int]
 ) -> dict[Cell, Sequence[Problem]]:
-    """Those of a file and number of documents, under the name of the file, or its path where two have the same."""
+    """Problems by file and number of documents; a cell's name is the file's, or its path if two files share a name."""
     stems = [Path(plain(path)).stem for path in paths]
     cells = dict[Cell, Sequence[Problem]]()
     for path, stem in zip(paths, stems, strict=True):
@@ -133,7 +130,7 @@ def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
 
 
 def editions_of(data: DataConfig) -> dict[str, str]:
-    """File to SHA-256, of every file that an evaluation of `data` reads its problems from."""
+    """SHA-256 of every file that an evaluation of `data` reads problems from, computed after all episodes."""
     sources = expanded(listed(data.val_files or data.train_files))
     return {source: files.sha256(Path(source)) for source in sources if Path(source).is_file()}
 
@@ -142,8 +139,7 @@ def editions_of(data: DataConfig) -> dict[str, str]:
 
 
 def check_folder(out: Path | None, *, model: str, force: bool) -> None:
-    """Refuse what an evaluation must not write into, before anything is loaded; None: it writes nothing. Raises
-    RunError."""
+    """Raise RunError for a folder that an evaluation must not write into, before anything loads; None: no output."""
     if out is None:
         return
     if os.path.lexists(out) and not out.is_dir():
@@ -151,26 +147,26 @@ def check_folder(out: Path | None, *, model: str, force: bool) -> None:
     names = _visible(out)
     if force:
         if names and out.resolve() in (Path(model).resolve(), *Path(model).resolve().parents):
-            raise RunError(f"{out} holds the model {model}, which --force would move aside with it: give another --out")
+            raise RunError(f"{out} contains the model {model}, which --force would rename too: use another --out")
         _refuse_moving(out, names)
     elif CONFIG in names:
-        raise RunError(f"{out} holds a run: give the evaluation another --out, or --force to move the run aside")
+        raise RunError(f"{out} contains a run: use another --out, or --force to rename the run's folder")
     elif IDENTITY not in names and set(names) - {SAMPLES, REQUESTED, EPISODES}:
         raise RunError(
-            f"{out} holds {', '.join(names[:3])} but no {IDENTITY}: not an evaluation; give another --out, "
-            "or --force to move it aside"
+            f"{out} contains {', '.join(names[:3])} but no {IDENTITY}: not an evaluation; use another --out, "
+            "or --force to rename it"
         )
 
 
 def move_aside(out: Path | None, message: Callable[[str], None]) -> None:
-    """Make room for an evaluation that begins anew, and tell where the old folder is. Raises RunError."""
+    """Rename the folder before an evaluation starts over, and report its new name. Raises RunError."""
     if out is not None and (names := _visible(out)):
         _refuse_moving(out, names)
-        message(f"{out}: what it held is now {files.set_aside(out)}")
+        message(f"{out}: renamed to {files.set_aside(out)}")
 
 
 def _refuse_moving(out: Path, names: list[str]) -> None:
-    """Refuse to move what a process writes to, and runs that are in or around `out`; a run may be moved itself."""
+    """Raise RunError if a process writes to `out` or runs are in or around it; a run itself may be renamed."""
     refuse_moving(out, independent=IDENTITY in names or not names)
     for folder in folders(out):
         refuse_in_use(folder)

@@ -1,8 +1,8 @@
 """Evaluation request and plan: policies on sets of problems at sizes, under one reward.
 
-Imports are light, as in app/config_resolution.py: a request is checked before anything heavy is imported.
+Light imports, as in app/config_resolution.py: a request is checked before anything heavy is imported.
 
-Guaranteed: files of an evaluation recipe that the folder lacks are named with the command that makes each.
+Guaranteed: for missing files of an evaluation recipe, a note names the command that makes each.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ from palimpsest.plugin_options import options_of
 from palimpsest.types import Problem
 
 MOST_SAMPLES = 10_000
-"""Of each problem: so many keys are held in memory, times the problems."""
+"""Limit of samples per problem: memory contains a key for each sample of each problem."""
 _OPTIONS = "policy.options."
-_NAMED = 4  # commands for missing files that are named
+_NAMED = 4  # commands for missing files, at most
 
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """All that an evaluation plays."""
+    """Episodes and settings of an evaluation."""
 
     config: RunConfig
-    """With the first of the policies, and the first number of documents."""
+    """Contains the first policy and the first number of documents."""
     policies: tuple[PolicyConfig, ...]
     chunks: Sequence[int] | None = None
     documents: tuple[int, ...] = ()
-    """Several numbers of documents per context; empty: as the configuration says."""
+    """Several numbers of documents per context; empty: the configuration's."""
     problems: Sequence[Problem] | None = None
     """Instead of the configuration's data."""
     samples: int = 1
-    """Of each problem."""
+    """Per problem."""
     baselines: bool = True
-    """Whether the question alone, the whole document and retrieval are played, too."""
+    """Run the baselines too."""
     folder: Path | None = None
-    """That of an evaluation recipe's files."""
+    """Folder of an evaluation recipe's files."""
     notes: tuple[str, ...] = ()
-    """What a user should know before it begins."""
+    """Messages to show before the start."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         names = [policy.name for policy in self.policies]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"policy={','.join(names)}: {twice[0]} is named twice; name each policy once")
+            raise ConfigError(f"policy={','.join(names)}: {twice[0]} appears twice; name each policy once")
         if type(self.samples) is not int or not 1 <= self.samples <= MOST_SAMPLES:
             raise ConfigError(f"samples={self.samples!r}: expected a whole number from 1 to {MOST_SAMPLES:,}")
         if self.samples > 1 and self.config.eval_sampling.temperature == 0:
             raise ConfigError(
-                f"samples={self.samples}: at temperature 0 every sample of a problem is the same; set "
+                f"samples={self.samples}: at temperature 0 all samples of a problem are equal; set "
                 "eval_sampling.temperature, e.g. eval_sampling.temperature=0.7"
             )
 
     def fitted(self, problems: Sequence[Problem], engine: Engine) -> EvalPlan:
-        """With the policies' open budgets chosen for the model's window."""
+        """The plan with the policies' open budgets chosen for the model's window."""
         policies = tuple(
             fitted(policy, problems=problems, codec=engine.codec, max_context=engine.sampler.max_context)
             for policy in self.policies
@@ -76,7 +76,7 @@ class EvalPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
-    """What a call asks for: policies that share a model, a recipe and overrides, and the problems that they play."""
+    """Request of a call: policies that share a model, a recipe and overrides, and their problems."""
 
     model: Model = EMBEDDED
     policies: tuple[str | None, ...] = (None,)
@@ -85,10 +85,9 @@ class EvalRequest:
     overrides: Overrides = ()
     seed: int = 0
     remote: Remote | None = None
-    """Where `model` is asked; None: it is opened here."""
+    """Endpoint that serves `model`; None: load it in this process."""
     data: Sources | Path | None = None
-    """Files, `synthetic`, `synthetic_search`, or the folder with the files of an evaluation recipe; None: the recipe's,
-    or the run's."""
+    """Files, `synthetic`, `synthetic_search`, or the folder of an evaluation recipe; None: the recipe's or run's."""
     problems: Sequence[Problem] | None = None
     """Instead of `data`."""
     documents: Sequence[int] | None = None
@@ -102,12 +101,12 @@ class EvalRequest:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The policies that play, the recipe's or the run's too."""
+        """Names of the policies, with the recipe's or the run's filled in."""
         origin = Agent(self.model, None, self.recipe, self.overrides).base_config() or RunConfig()
         return tuple(origin.policy.name if name is None else name for name in self.policies)
 
     def agents(self) -> list[Agent]:
-        """One per policy. Of several, each takes the options that it has."""
+        """One agent per policy. Several agents each take the options that their policy has."""
         if len(self.policies) == 1:
             return [Agent(self.model, self.policies[0], self.recipe, self.overrides, self.seed, self.remote)]
         check_taken(self.overrides, [name for name in self.policies if name is not None])
@@ -118,7 +117,7 @@ class EvalRequest:
         return agents
 
     def plan(self) -> EvalPlan:
-        """What is played. Raises ConfigError, also where policies answer in forms that one reward can't read."""
+        """The plan. Raises ConfigError, also if one reward can't read the answers of all policies."""
         agents, data, corpus, notes = self.agents(), self.data, self.corpus, list[str]()
         recipe = None if self.recipe is None else agents[0].base_config()
         sets = () if recipe is None or self.problems is not None else recipe.evaluation.files
@@ -170,10 +169,9 @@ def _check_alike(configs: Sequence[RunConfig]) -> None:
 def files_of(
     sets: Sequence[FileSet], data: Sources | Path | None, called: str
 ) -> tuple[Sources, Path | None, list[str]]:
-    """(files that the folder `data` holds of an evaluation recipe, their corpus, notes on what it lacks). Raises
-    ConfigError."""
+    """(files of an evaluation recipe in `data`, their corpus, notes on missing files). Raises ConfigError."""
     if data is None or isinstance(data, tuple) or not Path(data).is_dir():
-        raise ConfigError(f"{called}: give the folder of its files as --data DIR, not {data or 'nothing'}")
+        raise ConfigError(f"{called}: pass the folder of its files as --data DIR, not {data or 'nothing'}")
     folder, files, corpora = Path(data), list[str](), list[Path]()
     commands: dict[str, list[str]] = {}
     for file_set in sets:
@@ -188,14 +186,14 @@ def files_of(
         Note("files_missing", folder=str(folder), names=", ".join(names), make=make) for make, names in commands.items()
     ]
     if not files:
-        raise ConfigError(f"{called}: none of its files is there: {notes[0]}")
+        raise ConfigError(f"{called}: all of its files are missing: {notes[0]}")
     further = [name for names in list(commands.values())[_NAMED:] for name in names]
     notes = notes[:_NAMED] + ([Note("more_files_missing", names=", ".join(further))] if further else [])
     return tuple(files) if len(files) > 1 else files[0], corpora[0] if corpora else None, notes
 
 
 def takes(policy: str, key: str) -> bool:
-    """Whether an override is for a policy: an option that it has, or a setting of something else.
+    """True if an override applies to a policy: an option that it has, or any other key.
 
     >>> [takes("prune", key) for key in ("chunk_size", "policy.options.tools.search.source", "reward.name")]
     [False, True, True]
@@ -205,7 +203,7 @@ def takes(policy: str, key: str) -> bool:
 
 
 def check_taken(overrides: Overrides, policies: Sequence[str]) -> None:
-    """Raise ConfigError for an option that none of several policies has."""
+    """Raise ConfigError for an option that none of the policies has."""
     for key, _, _ in split_overrides(overrides):
         if policies and not any(takes(policy, key) for policy in policies):
             names = ", ".join(dict.fromkeys(policies))
@@ -213,7 +211,7 @@ def check_taken(overrides: Overrides, policies: Sequence[str]) -> None:
 
 
 def policy_names(policy: Any) -> tuple[str | None, ...]:
-    """Those of `a,b`, of a list, or none.
+    """Policy names from `a,b` or a list; (None,) for None.
 
     >>> policy_names("overwrite,recall"), policy_names(None)
     (('overwrite', 'recall'), (None,))
@@ -225,7 +223,7 @@ def policy_names(policy: Any) -> tuple[str | None, ...]:
     elif isinstance(policy, Iterable):
         names = tuple(policy)
     else:
-        return (policy,)  # which `Agent` refuses, by name
+        return (policy,)  # `Agent` rejects it
     if not names or not all(names):
         raise ConfigError(f"policy={policy!r}: name one policy, or several as overwrite,recall")
     return names

@@ -1,4 +1,4 @@
-"""What an evaluation measured: the agent's figures, the baselines' beside them, every sample."""
+"""Evaluation results: the agent's figures, the baselines' figures, every sample."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ from palimpsest.text.codec import Codec
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation measured. Samples hold question, answers, the answer given, the last memory, the grade."""
+    """Results of an evaluation. Samples contain question, golds, the answer, the last memory and the grade."""
 
     config: RunConfig
-    """With the budgets that were chosen for the model's window; of several policies the first's."""
+    """Contains the budgets chosen for the model's window; with several policies, the first one's."""
     summaries: tuple[EvalSummary, ...]
-    """The agent's: one per policy, set and size; shortest first."""
+    """The agent's figures: one per policy, set and size, shortest first."""
     samples: tuple[Sample, ...]
-    """The agent's."""
+    """The agent's samples."""
     out: Path | None = None
-    """Where samples.jsonl and summary.json are."""
+    """Folder of samples.jsonl and summary.json."""
     endpoint: Endpoint | None = None
-    """Where the model was asked, and how far that is exact; None: it was opened here."""
+    """Endpoint that served the model, and how exactly; None: this process loaded it."""
     rows_left_out: int = 0
-    """Rows of the data whose gold paragraph isn't there (`data.on_missing_gold=skip`)."""
+    """Skipped rows without a gold paragraph (`data.on_missing_gold=skip`)."""
     baselines: tuple[EvalSummary, ...] = ()
-    """Figures of what was played with the agent: the question alone, the whole document, retrieval."""
+    """Figures of the baselines: the question only, the whole document, retrieval."""
     baseline_samples: tuple[Sample, ...] = ()
     documents: tuple[int, ...] = ()
-    """Per context, where several numbers were asked for."""
+    """Documents per context, if several numbers were requested."""
     seconds: float = 0.0
-    """That this call played."""
+    """Duration of this call's episodes."""
     played: int = 0
-    """Episodes of this call; the others were in the log."""
+    """Episodes that this call ran; the others were in the log."""
     folder: Path | None = None
-    """Of the files of an evaluation recipe, a published protocol that was followed."""
+    """Folder with the files of an evaluation recipe, a published protocol."""
     regraded: Path | None = None
-    """The evaluation whose recorded answers were graded; None: they were played."""
+    """Evaluation whose recorded answers were graded again; None: this call ran episodes."""
 
     @property
     def rows(self) -> dict[str, EvalSummary]:
-        """The agent's figures, then the baselines', by the name they have in tables."""
+        """The agent's figures, then the baselines', by row name in tables."""
         several = len(self.policies) > 1
         names = {summary.cell.title if several else summary.cell.part: summary for summary in self.summaries}
         return names | {summary.cell.title: summary for summary in self.baselines}
 
     @cached_property
     def table(self) -> Table:
-        """One row per summary, the baselines' last; shares, not percent. `low` and `high` end the 95% interval."""
+        """One row per summary, baselines last; fractions, not percent. `low` and `high` bound the 95% interval."""
         return Table.of([_columns(name, summary) for name, summary in self.rows.items()])
 
     @property
     def accuracy(self) -> Score:
-        """Over everything of the agent's that is graded, with its 95% interval."""
+        """Accuracy over all graded episodes of the agent, with its 95% interval."""
         return accuracy_of(self.samples)
 
     @property
@@ -82,21 +82,21 @@ class Evaluation:
 
     @property
     def ungraded(self) -> int:
-        """Episodes without a grade, which are not in the accuracy."""
+        """Episodes without a grade, which the accuracy excludes."""
         return sum(summary.ungraded for summary in self.summaries)
 
     @property
     def commonest_reason(self) -> str | None:
-        """Why most of the episodes without a grade have none, the baselines' included."""
+        """Most frequent reason for a missing grade, baselines included."""
         reasons: Counter[str] = Counter()
         for summary in self.rows.values():
             reasons.update(summary.ungraded_reasons)
         return reasons.most_common(1)[0][0] if reasons else None
 
     def __getitem__(self, name: str) -> EvalSummary:
-        """The figures of one row, by the name it has in the table. Raises KeyError for an unknown one."""
+        """Figures of the table row `name`. Raises KeyError for an unknown name."""
         if name not in self.rows:
-            raise KeyError(f"no {name}; there are {', '.join(self.rows)}")
+            raise KeyError(f"no {name}; choose from {', '.join(self.rows)}")
         return self.rows[name]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -110,23 +110,22 @@ class Evaluation:
         return f"Evaluation of {self.title}, {len(self)} episodes{ungraded}\n{self.table}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return self.table._repr_html_()
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The names of those that were evaluated."""
+        """Names of the evaluated policies."""
         return tuple(dict.fromkeys(summary.cell.player for summary in self.summaries))
 
     @property
     def title(self) -> str:
-        """Who was evaluated on what."""
+        """Policies, data and model, as a title."""
         data = ", ".join(map(plain, listed(self.config.data.val_files or self.config.data.train_files)))
         names = ", ".join(map(plain, self.policies)) or plain(self.config.policy.name)
         return f"{names} on {data if self.folder is None else self.config.recipe}, model {self.config.model.path}"
 
     def to_json(self) -> Mapping[str, Any]:
-        """What summary.json holds."""
+        """Contents of summary.json."""
         config = self.config
         return {
             "policy": config.policy.model_dump(mode="json"),
@@ -149,7 +148,7 @@ class Evaluation:
 
 
 def _columns(name: str, summary: EvalSummary) -> dict[str, Any]:
-    """A row of the table by column; shares, not percent."""
+    """A table row by column; fractions, not percent."""
     measures, drawn = summary.measures, summary.samples
     copied = measures.get("copy_fidelity")
     figures = {
@@ -176,11 +175,11 @@ def _columns(name: str, summary: EvalSummary) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-# ---- The report of an evaluation, beside its figures ---------------------------------------------------------
+# ---- The report of an evaluation -----------------------------------------------------------------------------
 
 
 def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
-    """Write report.html beside the evaluation's samples; without a folder nothing."""
+    """Write report.html next to the evaluation's samples; do nothing without a folder."""
     out, config = evaluation.out, evaluation.config
     if out is None:
         return
@@ -205,7 +204,7 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
 
 
 def _stories(out: Path, cells: list[Cell], codec: Codec) -> list[ToldStory]:
-    """An episode of the agent's that went wrong, of those recorded first."""
+    """A failed episode of the agent, among those recorded first."""
     groups = [
         group
         for group in first_episodes(out / EPISODES)

@@ -1,4 +1,4 @@
-"""Any policies on any problems with any model: every problem played, graded, summarised, with baselines beside."""
+"""Evaluation run: any policies on any problems with any model, graded and summarised, with baselines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.reward.grading import build_reward, check_reward, closing
 
 PROBLEM_LIST = "problems"
-"""What stands for the data where problems themselves were given."""
+"""Name of the data if the caller passes problems."""
 
 
 async def evaluate_async(
@@ -70,34 +70,33 @@ async def evaluate_async(
     quiet: bool = False,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Play every problem with a memory policy, grade the answers, summarise; the baselines beside it.
+    """Run a memory policy and its baselines on every problem, grade the answers, summarise.
 
-    `evaluate` is an ordinary call and works in a notebook; `evaluate_async` is to be awaited.
+    `evaluate` is an ordinary call and works in a notebook; `evaluate_async` is a coroutine.
 
-    - `model`: `embedded`, the default, a Hugging Face folder, a run or its folder (its newest checkpoint), a hub id, or
-      a model loaded by transformers, with `tokenizer`
+    - `model`: `embedded` (the default), a Hugging Face folder, a run or its folder (its newest checkpoint), a hub id,
+      or a model loaded by transformers, with `tokenizer`
     - `data`: a data file, a folder that `palimpsest data` wrote, a list of these, `synthetic`, `synthetic_search`; a
-      list of `Problem`s or of dicts, a `datasets.Dataset`; the recipe's without it
-    - `policy`: a shipped one, `my_module:MyPolicy`, a class, or several; or an object; the recipe's without it,
+      list of `Problem`s or of dicts, a `datasets.Dataset`; the default is the recipe's
+    - `policy`: a shipped policy, `my_module:MyPolicy`, a class, an object, or several; the default is the recipe's, or
       `overwrite` without a recipe
-    - `reward`: a function `(problem, trajectory)` or an object with `grade`; the recipe's without it
-    - `recipe`: gives policy, budgets, reward, sampling and data; without one the configuration of the run that the
-      model comes from, and of a model that comes from none, budgets that fit it. A published protocol, `eval/NAME`,
-      takes the folder of its files as `data` (docs/presets.md)
+    - `reward`: a function `(problem, trajectory)` or an object with `grade`; the default is the recipe's
+    - `recipe`: sets policy, budgets, reward, sampling and data. The default is the configuration of the model's run; a
+      model without a run gets budgets that fit it. A published protocol, `eval/NAME`, takes the folder of its files as
+      `data` (docs/presets.md)
     - `overrides`: options of the policy (`chunk_size=48`) and dotted keys, as texts or as a mapping
     - `documents`: documents per context of a file; `chunks`: paragraphs per synthetic document; `objectives`: questions
       per search problem; each one number or several; `corpus`: a file of further distractors; `limit`: problems
-    - `samples`: episodes of each problem; `baselines`: whether the question alone, the whole document and retrieval
-      are played with the agent, once each
-    - `base_url`: an OpenAI-compatible endpoint, where `model` is the model's name; `api_key_env`: the environment
-      variable with its key; `tokenizer`: a folder or hub id, where the name is none (docs/endpoints.md), or the loaded
-      model's
-    - `regrade`: the folder of an evaluation whose recorded answers are graded again, without a model, under the reward
-      that `overrides` name; the result goes to `out`, by default `regrade`/regraded/REWARD
-    - `out`: folder for samples.jsonl, summary.json and report.html; the same call again plays only what has no grade
-      yet, `force` moves what is there aside
+    - `samples`: episodes per problem; `baselines`: whether to run the question only, the whole document and retrieval
+      too, once each
+    - `base_url`: an OpenAI-compatible endpoint, which serves `model`; `api_key_env`: the environment variable with its
+      key; `tokenizer`: a folder or hub id if the model's name is neither (docs/endpoints.md), or the loaded model's
+    - `regrade`: an evaluation folder; its recorded answers are graded again, without a model, under the reward of
+      `overrides`, into `out`, by default `regrade`/regraded/REWARD
+    - `out`: folder for samples.jsonl, summary.json and report.html; the same call again runs only episodes without a
+      grade, `force` renames the old folder and starts over
 
-    Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
+    Raises ConfigError, DataError, ModelError or RunError with a message that names key, value and fix.
     """
     shown = progress or suitable_progress(quiet=quiet)
     objects, folder = CallObjects("palimpsest.evaluate", model), None if out is None else Path(out)
@@ -105,7 +104,7 @@ async def evaluate_async(
         sizes = {"documents": documents, "chunks": chunks, "objectives": objectives, "corpus": corpus, "limit": limit}
         options = {"data": data, "policy": policy, "reward": reward, "recipe": recipe, "base_url": base_url, **sizes}
         if extra := [name for name, value in options.items() if value is not None]:
-            raise ConfigError(f"{extra[0]}: nothing is played with --regrade; drop it and give reward.name")
+            raise ConfigError(f"{extra[0]}: --regrade runs no episodes; drop it and set reward.name")
         return await regrade_folder(Path(regrade), overrides, model=model, out=folder, progress=shown)
     with (
         objects.in_scope(),
@@ -139,7 +138,7 @@ evaluate = blocking(evaluate_async)
 
 
 def _numbers(name: str, value: int | Sequence[int] | None) -> Sequence[int] | None:
-    """Sizes, one or several; None: not given. Raises ConfigError."""
+    """Sizes as a sequence; None: not set. Raises ConfigError."""
     sizes = (value,) if isinstance(value, int) else value
     valid = isinstance(sizes, Sequence) and not isinstance(sizes, str) and all(type(size) is int for size in sizes)
     if sizes is not None and not (valid and sizes):
@@ -193,7 +192,6 @@ evaluate_plan = blocking(evaluate_plan_async)
 
 
 def _check(plan: EvalPlan, out: Path | None, force: bool) -> None:
-    """Refuse what can be refused before a model is loaded."""
     for policy in plan.policies:
         build_policy(policy)
     check_reward(plan.config.reward)
@@ -201,7 +199,6 @@ def _check(plan: EvalPlan, out: Path | None, force: bool) -> None:
 
 
 def _problems(plan: EvalPlan) -> tuple[CellProblems, list[str]]:
-    """What is played, and what is said of each row that is left out."""
     skipped = list[str]()
     if plan.problems is not None:
         return {part(PROBLEM_LIST): list(plan.problems)}, skipped
@@ -209,7 +206,7 @@ def _problems(plan: EvalPlan) -> tuple[CellProblems, list[str]]:
 
 
 def _entries(plan: EvalPlan, cells: CellProblems, engine: Engine) -> list[Entry]:
-    """Every policy on every part, once each problem was admitted by it."""
+    """Every policy on every part, after the policy admits each problem."""
     entries, window = list[Entry](), _window_of(plan.config, engine)
     for config in plan.policies:
         policy = build_policy(config)
@@ -227,7 +224,6 @@ async def _play(
     counted: Counted,
     progress: Progress,
 ) -> Samples:
-    """Every episode, in one pool."""
     reward = build_reward(plan.config.reward, engine.codec, out)
     evaluator = Evaluator(plan.config, engine, reward.answer, measure=measure_memory)
     playing = evaluator.play(
@@ -241,8 +237,8 @@ async def _play(
 
 
 def _identity(plan: EvalPlan, engine: Engine) -> dict[str, Any]:
-    """Of several numbers of documents none is in it, nor the files of an evaluation recipe: a log may gain further
-    ones, which its cells name."""
+    """Identity of the log. It omits several numbers of documents and the files of an evaluation recipe: the log may
+    gain further ones, which its cells name."""
     config, changes = plan.config, dict[str, Any]()
     if plan.documents:
         changes["documents"] = None
@@ -255,7 +251,7 @@ def _identity(plan: EvalPlan, engine: Engine) -> dict[str, Any]:
 
 
 def _finish(evaluation: Evaluation, engine: Engine, progress: Progress) -> None:
-    """Say what was cut, and write report.html and summary.json."""
+    """Report cut documents, and write report.html and summary.json."""
     if cut := sum(summary.documents_cut for summary in evaluation.summaries):
         names = ", ".join(evaluation.policies)
         total = sum(summary.problems for summary in evaluation.summaries)
@@ -266,12 +262,12 @@ def _finish(evaluation: Evaluation, engine: Engine, progress: Progress) -> None:
 
 
 def _short(value: object) -> str:
-    """An option's value on a line: of the texts of a prompt file their number."""
+    """An option's value on one line; for prompt texts, their number."""
     return f"({len(value)} texts)" if isinstance(value, dict) and "system" in value else str(value)
 
 
 def _window_of(config: RunConfig, engine: Engine) -> str:
-    """Whose window it is, and what is to be known of it."""
+    """The model's name, and notes on its window."""
     return "; ".join(part for part in (f"model {config.model.path}", engine.limits.note) if part)
 
 
@@ -285,15 +281,14 @@ def _announce(progress: Progress, engine: Engine, policies: Sequence[PolicyConfi
 
 
 def _played(policy: PolicyConfig) -> str:
-    """Who plays, with which options."""
     return f"{policy.name}: " + ", ".join(f"{name}={_short(value)}" for name, value in policy.options.items())
 
 
-# ---- How far an evaluation is --------------------------------------------------------------------------------
+# ---- Progress ------------------------------------------------------------------------------------------------
 
 
 class Counted:
-    """Counts the episodes as they end, with the agent's score so far."""
+    """Counts finished episodes, with the agent's score so far."""
 
     def __init__(self, tick: Tick, before: Sequence[Sample]) -> None:
         self.played, self.seconds = 0, 0.0
@@ -308,14 +303,13 @@ class Counted:
 
 
 def _logged(out: Path | None) -> Samples:
-    """Every episode in the log at `out`."""
     samples = read_samples(out / SAMPLES)[0] if out is not None and (out / SAMPLES).exists() else []
     return {sample.key: sample for sample in samples}
 
 
 @contextmanager
 def _counting(entries: Sequence[Entry], log: Samples, progress: Progress) -> Iterator[Counted]:
-    """What was played before counts as done; `log`: everything that was."""
+    """Count the final episodes in `log`, the whole log of earlier calls, as done."""
     drawn = {(entry.cell, problem.id): entry.samples for entry in entries for problem in outlines(entry.problems)}
     requested = [sample for sample in log.values() if sample.draw < drawn.get((sample.cell, sample.id), 0)]
     before = [sample for sample in requested if sample.is_final]

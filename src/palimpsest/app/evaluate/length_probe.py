@@ -1,4 +1,4 @@
-"""`palimpsest probe`: how often a read loses, invents or takes in a fact, and the accuracy by length that follows."""
+"""`palimpsest probe`: how often a read loses, hallucinates or stores a fact, and the predicted accuracy by length."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from palimpsest.types import Grade, Problem, Trajectory
 
 
 def probe(agent: Agent, *, chunks: int, lengths: Sequence[int], limit: int, progress: Progress) -> dict[str, Any]:
-    """Play `limit` synthetic documents of `chunks` paragraphs, and count what each read did to the evidence in memory.
+    """Run `limit` synthetic documents of `chunks` paragraphs and count the effect of each read on the evidence.
 
-    `states` has shares of the reads that began so, with the 95% interval of those that went `wrong`; `expected` the
-    accuracy at other `lengths` that follows (metrics/hazards.py). Raises ConfigError, DataError, ModelError.
+    `states` has fractions of the reads that began in each state, and the 95% interval of the `wrong` reads; `expected`
+    has the predicted accuracy at other `lengths` (metrics/hazards.py). Raises ConfigError, DataError, ModelError.
     """
     if (longest := max(chunks, *lengths)) > LONGEST:
-        raise ConfigError(f"--chunks, --lengths: {longest:,} is too long; the most is {LONGEST:,} paragraphs")
+        raise ConfigError(f"--chunks, --predict: {longest:,} is too long; the limit is {LONGEST:,} paragraphs")
     config, hazards = evaluation_config(agent, data="synthetic", limit=limit), Hazards()
     source = build_source(config.data, config.seed, split="eval")
     problems = source.problems(step=0, count=limit, size=chunks)
@@ -42,7 +42,7 @@ def probe(agent: Agent, *, chunks: int, lengths: Sequence[int], limit: int, prog
     measured = finish(lambda: _play(config, problems, hazards, progress)) if reads_on else {}
     if not (reads := int(hazards.reads.sum())):
         raise ConfigError(
-            f"policy.name={config.policy.name}: writes no memory while reading, so there is nothing to count; "
+            f"policy.name={config.policy.name}: writes no memory while reading; "
             "probe a policy that reads section by section, such as overwrite or recall"
         )
     documents, expected = int(hazards.answers.sum()), list[dict[str, Any]]()
@@ -78,7 +78,7 @@ def _state(hazards: Hazards, before: int, sight: int) -> dict[str, Any]:
 
 
 async def _play(config: RunConfig, problems: list[Problem], hazards: Hazards, progress: Progress) -> dict[str, Any]:
-    """Count into `hazards`; the accuracy of the episodes."""
+    """Count into `hazards`; returns the accuracy of the episodes."""
     engine = open_engine(config, objective=None)
     window, codec = engine.sampler.max_context, engine.codec
     chosen = fitted(config.policy, problems=problems, codec=codec, max_context=window)

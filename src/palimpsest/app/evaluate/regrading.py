@@ -1,17 +1,17 @@
 """Regrading: the recorded answers of an evaluation under another reward, without a model (`eval --regrade DIR`).
 
-The answers in samples.jsonl are graded again and written as an evaluation of its own, by default to
+It grades the answers in samples.jsonl again and writes a new evaluation, by default to
 
     DIR/regraded/NAME      samples.jsonl, evaluation.json and summary.json, as `palimpsest eval` writes them
 
-so that `palimpsest compare DIR DIR/regraded/NAME` shows what the reward changes. The verdicts of a judge are cached in
-DIR/judge.jsonl, which the evaluation uses too. Reward layers (penalties on turns) are left out, as in every evaluation.
+`palimpsest compare DIR DIR/regraded/NAME` shows what the reward changes. DIR/judge.jsonl caches the verdicts of a
+judge, also for the evaluation. Like every evaluation, it omits reward layers (penalties on turns).
 
-Guaranteed: the same reward gives the same values as in the evaluation; the same call again writes the same files; a
-folder that is no regrading is never overwritten; a sample without a grade (lost episode, no gold) stays ungraded with
-its reason.
-Not covered: rewards that need more than the answer, which are rejected by name, such as custom ones: the log holds no
-turns, memories or events.
+Guaranteed: the same reward gives the same values as in the evaluation; the same call again writes the same files; other
+folders than a regrading are never overwritten; a sample without a grade (lost episode, no gold) stays ungraded with its
+reason.
+Not covered: rewards that need more than the answer, such as custom ones, which are rejected by name: the log contains
+no turns, memories or events.
 """
 
 from __future__ import annotations
@@ -48,28 +48,27 @@ from palimpsest.progress.reporter import Progress
 from palimpsest.reward.grading import NO_GOLD, Grades, closing, graded, shipped_answer, training_layers
 from palimpsest.types import Outcome, Problem, Question, Trajectory
 
-_AT_ONCE = 256  # gradings under way; a judge bounds its own requests
+_AT_ONCE = 256  # concurrent gradings; a judge bounds its own requests
 UNSET_URL = "http://unset.invalid/v1"
-"""Placeholder for the address of a judge, which an evaluation's identity leaves out."""
+"""Placeholder for a judge's address, which an evaluation's identity omits."""
 
 
 async def regrade(
     folder: Path, overrides: Overrides, *, model: Model | None = None, out: Path | None, progress: Progress
 ) -> Evaluation:
-    """The evaluation in `folder` under another reward; `overrides`: dotted keys of `reward`; `model`: whose evaluation
-    it must be.
+    """Grade the evaluation in `folder` under another reward.
 
-    Raises ConfigError, DataError or RunError.
+    `overrides`: dotted keys of `reward`; `model`: the expected model. Raises ConfigError, DataError or RunError.
     """
     if not (folder / SAMPLES).is_file():
-        raise RunError(f"{folder}: holds no {SAMPLES}: give the --out of palimpsest eval")
+        raise RunError(f"{folder}: {SAMPLES} is missing: pass the --out of palimpsest eval")
     logged, identity = read_log(folder), read_identity(folder)
     if not logged.samples or (logged.unreadable and logged.missing):
-        lost = f"{logged.unreadable} lines can't be read" if logged.unreadable else "no episode has ended yet"
+        lost = f"{logged.unreadable} unreadable lines" if logged.unreadable else "no episode has ended yet"
         raise RunError(f"{folder / SAMPLES}: {lost}; run the same palimpsest eval again first")
     config = _config(folder, identity, overrides)
     if model is not None and model_folder(model, progress.message) != config.model.path:
-        raise ConfigError(f"--regrade {folder}: was played by {config.model.path}, not by {model}; leave the model out")
+        raise ConfigError(f"--regrade {folder}: its model is {config.model.path}, not {model}; omit the model")
     for line in logged.notes(folder):
         progress.message(line)
     _check(config.reward, logged.samples)
@@ -77,7 +76,7 @@ async def regrade(
         progress.message(Note("layers_left_out", layers=", ".join(layers)))
     out = out or folder / REGRADED / _default_name(config.reward)
     if out.is_dir() and any(out.iterdir()) and REGRADED not in (read_object(out / IDENTITY) or {}):
-        raise RunError(f"{out}: holds something else than a regrading: give another --out")
+        raise RunError(f"{out}: not a regrading: use another --out")
     samples = await _regraded(logged.samples, config.reward, folder)
     evaluation = Evaluation(
         config=config,
@@ -93,10 +92,10 @@ async def regrade(
 
 
 def _config(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> RunConfig:
-    """That of the evaluation with overrides of its reward; another `reward.name` begins with that one's defaults."""
+    """The evaluation's configuration with overrides of its reward; another `reward.name` starts from its defaults."""
     changes = {key: value for key, value, _ in split_overrides(overrides)}
     if strays := [key for key in changes if key.partition(".")[0] != "reward"]:
-        raise ConfigError(f"--regrade: {strays[0]} is no key of reward, and nothing is played; drop it")
+        raise ConfigError(f"--regrade: {strays[0]} is not a key of reward; drop it")
     reward = dict(identity.get("reward", {}))
     if changes.get("reward.name", reward.get("name")) != reward.get("name"):
         reward = {}
@@ -111,35 +110,35 @@ def _config(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> 
     config = parse_config(json.dumps(values), name=str(folder / IDENTITY), overrides=changes, read_files=False)
     layers = [layer.partition("=")[0] for layer in training_layers(config.reward)]
     if named := [key for key in changes if any(key == layer or key.startswith(f"{layer}.") for layer in layers)]:
-        raise ConfigError(f"{named[0]}: counts in training alone, never in an evaluation's grade; drop it")
+        raise ConfigError(f"{named[0]}: applies only in training, never in an evaluation's grade; drop it")
     if config.reward.judge and config.reward.judge.url == UNSET_URL:
-        raise ConfigError(f"{folder}: its judge's address isn't kept: give reward.judge.url=http://HOST:PORT/v1")
+        raise ConfigError(f"{folder}: doesn't store its judge's address: set reward.judge.url=http://HOST:PORT/v1")
     return config
 
 
 def with_judge_address(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """`stored` with an address where it has a judge."""
+    """`stored` with a placeholder address if it has a judge."""
     judge = stored.get("judge")
     return {**stored, "judge": {"url": UNSET_URL, **judge}} if isinstance(judge, dict) else dict(stored)
 
 
 def _check(config: RewardConfig, samples: Sequence[Sample]) -> None:
-    """Reject a reward that needs more than what `samples` hold."""
+    """Reject a reward that needs more than `samples` contain."""
     if config.name not in REWARDS:
         raise ConfigError(
-            f"reward.name={config.name}: a reward of your own may read the trajectory, which {SAMPLES} doesn't hold; "
-            "give a shipped reward, or play again without --regrade"
+            f"reward.name={config.name}: a custom reward may read the trajectory, which {SAMPLES} doesn't contain; "
+            "use a shipped reward, or evaluate again without --regrade"
         )
     several = next((sample for sample in samples if _asks_several(sample)), None)
     if config.name == "final_answer" and several is not None:
         raise DataError(
-            f"reward.name=final_answer: {several.set}, {several.id} asks several questions with golds of their own "
-            f"(metadata.objectives), which {SAMPLES} doesn't hold; play again without --regrade"
+            f"reward.name=final_answer: {several.set}, {several.id} has several questions with separate golds "
+            f"(metadata.objectives), which {SAMPLES} doesn't contain; evaluate again without --regrade"
         )
 
 
 def _asks_several(sample: Sample) -> bool:
-    """Whether one answer had to serve several questions of a search problem, as far as the log says."""
+    """True if one answer serves several questions of a search problem, by the log."""
     return (sample.unit == "objectives" and sample.size != 1) or sample.metrics.get("objectives", 1) > 1
 
 
@@ -148,7 +147,7 @@ def _default_name(config: RewardConfig) -> str:
 
 
 async def _regraded(samples: Sequence[Sample], config: RewardConfig, folder: Path) -> list[Sample]:
-    """`samples` with the value, the metrics and the reason that `config` gives them; verdicts are kept in `folder`."""
+    """`samples` with value, metrics and reason by `config`; `folder` caches verdicts."""
     grader, places = shipped_answer(config, folder), asyncio.Semaphore(_AT_ONCE)
 
     async def one(sample: Sample) -> Sample:
@@ -174,7 +173,7 @@ async def _regraded_one(sample: Sample, grader: Grades) -> Sample:
 
 
 def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
-    """What graders of answers look at."""
+    """The parts of an episode that graders of answers read."""
     questions = tuple(Question(question["question"], tuple(question["answers"])) for question in sample.questions)
     problem = Problem.asking(sample.id, questions) if questions else Problem(sample.id, sample.question, sample.answers)
     answers = tuple(question["answer"] for question in sample.questions)
@@ -183,14 +182,14 @@ def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
 
 
 def _summaries(samples: Sequence[Sample], players: Sequence[str] = ()) -> tuple[EvalSummary, ...]:
-    """Figures of each cell: `players` in their order, each from short to long."""
+    """Figures of each cell: `players` in order, each from short to long."""
     cells = {cell: [s for s in samples if s.cell == cell] for cell in dict.fromkeys(s.cell for s in samples)}
     summaries = [summarise(cell, group, drawn=1 + max(s.draw for s in group)) for cell, group in cells.items()]
     return by_player(summaries, players)
 
 
 def _write(evaluation: Evaluation, identity: Mapping[str, Any], samples: Sequence[Sample]) -> None:
-    """summary.json last: a folder that has it is whole."""
+    """Write the evaluation's files, summary.json last: a folder with it is complete."""
     out, folder = evaluation.out, evaluation.regraded
     assert out is not None
     assert folder is not None

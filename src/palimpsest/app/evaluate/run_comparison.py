@@ -1,12 +1,11 @@
 """Comparison of runs and evaluations: their folders, and differences with intervals.
 
-The samples of an evaluation are in samples.jsonl. Its configuration is in evaluation.json, with the configuration of
-the run whose model it played as `run.KEY`, if that run still exists. A quickstart has the logs under `evaluations/` and
-its config.yaml.
+An evaluation has its samples in samples.jsonl and its configuration in evaluation.json, with the configuration of the
+model's run as `run.KEY`, if that run still exists. A quickstart has the logs under `evaluations/` and its config.yaml.
 
-Guaranteed: the samples are those of the last request, as in summary.json; others, and unreadable lines, are counted; a
-folder without samples is rejected by name.
-Not covered: logs of a quickstart that were set aside (`.old-1`).
+Guaranteed: the samples are those of the last request, as in summary.json; other samples and unreadable lines are
+counted; a folder without samples is an error that names it.
+Not covered: renamed logs of a quickstart (`.old-1`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from palimpsest.evaluation.summary import interval_notes
 from palimpsest.notes import Note
 from palimpsest.runs.run_folder import CONFIG, load_config
 
-# ---- A folder of an evaluation or of a run, as a side of a comparison ----------------------------------------
+# ---- Sides of a comparison -----------------------------------------------------------------------------------
 
 
 Folder = str | os.PathLike[str]
@@ -35,20 +34,20 @@ Folder = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun(comparison.Side):
-    """What one folder holds; its name is its path, without what all sides have in common."""
+    """Contents of one folder; its name is its path without the common start of all sides."""
 
     folder: Path
 
 
 def read_sides(folders: Sequence[Folder]) -> list[ComparedRun]:
-    """The sides, by names that tell them apart. Raises RunError."""
+    """The sides, with distinct names. Raises RunError."""
     paths = [Path(folder) for folder in folders]
     names = short_names([str(path) for path in paths])
     return [_side(path, name) for path, name in zip(paths, names, strict=True)]
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Paths without the folders that all of them begin with; the last part always stays.
+    """Paths without their common leading folders; the last part always stays.
 
     >>> short_names(["runs/a/eval", "runs/b/eval"]), short_names(["evals/a", "evals/b"]), short_names(["x/y"])
     (['a/eval', 'b/eval'], ['a', 'b'], ['y'])
@@ -64,10 +63,10 @@ def _side(folder: Path, name: str) -> ComparedRun:
     logs = list(_logs(folder))
     if not logs:
         raise RunError(
-            f"{folder}: holds neither {SAMPLES} nor a quickstart's evaluations: give the --out of palimpsest eval, or "
-            f"make one with palimpsest eval {folder} --out DIR"
+            f"{folder}: contains neither {SAMPLES} nor a quickstart's evaluations: pass the --out of palimpsest eval, "
+            f"or create one with palimpsest eval {folder} --out DIR"
             if folder.is_dir()
-            else f"{folder}: no such folder; give folders that palimpsest eval or quickstart wrote"
+            else f"{folder}: no such folder; pass folders that palimpsest eval or quickstart wrote"
         )
     read = [read_log(log.parent) for log in logs]
     samples = as_one_agent({sample.key: sample for log in read for sample in log.samples}.values())
@@ -101,20 +100,19 @@ def _run_settings(run: Path) -> Mapping[str, Any] | None:
         return None
     try:
         return load_config(run).model_dump(mode="json")
-    except PalimpsestError:  # of another version: what it was configured as can't be told
+    except PalimpsestError:  # of another version: its settings are unknown
         return {}
 
 
 def _summary(folder: Path) -> dict[str, Any]:
-    """What an evaluation wrote at its end; empty where nothing can be read."""
     return read_object(folder / SUMMARY) or {}
 
 
-# ---- Folders of evaluations side by side (evaluation/comparison.py) -----------------------------------------
+# ---- Folders of evaluations side by side (evaluation/comparison.py) ------------------------------------------
 
 
 FORMAT = 2
-"""Of `to_json`: raised where a key goes or means something else; keys may be added."""
+"""Version of `to_json`; increases if a key disappears or changes its meaning, not for new keys."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +123,12 @@ class Comparison(SideBySide):
 
     @property
     def flips(self) -> dict[str, tuple[Flip, ...]]:
-        """Name of each further side to the problems on which its value is another than the first's."""
+        """For each further side, the problems whose value differs from the first side's."""
         return {name: pairing.flips for name, pairing in self.pairings.items()}
 
     @cached_property
     def notes(self) -> tuple[Note, ...]:
-        """What a reader has to know beside the figures."""
+        """Notes on the figures."""
         kinds = interval_notes(
             {f"{self.label(cell)}, {name}": row for cell, sides in self.figures.items() for name, row in sides.items()}
         )
@@ -138,7 +136,7 @@ class Comparison(SideBySide):
 
     @cached_property
     def table(self) -> Table:
-        """A row a cell and side; shares, not percent. `difference` is that of the problems both sides graded."""
+        """One row per cell and side; fractions, not percent. `difference` covers problems that both sides graded."""
         rows = [self._row(cell, name) for cell, sides in self.figures.items() for name in sides]
         return Table.of(rows)
 
@@ -168,11 +166,10 @@ class Comparison(SideBySide):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return self.table._repr_html_()
 
     def to_json(self, flips: int | None = None) -> dict[str, Any]:
-        """Everything, with the first `flips` flips of each side (None: all); docs/compare.md tells the keys."""
+        """Everything, with the first `flips` flips of each side (None: all); docs/compare.md lists the keys."""
         return {
             "format": FORMAT,
             "sides": [_side_json(side) for side in self.sides],
@@ -206,19 +203,19 @@ class Comparison(SideBySide):
 
 
 def compare(*folders: Folder, quiet: bool = False) -> Comparison:
-    """Evaluations, or runs of a quickstart, side by side; differences are against the first.
+    """Compare evaluations, or runs of a quickstart, against the first.
 
-    `folders`: what `palimpsest eval --out` or `palimpsest quickstart` wrote, two or more.
+    `folders`: two or more outputs of `palimpsest eval --out` or `palimpsest quickstart`.
 
-    `quiet`: as in the other calls; nothing is shown in any case.
+    `quiet`: accepted for uniformity; `compare` never shows progress.
 
-    Raises ConfigError for too few, RunError for a folder that holds no evaluation.
+    Raises ConfigError for fewer than two folders, RunError for a folder without an evaluation.
     """
     if len(folders) < 2:
-        raise ConfigError(f"compare: {len(folders)} folder given; two or more are needed")
+        raise ConfigError(f"compare: got {len(folders)} folder; pass two or more")
     twice = [folder for index, folder in enumerate(folders) if Path(folder) in map(Path, folders[:index])]
     if twice:
-        raise ConfigError(f"compare: {twice[0]} is given twice")
+        raise ConfigError(f"compare: {twice[0]} appears twice")
     sides = tuple(read_sides(folders))
     titles: dict[str, str] = {}
     for side in sides:

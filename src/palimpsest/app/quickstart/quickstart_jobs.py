@@ -1,21 +1,21 @@
 """Jobs of a quickstart (a shard of an evaluation, the training of a baseline) and the worker processes that run them.
 
-A shard is every n-th problem of some players. Shards, and so the sequences that are batched together, depend on the
-configuration alone, never on which process is faster: the same configuration gives the same answers.
+A shard is every n-th problem of some players. Shards, and so the batched sequences, depend only on the configuration,
+never on the speed of a process: the same configuration gives the same answers.
 
     parent    one line of JSON on the worker's stdin: class and fields of a job
     worker    lines of JSON on its stdout: {"part": 3}, {"message": TEXT}, at last {"done": true} or
               {"error": CLASS, "text": TEXT}
 
-Each worker has an engine of its own. It imports the job's module and nothing of the caller's script (which `spawn`
-would run again).
+Each worker has its own engine. It imports the job's module and nothing of the caller's script (which `spawn` would run
+again).
 
-Guaranteed: an interrupted shard continues where its log ends, with more or fewer problems if the configuration now says
-so; a log of other weights, policies, data or sampling is moved aside and the shard is played again; an error of a job
-is raised in the parent; a worker that dies fails its job; a worker ends with its parent, even within a job; an
-interrupt of the terminal reaches the parent alone.
-Not covered: a resumed shard is batched differently, so near ties of greedy decoding may fall otherwise by as much as
-the sampler's results depend on the batch.
+Guaranteed: an interrupted shard resumes from its log, with more or fewer problems if the configuration changed; a log
+of other weights, policies, data or sampling is renamed and the shard starts over; the parent raises a job's error; a
+worker that dies fails its job; a worker ends with its parent, even within a job; only the parent gets an interrupt of
+the terminal.
+Not covered: a resumed shard has other batches, so near ties of greedy decoding may differ as far as the sampler's
+results depend on the batch.
 """
 
 from __future__ import annotations
@@ -52,30 +52,30 @@ from palimpsest.reward.grading import build_reward, closing
 from palimpsest.runs.checkpoint import CHECKPOINTS, step_name
 from palimpsest.runs.run_folder import open_run
 
-# ---- Jobs in worker processes, each with an engine of its own ------------------------------------------------
+# ---- Jobs in worker processes --------------------------------------------------------------------------------
 
 
-_PATIENCE_S = 5.0  # for a worker to end by itself
+_PATIENCE_S = 5.0  # between SIGTERM and SIGKILL
 _LONGEST_LINE = 1 << 24
 
 
 class JobReport(Protocol):
-    """What a job reports while it runs."""
+    """Progress reports of a running job."""
 
     def part(self, count: int = 1) -> None:
-        """`count` more parts of the work, such as turns, are done."""
+        """Report `count` more finished parts of the work, such as turns."""
         ...
 
     def message(self, text: str) -> None:
-        """A line to show."""
+        """Report a line to show."""
         ...
 
 
 class WorkerJob(Protocol):
-    """Work for a process: a dataclass of JSON values, in a module that can be imported."""
+    """Work for a process: a dataclass of JSON values in an importable module."""
 
     def run(self, report: JobReport) -> None:
-        """Do it."""
+        """Run the job."""
         ...
 
 
@@ -90,7 +90,7 @@ class Worker:
 
     @classmethod
     async def start(cls) -> Worker:
-        """A new one; it takes a few seconds until it works."""
+        """Start a process; it needs a few seconds."""
         return cls(
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "palimpsest.app.quickstart.quickstart_jobs"),
@@ -103,10 +103,10 @@ class Worker:
         )
 
     async def do(self, job: WorkerJob, report: JobReport) -> None:
-        """Have `job` done. Raises what it raises, and RunError if the process dies."""
+        """Run `job` in the worker. Raises the job's error, and RunError if the process dies."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(ConnectionError):  # it is dead, which reading shows
+        with suppress(ConnectionError):  # a dead process shows when reading
             self._process.stdin.write(_line(job))
             await self._process.stdin.drain()
         async for line in self._process.stdout:
@@ -123,7 +123,7 @@ class Worker:
         raise RunError(f"a worker process ended with exit code {code}: run again with --resume")
 
     async def end(self) -> None:
-        """End the process, in the middle of a job if need be."""
+        """End the process, even during a job."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -141,7 +141,7 @@ def _line(job: WorkerJob) -> bytes:
 
 
 def _as_raised(kind: str, text: str) -> Exception:
-    """What a worker raised: an error the user can fix, or a bug with its trace as the text."""
+    """The worker's exception: an error that the user can fix, or a bug with its traceback as the text."""
     cls = getattr(errors, kind, None)
     if isinstance(cls, type) and issubclass(cls, PalimpsestError):
         return cls(text)
@@ -152,8 +152,6 @@ def _as_raised(kind: str, text: str) -> Exception:
 
 
 class _Answers:
-    """The lines back to the parent, and what a job reports on."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
@@ -169,10 +167,10 @@ class _Answers:
 
 
 def main() -> None:
-    """Do jobs until the parent is gone."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # not the default: locks of libraries are to be released
+    """Run jobs until the parent ends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # releases locks of libraries, unlike the default
     answers = _Answers(os.fdopen(os.dup(1), "w", encoding="utf-8"))
-    os.dup2(2, 1)  # what a job prints must not come between the answers
+    os.dup2(2, 1)  # a job's prints must not mix with the answers
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(asked,), daemon=True).start()
     while True:
@@ -180,7 +178,7 @@ def main() -> None:
 
 
 def _read(asked: queue.SimpleQueue[str]) -> None:
-    """Take jobs from the parent; end the process where it is gone. Logs and run folders bear it."""
+    """Queue jobs from the parent; exit the process when it ends. Logs and run folders survive that."""
     for line in sys.stdin:
         asked.put(line)
     os._exit(1)
@@ -209,10 +207,10 @@ class Shard:
     """Shard `index` of `count` of an evaluation of some players on one set of weights."""
 
     config: str
-    """The run configuration as YAML."""
+    """Run configuration as YAML."""
     model: str
     names: tuple[str, ...]
-    """Of the players."""
+    """Names of the players."""
     folder: str
     index: int = 0
     count: int = 1
@@ -223,21 +221,21 @@ class Shard:
         return Path(self.folder) / f"shard-{self.index + 1}-of-{self.count}"
 
     def samples(self) -> list[Sample]:
-        """What its log holds."""
+        """Samples in its log."""
         log = self.path / SAMPLES
         return read_samples(log)[0] if log.is_file() else []
 
     def turns_played(self) -> int:
-        """Turns of the episodes that its log holds."""
+        """Turns of the episodes in its log."""
         return sum(sample.turns for sample in self.samples())
 
     def run(self, report: JobReport) -> None:
-        """Play what its log doesn't hold yet."""
+        """Run the episodes missing from its log."""
         asyncio.run(self.play(report))
 
     async def play(self, report: JobReport) -> None:
-        """The same, on the loop that runs."""
-        config = on_embedded(parse_config(self.config))  # whatever trained it
+        """`run` on the current event loop."""
+        config = on_embedded(parse_config(self.config))  # regardless of the training engine
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": self.model})})
         engine = await asyncio.to_thread(open_engine, config, objective=None)
         grid = Grid(config)
@@ -249,7 +247,7 @@ class Shard:
         policies = {name: grid.players[name] for name in self.names}
         identity = {**evaluation_identity(config, policies), "trained": grid.planned}  # points are multiples of it
         if aside := set_aside_other(self.path, identity):
-            report.message(f"{aside}: played with other weights or settings than now, so set aside and played anew")
+            report.message(f"weights or settings changed: evaluating again, old episodes are in {aside}")
         playing = evaluator.play(own, out=self.path, identity=identity, on_warning=report.message)
         reporting = asyncio.create_task(_report_turns(engine.sampler, report))
         try:
@@ -260,7 +258,7 @@ class Shard:
 
 
 async def _report_turns(sampler: Sampler, report: JobReport) -> None:
-    """Report the turns that have started, until cancelled: long episodes run concurrently and end at the same time."""
+    """Report started turns until cancelled: long episodes run concurrently and end at the same time."""
     reported, playing = 0, True
     while playing:
         try:
@@ -274,7 +272,7 @@ async def _report_turns(sampler: Sampler, report: JobReport) -> None:
 
 
 def samples_of(shards: Iterable[Shard]) -> dict[Cell, list[Sample]]:
-    """Samples of finished shards by cell, of the problems that the configuration asks for now."""
+    """Samples of finished shards by cell, for the problems of the current configuration."""
     found: dict[Cell, list[Sample]] = {}
     for shard in shards:
         own = Grid(parse_config(shard.config)).entries(shard.names, shard.index, shard.count)
@@ -290,23 +288,21 @@ class BaselineTraining:
     """The training of a baseline."""
 
     config: str
-    """Its own run configuration as YAML."""
+    """Its run configuration as YAML."""
     folder: str
 
     @property
     def model(self) -> str:
-        """Folder of the trained weights, once it has run."""
+        """Folder of the trained weights."""
         return str(Path(self.folder) / CHECKPOINTS / step_name(parse_config(self.config).train.max_steps))
 
     def run(self, report: JobReport) -> None:
-        """Train to the end, continuing what is there."""
+        """Train to the end, resuming the run in `folder`."""
         config = parse_config(self.config)
         with open_run(self.folder, config, resume=True, on_warning=report.message) as folder:
             finished = asyncio.run(train_in_folder(folder, config, open_setup(config, folder.path)))
         if finished.interrupted:
-            raise RunError(
-                f"{self.folder}: interrupted after step {finished.step}; resume the quickstart it belongs to"
-            )
+            raise RunError(f"{self.folder}: interrupted after step {finished.step}; resume its quickstart")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a quickstart evaluates, from its configuration alone; which quickstart the options of a call mean.
+"""Evaluation plan of a quickstart, from its configuration; the quickstart that the options of a call mean.
 
-The data says what grows: documents of `synthetic` get longer, problems of `synthetic_search` ask more questions. A
-point of this axis is a whole number, which names it in summary.json: a multiple of the largest document that training
-is to come to, or a number of questions.
+The data determines the axis: documents of `synthetic` get longer, problems of `synthetic_search` have more questions. A
+point of the axis is a whole number, which names it in summary.json: a multiple of the planned training length, or a
+number of questions.
 
-Guaranteed: invalid requests are rejected before anything is trained, of several seeds before the first.
+Guaranteed: invalid requests fail before any training; for several seeds, before the first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from palimpsest.types import Problem
 METHOD = "memagent"
 FOLDER, SEEDS_FOLDER = "runs/quickstart", "runs/quickstart-seeds"
 _FOLDERS = ("", "..", "before", "after")
-"""Under evaluations/, whose these are, and above it."""
+"""Reserved or invalid names of folders under evaluations/."""
 
 
 # ---- Players, points and problems ----------------------------------------------------------------------------
@@ -42,39 +42,39 @@ _FOLDERS = ("", "..", "before", "after")
 
 @dataclass(frozen=True)
 class Grid:
-    """What the quickstart of a configuration evaluates: each player at each point."""
+    """Evaluation of a quickstart's configuration: each player at each point."""
 
     config: RunConfig
 
     @property
     def method(self) -> str:
-        """Its name."""
+        """Name of the method."""
         return self.config.recipe.removesuffix("-quickstart")
 
     @property
     def agent(self) -> str:
-        """Name of the trained agent; `{agent}_before` is the same before training with rewards."""
+        """Name of the trained agent; `{agent}_before` is the agent before RL."""
         return self.config.evaluation.agent
 
     @cached_property
     def axis(self) -> AxisWords:
-        """What grows."""
+        """Axis of the evaluation."""
         return DOCUMENTS if self.config.data.train_files == "synthetic" else QUESTIONS
 
     @cached_property
     def others(self) -> dict[str, PolicyConfig]:
-        """Who is compared with the agent."""
+        """Policies to compare with the agent."""
         return {**self.config.evaluation.trained_baselines, **self.config.evaluation.baselines}
 
     @cached_property
     def players(self) -> dict[str, PolicyConfig]:
-        """Everyone, in the order of tables: the agent, itself before training, the others."""
+        """All players, in the order of tables: the agent, the agent before RL, the others."""
         each = {self.agent: self.config.policy, f"{self.agent}_before": self.config.policy, **self.others}
         return {name: evaluated(policy) for name, policy in each.items()}
 
     @cached_property
     def planned(self) -> int:
-        """The largest size that training is to come to."""
+        """The largest planned training size."""
         if self.axis is QUESTIONS:
             return max(self._search.objectives)
         data = self.config.data
@@ -82,35 +82,35 @@ class Grid:
 
     @cached_property
     def points(self) -> tuple[int, ...]:
-        """In any order. Raises ConfigError for those that are none."""
+        """Points of the axis, in any order. Raises ConfigError for invalid ones."""
         asked = self.config.evaluation.sizes
         if self.axis is QUESTIONS:
             asked, most = asked or (2, 4, 6, 8), self._search.people
-            fix = f"give numbers of questions from 1 to data.search.people={most}"
+            fix = f"use numbers of questions from 1 to data.search.people={most}"
         else:
             asked, most = asked or (1, 16, 64, 256), LONGEST // self.planned
             fix = (
-                f"give numbers from 1 to {most:,}, e.g. [1, 16]; a document has {LONGEST:,} chunks at the most, and "
-                f"training comes to {counted(self.planned, 'chunk')}"
+                f"use numbers from 1 to {most:,}, e.g. [1, 16]; a document has at most {LONGEST:,} chunks, and "
+                f"training reaches {counted(self.planned, 'chunk')}"
             )
         if min(asked) < 1 or max(asked) > most:
             raise ConfigError(f"evaluation.sizes={list(asked)}: {fix}")
-        if len(set(asked)) < len(asked):  # its problems would be played under one name
-            raise ConfigError(f"evaluation.sizes={list(asked)}: give each number once")
+        if len(set(asked)) < len(asked):  # its problems would share a name
+            raise ConfigError(f"evaluation.sizes={list(asked)}: use each number once")
         return asked
 
     @property
     def telling(self) -> int:
-        """The point whose problems show whether a policy's budgets suffice: a longer document takes more turns, not
-        larger ones, but all questions stand in the first prompt."""
+        """Point whose problems show whether a policy's budgets suffice: a longer document takes more turns, not larger
+        ones, but the first prompt contains all questions."""
         return (max if self.axis is QUESTIONS else min)(self.points)
 
     def size(self, point: int) -> int:
-        """Of a point's problems."""
+        """Size of a point's problems."""
         return self.axis.size(point, self.planned)
 
     def count(self, point: int) -> int:
-        """How many problems are played at a point."""
+        """Number of problems at a point."""
         asked, budget = self.config.evaluation.problems, self.config.evaluation.chunk_budget
         return asked if budget is None or self.axis is QUESTIONS else max(1, min(asked, budget // self.size(point)))
 
@@ -120,12 +120,12 @@ class Grid:
         return source.problems(step=0, count=self.count(point), size=self.size(point))
 
     def cell(self, player: str, point: int) -> Cell:
-        """That of a player at a point."""
+        """Cell of a player at a point."""
         source, unit = str(self.config.data.train_files), self.axis.key
         return Cell(source, self.size(point), unit, player, baseline=player != self.agent)
 
     def entries(self, names: Sequence[str], index: int = 0, shards: int = 1) -> list[Entry]:
-        """What shard `index` of `shards` plays of these players: every `shards`-th problem of each point."""
+        """Entries of these players in shard `index` of `shards`: every `shards`-th problem of each point."""
         found, policies = list[Entry](), {name: build_policy(self.players[name]) for name in names}
         for point in self.points:
             problems = self.problems(point)[index::shards]
@@ -133,7 +133,7 @@ class Grid:
         return found
 
     def turns(self, names: Sequence[str], index: int = 0, shards: int = 1) -> int:
-        """About how many that takes: one per chunk or search, and the answer."""
+        """Estimated turns of these entries: one per chunk or search, and the answer."""
         reading = [self.axis is QUESTIONS or "chunk_size" in self.players[name].options for name in names]
         return sum(
             len(range(index, self.count(point), shards)) * (self.size(point) * reads + 1)
@@ -146,7 +146,7 @@ class Grid:
         return self.config.data.search or SearchDataConfig()
 
 
-# ---- Which quickstart is meant -------------------------------------------------------------------------------
+# ---- Quickstart of a request ---------------------------------------------------------------------------------
 
 
 def resolve_quickstart(
@@ -176,8 +176,8 @@ def resolve_quickstart(
 def _check(config: RunConfig) -> None:
     if config.data.train_files not in GENERATED:
         raise ConfigError(
-            f"data.train_files={config.data.train_files}: quickstart evaluates on larger problems than it trained on, "
-            f"so it needs {' or '.join(GENERATED)}; palimpsest train takes any file"
+            f"data.train_files={config.data.train_files}: quickstart evaluates beyond the training length, so it needs "
+            f"{' or '.join(GENERATED)}; palimpsest train takes any file"
         )
     grid = Grid(config)
     assert grid.points
@@ -188,39 +188,39 @@ def _check(config: RunConfig) -> None:
 
 
 def _check_names(config: RunConfig) -> None:
-    """Refuse names under which two policies would be played, or that are no folder of the run's."""
+    """Raise ConfigError for a name of two players, or one that can't be a folder of the run."""
     agent = config.evaluation.agent
     taken = {agent: "the agent", f"{agent}_before": "the agent before training"}
     for key in ("trained_baselines", "baselines"):
         for name in getattr(config.evaluation, key):
             if name in taken:
-                raise ConfigError(f"evaluation.{key}.{name}: {taken[name]} has this name in the report; give another")
+                raise ConfigError(f"evaluation.{key}.{name}: {taken[name]} has this name in the report; use another")
             if key == "trained_baselines" and (name in _FOLDERS or name != Path(name).name):
-                raise ConfigError(f"evaluation.{key}.{name}: can't be the name of its folder; give a plain one")
+                raise ConfigError(f"evaluation.{key}.{name}: can't be the name of its folder; use a plain one")
             taken[name] = f"evaluation.{key}.{name}"
     labels = [config.evaluation.labels.get(name, name) for name in taken]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"evaluation.labels: {twice} is the label of two players; give each its own")
+        raise ConfigError(f"evaluation.labels: {twice} is the label of two players; use distinct labels")
 
 
 def resolve_seeds(
     method: str | None, overrides: Overrides, seeds: Sequence[int], *, out: str | Path | None, resume: bool, force: bool
 ) -> list[ResolvedRun]:
-    """The quickstarts that these options mean. Raises ConfigError, or RunError for a folder that holds a run."""
+    """The quickstarts that these options mean. Raises ConfigError, or RunError for a folder with a run."""
     folder = Path(out or SEEDS_FOLDER)
     if not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < max(2, len(seeds)):
-        raise ConfigError(f"seeds={list(seeds)}: give two or more different whole numbers, such as 0,1,2")
+        raise ConfigError(f"seeds={list(seeds)}: use two or more different whole numbers, such as 0,1,2")
     if len(seeds) > len(T_975):
-        raise ConfigError(f"seeds={list(seeds)}: give {len(T_975)} at most")
+        raise ConfigError(f"seeds={list(seeds)}: use at most {len(T_975)}")
     if (folder / CONFIG).is_file():
-        raise RunError(f"{folder} holds a run itself: give another folder for the runs of several seeds")
+        raise RunError(f"{folder} contains a run: use another folder for several seeds")
     each = [
         resolve_quickstart(method, overrides, seed=seed, out=folder / f"seed-{seed}", resume=resume) for seed in seeds
     ]
     there = [run.folder for run in each if (run.folder / CONFIG).is_file()]
     if there and not (resume or force):
         raise RunError(
-            f"{there[0]} holds a run: the same call with --resume continues the seeds, --force moves them aside "
+            f"{there[0]} contains a run: the same call with --resume resumes the seeds, with --force starts over "
             "(in Python resume=True, force=True)"
         )
     return each

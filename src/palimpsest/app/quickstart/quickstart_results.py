@@ -1,11 +1,11 @@
-"""Results of a quickstart, or of several that differ in their seed: report.html, summary.json.
+"""Results of a quickstart, or of several seeds: report.html, summary.json.
 
-The report is that of an evaluation, with what training came to. Results of several seeds are means and intervals over
-the seeds. The interval is Student's t (95%), cut to [0, 1]. Training and test problems are drawn again from each seed,
-so it covers both.
+The report is that of an evaluation, plus the training. Results of several seeds are means and intervals over the seeds.
+The interval is Student's t (95%), cut to [0, 1]. Each seed draws its training and test problems, so the interval covers
+both.
 
-Guaranteed: each seed has the same weight, however many of its problems were graded.
-Not covered: missing results (a curve without points is left out of its figure, its table shows a dash); problems that
+Guaranteed: each seed has the same weight, regardless of its number of graded problems.
+Not covered: missing results (a curve without points is missing from its figure, its table shows a dash); problems that
 several seeds share.
 """
 
@@ -39,54 +39,54 @@ SHOWN_SAMPLES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What a quickstart came to: everything that its tables, figures and report show."""
+    """Data of a quickstart's tables, figures and report."""
 
     grid: Grid
     trained: int
-    """Largest size trained on, of the steps that were done."""
+    """Largest size in the completed training steps."""
     wall_s: float
     cells: Mapping[str, Mapping[int, EvalSummary]]
     """Player, then point of the axis."""
     rewards: Sequence[float]
     """[steps] mean reward of the sampled episodes."""
     sizes: Sequence[int]
-    """[steps] size of the problems trained on."""
+    """[steps] size of the training problems."""
     metrics: Sequence[Mapping[str, Any]] = ()
-    """[steps] lines of metrics.jsonl; what they hold of tools and context is drawn over training."""
+    """[steps] lines of metrics.jsonl, for the plots of tools and context over training."""
     samples: Sequence[Sample] = ()
     stories: Sequence[ToldStory] = ()
-    """A failure and the success beside it, memory by memory."""
+    """A failure and a success, memory by memory."""
     look: str = ""
-    """The command that shows every episode."""
+    """Command that shows every episode."""
     made: Sequence[tuple[str, str]] = ()
     """Command, versions and machine, by name."""
     seeds: Sequence[Results] = ()
-    """Those of each seed, where these are means over several."""
+    """Results per seed, if these are means over several."""
 
     @property
     def points(self) -> list[int]:
-        """Of the axis, in order."""
+        """Points of the axis, in order."""
         return sorted(self.grid.points)
 
     def label(self, name: str) -> str:
-        """What tables and figures call a player."""
+        """Label of a player in tables and figures."""
         return self.grid.config.evaluation.labels.get(name, name)
 
     def sized(self, point: int) -> str:
-        """The size of problems at a point, with its unit."""
+        """Size of problems at a point, with its unit."""
         return self.grid.axis.sized(self.grid.size(point))
 
     def heading(self, point: int) -> str:
-        """Of a table's column."""
+        """Heading of a table's column."""
         return self.grid.axis.heading(self.grid.size(point), self.trained)
 
     def copied(self) -> tuple[str, tuple[float | None, float | None]] | None:
-        """The share of the sentences written at the first point that the agent's rule kept out, where it has one, else
-        of those copied: its name, before and after training. None of agents that don't read documents."""
+        """Name, and values before and after training at the first point, of the fraction of written sentences that the
+        agent's rule drops, or otherwise of its copy fidelity. None for agents that read no documents."""
         if not self.grid.axis.reads:
             return None
         if (dropped := self._change("dropped_share"))[1] is not None:
-            return "sentences kept out of the memory", dropped
+            return "sentences dropped from the memory", dropped
         return "copy fidelity", self._change("copy_fidelity")
 
     def _change(self, measure: str) -> tuple[float | None, float | None]:
@@ -95,7 +95,7 @@ class Results:
 
 
 def results_of(config: RunConfig, out: Path, samples: Mapping[Cell, Sequence[Sample]], wall_s: float) -> Results:
-    """What the quickstart in `out` came to."""
+    """Results of the quickstart in `out`."""
     rows, grid = with_number(read_rows(out / METRICS), "reward/mean"), Grid(config)
     if grid.axis.reads:
         sizes = [whole(row, "curriculum/chunks", config.data.synthetic.chunks) for row in rows]
@@ -122,9 +122,9 @@ def results_of(config: RunConfig, out: Path, samples: Mapping[Cell, Sequence[Sam
 
 
 def over_seeds(each: Sequence[Results]) -> Results:
-    """The results of one recipe under several seeds as one: means and intervals over the seeds.
+    """Results of one recipe under several seeds as one: means and intervals over the seeds.
 
-    What belongs to a single run (its episodes, the lines of its metrics) is left out.
+    They omit the episodes and metrics of single runs.
     """
     first, steps = each[0], min(len(one.rewards) for one in each)
     cells = {
@@ -165,12 +165,12 @@ def _mean(cells: Sequence[EvalSummary]) -> EvalSummary:
 
 
 def write_report(folder: Path, results: Results) -> None:
-    """Write report.html and plots/*.png into `folder`: those of an evaluation, with what training came to."""
+    """Write report.html and plots/*.png into `folder`: those of an evaluation, plus the training."""
     write_evaluation_report(folder, evaluation_results(results))
 
 
 def evaluation_results(results: Results) -> EvaluationResults:
-    """What the report shows."""
+    """Contents of the report."""
     words, over = results.grid.axis, f", {len(results.seeds)} seeds" if results.seeds else ""
     title = words.title.format(trained=words.sized(results.trained), last=results.sized(results.points[-1]))
     rows, below = dict[str, EvalSummary](), dict[str, str]()
@@ -200,13 +200,13 @@ def evaluation_results(results: Results) -> EvaluationResults:
 
 
 _SEEDS_NOTE = (
-    "Accuracy: the mean over seeds; below, Student's 95% interval, none where they agree, then the seeds one by one. "
-    "Problems are per seed; episodes without a grade, and how episodes ended, are of all seeds."
+    "Accuracy: the mean over seeds; below, Student's 95% interval (none if they agree), then each seed. "
+    "Problems are per seed; ungraded episodes and outcomes are over all seeds."
 )
 
 
 def lead(results: Results) -> str:
-    """What happened, in a few sentences of measured figures."""
+    """Measured results, in a few sentences."""
     words, first, last = results.grid.axis, results.points[0], results.points[-1]
     rows = {name: {point: percent(cell.accuracy) for point, cell in row.items()} for name, row in results.cells.items()}
     after, before = rows.pop(results.grid.agent, {}), rows.pop(f"{results.grid.agent}_before", {})
@@ -220,7 +220,7 @@ def lead(results: Results) -> str:
         text += f" {end} {after.get(last, '–')}" + (f"; in comparison: {others}." if others else ".")
     if results.trained < results.grid.planned:
         text += (
-            f" Training ended before its problems had grown to {words.sized(results.grid.planned)}: the largest had "
+            f" Training ended before its problems reached {words.sized(results.grid.planned)}: the largest had "
             f"{words.sized(results.trained)}."
         )
     seeds = ", ".join(str(one.grid.config.seed) for one in results.seeds)
@@ -243,13 +243,12 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
 
 
 _MEANING = {
-    "copy fidelity": "share of the sentences written into memory that stand in what was read",
-    "sentences kept out of the memory": "share of the sentences written that nothing in sight says",
+    "copy fidelity": "share of the sentences written into memory that are in the prompt",
+    "sentences dropped from the memory": "share of the written sentences that the prompt does not support",
 }
 
 
 def _evaluation_plots(results: Results) -> list[dict[str, Any]]:
-    """Accuracy and tokens against the size of problems."""
     words, over = results.grid.axis, f"Means over {len(results.seeds)} seeds; bands are intervals over seeds."
     note = over if results.seeds else visible(results.grid.config.evaluation.note)
     accuracy, tokens = dict[str, list[Point]](), dict[str, list[Point]]()
@@ -257,7 +256,7 @@ def _evaluation_plots(results: Results) -> list[dict[str, Any]]:
         cells = [(results.grid.size(point), cell) for point, cell in sorted(row.items())]
         if graded := [_accuracy(size, mean, cell) for size, cell in cells if (mean := cell.accuracy.mean) is not None]:
             accuracy[results.label(name)] = graded
-        if not (words.reads and name == f"{results.grid.agent}_before"):  # it reads what the trained agent reads
+        if not (words.reads and name == f"{results.grid.agent}_before"):  # it reads as much as the trained agent
             costs = [(size, cell.tokens_per_document) for size, cell in cells]
             tokens[results.label(name)] = [Point(size, cost, cost, cost) for size, cost in costs]
     caption = f"{words.accuracy_caption.format(trained=words.sized(results.trained))} {note}"
@@ -288,7 +287,7 @@ def publish(folder: Path, results: Results) -> None:
 
 
 def summary_json(results: Results) -> dict[str, Any]:
-    """What summary.json holds; keys of the inner maps are points of the axis."""
+    """Contents of summary.json; keys of the inner maps are points of the axis."""
     grid, seeds = results.grid, [one.grid.config.seed for one in results.seeds]
     known = {"seeds": seeds, "runs": [f"seed-{seed}" for seed in seeds]} if seeds else {"seed": grid.config.seed}
     return {
@@ -327,13 +326,12 @@ _SEARCHING = (
     ("segments_per_trajectory", "segments", "points", ""),
     ("mean_segments_per_trajectory", "segments", "mean", ""),
 )
-"""Key of summary.json; measure or metric; which of its values: every player's at each point, the agent's at each
-point, at the first, their mean, or at the first before and after training; measure without which the key is left
-out."""
+"""Key of summary.json; measure or metric; selection: every player's values at each point, the agent's at each point,
+at the first, their mean, or at the first before and after training; measure that the key requires."""
 
 
 def _figures(results: Results) -> dict[str, Any]:
-    """Those of reading documents, or of searching; null where nothing was measured."""
+    """Figures of reading documents, or of searching; null if not measured."""
     agent, first, found = results.grid.agent, str(results.points[0]), dict[str, Any]()
     for key, measure, which, needed in _READING if results.grid.axis.reads else _SEARCHING:
         values = {

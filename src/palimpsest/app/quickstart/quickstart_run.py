@@ -1,14 +1,14 @@
-"""`quickstart`: train, evaluate on the sizes trained on and beyond, report.
+"""`quickstart`: train, evaluate at the training length and beyond, report.
 
     this process     (cold start) train ...............................   evaluate shard 1   report
     workers          train the baselines, evaluate the untrained agent ... evaluate the other shards
 
-    DIR/seed-0/  DIR/seed-1/ ...      of several seeds: a quickstart each
+    DIR/seed-0/  DIR/seed-1/ ...      several seeds: one quickstart each
     DIR/report.html  DIR/plots/       means over the seeds, with intervals
-    DIR/summary.json                  the same as figures
+    DIR/summary.json                  the same figures as JSON
 
-Guaranteed: an interrupted quickstart continues with `resume` and comes to the same figures; summary.json is written
-last, by rename, so a folder that has it is complete.
+Guaranteed: an interrupted quickstart continues with `resume` and gives the same figures; summary.json is written last,
+by rename, so a folder with it is complete.
 Not covered: `wall_s` is the time of the last invocation.
 """
 
@@ -40,44 +40,44 @@ from palimpsest.runs.resume_rules import RunOrigin
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 
-# ---- What a quickstart came to -------------------------------------------------------------------------------
+# ---- Result of a quickstart ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Quickstart:
-    """What a quickstart came to."""
+    """Result of a quickstart."""
 
     run: Run
     results: Results | None
-    """None if it was interrupted; with `resume` it goes on. Of several seeds means over them."""
+    """None if interrupted (`resume` continues it); for several seeds, means over them."""
     seeds: tuple[Quickstart, ...] = ()
-    """The quickstart of each seed, where several were asked for; `run` is the last one's."""
+    """The quickstart of each seed, if there are several; `run` is the last one's."""
 
     @property
     def folder(self) -> Path:
-        """Where report and figures are; of several seeds the folder of their folders."""
+        """Folder of report and figures; for several seeds, the parent of their folders."""
         return self.run.folder.parent if self.seeds else self.run.folder
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its report."""
+        """Whether it has a report."""
         return self.results is not None
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The figures of summary.json. Raises RunError if it was interrupted."""
+        """Contents of summary.json. Raises RunError for an interrupted quickstart."""
         self._finished()
         return dict(json.loads((self.folder / SUMMARY).read_text("utf-8")))
 
     @property
     def report(self) -> Path:
-        """The report, to be opened in a browser."""
+        """HTML report."""
         self._finished()
         return self.folder / "report.html"
 
     @property
     def table(self) -> Table:
-        """Accuracy, a row an agent, a column a size; shares, not percent. Of several seeds the means."""
+        """Accuracy as fractions, one row per player, one column per size; for several seeds, the means."""
         results = self._finished()
         return Table.of(
             [
@@ -93,13 +93,12 @@ class Quickstart:
         return f"{head}\n{self.table}" if self.finished else f"{head}: interrupted after {self.run.steps} steps"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return self.table._repr_html_() if self.finished else f"<p>{html.escape(repr(self))}</p>"
 
     def _finished(self) -> Results:
         if self.results is None:
             again = "the same call with resume=True" if self.seeds else f"quickstart(resume={str(self.folder)!r})"
-            raise RunError(f"{self.run.folder}: interrupted; {again} continues it")
+            raise RunError(f"{self.run.folder}: interrupted; resume it with {again}")
         return self.results
 
 
@@ -116,23 +115,23 @@ async def quickstart_async(
     progress: Progress | None = None,
     stop: GracefulStop | None = None,
 ) -> Quickstart:
-    """Train an agent on this machine's CPU, evaluate it beyond what it was trained on, write a report: minutes.
+    """Train an agent on this machine's CPU, evaluate it beyond its training length and write a report, within minutes.
 
-    `quickstart` is an ordinary call and works in a notebook; `quickstart_async` is to be awaited.
+    `quickstart` is an ordinary call and works in a notebook; `quickstart_async` is a coroutine.
 
-    - `method`: memagent, rememr1 or memact; without it memagent
-    - `seeds`: two or more in place of `seed`, one after the other in `out`/seed-0, `out`/seed-1..., with one report of
-      means and intervals over them in `out`, which is runs/quickstart-seeds without it; `resume=True` continues them
-    - the others: as for `train`; `seed` is 0 and `out` runs/quickstart without them
+    - `method`: memagent (the default), rememr1 or memact
+    - `seeds`: two or more instead of `seed`, run one after the other in `out`/seed-0, `out`/seed-1..., with one report
+      of means and intervals over them in `out`, by default runs/quickstart-seeds; `resume=True` resumes them
+    - the others: as for `train`; the defaults are `seed` 0 and `out` runs/quickstart
 
-    Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
+    Raises ConfigError, DataError, ModelError or RunError with a message that names key, value and fix.
     """
     watching, stopped = progress or suitable_progress(quiet=quiet), stop or GracefulStop()
     if seeds is not None:
         if seed is not None or not isinstance(resume, bool):
-            raise ConfigError("quickstart: seeds takes no seed, and resume=True with `out` in place of a folder")
+            raise ConfigError("quickstart: seeds takes no seed, and resume=True with `out` instead of a folder")
         if not isinstance(seeds, Sequence) or isinstance(seeds, str):
-            raise ConfigError(f"quickstart: seeds={seeds!r}: give two or more whole numbers, such as (0, 1, 2)")
+            raise ConfigError(f"quickstart: seeds={seeds!r}: pass two or more whole numbers, such as (0, 1, 2)")
         several = resolve_seeds(method, overrides, seeds, out=out, resume=resume, force=force)
         return await _of_seeds(several, force=force, progress=watching, stop=stopped)
     run = resolve_quickstart(method, overrides, seed=seed, out=out, resume=resume)
@@ -168,7 +167,7 @@ async def _of_one(run: ResolvedRun, *, force: bool, progress: Progress, stop: Gr
 async def _of_seeds(
     several: Sequence[ResolvedRun], *, force: bool, progress: Progress, stop: GracefulStop
 ) -> Quickstart:
-    """One after the other, to the last or to an interrupt, and their report."""
+    """Run the seeds one after the other, to the last or to an interrupt, and write their report."""
     done, results = list[Quickstart](), list[Results]()
     for number, run in enumerate(several, 1):
         progress.message(f"seed {run.config.seed}, {number} of {len(several)}")
@@ -188,16 +187,16 @@ quickstart = blocking(quickstart_async)
 
 
 class Workers:
-    """The processes of a quickstart, this one included, and the turns that are played. Left, it ends the others."""
+    """Processes of a quickstart, this one included, and its evaluated turns. Leaving the context ends the others."""
 
     def __init__(self, processes: int, progress: Progress) -> None:
         self.progress = progress
         self.shards: list[Shard] = []
         self.playing: list[asyncio.Task[None]] = []
         self.played = 0
-        """Turns, those of earlier runs included."""
+        """Turns, including earlier runs."""
         self.tick: Tick | None = None
-        """Counts turns from now on."""
+        """Counts further turns."""
         self._here, self._elsewhere = asyncio.Lock(), asyncio.Semaphore(max(1, processes - 1))
         self._begun: list[asyncio.Task[None]] = []
         self._idle: list[Worker] = []
@@ -214,7 +213,7 @@ class Workers:
     def begin(
         self, work: Callable[[Any], Awaitable[None]], job: WorkerJob, after: asyncio.Task[None] | None = None
     ) -> asyncio.Task[None]:
-        """Begin `work` on a job as soon as `after` is done."""
+        """Start `work` on a job when `after` is done."""
 
         async def later() -> None:
             if after is not None:
@@ -226,18 +225,18 @@ class Workers:
         return self._begun[-1]
 
     def play(self, shard: Shard, after: asyncio.Task[None] | None = None, *, here: bool = False) -> None:
-        """Play a shard as soon as `after` is done, in this process or in a worker."""
+        """Run a shard when `after` is done, in this process or in a worker."""
         self.shards.append(shard)
         self.played += shard.turns_played()
         self.playing.append(self.begin(self.play_here if here else self.do, shard, after))
 
     async def play_here(self, shard: Shard) -> None:
-        """Play a shard in this process, once those before it are done."""
+        """Run a shard in this process, after earlier ones."""
         async with self._here:
             await shard.play(self)
 
     async def do(self, job: WorkerJob) -> None:
-        """Have the next free worker do a job."""
+        """Run a job in the next free worker."""
         async with self._elsewhere:
             if not self._idle:
                 self._all.append(await Worker.start())
@@ -247,18 +246,19 @@ class Workers:
             self._idle.append(worker)
 
     def part(self, count: int = 1) -> None:
-        """Turns were played."""
+        """Count finished turns."""
         self.played += count
         if self.tick is not None:
             self.tick(count)
 
     def message(self, text: str) -> None:
-        """A worker has something to say."""
+        """Show a worker's message."""
         self.progress.message(text)
 
 
 def _trainings(config: RunConfig, out: Path) -> dict[str, BaselineTraining]:
-    """Those of the trained baselines: the agent's own but for the policy, whose options a variant changes."""
+    """Trainings of the baselines: the agent's with another policy, without `train.variant`, which changes
+    its options."""
     quiet = config.logging.model_copy(update={"report_to": ("jsonl",)})
     train = config.train.model_copy(update={"variant": None})
     found = {}
@@ -269,7 +269,7 @@ def _trainings(config: RunConfig, out: Path) -> dict[str, BaselineTraining]:
 
 
 def _admit(config: RunConfig, setup: Setup) -> None:
-    """Refuse now what the evaluation would refuse after training: a policy whose budgets the model can't hold."""
+    """Check before training that the model fits the budgets of all evaluated policies."""
     engine, grid = setup.engine, Grid(config)
     problems = grid.problems(grid.telling)
     for policy in (config.policy, *grid.others.values()):
@@ -277,13 +277,13 @@ def _admit(config: RunConfig, setup: Setup) -> None:
 
 
 def _evaluation_before(config: RunConfig, out: Path, workers: Workers) -> Callable[[str], None]:
-    """What begins the evaluation of the model that training starts from."""
+    """Callback that starts the evaluation of RL's starting model."""
     name, text, folder = f"{config.evaluation.agent}_before", dump_config(config), str(out / "evaluations" / "before")
     return lambda model: workers.play(Shard(text, model, (name,), folder))
 
 
 def _shards(config: RunConfig, models: Mapping[str, str], out: Path) -> dict[str, list[Shard]]:
-    """The shards of each trained model's evaluation, one a process; the baselines play on the agent's."""
+    """Shards of each trained model's evaluation, one per process; the baselines run on the agent's."""
     text, count, agent = dump_config(config), config.evaluation.processes, config.evaluation.agent
     dealt = {}
     for name, model in models.items():
@@ -299,7 +299,7 @@ async def _evaluate(
     trained: Mapping[str, asyncio.Task[None]],
     workers: Workers,
 ) -> dict[Cell, list[Sample]]:
-    """Play all shards, each model's as soon as it is trained, and wait for what was begun before."""
+    """Run all shards, each model's when it is trained, and wait for earlier ones."""
     for name, dealt in shards.items():
         for shard in dealt:
             workers.play(shard, trained.get(name), here=shard.index == 0)
@@ -308,7 +308,7 @@ async def _evaluate(
         workers.tick = tick
         for playing in asyncio.as_completed(workers.playing):
             await playing
-        tick(total)  # the number of turns was a guess
+        tick(total)  # the number of turns is an estimate
     return samples_of(workers.shards)
 
 
@@ -317,23 +317,21 @@ _SECONDS = {
     "rememr1-quickstart": (0.4, 2.5, 0.004),
     "memact-quickstart": (0.3, 6.5, 0.03),
 }
-"""What a step of the cold start, a step of training and a turn of the evaluation (all processes together) take on two
-cores, each roughly. An ETA is scaled by the pace of the machine it runs on."""
-_UNITS = {"evaluation": "turns"}
+"""Rough times on two cores of a cold-start step, a training step and an evaluation turn (all processes together). An
+ETA scales them by the pace of the machine."""
 
 
 def _plan(config: RunConfig) -> list[Stage]:
-    """The stages of a quickstart, in order."""
     lesson, step, turn = _SECONDS.get(config.recipe, (0.3, 1.0, 0.0006))
-    lessons = [Stage("lessons", config.cold_start.max_steps, lesson)] if config.cold_start else []
-    training = Stage("training", config.train.max_steps, step)
+    lessons = [Stage("cold start", config.cold_start.max_steps, lesson, "steps")] if config.cold_start else []
+    training = Stage("training", config.train.max_steps, step, "steps")
     grid = Grid(config)
-    return [*lessons, training, Stage("evaluation", grid.turns(list(grid.players)), turn)]
+    return [*lessons, training, Stage("evaluation", grid.turns(list(grid.players)), turn, "turns")]
 
 
 def _announced(config: RunConfig, plan: Sequence[Stage], out: Path) -> str:
-    """What is going to be done, and how long that took on the reference machine."""
-    parts = ", ".join(f"{stage.name} ({stage.parts:,} {_UNITS.get(stage.name, 'steps')})" for stage in plan)
+    """The planned stages, and their time on the reference machine."""
+    parts = ", ".join(f"{stage.name} ({stage.parts:,} {stage.unit})" for stage in plan)
     minutes = sum(stage.parts * stage.seconds_each for stage in plan) / 60
     time_taken = "a minute or less" if minutes < 1.5 else f"about {minutes:.0f} minutes"
     method = config.recipe.removesuffix("-quickstart")

@@ -1,1 +1,1 @@
-"""Training jobs: reinforcement learning, supervised, resumed."""
+"""Training jobs: reinforcement learning, supervised training, resuming."""

@@ -1,4 +1,4 @@
-"""A run as an object: its folder, read; its metrics as a table."""
+"""`Run`, a handle of a run folder, and its metrics as a table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAIN = (
     "step", "curriculum/chunks", "reward/mean", "reward/ungraded", "eval/accuracy",
     "episode/turns", "memory/copy_fidelity", "policy/loss", "policy/entropy", "optim/grad_norm", "optim/learning_rate",
 )  # fmt: skip
-"""Columns that are shown of the many."""
+"""Columns that a table shows; `columns` names all."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,16 +41,16 @@ class Metrics(Table):
     """One row per step; `columns` names all of them."""
 
     def plot(self, *columns: str) -> Figure:
-        """Columns against the step, each in a panel of its own: a matplotlib figure, which a notebook shows.
+        """Plot columns against the step, one panel each, as a matplotlib figure.
 
-        Without columns the mean reward, and the accuracy of the held-out problems where there are any. Raises
-        ConfigError for a column that isn't there, and before the first step.
+        The default is the mean reward, with the held-out accuracy if it was measured. Raises ConfigError for an unknown
+        column and before the first step.
         """
         from palimpsest.report.plots import metrics_figure  # matplotlib takes a second to import
 
         wanted = columns or tuple(name for name in ("reward/mean", "eval/accuracy") if name in self.columns)
         if not wanted:
-            raise ConfigError("run.metrics.plot(): no step is done yet; plot after the first")
+            raise ConfigError("run.metrics.plot(): no step is complete; plot after the first")
         for name in wanted:
             if name not in self.columns:
                 raise ConfigError(f"run.metrics.plot({name!r}): no such column{nearest(name, self.columns)}")
@@ -61,14 +61,14 @@ class Metrics(Table):
 
 
 class Run:
-    """A run that was trained, here or elsewhere: `Run("runs/first")`. What it tells is read when it is asked.
+    """A finished or unfinished training run: `Run("runs/first")`. Its properties read the folder on each access.
 
-    It stands for its folder wherever a path is taken: `palimpsest.evaluate(run)`. Raises RunError if the folder holds
-    no run.
+    Every argument that takes a path also takes a `Run`: `palimpsest.evaluate(run)`. Raises RunError if the folder
+    contains no run.
     """
 
     def __init__(self, folder: str | Path, given: Mapping[str, Any] | None = None) -> None:
-        """`given`: the objects that its configuration names as `object:NAME`; a run that `train` returns has them."""
+        """`given`: the objects that its configuration names as `object:NAME`; `train` passes them."""
         self.folder = Path(folder)
         self.given = dict(given or {})
         self.config: RunConfig = load_config(self.folder)
@@ -78,64 +78,64 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """One row per step, of which the main columns are shown; `to_pandas()` and `plot()`."""
+        """One row per step; a table shows the main columns. It has `to_pandas()` and `plot()`."""
         return Metrics.of(read_rows(self.folder / METRICS), MAIN)
 
     @property
     def steps(self) -> int:
-        """Steps done, of `config.train.max_steps`."""
+        """Completed steps, out of `config.train.max_steps`."""
         newest = newest_checkpoint(self.folder)
         return 0 if newest is None else checkpoint_step(newest)
 
     @property
     def finished(self) -> bool:
-        """Whether it was trained to its last step."""
+        """Whether training reached its last step."""
         return self.steps >= self.config.train.max_steps
 
     @property
     def checkpoint(self) -> Path:
-        """The newest that is intact, with a Python warning of damaged ones. Raises RunError if there is none."""
+        """Newest intact checkpoint; damaged ones raise a Python warning. Raises RunError without any."""
         return Path(model_folder(self.folder, lambda line: warnings.warn(line, stacklevel=3)))
 
     @property
     def report(self) -> Path:
-        """What was gained, in a page to be opened in a browser; written when training ends."""
+        """HTML report of the gains, written when training ends."""
         return self.folder / "report.html"
 
     @property
     def model(self) -> str:
-        """The newest checkpoint, as `model` of another call."""
+        """Newest checkpoint, as the `model` of another call."""
         return str(self.checkpoint)
 
     def evaluate(self, **options: Any) -> Evaluation:
-        """`palimpsest.evaluate` of the trained agent, under the run's own configuration."""
+        """`palimpsest.evaluate` with the trained agent and the run's configuration."""
         with named_objects(self.given):
             return evaluate(self.model, **self._options(options))
 
     async def evaluate_async(self, **options: Any) -> Evaluation:
-        """`evaluate`, to be awaited."""
+        """Coroutine of `evaluate`."""
         with named_objects(self.given):
             return await evaluate_async(self.model, **self._options(options))
 
     def play(self, problem: Problem | str | None = None, context: str | None = None, **options: Any) -> Episode:
-        """`palimpsest.play` with the trained agent, under the run's own configuration."""
+        """`palimpsest.play` with the trained agent and the run's configuration."""
         with named_objects(self.given):
             return play(problem, context, model=self.model, **self._options(options))
 
     async def play_async(
         self, problem: Problem | str | None = None, context: str | None = None, **options: Any
     ) -> Episode:
-        """`play`, to be awaited."""
+        """Coroutine of `play`."""
         with named_objects(self.given):
             return await play_async(problem, context, model=self.model, **self._options(options))
 
     def ask(self, files: Files, question: str | Sequence[str], **options: Any) -> Asked:
-        """`palimpsest.ask` with the trained agent, under the run's own configuration."""
+        """`palimpsest.ask` with the trained agent and the run's configuration."""
         with named_objects(self.given):
             return ask(self.model, files, question, **self._options(options))
 
     async def ask_async(self, files: Files, question: str | Sequence[str], **options: Any) -> Asked:
-        """`ask`, to be awaited."""
+        """Coroutine of `ask`."""
         with named_objects(self.given):
             return await ask_async(self.model, files, question, **self._options(options))
 

@@ -1,10 +1,10 @@
-"""Supervised training: on recorded episodes, on conversations, or on the lessons of a recipe.
+"""Supervised training: on recorded episodes, on conversations, or on the SFT examples of a recipe.
 
-The lessons (`cold_start`) are in the form of the policy's replies. A run with rewards that begins with them has them in
-a run folder inside its own.
+The SFT examples (`cold_start`) have the form of the policy's replies. An RL run with a cold start trains on them in a
+run folder inside its own.
 
-Guaranteed: interrupted, it continues where it was; finished, it is not done again; the same configuration and seed give
-the same weights.
+Guaranteed: an interrupted training resumes; a finished one is not repeated; the same configuration and seed give the
+same weights.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ async def imitate_async(
     progress: Progress,
     stop: GracefulStop | None = None,
 ) -> Finished:
-    """Imitate; `train.max_steps` counts optimiser steps, `train.batch_size` trajectories."""
+    """Train on `imitated`; `train.max_steps` counts optimiser steps, `train.batch_size` trajectories."""
     check_sinks(config)
     check_models(config)
-    chosen = _recorded(imitated, progress)  # before the model: what is wrong with the records is told at once
+    chosen = _recorded(imitated, progress)  # before the model: bad records fail early
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
     assert engine.learner is not None
     window = engine.limits.max_context
@@ -95,7 +95,6 @@ imitate = blocking(imitate_async)
 
 
 def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
-    """The recorded episodes that were asked for, if any were."""
     if imitated.records is None:
         return None
     recorded = imitated.records / EPISODES
@@ -108,16 +107,15 @@ def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
 
 
 def _refuse_other_tokenizer(imitated: Imitated, chosen: Selection, digest: str) -> None:
-    """Raise DataError for records whose ids are of another tokenizer than the model's, whose digest is `digest`.
+    """Raise DataError if another tokenizer than the model's (`digest`) made the records' ids.
 
-    Where records don't name one, the files around them tell: an evaluation of an endpoint, a run with a checkpoint.
+    Records without a digest take it from the files around them: an endpoint's evaluation, a run with a checkpoint.
     """
     records, named = Path(imitated.records or ""), chosen.tokenizers - {NO_TOKENIZER}
     fix = "train the model that sampled them, or sample them again with palimpsest eval FOLDER --out DIR"
     if other := sorted(named - {digest}):
         raise DataError(
-            f"{records}: its token ids are of another tokenizer ({other[0]}) than the model's ({digest}), so they are "
-            f"other text to it; {fix}"
+            f"{records}: its token ids belong to another tokenizer ({other[0]}) than the model's ({digest}); {fix}"
         )
     if NO_TOKENIZER not in chosen.tokenizers:
         return
@@ -125,25 +123,24 @@ def _refuse_other_tokenizer(imitated: Imitated, chosen: Selection, digest: str) 
     endpoint = next((address for folder in around if (address := read_identity(folder).get("endpoint"))), None)
     if endpoint is not None:
         raise DataError(
-            f"{records}: was sampled at an endpoint (mode {endpoint.get('mode')}) and doesn't say of which tokenizer "
-            f"its token ids are; {fix}"
+            f"{records}: an endpoint (mode {endpoint.get('mode')}) sampled it, and it names no tokenizer for its "
+            f"token ids; {fix}"
         )
     saved = [path for folder in around for path in checkpoint_paths(folder / CHECKPOINTS)]
     checkpoint = next((path for path in reversed(saved) if (path / "tokenizer.json").is_file()), None)
     if checkpoint is None:
         raise DataError(
-            f"{records}: doesn't say of which tokenizer its token ids are, and no checkpoint is near that would; give "
-            f"the folder of the run that recorded them, or {fix}"
+            f"{records}: names no tokenizer for its token ids, and no checkpoint is near; pass the folder of the run "
+            f"that recorded them, or {fix}"
         )
     if (theirs := Codec.for_reading(checkpoint).digest) != digest:
         raise DataError(
-            f"{records}: its token ids are of the tokenizer of {checkpoint} ({theirs}), another than the model's "
-            f"({digest}), so they are other text to it; {fix}"
+            f"{records}: its token ids belong to the tokenizer of {checkpoint} ({theirs}), not to the model's "
+            f"({digest}); {fix}"
         )
 
 
 def _conversations(config: RunConfig, imitated: Imitated, max_context: int, progress: Progress) -> Sequence[Trajectory]:
-    """The conversations that were asked for, in the model's tokens."""
     assert imitated.data is not None
     return load_conversations(
         imitated.data,
@@ -163,8 +160,7 @@ _SUFFIX = f"-{COLD_START}"
 
 
 class Drawn:
-    """The lessons of a cold start, each drawn when it is first needed, so that the first step and a resumed run begin
-    at once."""
+    """SFT examples of a cold start, drawn on first use: the first step and a resumed run start immediately."""
 
     def __init__(
         self,
@@ -196,7 +192,7 @@ async def run_cold_start(
     stop: GracefulStop,
     warn: Callable[[str], None],
 ) -> Finished:
-    """Train on the lessons of `config.cold_start` in the run folder `out`, or find it done."""
+    """Train on the SFT examples of `config.cold_start` in the run folder `out`, unless that is done."""
     wanted = config.cold_start
     assert wanted is not None
     settings = _settings(config, wanted)
@@ -226,13 +222,13 @@ async def learn_lessons_async(
     progress: Progress,
     stop: GracefulStop | None = None,
 ) -> Finished:
-    """The lessons of a configuration, and no training with rewards. Raises ConfigError for one without."""
+    """Train only on the SFT examples of a configuration, without rewards. Raises ConfigError without `cold_start`."""
     check_sinks(config)
     check_models(config)
     if config.cold_start is None:
         raise ConfigError(
-            f"recipe {config.recipe}: it has no cold_start, whose lessons are learnt without data: give --from RUN "
-            "(recorded episodes), --data FILE (conversations), or e.g. 'cold_start={max_steps: 400}'"
+            f"recipe {config.recipe}: has no cold_start, so it needs data: --from RUN (recorded episodes), "
+            "--data FILE (conversations), or e.g. 'cold_start={max_steps: 400}'"
         )
     codec = Codec.load(config.model)
     with resumable(out, progress):
@@ -255,20 +251,19 @@ learn_lessons = blocking(learn_lessons_async)
 def build_lessons(
     config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec, window: int
 ) -> Lessons | ToolLessons:
-    """What teaches the policy its form, to a model of `window` tokens. Raises ConfigError for a policy that nothing
-    here can teach."""
+    """SFT examples in the policy's form, for a model of `window` tokens. Raises ConfigError if none exist for it."""
     if config.data.train_files == "synthetic":
         return Lessons(policy, codec, config.data.synthetic, config.seed, wanted.insight)
     if not isinstance(policy, ToolAgentPolicy):
         raise ConfigError(
-            f"cold_start of search problems teaches agents with tools; {type(policy).__name__} is none: "
-            "set cold_start=null, or begin with palimpsest sft on records of your own"
+            f"cold_start of search problems needs an agent with tools; {type(policy).__name__} has none: "
+            "set cold_start=null, or start from palimpsest sft on your records"
         )
     return ToolLessons(policy, codec, config.data.search or SearchDataConfig(), config.seed, window)
 
 
 def _settings(config: RunConfig, wanted: ColdStartConfig) -> RunConfig:
-    """The run's configuration as that of supervised training; it keeps the cold start, to go on from it alone."""
+    """The run's configuration for supervised training; it retains `cold_start`, so the folder can be resumed."""
     train = TrainConfig(
         max_steps=wanted.max_steps,
         batch_size=wanted.batch_size,

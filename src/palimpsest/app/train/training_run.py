@@ -1,10 +1,10 @@
-"""Training run: from a recipe to a run folder by reinforcement learning, with cold start and restarts.
+"""RL training: from a recipe to a run folder, with cold start and restarts.
 
-A training whose processes were lost restarts automatically, at most `cluster.max_restarts` times.
+A training that loses its processes restarts automatically, at most `cluster.max_restarts` times.
 
-Guaranteed: only transient failures are restarted (ProcessesLost), not those caused by settings, a model, a checkpoint
-or a full disk. Every restart counts, is reported, and is in events.jsonl. A restart after one that completed no step
-waits first: 1 s, then twice as long each time, at most `LONGEST_S`.
+Guaranteed: only transient failures restart (ProcessesLost), not errors of settings, a model, a checkpoint or a full
+disk. events.jsonl records every restart. A restart after an attempt without a completed step waits 1 s, then twice as
+long each time, at most `LONGEST_S`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from palimpsest.app.composition import Evaluator, OpenRoles, open_roles, policy_
 from palimpsest.app.config_resolution import Recipe
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import CallObjects, objects_in
-from palimpsest.app.resume import COLD_START, Resume, RunRequest, resolve_call, resumable
+from palimpsest.app.resume import COLD_START, ResolvedRun, Resume, RunRequest, resolve_call, resumable
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.supervised_training import run_cold_start
 from palimpsest.app.train.training_summary import report_training
+from palimpsest.config.data import listed
+from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.assign import build_rule
@@ -35,7 +37,7 @@ from palimpsest.data.sources.file_source import (
     left_out,
     rows_left_out,
 )
-from palimpsest.engines.open import check_models, check_state, open_engine, using
+from palimpsest.engines.open import check_engine, check_models, check_state, open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import PalimpsestError, ProcessesLost
 from palimpsest.evaluation.runner import Entry, summaries_of
@@ -51,12 +53,12 @@ from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.jsonl_rows import read_rows, whole
 from palimpsest.runs.loggers import build_loggers, check_sinks
 from palimpsest.runs.resume_rules import GIVEN, RunOrigin
-from palimpsest.runs.run_folder import METRICS, RunFolder, open_run
+from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.training.loop import Trainer
 from palimpsest.types import Problem
 
-# ---- A training whose processes were lost goes on by itself, as often as cluster.max_restarts says -----------
+# ---- Restarts after lost processes ----------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -67,8 +69,8 @@ LONGEST_S = 60.0
 
 
 async def restarting(folder: RunFolder, most: int, attempt: Callable[[bool], Awaitable[T]]) -> T:
-    """Await `attempt` of a run, which is told whether it is a restart, and restart it up to `most` times if processes
-    are lost. The error after the last restart has the first one as a note."""
+    """Await `attempt(restarted)`; restart it up to `most` times if processes are lost. The error after the last restart
+    has the first one as a note."""
     first: ProcessesLost | None = None
     fruitless = 0  # attempts in a row that completed no step
     for number in range(most + 1):
@@ -78,7 +80,7 @@ async def restarting(folder: RunFolder, most: int, attempt: Callable[[bool], Awa
         except ProcessesLost as error:
             if number == most:
                 if first is not None:
-                    error.add_note(f"restarts: {number} (cluster.max_restarts={most}); the first was after: {first}")
+                    error.add_note(f"restarts: {number} (cluster.max_restarts={most}); the first followed: {first}")
                 raise
             first = first or error
             fruitless = 0 if any(stand.left() for stand in stands) else fruitless + 1
@@ -87,13 +89,13 @@ async def restarting(folder: RunFolder, most: int, attempt: Callable[[bool], Awa
             await asyncio.sleep(wait_s)
         except PalimpsestError as error:
             if first is not None:
-                error.add_note(f"this came as it was started again, after: {first}")
+                error.add_note(f"raised after a restart; the restart followed: {first}")
             raise
     raise AssertionError("the last attempt returns or raises")
 
 
 def wait_before(fruitless: int) -> float:
-    """Seconds before a restart, after so many attempts in a row that completed no step.
+    """Seconds before a restart, after `fruitless` consecutive attempts without a completed step.
 
     >>> [wait_before(number) for number in (0, 1, 2, 3, 7, 100)]
     [0.0, 1.0, 2.0, 4.0, 60.0, 60.0]
@@ -103,13 +105,13 @@ def wait_before(fruitless: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """How far a run had come when an attempt began."""
+    """Progress of a run at the start of an attempt."""
 
     folder: Path
     saved: int
-    """The step of its newest checkpoint, from which it goes on; 0: it begins."""
+    """Step of the newest checkpoint; 0: none."""
     changed: int | None
-    """When a row was last written or cut off, in ns."""
+    """Time of the last change of its metrics file, in ns."""
 
     @classmethod
     def of(cls, folder: Path) -> Stand:
@@ -117,7 +119,7 @@ class Stand:
         return cls(folder, saved, _changed(folder))
 
     def left(self) -> bool:
-        """Whether a step was made since then. Rows of the attempt before are there until they are cut off."""
+        """True if a step completed since then. Rows of an earlier attempt stay until the next one truncates them."""
         if _changed(self.folder) == self.changed:
             return False
         return any(whole(row, "step", 0) > self.saved for row in read_rows(self.folder / METRICS))
@@ -149,28 +151,29 @@ async def train_async(
     progress: Progress | None = None,
     stop: GracefulStop | None = None,
 ) -> Run:
-    """Train an agent with reinforcement learning, to the end or to the first interrupt, which finishes the step.
+    """Train an agent with reinforcement learning. The first interrupt finishes the current step, then stops.
 
-    `train` is an ordinary call and works in a notebook; `train_async` is to be awaited.
+    `train` is an ordinary call and works in a notebook; `train_async` is a coroutine.
 
     - `recipe`: a shipped recipe's name, a YAML file, or a configuration
-    - `overrides`: keys to change, as a mapping (`{"train.max_steps": 10}`, `{"train": {"steps": 10}}`) or as texts
+    - `overrides`: keys to change, as a mapping (`{"train.max_steps": 10}`, `{"train": {"max_steps": 10}}`) or as texts
       (`["train.max_steps=10"]`, values as YAML)
-    - `reward`: a function `(problem, trajectory)` that returns a number or a `Grade`, or an object with `grade` of
-      these; it replaces the recipe's reward with its layers (docs/extending.md)
+    - `reward`: a function `(problem, trajectory)` that returns a number or a `Grade`, or an object with such a method
+      `grade`; it replaces the recipe's reward and its layers (docs/extending.md)
     - `data`: a list of `Problem`s or of dicts with question, answers and context, a `datasets.Dataset`, or a file
-    - `policy`: a class or an object with a coroutine `run(problem, model)`; it replaces the recipe's with its options
-    - `model`, `tokenizer`: both loaded by transformers; a copy is written next to `out`. A folder or hub id needs none
-    - `callbacks`: functions `(step, metrics, timings)`, or objects with `log` of these, called after every step
-    - `out`: the run folder; without it `runs/RECIPE-seedS`
+    - `policy`: a class or an object with a coroutine `run(problem, model)`; it replaces the recipe's policy and options
+    - `model`, `tokenizer`: both loaded by transformers; palimpsest writes a copy next to `out`. A folder or hub id
+      needs no tokenizer
+    - `callbacks`: functions `(step, metrics, timings)`, or objects with such a method `log`, called after every step
+    - `out`: the run folder; the default is `runs/RECIPE-seedS`
     - `seed`: of the run and of the data
-    - `resume`: the run to continue, or its folder, which needs no recipe: recipe, overrides and seed are the run's
-      (overrides may change what a resumed run may change), and so are the objects of a `Run`; those of a folder are to
-      be given again. True: continue what is in `out`
-    - `force`: move what is there aside
-    - `quiet`: show nothing; `progress`: show it on this; `stop`: ask it to end, from any thread
+    - `resume`: a `Run` or run folder to resume; recipe, overrides and seed are the run's, and `overrides` may change
+      what a resumed run may change. A `Run` also brings its objects; for a folder, pass them again. True: resume the
+      run in `out`
+    - `force`: rename an existing folder and start over
+    - `quiet`: show nothing; `progress`: where to show progress; `stop`: requests the end, from any thread
 
-    Raises ConfigError, DataError, ModelError or RunError, each in a line that names key, value and fix.
+    Raises ConfigError, DataError, ModelError or RunError with a message that names key, value and fix.
     """
     shown = progress or suitable_progress(quiet=quiet)
     objects = CallObjects("palimpsest.train", resume)
@@ -195,7 +198,7 @@ async def run_training(
 ) -> Finished:
     """`train` of a configuration."""
     if resume and (saved := checkpoint_paths(out / CHECKPOINTS)):
-        check_state(config, saved[-1])  # a resume that is refused changes nothing
+        check_state(config, saved[-1])  # a rejected resume changes nothing
     setup = await asyncio.to_thread(open_setup, config, out)  # before the folder: a corrected mistake is a new run
     arguments = objects_in(config)
     origin = RunOrigin(detail={GIVEN: list(arguments)} if arguments else {})
@@ -215,25 +218,25 @@ async def run_training(
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a run needs besides its folder, loaded and checked."""
+    """Everything a run needs next to its folder, loaded and checked."""
 
     engine: Engine
     policy: MemoryPolicy
     roles: OpenRoles
     source: ProblemSource
     held_out: Sequence[Problem] | None
-    """Problems of the evaluation during training; None: there is none."""
+    """Problems of the evaluation during training; None: no evaluation."""
     skipped: tuple[str, ...] = ()
-    """What is said of each row that was left out of their files."""
+    """One message per skipped row of the files."""
     contents: Mapping[str, Any] = field(default_factory=dict)
-    """`Contents.to_json` of the problems of files (`train`) and of `held_out`; no `train` where problems are drawn."""
+    """`Contents.to_json` of the problems of files (`train`) and of `held_out`; generated problems have no `train`."""
 
 
 def open_setup(config: RunConfig, out: Path) -> Setup:
-    """Load what `config` names and refuse what it can't do: the whole of a file, the first step of drawn problems.
+    """Load what `config` names and check it: all problems of a file, or those of the first step.
 
-    `out` is the folder that the run has, or is to have; servers print there. Cheap parts come first, so that a wrong
-    option is named before a model is loaded.
+    `out` is the run's folder, which may not exist yet; servers write their logs there. Cheap checks come first, so a
+    wrong option fails before a model loads.
     """
     check_all(config)
     policy = policy_of(config)
@@ -262,6 +265,41 @@ def open_setup(config: RunConfig, out: Path) -> Setup:
     return Setup(engine, policy, roles, source, held_out, tuple(skipped), contents)
 
 
+def check_run(run: ResolvedRun) -> dict[str, str]:
+    """What `train` would do, in words, after its checks. Starts no process and loads no model on several devices.
+
+    Raises ConfigError, DataError or ModelError.
+    """
+    config, train = run.config, run.config.train
+    if isinstance(config.engine, EmbeddedEngineConfig) and config.sampler.name == config.engine.name:
+        setup = open_setup(config, run.folder)
+        asyncio.run(setup.engine.close())
+        asyncio.run(setup.roles.close())
+        window = f", window {setup.engine.limits.max_context:,} tokens"
+        source, held_out = setup.source, setup.held_out
+    else:
+        check_all(config)
+        policy_of(config)
+        check_models(config)
+        check_engine(config)
+        source, held_out, window = build_source(config.data, config.seed, split="train"), None, ""
+        source.problems(step=0, count=train.batch_size)
+    options = ", ".join(f"{name}={value}" for name, value in config.policy.options.items() if len(str(value)) < 40)
+    cold_start = f"{config.cold_start.max_steps} steps of cold start, then " if config.cold_start else ""
+    held = "" if held_out is None else f"; {len(held_out)} held-out problems every {train.eval_steps} steps"
+    return {
+        "recipe": config.recipe,
+        "folder": f"{run.folder}, {'resumed' if run.resume and (run.folder / CONFIG).is_file() else 'new'}",
+        "model": f"{config.model.path}{window}",
+        "policy": f"{config.policy.name}: {options}" if options else config.policy.name,
+        "reward": config.reward.name,
+        "data": f"{', '.join(listed(config.data.train_files))}{held}",
+        "step": f"{train.batch_size} problems x {train.group_size} rollouts, {train.num_minibatches} optimiser steps",
+        "steps": f"{cold_start}{train.max_steps}",
+        "engine": f"{config.engine.name}, sampled by {config.sampler.name}",
+    }
+
+
 async def train_in_folder(
     folder: RunFolder,
     config: RunConfig,
@@ -271,8 +309,7 @@ async def train_in_folder(
     stop: GracefulStop | None = None,
     on_start: Callable[[str], None] = lambda _: None,
 ) -> Finished:
-    """Train in an open run folder, after the cold start if there is one; `on_start` gets the path of the model that
-    training with rewards starts from."""
+    """Train in an open run folder, after its cold start; `on_start` gets the path of the model that RL starts from."""
     progress, stop = progress or Silent(), stop or GracefulStop()
     if note := layers_note(config.reward):
         progress.message(note)
@@ -327,7 +364,7 @@ async def _train_with_rewards(
 
 
 def _held_out(config: RunConfig, setup: Setup, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
-    """The hook that measures held-out problems every `train.eval_steps` steps."""
+    """Hook that evaluates held-out problems every `train.eval_steps` steps."""
     evaluator = Evaluator(config, setup.engine, grader, roles=setup.roles)
     cell = Cell("eval", None, None, config.policy.name)
     entries = [Entry(cell, build_policy(evaluated(config.policy)), problems)]

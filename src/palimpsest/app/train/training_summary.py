@@ -1,11 +1,11 @@
-"""What a training has gained, from its own log, and what can be done with it next.
+"""Training summary: the gain by the run's log, and the commands that come next.
 
-    held out    where `train.eval_steps` measured, the first and the last of these
-    else        the mean reward of the first and of the last steps, with the spread between steps as noise: Welch's
+    held out    the first and the last evaluation of `train.eval_steps`, if it measured
+    otherwise   the mean reward of the first and of the last steps, with the spread between steps as noise: Welch's
                 t interval of the difference (Welch 1947), 95%, over at least 5 steps at each end
 
-Not covered: that steps depend on each other, which the interval takes as independent; whether the agent is better than
-before training: that needs an evaluation of both (`quickstart` has one).
+Not covered: dependence between steps, which the interval treats as independent; a gain over the untrained agent, which
+needs an evaluation of both (`quickstart` has one).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 Row = Mapping[str, Any]
-ENDS = 10  # steps at each end that are compared, at most
-LEAST = 5  # and at least
+ENDS = 10  # compared steps at each end, at most
+LEAST = 5  # at least
 REPORT = "report.html"
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A mean and how far it may be off: 95%."""
+    """A mean and its 95% interval."""
 
     mean: float
     low: float
@@ -55,7 +55,7 @@ class Level:
 
 
 def training_results(folder: Path) -> TrainingResults:
-    """What the report of the run in `folder` tells."""
+    """Contents of the report of the run in `folder`."""
     config = load_config(folder)
     rows = read_rows(folder / METRICS)
     rewarded = with_number(rows, "reward/mean")
@@ -79,14 +79,14 @@ def training_results(folder: Path) -> TrainingResults:
 
 
 def report_training(folder: Path) -> TrainingResults:
-    """Write report.html of the run in `folder`; what it tells."""
+    """Write report.html of the run in `folder`."""
     results = training_results(folder)
     write_training_report(folder, results)
     return results
 
 
 def gained(rows: Sequence[Row], config: RunConfig) -> str:
-    """What was gained, in a sentence.
+    """One sentence on the gain.
 
     >>> rows = [{"step": step, "reward/mean": 0.25 + 0.125 * (step > 1)} for step in (1, 2)]
     >>> gained(rows, RunConfig())
@@ -95,7 +95,7 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
     held_out = with_number(rows, "eval/accuracy")
     if len(held_out) > 1 and not all(0 <= row["eval/accuracy"] <= 1 for row in held_out):
         pair = ", ".join(f"{row['eval/accuracy']:.2f} after step {row['step']}" for row in (held_out[0], held_out[-1]))
-        return f"Held-out reward {pair}: beyond 0 to 1, so its noise is not known."
+        return f"Held-out reward {pair}: beyond 0 to 1, so its noise is unknown."
     if len(held_out) > 1:
         first, last = (_held_out(row, config.evaluation.problems) for row in (held_out[0], held_out[-1]))
         return f"Held-out accuracy {first}, {last}: {_verdict(first, last)}."
@@ -111,7 +111,7 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
 
 
 def ungraded(rows: Sequence[Row], config: RunConfig) -> str:
-    """How many episodes had no grade, in a sentence; empty if all had one.
+    """One sentence on episodes without a grade; empty if all have one.
 
     >>> ungraded([{"reward/ungraded": 3.0, "groups/played": 2.0}], RunConfig(train={"group_size": 4}))
     '3 of 8 episodes had no grade and are in no figure.'
@@ -127,7 +127,6 @@ def _held_out(row: Row, problems: int) -> Level:
 
 
 def _rewards(first: Sequence[Row], last: Sequence[Row]) -> str:
-    """Both means, their difference with its interval, and what follows."""
     before, after = ([float(row["reward/mean"]) for row in rows] for rows in (first, last))
     where = [f"in steps {rows[0]['step']} to {rows[-1]['step']}" for rows in (first, last)]
     low, high = welch(before, after)
@@ -141,8 +140,8 @@ def _rewards(first: Sequence[Row], last: Sequence[Row]) -> str:
 def welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
     """95% interval of mean(after) - mean(before), of LEAST to ENDS values each (Welch 1947).
 
-    Degrees of freedom are rounded down, which widens it a little. Without any spread it has no width: five equal values
-    against five others are 1 of the 126 ways to part them in two.
+    Degrees of freedom are rounded down, which widens it slightly. Without spread its width is 0: five equal values
+    against five others are 1 of 126 partitions.
     """
     errors = [variance(values) / len(values) for values in (before, after)]
     difference, error = fmean(after) - fmean(before), sum(errors)
@@ -161,9 +160,9 @@ def _verdict(first: Level, last: Level) -> str:
 
 
 def _of_last_size(rows: list[Row]) -> tuple[list[Row], str]:
-    """The rows whose problems were as large as the last ones, and which those are if a curriculum made them grow.
+    """Rows with problems as large as the last ones, and that size if a curriculum made them grow.
 
-    A reward falls whenever problems grow, which says nothing about what was learnt.
+    Larger problems lower the reward, which says nothing about learning.
     """
     sizes = [whole(row, "curriculum/chunks", 0) for row in rows]
     if len(set(sizes)) < 2:
@@ -173,27 +172,27 @@ def _of_last_size(rows: list[Row]) -> tuple[list[Row], str]:
 
 
 def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
-    """Commands that continue from here; of a run with Python objects calls, which alone can give them."""
+    """Commands that continue from here; Python calls for a run with Python objects."""
     more = {"max_steps": 2 * config.train.max_steps} if done >= config.train.max_steps else {}
     measure = _measuring_call(folder, config) if objects_in(config) else _measuring_command(folder, config)
     return [measure, f"{resume_command(folder, **more)}     # train on"]
 
 
 _SIZES = {"synthetic": ("chunks", (1, 4, 16, 64)), "synthetic_search": ("objectives", (1, 2, 4, 8))}
-_BEYOND = "measure it, beyond what it was trained on"
+_BEYOND = "evaluate it, beyond its training data"
 
 
 def _measuring_command(folder: Path, config: RunConfig) -> str:
     name, numbers = _SIZES.get(str(config.data.train_files), ("", ()))
     sizes = f" --{name} {','.join(map(str, numbers))}" if name else ""
     held_out = sizes or config.data.val_files is not None
-    what = _BEYOND if held_out else "add --data: these are what it was trained on"
+    what = _BEYOND if held_out else "add --data: these are its training problems"
     run = quote(str(folder))
     return f"palimpsest eval {run}{sizes} --out {run}/eval     # {what}"
 
 
 def _measuring_call(folder: Path, config: RunConfig) -> str:
-    """What `palimpsest.evaluate` needs besides the folder: problems where none are held out, and the objects."""
+    """Call of `palimpsest.evaluate` with the objects, and with problems if none are held out."""
     name, numbers = _SIZES.get(str(config.data.train_files), ("", ()))
     held_out = name or config.data.val_files is not None
     objects = [f"{argument}=..." for argument in objects_in(config) if argument in ("reward", "policy")]
@@ -204,13 +203,12 @@ def _measuring_call(folder: Path, config: RunConfig) -> str:
         *([f"{name}={list(numbers)}"] if name else []),
         f"out={str(folder / 'eval')!r}",
     ]
-    what = _BEYOND if held_out else "with problems that it was not trained on"
+    what = _BEYOND if held_out else "with problems outside its training data"
     return f"palimpsest.evaluate({', '.join(arguments)})     # {what}"
 
 
 def told_of_last_step(folder: Path, config: RunConfig) -> list[ToldStory]:
-    """A failure of the last recorded step memory by memory, beside the success of the same problem where there is
-    one."""
+    """A failure of the last recorded step, memory by memory, next to a success on the same problem if one exists."""
     groups = _last_groups(folder)
     return contrasting_stories(groups, Codec.load(model_path(config.model))) if groups else []
 
@@ -221,7 +219,7 @@ def _last_groups(folder: Path) -> tuple[Group, ...]:
 
 
 def _episodes(folder: Path, config: RunConfig) -> list[ToldEpisode]:
-    """The best, the worst and one between of the last recorded step, of different problems where there are several."""
+    """The best, the median and the worst episode of the last recorded step, of different problems where possible."""
     groups = _last_groups(folder)
     if not groups:
         return []
@@ -234,7 +232,6 @@ def _episodes(folder: Path, config: RunConfig) -> list[ToldEpisode]:
 
 
 def _one_per_reward(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
-    """The first episode of each reward that the group has."""
     first: dict[float, tuple[Problem, Trajectory, Grade]] = {}
     for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
         if grade.value is not None:

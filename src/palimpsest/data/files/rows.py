@@ -1,27 +1,23 @@
 """Rows of data files: JSON, JSON lines, CSV, TSV, parquet, SQuAD's own file, Hugging Face data sets.
 
-CSV and TSV are known by their suffix, other files by content. Rows also come from folders of plain text
-(text_files.py), from objects that a call from Python was given (plugins.py), and from the Hugging Face hub or folders
-of the same layout, with the package `datasets`:
+The suffix identifies CSV and TSV, the content other files. Rows also come from folders of plain text (text_files.py),
+from Python objects (plugins.py), and from the Hugging Face hub or folders of its layout, with the package `datasets`:
 
-    hub:owner/name                   the only split there is
+    hub:owner/name                   its only split
     hub:owner/name@validation        a split
     hub:owner/name:distractor@train  a configuration and a split
 
-Rows of the hub are streamed, and only what is read is downloaded. Code of a data set is never run; the package rejects
-data sets that are scripts.
+Hub rows are streamed. `datasets` rejects data sets that are scripts, so a data set's code never runs.
 
-A cell of CSV is text, whatever it looks like (`007`, `=1+1`, `NA`); an empty one is absent. Where a layout wants a list
-or an object (`NESTED`), a cell may hold it as JSON. The separator is a tab in `.tsv`, else the commonest of comma,
-semicolon and tab in the header.
+A CSV cell is always text (`007`, `=1+1`, `NA`); an empty one is absent. Cells of `NESTED` columns may contain a JSON
+list or object. The separator is a tab in `.tsv`, otherwise the commonest of comma, semicolon and tab in the header.
 
-Guaranteed: memory holds one row and its read buffer (parquet: one batch; SQuAD's own file, a single object: all of it);
-every row has its place for error messages; a file that is truncated, malformed or not UTF-8 raises DataError with byte
-and line; so do, with their line, a CSV row of another width than the header, two columns of one name, a NUL byte and an
-open quote.
+Guaranteed: memory contains one row and its read buffer (parquet: one batch; SQuAD's own file: all of it); every row has
+a location for error messages; a file that is truncated, malformed or not UTF-8 raises DataError with byte and line; a
+CSV row of another width than the header, a repeated column name, a NUL byte and an open quote raise it with their line.
 Not covered: compressed files and Git LFS pointers (recognised and rejected); duplicate keys in an object (the last
-wins); CSV without a header, or with comments; parquet whose single row is larger than memory; the revision of a hub
-data set, which is the newest; images and audio.
+wins); CSV without a header, or with comments; parquet rows larger than memory; older revisions of a hub data set;
+images and audio.
 """
 
 from __future__ import annotations
@@ -42,18 +38,17 @@ from palimpsest.files import NoRegularFile, read_regular
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import object_named
 
-# ---- SQuAD's own file, as the rows that the hub has of it ----------------------------------------------------
+# ---- SQuAD's own file as rows, like those of the hub ---------------------------------------------------------
 
 
 def has_articles(values: Mapping[str, Any]) -> bool:
-    """Whether an object is the whole of SQuAD's own file."""
+    """True if `values` is SQuAD's own file, a single object."""
     listed = values.get("data")
     return isinstance(listed, list) and bool(listed) and isinstance(listed[0], Mapping) and "paragraphs" in listed[0]
 
 
 def article_rows(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """(values by column, place) of every question, in the order of the file. Raises LookupError or TypeError for what
-    is no article.
+    """(values by column, location) of every question in file order. Raises LookupError or TypeError if malformed.
 
     >>> asked = {"id": "q1", "question": "Who ran?", "answers": [{"text": "Ann", "answer_start": 0}]}
     >>> file = {"data": [{"title": "Runs", "paragraphs": [{"context": "Ann ran.", "qas": [asked]}]}]}
@@ -91,13 +86,13 @@ def parsed(name: str) -> tuple[str, str | None, str | None]:
 
 
 def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """(values by column, place) of every row."""
+    """(values by column, location) of every row."""
     try:
         datasets = importlib.import_module("datasets")
     except ModuleNotFoundError:
         raise DataError(
-            f"{path}: the hub is read by the package datasets, which isn't installed: {install_line('datasets')}, or "
-            "download a file of the data set and name that"
+            f"{path}: the hub needs the package datasets, which isn't installed: {install_line('datasets')}, or "
+            "download a file of the data set and name it"
         ) from None
     name, configuration, split = parsed(str(path))
     try:
@@ -110,7 +105,7 @@ def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
             yield dict(values), f"row {number}"
     except DataError:
         raise
-    except Exception as error:  # noqa: BLE001  the border around a package that reads the network and any file
+    except Exception as error:  # noqa: BLE001  datasets reads the network and any file
         line = " ".join(str(error).split())
         raise DataError(f"{path}: datasets can't read it ({type(error).__name__}: {line:.300})") from None
 
@@ -119,15 +114,15 @@ def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 NESTED = ("answers", "golden_answers", "questions", "metadata", "document", "sessions")
-"""Columns of which a cell may be a JSON list or object."""
+"""Columns whose cells may be a JSON list or object."""
 _FIELD = 1 << 30  # characters of a cell
-_BUFFER = 1 << 20  # bytes of a column read at a time; by default a whole row group is, which may be the whole file
-_BATCH = 64  # rows of a parquet batch; rows of the published files hold 100 kB each
+_BUFFER = 1 << 20  # bytes of a column read at a time; the default, a row group, may be the whole file
+_BATCH = 64  # rows of a parquet batch; rows of the published files have 100 kB each
 
 
 def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[Any, str]]:
-    """(values by column, place) of every row of a CSV or TSV file; a cell of `json_columns` may hold JSON."""
-    csv.field_size_limit(_FIELD)  # of the process: the default of 128 kB is less than a document
+    """(values by column, location) of every row of a CSV or TSV file; a cell of `json_columns` may contain JSON."""
+    csv.field_size_limit(_FIELD)  # process-wide: the default of 128 kB is less than a document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=_separator(path), strict=True)
         first_line, header = 1, list[str]()
@@ -142,8 +137,8 @@ def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[A
                 yield _values(path, header, cells, location, json_columns), location
         except csv.Error as error:
             raise DataError(
-                f"{path} line {first_line}: CSV that can't be read ({error}); a cell that holds a quote, separator or "
-                'newline stands in quotes, and a quote in it is doubled: "say ""hi"""'
+                f"{path} line {first_line}: invalid CSV ({error}); put a cell with a quote, separator or newline into "
+                'quotes, and double a quote in it: "say ""hi"""'
             ) from None
 
 
@@ -158,10 +153,10 @@ def _separator(path: Path) -> str:
 def _header(path: Path, cells: list[str]) -> list[str]:
     names = [name.strip() or f"column_{number}" for number, name in enumerate(cells, 1)]
     if any("\0" in name for name in names):
-        raise DataError(f"{path} line 1: holds a NUL byte; it is binary or UTF-16, convert it to UTF-8")
+        raise DataError(f"{path} line 1: has a NUL byte; it is binary or UTF-16, convert it to UTF-8")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DataError(f"{path} line 1: two columns are called {twice[0]!r}; rename one of them")
+        raise DataError(f"{path} line 1: two columns have the name {twice[0]!r}; rename one of them")
     return names
 
 
@@ -170,19 +165,19 @@ def _values(
 ) -> dict[str, Any]:
     if len(cells) != len(header):
         raise DataError(
-            f"{path} {location}: {len(cells)} cells, the header has {len(header)}; put a cell that holds the separator "
-            "into quotes, or fill in what is missing"
+            f"{path} {location}: {len(cells)} cells, the header has {len(header)}; put a cell with the separator into "
+            "quotes, or add the missing cells"
         )
     values: dict[str, Any] = {}
     for name, cell in zip(header, cells, strict=True):
         if "\0" in cell:
-            raise DataError(f"{path} {location}: {name} holds a NUL byte; remove it")
+            raise DataError(f"{path} {location}: {name} has a NUL byte; remove it")
         values[name] = None if cell == "" else _nested(cell) if name in json_columns else cell
     return values
 
 
 def _nested(cell: str) -> Any:
-    """The list or object that a cell holds as JSON; else the cell.
+    """The JSON list or object in a cell; otherwise the cell.
 
     >>> _nested('["a", "b"]'), _nested("[5]"), _nested("[1, 2)")
     (['a', 'b'], '[5]', '[1, 2)')
@@ -198,8 +193,8 @@ def _nested(cell: str) -> Any:
 
 
 def parquet(path: Path) -> Iterator[tuple[Any, str]]:
-    """(values by column, place) of every row of a parquet file."""
-    import pyarrow.parquet as pq  # 0.2 s, and most runs read JSON or nothing
+    """(values by column, location) of every row of a parquet file."""
+    import pyarrow.parquet as pq  # 0.2 s, and most runs read no parquet
     from pyarrow import ArrowException
 
     row = 0
@@ -232,19 +227,18 @@ class Row:
 
     values: dict[str, Any]
     where: str
-    """File and row, as error messages name it."""
+    """File and row, for error messages."""
     index: int = 0
     """0-based."""
     path: Path = Path()
-    """The file."""
 
 
 Kind = Literal["array", "lines", "parquet", "table", "folder", "hub", "given"]
 
 
 def read_rows(path: Path, json_columns: Container[str] = NESTED) -> Iterator[Row]:
-    """The rows of `path` in order; in a table cells of `json_columns` may hold JSON. Raises DataError, at the row that
-    is wrong and not before."""
+    """The rows of `path` in order; table cells of `json_columns` may contain JSON. Raises DataError at an invalid row,
+    not earlier."""
     kind = sniff(path)
     rows = table(path, json_columns) if kind == "table" else _READERS[kind](path)
     index = -1
@@ -258,11 +252,11 @@ def read_rows(path: Path, json_columns: Container[str] = NESTED) -> Iterator[Row
     except (RecursionError, ValueError) as error:  # nested a thousand deep; a number of thousands of digits
         raise DataError(f"{path} row {index + 2}: JSON that can't be read ({error})") from None
     if index < 0:
-        raise DataError(f"{path}: holds no rows")
+        raise DataError(f"{path}: has no rows")
 
 
 def sniff(path: Path) -> Kind:
-    """What kind of file `path` is, from its first bytes."""
+    """The kind of file at `path`, from its first bytes."""
     if str(path).startswith(OBJECT):
         return "given"
     if is_hub(path):
@@ -272,9 +266,9 @@ def sniff(path: Path) -> Kind:
             return "folder"
         head = read_regular(path, 4096)
     except NoRegularFile:
-        raise DataError(f"{path}: a pipe or a device, and rows are read more than once; write it to a file") from None
+        raise DataError(f"{path}: a pipe or a device can't be read twice; write it to a file") from None
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give a path relative to {Path.cwd()} or an absolute one") from None
+        raise DataError(f"{path}: no such file; use a path relative to {Path.cwd()} or an absolute one") from None
     except OSError as error:
         raise DataError(f"{path}: can't be read ({error.strerror})") from None
     if head.startswith(b"PAR1"):
@@ -293,7 +287,7 @@ def sniff(path: Path) -> Kind:
     if text[:1] in (b"[", b"{"):
         return "array" if text[:1] == b"[" else "lines"
     raise DataError(
-        f"{path}: neither JSON, JSON lines nor parquet; it begins with {text[:20]!r}; a table is called .csv or .tsv"
+        f"{path}: neither JSON, JSON lines nor parquet; it begins with {text[:20]!r}; name a table .csv or .tsv"
     )
 
 
@@ -312,7 +306,7 @@ def _array(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 class _ArrayReader:
-    """A JSON array decoded element by element from a buffer that grows to the size of one element."""
+    """Incremental decoder of a JSON array; its buffer grows to the size of one element."""
 
     def __init__(self, file: TextIO, path: Path) -> None:
         self.file, self.path = file, path
@@ -322,7 +316,7 @@ class _ArrayReader:
         self.ended = False
 
     def peek(self) -> str:
-        """The next character that is not white space; empty at the end of the file."""
+        """The next character after white space; empty at the end of the file."""
         while True:
             while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
                 self.at += 1
@@ -382,12 +376,12 @@ _DECODER = json.JSONDecoder()
 
 
 def _may_go_on(error: json.JSONDecodeError) -> bool:
-    """Whether more text could mend it: an open string, or trouble at the very end (a literal or escape cut in two)."""
+    """True if more text could complete the value: an open string, or a literal or escape cut in two at the end."""
     return error.msg.startswith("Unterminated string") or error.pos >= len(error.doc) - 8
 
 
 def _stops_inside(error: json.JSONDecodeError) -> bool:
-    """Whether the text ends within the value, rather than the value being wrong."""
+    """True if the text ends inside the value, False if the value is malformed."""
     return error.msg.startswith("Unterminated string") or not set("]}") & set(error.doc[error.pos :])
 
 
@@ -403,7 +397,7 @@ def _lines(path: Path) -> Iterator[tuple[Any, str]]:
                     cut = "" if line.endswith(b"\n") else "; the file may be cut short, fetch it again"
                     raise DataError(
                         f"{path}: JSON error on line {number} (which begins at byte {start}): {error.msg}{cut}; "
-                        "expected one object a line, or one array of objects"
+                        "expected one object per line, or one array of objects"
                     ) from None
                 if isinstance(values, dict) and has_articles(values):
                     yield from _questions_of(path, values)

@@ -1,25 +1,24 @@
 """Text files: a user's files as one document, folders of plain text, errors for other encodings.
 
-    .html .htm .xhtml       the text a reader sees, a line a block
-    .jsonl                  a row a passage: its `text` (`content`, `body`, `passage`), under its `title` if it has one
+    .html .htm .xhtml       the visible text, one line per block
+    .jsonl                  one passage per row: its `text` (`content`, `body`, `passage`), under its `title` if any
     .pdf                    the text of its pages (needs the extra `pdf`)
-    anything else           as it is, if it is UTF-8 text: .txt, .md, source code
-    a folder                its files of these endings and .txt, .md, by name, those of folders in it too
+    anything else           unchanged, if it is UTF-8 text: .txt, .md, source code
+    a folder                its files with these endings, .txt and .md, sorted by name, including subfolders
     -                       standard input, as plain text
 
-Each of several files begins with a line of its name, and `TextDocument.locate` maps a piece to its file and position.
-Positions count characters of the file (without a byte-order mark); of HTML, JSON lines and PDF those of the extracted
-text. A folder may also be a corpus, or hold documents with questions about them:
+With several files, each starts with a line of its name; `TextDocument.locate` maps a piece to its file and position.
+Positions count characters of the file (without a byte-order mark) or, for HTML, JSON lines and PDF, of the extracted
+text. A folder may also be a corpus, or contain documents with questions about them:
 
     book/                    as data.corpus, or the corpus of a search index: every text file is a passage
       frankenstein.txt
       rome.md
       questions.jsonl        as data.train_files: {"question": ..., "answers": [...], "document": "frankenstein.txt"}
 
-Guaranteed: the same files give the same document, files of a folder in the order of their names; an unreadable file is
-named in the error, never left out silently; no address is followed, no code of a file is run, no link to a folder is
-followed; a name in `document` that leads out of the folder is rejected; a PDF takes bounded time and memory
-(data/files/pdf_pages.py), other files time that grows with their length alone.
+Guaranteed: the same files give the same document; an unreadable file is an error with its name, never skipped; nothing
+follows an address or a link to a folder, or runs a file's code; a name in `document` outside the folder is an error; a
+PDF needs bounded time and memory (data/files/pdf_pages.py), other files time linear in their length.
 Not covered: a text larger than memory; pictures and scanned pages; PDF and HTML as passages of a corpus.
 """
 
@@ -49,11 +48,11 @@ from palimpsest.files import NoRegularFile, read_regular
 
 _READ = 1 << 20  # bytes
 WIDE = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-"""Byte-order marks of encodings that aren't read."""
+"""Byte-order marks of unsupported encodings."""
 
 
 def not_utf8(path: Path) -> NoReturn:
-    """Raise DataError with the line and byte where the file stops being UTF-8, and what converts it."""
+    """Raise DataError with the first line and byte that is not UTF-8, and a command to convert the file."""
     line, start, decoder = 1, 0, codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
         while True:
@@ -71,7 +70,7 @@ def not_utf8(path: Path) -> NoReturn:
 
 
 def convert(path: Path, what: str, encoding: str) -> DataError:
-    """`what` is wrong with a file, and the command that mends it if it is in `encoding`."""
+    """An error with `what` is wrong with a file, and the command that converts it from `encoding`."""
     return DataError(f"{path}: {what}; convert it, e.g. from {encoding}: iconv -f {encoding} -t UTF-8 {path} > new")
 
 
@@ -89,21 +88,21 @@ class DocumentPart:
     """One file's text in a document."""
 
     file: str
-    """As it was named; of a folder, with the name in it."""
+    """Name as given; for a folder, with the name inside it."""
     start: int
-    """Of its text in the document, in characters."""
+    """[start, end) of its text in the document, in characters."""
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class TextDocument:
-    """One text, and which file each part of it is from."""
+    """One text, and the file of each part."""
 
     text: str
     parts: tuple[DocumentPart, ...]
 
     def locate(self, start: int, end: int) -> tuple[str, int, int] | None:
-        """(file, [start, end) in the text of that file) of a piece of the document; None where no one file has it.
+        """(file, start, end) of a piece of the document, in characters of that file; None if no single file has it.
 
         >>> document = TextDocument("a\\nOne.\\n\\nb\\nTwo.", (DocumentPart("a", 2, 6), DocumentPart("b", 10, 14)))
         >>> document.locate(10, 13), document.locate(4, 12)
@@ -115,28 +114,28 @@ class TextDocument:
 
 
 def read_files(paths: Sequence[str | os.PathLike[str]]) -> TextDocument:
-    """The document of files, folders and `-`, in the order given. Raises DataError."""
+    """The document of files, folders and `-`, in this order. Raises DataError."""
     named = [os.fspath(path) for path in paths]
     if not named:
-        raise DataError("no file was given; name one, a folder, or - for standard input")
+        raise DataError("no file; name a file, a folder, or - for standard input")
     if named.count(STDIN) > 1:
-        raise DataError("standard input (-) was named twice; it can be read once")
+        raise DataError("standard input (-) appears twice; name it once")
     return document_of([(name, text) for path in named for name, text in _texts(path)])
 
 
 def document_of(texts: Sequence[tuple[str, str]]) -> TextDocument:
-    """The document of (name, text) of one file or several. Raises DataError for one without text.
+    """The document of one or several (name, text). Raises DataError for an empty text.
 
     >>> document_of([("a", "One."), ("b", "Two.")]).text
     'a\\nOne.\\n\\nb\\nTwo.'
     """
     for name, text in texts:
         if not text.strip():
-            raise DataError(f"{name}: holds no text{_SCANNED if name.endswith('.pdf') else ''}")
+            raise DataError(f"{name}: has no text{_SCANNED if name.endswith('.pdf') else ''}")
     return _joined(texts)
 
 
-_SCANNED = "; a scan has to be read by a text recogniser (ocrmypdf, say) first"
+_SCANNED = "; a scan needs text recognition (e.g. ocrmypdf) first"
 
 
 def _joined(texts: Sequence[tuple[str, str]]) -> TextDocument:
@@ -154,7 +153,7 @@ def _joined(texts: Sequence[tuple[str, str]]) -> TextDocument:
 
 
 def _texts(path: str) -> Iterator[tuple[str, str]]:
-    """(name, text) of a file, or of each in a folder."""
+    """(name, text) of a file, or of each file in a folder."""
     if path == STDIN:
         yield "standard input", _decoded(Path("standard input"), sys.stdin.buffer.read())
     elif os.path.isdir(path):
@@ -166,18 +165,18 @@ def _texts(path: str) -> Iterator[tuple[str, str]]:
 def _folder(path: str) -> Iterator[tuple[str, str]]:
     suffixes, names = (*_READERS, *_PLAIN), list[str]()
     for folder, folders, files in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]  # the walk doesn't enter the others
+        folders[:] = [name for name in folders if not name.startswith(".")]  # the walk skips hidden ones
         shown = (os.path.join(folder, name) for name in files if not name.startswith("."))
         names += [name for name in shown if name.lower().endswith(suffixes) and os.path.isfile(name)]
     if not names:
-        raise DataError(f"{path}: holds no file of these kinds: {', '.join(suffixes)}; name the files themselves")
+        raise DataError(f"{path}: has no file of these kinds: {', '.join(suffixes)}; name the files instead")
     for name in sorted(names):
         yield name, _text(Path(name))
 
 
 def _bytes(path: Path) -> bytes:
-    """Of a file, and of a shell's own pipe (/dev/fd/63); another pipe may have nobody who ever writes to it, a device
-    no end. Raises OSError, ValueError."""
+    """Bytes of a file, or of a shell's pipe (/dev/fd/63). Other pipes may have no writer, devices no end. Raises
+    OSError, ValueError."""
     shells = str(path).startswith(("/dev/", "/proc/")) and path.is_fifo()
     return path.read_bytes() if shells else read_regular(path)
 
@@ -186,7 +185,7 @@ def _text(path: Path) -> str:
     try:
         return text_of(path, _bytes(path))
     except NoRegularFile:
-        raise DataError(f"{path}: a pipe or a device; give a file, or - and < for standard input") from None
+        raise DataError(f"{path}: a pipe or a device; use a file, or - and < for standard input") from None
     except OSError as error:
         raise DataError(f"{path}: can't be read ({error.strerror})") from None
     except ValueError:  # a NUL byte in its name
@@ -194,7 +193,7 @@ def _text(path: Path) -> str:
 
 
 def text_of(path: Path, data: bytes) -> str:
-    """The text of a file that holds `data`, read as the ending of its name says. Raises DataError."""
+    """The text of a file with content `data`; the suffix selects the reader. Raises DataError."""
     return _READERS.get(path.suffix.lower(), _decoded)(path, data)
 
 
@@ -202,7 +201,7 @@ def _decoded(path: Path, data: bytes) -> str:
     if encoding := WIDE.get(data[:2]):
         raise convert(path, f"{encoding}, not UTF-8", encoding)
     if b"\0" in data:
-        raise DataError(f"{path}: not text, it holds NUL bytes; convert it to text first")
+        raise DataError(f"{path}: not text, it has NUL bytes; convert it to text first")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -221,15 +220,15 @@ _INLINE = frozenset(
 
 
 _RAW = {tag: re.compile(f"</{tag}", re.IGNORECASE) for tag in ("script", "style")}
-"""Elements whose content is no markup, and what ends them."""
+"""Elements with raw content, and the pattern of their end."""
 _TAG = re.compile(r"</?([a-zA-Z][^\s/>]{0,31})")
 _IN_TAG = re.compile(r"""["'>]""")
 
 
 def html_text(page: str) -> str:
-    """What a reader of a page sees, a line a block; in time that grows with its length alone, whatever it holds.
+    """The visible text of a page, one line per block, in time linear in its length.
 
-    Python's own parser takes time that grows with its square for a page made to that end (CVE-2025-6069).
+    Python's own parser needs quadratic time on crafted pages (CVE-2025-6069).
 
     >>> html_text("<title>T</title><script>x()</script><p>One <b>two</b>&amp;</p><ul><li>three")
     'T\\nOne two&\\nthree'
@@ -260,7 +259,7 @@ def html_text(page: str) -> str:
 
 
 def _end_of_tag(page: str, start: int) -> int:
-    """Where what begins with `<` at `start` is over: after its `>`, those in quotes aside; a comment's after `-->`."""
+    """End of the tag at `start`: after its first `>` outside quotes, or after a comment's `-->`."""
     if page.startswith("<!--", start):
         end = page.find("-->", start + 4)
         return len(page) if end < 0 else end + 3
@@ -275,7 +274,7 @@ def _end_of_tag(page: str, start: int) -> int:
 
 
 def _content(page: str, start: int, position: int, name: str, unseen: list[str]) -> int:
-    """Where to read on after the start tag of `name`: what no reader sees is opened, or passed over."""
+    """Position after the start tag of `name`. Skips raw elements; pushes other invisible ones to `unseen`."""
     if name in _RAW:
         end = _RAW[name].search(page, position)
         return len(page) if end is None else end.start()
@@ -295,10 +294,10 @@ def _rows(path: Path, data: bytes) -> str:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise DataError(f"{path}, line {number}: not JSON; call it .txt to have it read as text") from None
+            raise DataError(f"{path}, line {number}: not JSON; rename it to .txt to read it as text") from None
         text = next((row[key] for key in _TEXT_KEYS if key in row), None) if isinstance(row, dict) else row
         if not isinstance(text, str):
-            raise DataError(f"{path}, line {number}: expected an object with one of {', '.join(_TEXT_KEYS)}, a text")
+            raise DataError(f"{path}, line {number}: expected an object with text under {', '.join(_TEXT_KEYS)}")
         title = row.get("title") if isinstance(row, dict) else None
         passages.append(f"{title}\n{text}" if isinstance(title, str) and title else text)
     return "\n\n".join(passages)
@@ -331,20 +330,20 @@ QUESTIONS = tuple(f"questions{ending}" for ending in (".jsonl", ".json", ".csv",
 
 
 def questions_file(folder: Path) -> Path:
-    """The file in `folder` that holds the questions. Raises DataError if there is none, or more than one."""
+    """The file of questions in `folder`. Raises DataError if there is none, or more than one."""
     matches = [folder / name for name in QUESTIONS if (folder / name).is_file()]
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise DataError(f"{folder}: holds {' and '.join(path.name for path in matches)}; leave one of them")
+        raise DataError(f"{folder}: has {' and '.join(path.name for path in matches)}; remove all but one")
     raise DataError(
-        f"{folder}: a folder without questions; put questions.jsonl into it (question, answers and document, the name "
-        "of a text file there), name a data file in it, or name the folder as data.corpus"
+        f"{folder}: a folder without questions; add questions.jsonl (question, answers and document, the name of a "
+        "text file there), name a data file in it, or set data.corpus to the folder"
     )
 
 
 def text_rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """(id, title and text of a file, its name) of every text file of a folder and the folders in it."""
+    """({id, title, text}, location) of every text file in a folder and its subfolders."""
     names = [
         os.path.relpath(os.path.join(parent, name), folder)
         for parent, _, files in os.walk(folder)
@@ -352,14 +351,14 @@ def text_rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
         if name.endswith(TEXTS)
     ]
     if not names:
-        raise DataError(f"{folder}: holds no text files ({', '.join(TEXTS)})")
+        raise DataError(f"{folder}: has no text files ({', '.join(TEXTS)})")
     for name in sorted(names):
         path = folder / name
         yield {"id": Path(name).as_posix(), "title": path.stem, "text": _body(path)}, f"file {name}"
 
 
 def paragraph_of(folder: Path, name: str, where: str) -> str:
-    """Title and text of a text file in `folder`; `where` is the place that names it. Raises DataError."""
+    """Title and text of a text file in `folder`; `where` is the row that names it. Raises DataError."""
     folder = folder.resolve()
     path = folder / name
     try:
@@ -367,12 +366,12 @@ def paragraph_of(folder: Path, name: str, where: str) -> str:
     except (OSError, RuntimeError, ValueError):  # a loop of links; a NUL byte
         inside = False
     if not inside:
-        raise DataError(f"{where}: document {name!r:.60} leads out of {folder}; name a file in it")
+        raise DataError(f"{where}: document {name!r:.60} is outside {folder}; name a file in it")
     if not path.is_file():
         hint = nearest(name, (file.name for file in folder.iterdir()))
         raise DataError(
-            f"{where}: document {name!r:.60}: no such file in {folder}{hint}; a column that holds the "
-            "text itself is named with --map context=document"
+            f"{where}: document {name!r:.60}: no such file in {folder}{hint}; for a column with the text itself use "
+            "--map context=document"
         )
     stat = path.stat()
     return _paragraph(path, stat.st_size, stat.st_mtime_ns)
@@ -380,7 +379,7 @@ def paragraph_of(folder: Path, name: str, where: str) -> str:
 
 @lru_cache(maxsize=256)
 def _paragraph(path: Path, size: int, changed_ns: int) -> str:
-    """Kept, so that many questions on one text hold it once."""
+    """Cached, so that many questions on one text share it."""
     return f"{path.stem}\n{_body(path)}"
 
 
@@ -390,7 +389,7 @@ def _body(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path}: can't be read ({error.strerror})") from None
     if b"\0" in data:
-        raise DataError(f"{path}: not text, it holds NUL bytes; take it out of the folder, or convert it to UTF-8")
+        raise DataError(f"{path}: not text, it has NUL bytes; remove it from the folder, or convert it to UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,1 +1,1 @@
-"""Layouts of data files: published ones, ours, and those of a user's own."""
+"""Layouts of data files: published, ours and custom."""

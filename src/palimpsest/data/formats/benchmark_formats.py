@@ -1,18 +1,18 @@
-"""Benchmark formats: published evaluation and training files with finished contexts or none.
+"""Benchmark formats: published evaluation and training files with fixed contexts or none.
 
     longbench_v2      LongBench v2 (arXiv 2412.15204): question, choice_A to choice_D, answer, context
-    memoryagentbench  MemoryAgentBench (arXiv 2507.05257): context, questions, answers (a list a question), metadata
+    memoryagentbench  MemoryAgentBench (arXiv 2507.05257): context, questions, answers (a list per question), metadata
     locomo            LoCoMo (arXiv 2402.17753): conversation of dated sessions, qa
     beam              BEAM (arXiv 2510.27246): chat in batches of messages, probing_questions with rubrics
     memagent          MemAgent's train parquet: prompt, context, reward_model.ground_truth, extra_info
     memact            MemAct's RL parquet: prompt, reward_model.ground_truth, extra_info.question; one or several
     memagent_eval     MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
-    ruler             RULER: input, outputs, context (all outputs are asked for: reward.name=fraction)
+    ruler             RULER: input, outputs, context (an answer needs all outputs: reward.name=fraction)
     vime              vime JSONL: prompt, label, metadata{context, ground_truth}
 
-Guaranteed: every row becomes a record with a question that isn't blank, or raises DataError.
-Not covered: LoCoMo's pictures, of which only the caption is read, and its questions of category 5, which have no answer
-and are left out; further metadata of MemoryAgentBench.
+Guaranteed: every row becomes a record with a nonblank question, or raises DataError.
+Not covered: LoCoMo's pictures (only captions are read) and its unanswerable questions of category 5 (omitted); further
+metadata of MemoryAgentBench.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from palimpsest.errors import DataError
 from palimpsest.types import Problem, Question
 
 LETTERS = "ABCD"
-_UNANSWERABLE = 5  # LoCoMo's category of questions about what was never said
+_UNANSWERABLE = 5  # LoCoMo's category of unanswerable questions
 _SESSION = re.compile(r"session_(\d+)")
 _TURN = re.compile(r"D(\d+):\d+")
 
 
 def longbench_v2(row: Row, fallback: str) -> Record:
-    """The gold is the letter of the choice."""
+    """A record whose gold is the letter of the right choice."""
     question = fields.text(row, fields.get(row, row.values, "question"), "question")
     choices = [fields.text(row, fields.get(row, row.values, f"choice_{x}"), f"choice_{x}") for x in LETTERS]
     answer = fields.text(row, fields.get(row, row.values, "answer"), "answer").strip()
     if answer not in tuple(LETTERS):
-        raise DataError(f"{row.where}: answer must be one of {', '.join(LETTERS)}, is {answer!r:.60}")
+        raise DataError(f"{row.where}: answer={answer!r:.60} must be one of {', '.join(LETTERS)}")
     listed = "\n".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=True))
     return Record(
         id=fields.identity(row, fallback),
@@ -57,10 +57,10 @@ def longbench_v2(row: Row, fallback: str) -> Record:
 
 
 def memoryagentbench(row: Row, fallback: str) -> Record:
-    """All questions on one reading."""
+    """A record with all questions on one context."""
     questions, answers = (fields.get(row, row.values, key) for key in ("questions", "answers"))
     if not (isinstance(questions, list) and isinstance(answers, list) and len(questions) == len(answers) > 0):
-        raise DataError(f"{row.where}: questions and answers must be lists of one length, with one at least")
+        raise DataError(f"{row.where}: questions and answers must be nonempty lists of equal length")
     metadata = row.values.get("metadata")
     source = metadata.get("source") if isinstance(metadata, Mapping) else None
     return _several(
@@ -76,13 +76,13 @@ def memoryagentbench(row: Row, fallback: str) -> Record:
 
 
 def is_memoryagentbench(values: Mapping[str, Any]) -> bool:
-    """Whether `questions` are texts."""
+    """True if `questions` is a list of texts."""
     listed = values["questions"]
     return isinstance(listed, list) and bool(listed) and isinstance(listed[0], str)
 
 
 def locomo(row: Row, fallback: str) -> Record:
-    """A conversation and all of its questions that have an answer."""
+    """A record of a conversation with its answerable questions."""
     conversation = fields.get(row, row.values, "conversation")
     listed = fields.get(row, row.values, "qa")
     if not isinstance(conversation, Mapping) or not isinstance(listed, list):
@@ -106,7 +106,7 @@ def locomo(row: Row, fallback: str) -> Record:
 
 
 def _session(row: Row, conversation: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """As the column `sessions` of our own layout has one."""
+    """A session as in the column `sessions` of our own layout."""
     turns = conversation[f"session_{number}"]
     if not isinstance(turns, list):
         raise DataError(f"{row.where}: conversation.session_{number} must be a list of turns, is {turns!r:.60}")
@@ -127,7 +127,7 @@ def _without_answer(row: Row, entry: Any, location: str) -> bool:
 
 
 def beam(row: Row, fallback: str) -> Record:
-    """A chat and all questions on it; the golds of each are the points of its rubric, all of which are wanted."""
+    """A record of a chat with all its questions. The golds of a question are all points of its rubric."""
     sessions = [
         _batch(row, batch, f"{location}[{at}]", number) for number, (location, at, batch) in enumerate(_batches(row), 1)
     ]
@@ -145,7 +145,7 @@ def beam(row: Row, fallback: str) -> Record:
 
 
 def _batches(row: Row) -> Iterator[tuple[str, int, Any]]:
-    """(place, number there, batch) of a chat; of the longest ones, which are several chats in a row, of each."""
+    """(location, index, batch) of a chat, or of each chat in `plans` (the longest conversations)."""
     plans = row.values.get("plans")
     if plans is not None and not (isinstance(plans, list) and plans):
         raise DataError(f"{row.where}: plans must be a list of objects with chat, is {plans!r:.60}")
@@ -158,15 +158,15 @@ def _batches(row: Row) -> Iterator[tuple[str, int, Any]]:
 
 
 def _batch(row: Row, batch: Any, location: str, number: int) -> dict[str, Any]:
-    """As the column `sessions` of our own layout has one. A batch is a list of messages, or an object with `turns`,
-    lists of them."""
+    """A batch as a session of our own layout. A batch is a list of messages, or an object with `turns`, lists of
+    messages."""
     listed = batch
     if isinstance(batch, Mapping):
         turns = fields.get(row, batch, "turns", location)
         location = f"{location}.turns"
         listed = [message for turn in turns for message in turn] if _is_nested(turns) else None
     if not isinstance(listed, list) or not all(isinstance(message, Mapping) for message in listed):
-        raise DataError(f"{row.where}: {location} must hold messages with role and content, is {batch!r:.60}")
+        raise DataError(f"{row.where}: {location} must be messages with role and content, is {batch!r:.60}")
     messages = [{key: fields.get(row, message, key, location) for key in ("role", "content")} for message in listed]
     date = next((message["time_anchor"] for message in listed if message.get("time_anchor")), "")
     return {"id": str(number), "date": str(date), "turns": messages}
@@ -177,13 +177,11 @@ def _is_nested(turns: Any) -> bool:
 
 
 def _by_ability(row: Row) -> list[tuple[str, str, Any]]:
-    """(place, ability, question) of each; the hub's table has them as the text of a Python object."""
+    """(location, ability, question) of each question; the hub's table stores them as text of a Python object."""
     value = fields.get(row, row.values, "probing_questions")
     abilities = _parsed(value) if isinstance(value, str) else value
     if not isinstance(abilities, Mapping) or not all(isinstance(entries, list) for entries in abilities.values()):
-        raise DataError(
-            f"{row.where}: probing_questions must be an object with a list for each ability, is {value!r:.60}"
-        )
+        raise DataError(f"{row.where}: probing_questions must be an object with a list per ability, is {value!r:.60}")
     return [
         (f"probing_questions.{ability}[{at}]", ability, question)
         for ability, listed in abilities.items()
@@ -192,7 +190,7 @@ def _by_ability(row: Row) -> list[tuple[str, str, Any]]:
 
 
 def _parsed(text: str) -> Any:
-    """The object that a text holds, as JSON or as Python writes it; None where it holds none."""
+    """The object in a text, as JSON or a Python literal; None if it has neither."""
     for read in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             return read(text)
@@ -200,16 +198,16 @@ def _parsed(text: str) -> Any:
 
 
 def _rubric(row: Row, value: Any, name: str) -> tuple[str, ...]:
-    """Every point once."""
+    """The distinct points of a rubric."""
     points = fields.golds(row, value, name)
     if not points:
-        raise DataError(f"{row.where}: {name} is empty; a question is graded by the points of its rubric")
+        raise DataError(f"{row.where}: {name} is empty; grading needs the points of a rubric")
     return tuple(dict.fromkeys(points))
 
 
 def _several(row: Row, name: str, questions: list[Question], context: str, metadata: Mapping[str, Any]) -> Record:
     if not questions:
-        raise DataError(f"{row.where}: no question that has an answer")
+        raise DataError(f"{row.where}: no question has an answer")
     problem = Problem.asking(name, questions)
     return Record(name, problem.question, problem.answers, context, metadata=metadata, questions=problem.questions)
 
@@ -218,7 +216,7 @@ def _several(row: Row, name: str, questions: list[Question], context: str, metad
 
 
 INVALID_QUESTION = "the question is invalid."
-"""Gold of MemAct's questions without an answer: in 45 of the 2,048 training rows, in 14 of the 512 for validation."""
+"""Gold of MemAct's unanswerable questions: 45 of 2,048 training rows, 14 of 512 validation rows."""
 
 
 def memagent(row: Row, fallback: str) -> Record:
@@ -238,8 +236,8 @@ def memagent(row: Row, fallback: str) -> Record:
 
 
 def memact(row: Row, fallback: str) -> Record:
-    """The question alone: the prompt around it belongs to the policy. Golds of "the question is invalid." are kept and
-    named in `metadata["invalid"]`."""
+    """The question without its prompt, which the policy writes. `metadata["invalid"]` names the golds "the question is
+    invalid."."""
     reward_model = fields.get(row, row.values, "reward_model")
     truth = fields.text(row, fields.get(row, reward_model, "ground_truth", "reward_model"), "reward_model.ground_truth")
     question = fields.get(row, fields.get(row, row.values, "extra_info"), "question", "extra_info")
@@ -248,8 +246,8 @@ def memact(row: Row, fallback: str) -> Record:
     questions = record.listed_questions(question, tuple(golds)) if golds else (question.strip(),)
     if questions is None:
         raise DataError(
-            f"{row.where}: extra_info.question must ask {', '.join(golds)} on a line of its own each, as "
-            f"ground_truth has them; is {question!r:.60}"
+            f"{row.where}: extra_info.question must have one line for each of ground_truth's {', '.join(golds)}; is "
+            f"{question!r:.60}"
         )
     answers = golds or {"Q1": truth}
     invalid = tuple(name for name, gold in answers.items() if gold.strip().lower() == INVALID_QUESTION)
@@ -263,7 +261,7 @@ def memact(row: Row, fallback: str) -> Record:
 
 
 def _named_golds(row: Row, truth: str) -> dict[str, str]:
-    """The golds of several objectives by name; none where the ground truth is a plain answer."""
+    """Golds of several objectives by name; empty if the ground truth is a plain answer."""
     try:
         golds = json.loads(truth)
     except ValueError:
@@ -279,14 +277,14 @@ def memagent_eval(row: Row, fallback: str) -> Record:
     context = fields.get(row, row.values, "context")
     if isinstance(context, list):
         raise DataError(
-            f"{row.where}: context holds document indices, not text; put the hotpotqa_dev.json that they index "
-            "(official distractor file) beside this one, or name it as corpus"
+            f"{row.where}: context has document indices, not text; put the hotpotqa_dev.json that they index "
+            "(official distractor file) next to this file, or name it as corpus"
         )
     return _eval_record(row, fallback, context=fields.text(row, context, "context", blank=True))
 
 
 def memagent_eval_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
-    """Parser of the form used above 10,000 documents, where `context` holds indices into the sorted corpus."""
+    """Parser of files above 10,000 documents, whose `context` is a list of indices into the sorted corpus."""
 
     def parse(row: Row, fallback: str) -> Record:
         context = fields.get(row, row.values, "context")
@@ -297,7 +295,7 @@ def memagent_eval_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
             if not isinstance(index, int) or not 0 <= index < size:
                 raise DataError(
                     f"{row.where}: context: document index {index!r} is not in the corpus of {size} paragraphs; "
-                    "the corpus must be the HotpotQA file that this one was made from"
+                    "use the HotpotQA file from which this file was generated"
                 )
         return _eval_record(row, fallback, paragraphs=tuple(corpus.paragraphs[index] for index in context))
 

@@ -1,13 +1,13 @@
-"""Passages for search: one object a row, or the paragraphs of a question file.
+"""Passages for search: one object per row, or the paragraphs of a question file.
 
     passages    {text} or {contents}, with title, id and any further fields; JSON array, JSON lines, parquet, CSV, TSV
     folder      of plain text: every .txt and .md file is a passage
     hotpotqa    HotpotQA, 2WikiMultiHopQA: the paragraphs of every question, each once
     musique     MuSiQue: likewise
 
-Guaranteed: a passage keeps the fields of its row and always has an `id`, the row's own or its number in the corpus;
-what is wrong with a row is said in one line with file and row.
-Not covered: two passages of one id (both are kept); passages of equal text in files of passages.
+Guaranteed: a passage has the fields of its row and an `id`, the row's own or its number in the corpus; an invalid row
+is a one-line error with file and row.
+Not covered: duplicate ids, and duplicate texts in files of passages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from palimpsest.data.formats.question_formats import musique_paragraphs, titled_
 from palimpsest.errors import DataError, nearest
 
 BODIES = ("text", "contents")
-"""Keys that hold a passage's text; the first that is there and not null counts."""
+"""Keys of a passage's text; the first that is not null counts."""
 
 _QUESTIONS: dict[str, Callable[[Row], list[str]]] = {
     "hotpotqa": lambda row: [text for _, text in titled_paragraphs(row)],
@@ -34,7 +34,7 @@ _QUESTIONS: dict[str, Callable[[Row], list[str]]] = {
 
 
 def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
-    """The passages of `path` in order. Raises DataError, at the row that is wrong and not before."""
+    """The passages of `path` in order. Raises DataError at an invalid row, not earlier."""
     visited: set[tuple[str, str]] = set()
     count = 0
     for row in read_rows(path):
@@ -44,7 +44,7 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def searched_text(passage: Any) -> str:
-    """What of a passage is searched: its title and its text. Raises DataError if it has none.
+    """The searched part of a passage: title and text. Raises DataError if it has no text.
 
     >>> searched_text({"id": "7", "title": "Rome", "text": "A city."})
     'Rome\\nA city.'
@@ -64,7 +64,7 @@ def text_of(passage: Any) -> str:
 
 
 def document_passages(document: str, most_chars: int) -> list[dict[str, Any]]:
-    """A document as passages: its paragraphs, its lines where no blank line parts it; longer ones are cut at a space.
+    """A document as passages: paragraphs, or lines if it has no blank line; longer ones are cut at a space.
 
     >>> [passage["text"] for passage in document_passages("Rome\\nA city.\\n\\nOslo", 100)]
     ['Rome\\nA city.', 'Oslo']
@@ -78,7 +78,7 @@ def document_passages(document: str, most_chars: int) -> list[dict[str, Any]]:
 
 
 def _pieces(text: str, most_chars: int) -> Iterator[str]:
-    """`text` in pieces of at most so many characters, none of them blank."""
+    """Nonblank pieces of `text` with at most `most_chars` characters."""
     while len(text) > most_chars:
         space = text.rfind(" ", 1, most_chars + 1)
         end = space if space > 0 else most_chars
@@ -103,7 +103,7 @@ def _passages(row: Row, visited: set[tuple[str, str]]) -> Iterator[dict[str, Any
             return
     hints = "".join({nearest(key, row.values): None for key in BODIES})
     raise DataError(
-        f"{row.where}: no 'text' or 'contents'{hints} (there: {', '.join(row.values) or 'nothing'}); a corpus holds "
+        f"{row.where}: no 'text' or 'contents'{hints} (there: {', '.join(row.values) or 'nothing'}); a corpus needs "
         "passages with title and text, or HotpotQA, 2WikiMultiHopQA or MuSiQue questions with their paragraphs"
     )
 
@@ -117,11 +117,11 @@ def _passage(row: Row, body: str) -> dict[str, Any]:
 
 
 def _identified(row: Row, passage: dict[str, Any], count: int) -> dict[str, Any]:
-    """`passage` with an id, as JSON would give it back."""
+    """`passage` with an id, after a round trip through JSON."""
     passage_id = passage.get("id", passage.get("_id"))
     identified = {"id": str(count) if passage_id is None else passage_id} | passage
     try:
         result: dict[str, Any] = orjson.loads(orjson.dumps(identified))
     except (TypeError, orjson.JSONDecodeError) as error:
-        raise DataError(f"{row.where}: a field is not JSON ({error}); leave it out of the corpus") from None
+        raise DataError(f"{row.where}: a field is not JSON ({error}); remove it from the corpus") from None
     return result

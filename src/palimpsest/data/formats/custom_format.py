@@ -1,21 +1,19 @@
 """Data format protocol, custom formats, and known metadata keys of a problem.
 
-A format reads a file into problems. The shipped ones know rows of JSON and parquet by their columns
-(data/formats/format_registry.py). A custom one is a function `(path)` or a class with `read(path)`, and may read
-anything. It yields
+A format reads a file into problems. The shipped formats recognise rows by their columns
+(data/formats/format_registry.py). A custom format is a function `(path)` or a class with `read(path)`. It yields
 
-    Record     with `context`, or with `paragraphs` and `gold` among them, of which contexts of N documents are made
-    Problem    with its context as it is
-    a mapping  of our own layout: question, answers (or questions), and optionally id, context, metadata, memory
+    Record     with `context`, or with `paragraphs` and `gold` among them for contexts of N documents
+    Problem    with its fixed context
+    a mapping  in our own layout: question, answers (or questions), and optionally id, context, metadata, memory
 
-A class may define `recognises(path)` to choose its files; the shipped formats read the others. Known metadata keys are
-checked, other keys are kept unchanged.
+A class may define `recognises(path)` to choose its files; the shipped formats read the others. palimpsest checks known
+metadata keys and passes other keys unchanged.
 
-Guaranteed: an invalid problem (a blank question, no gold, a gold paragraph that isn't among the paragraphs) raises
-DataError with file and number, as does any exception of the user's code; a record without an id gets the file's name
-and its number.
-Not covered: `data.corpus`, which the shipped formats read; a format that yields other records on each read; whether
-metadata is true, such as evidence that is not in its context (`palimpsest data inspect` reports it).
+Guaranteed: an invalid problem (a blank question, no gold, a gold paragraph missing from the paragraphs) and any
+exception of custom code raise DataError with file and number; a record without an id gets the file's name and number.
+Not covered: `data.corpus` (read by the shipped formats); a format whose records differ between reads; wrong metadata,
+such as evidence that is not in its context (`palimpsest data inspect` reports it).
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ from palimpsest.types import Problem, Question
 
 
 def checked(row: Row, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata` as JSON can hold it, without nulls under the known keys. Raises DataError."""
+    """`metadata` as JSON, without nulls under the known keys. Raises DataError."""
     plain = storable(metadata, [])
     cleaned = {key: value for key, value in plain.items() if value is not None or key not in _KNOWN}
     for key, (suits, wanted) in _KNOWN.items():
         if key in cleaned and not suits(cleaned[key]):
-            raise DataError(f"{row.where}: metadata {key} must be {wanted}, is {cleaned[key]!r:.60}; mend or rename it")
+            raise DataError(f"{row.where}: metadata {key} must be {wanted}, is {cleaned[key]!r:.60}; fix or rename it")
     return cleaned
 
 
@@ -93,30 +91,28 @@ class DataFormat(Protocol):
     def name(self) -> str: ...
 
     def recognises(self, path: Path) -> bool:
-        """Whether the file is of this kind. Raises DataError if it can't be opened."""
+        """True if this format reads the file. Raises DataError if the file can't be opened."""
         ...
 
     def read(self, path: Path) -> Iterator[Record]:
-        """The file's problems in order, each checked. Raises DataError, at the one that is wrong and not before."""
+        """The file's checked problems in order. Raises DataError at an invalid problem, not earlier."""
         ...
 
 
 def custom_format(name: str, options: Mapping[str, Any]) -> CustomFormat:
-    """The user's format called `name`. Raises ConfigError."""
+    """The custom format `name`. Raises ConfigError."""
     call = plugins.build("format", name, options)
     return CustomFormat(name, call, getattr(plugins.owner(call), "recognises", None))
 
 
 @dataclass(frozen=True, slots=True)
 class CustomFormat:
-    """A user's format."""
-
     name: str
     reader: Callable[[Path], Iterable[Any]]
     recogniser: Callable[[Path], bool] | None = None
 
     def recognises(self, path: Path) -> bool:
-        """What the user's code says; all files, if it says nothing."""
+        """Result of the custom `recognises`; True without one."""
         if self.recogniser is None:
             return True
         try:
@@ -125,20 +121,20 @@ class CustomFormat:
             raise self._raised(path, error, "recognises") from error
 
     def read(self, path: Path) -> Iterator[Record]:
-        """What the user's code yields, checked."""
+        """Checked records from the custom code."""
         if not path.exists():
-            raise DataError(f"{path}: no such file; give a path relative to {Path.cwd()} or an absolute one")
+            raise DataError(f"{path}: no such file; use a path relative to {Path.cwd()} or an absolute one")
         number = 0
         for number, item in enumerate(self._items(path), 1):
             row = Row({}, f"{path}, problem {number} of {self.name}", number - 1)
             yield _checked(item, row, f"{path.stem}-{number - 1}")
         if number == 0:
-            raise DataError(f"{path}: {self.name} reads no problems in it")
+            raise DataError(f"{path}: {self.name} found no problems")
 
     def _items(self, path: Path) -> Iterator[Any]:
         number = 0
         try:
-            for number, item in enumerate(self.reader(path), 1):  # noqa: B007  told where it ended
+            for number, item in enumerate(self.reader(path), 1):  # noqa: B007  the error reports it
                 yield item
         except PalimpsestError:
             raise
@@ -169,7 +165,7 @@ def _checked(item: Any, row: Row, fallback: str) -> Record:
     else:
         raise DataError(f"{row.where}: expected a Record, a Problem or a mapping, got {item!r:.60}")
     if record.context is not None and record.paragraphs is not None:
-        raise DataError(f"{row.where}: has both context and paragraphs; give one")
+        raise DataError(f"{row.where}: has both context and paragraphs; remove one")
     paragraphs = record.paragraphs and tuple(fields.text(row, text, "paragraphs") for text in record.paragraphs)
     for text in record.gold:
         if text not in (paragraphs or ()):
@@ -190,7 +186,6 @@ def _checked(item: Any, row: Row, fallback: str) -> Record:
 
 
 def _checked_questions(record: Record, row: Row) -> Problem:
-    """What is asked, checked."""
     listed = []
     for one in record.questions or (Question(record.question, record.answers),):
         golds = [one.answers] if isinstance(one.answers, str) else [*one.answers]

@@ -11,15 +11,15 @@ from palimpsest.text.json_text import valid
 from palimpsest.types import Question
 
 IDS = ("_id", "id", "question_id", "query_id")
-"""Columns that hold a row's own id; the first that is there and not empty counts."""
+"""Columns of a row's id; the first nonempty one counts."""
 
 
 class MissingGold(DataError):
-    """What a row calls gold, by title, index or id, is not among what it brings to read."""
+    """A row's gold title, index or id is not among its paragraphs or sessions."""
 
 
 def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
-    """`value` as a string; lone surrogates become U+FFFD. `blank` allows an empty one."""
+    """`value` as a string; lone surrogates become U+FFFD. `blank` allows an empty string."""
     if not isinstance(value, str):
         raise DataError(f"{row.where}: {name} must be a string, is {type(value).__name__}: {value!r:.60}")
     if not blank and not value.strip():
@@ -28,7 +28,7 @@ def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
 
 
 def golds(row: Row, value: Any, name: str) -> tuple[str, ...]:
-    """The gold answers; a single string counts as one. None, a blank string or an empty list: the row has no gold."""
+    """The gold answers in a string or list; none for None, a blank string or an empty list."""
     if value is None or value == [] or (isinstance(value, str) and not value.strip()):
         return ()
     if isinstance(value, str):
@@ -39,13 +39,13 @@ def golds(row: Row, value: Any, name: str) -> tuple[str, ...]:
 
 
 def golds_at(row: Row, values: Any, key: str, inside: str = "") -> tuple[str, ...]:
-    """The gold answers under a key that must be there, whatever it holds (see `golds`)."""
+    """The gold answers under a required key, whose value may be None (see `golds`)."""
     held = values[key] if isinstance(values, Mapping) and key in values else get(row, values, key, inside)
     return golds(row, held, f"{inside}.{key}" if inside else key)
 
 
 def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
-    """`values[key]`, where `values` is the row or the object `inside` it."""
+    """`values[key]` of the row, or of the object `inside` it."""
     if not isinstance(values, Mapping):
         raise DataError(f"{row.where}: {inside} must be an object with {key!r}, is {values!r:.60}")
     if values.get(key) is None:
@@ -56,7 +56,7 @@ def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
 
 
 def identity(row: Row, fallback: str) -> str:
-    """The row's own id, or `fallback` where it has none."""
+    """The row's id, or `fallback` without one."""
     ids = (row.values.get(key) for key in IDS)
     return next((valid(str(value)) for value in ids if value is not None and value != ""), fallback)
 
@@ -66,7 +66,7 @@ def user_message(row: Row, value: Any, name: str) -> str:
     if isinstance(value, list):
         messages = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role") == "user"]
         if not messages:
-            raise DataError(f"{row.where}: {name} holds no message with role 'user'")
+            raise DataError(f"{row.where}: {name} has no message with role 'user'")
         value = messages[-1]
     return text(row, value, name)
 
@@ -77,15 +77,15 @@ def rest(row: Row, *used: str) -> dict[str, Any]:
 
 
 def questions(row: Row, metadata: Mapping[str, Any]) -> list[Question]:
-    """The one question of a row, or the several of `questions`."""
+    """The question of a row, or all of `questions`."""
     listed = row.values.get("questions")
     if listed is None:
         return [_question(row, row.values)]
     for other in ("question", "answers"):
         if row.values.get(other) is not None:
-            raise DataError(f"{row.where}: has both questions and {other}; put {other} into questions or leave it out")
+            raise DataError(f"{row.where}: has both questions and {other}; move {other} into questions or remove it")
     if metadata.get("objectives"):
-        raise DataError(f"{row.where}: has both questions and metadata.objectives; leave one of them out")
+        raise DataError(f"{row.where}: has both questions and metadata.objectives; remove one of them")
     if not isinstance(listed, list) or not listed:
         raise DataError(
             f"{row.where}: questions must be a list of objects with question and answers, is {listed!r:.60}"

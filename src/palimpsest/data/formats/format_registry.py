@@ -1,11 +1,10 @@
-"""Every layout of rows that is known, told apart by columns.
+"""Registry of shipped row layouts: the columns that identify each, and its parser.
 
-Which columns tell a layout, and which function makes records of its rows; the functions stand in question_formats.py,
-benchmark_formats.py, question_formats.py, benchmark_formats.py and question_formats.py.
+The parsers are in question_formats.py and benchmark_formats.py.
 
-Guaranteed: a row either becomes a record with a question that isn't blank, or raises DataError; a gold is never blank,
-and a row without one becomes a record without one, which no grader counts as wrong.
-Not covered: whether the context holds the answer.
+Guaranteed: every row becomes a record with a nonblank question, or raises DataError; a gold is never blank; a record
+without a gold is ungraded, not wrong.
+Not covered: a context without the answer.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from palimpsest.data.record import Record
 from palimpsest.errors import DataError, nearest, shown_names
 
 Parse = Callable[[Row, str], Record]
-"""(row, id to use where the row has none) to record."""
+"""(row, fallback id) to record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A layout: the columns by which it is recognised, and its parser."""
+    """A layout: its identifying columns and its parser."""
 
     name: str
     needs: tuple[str, ...]
     parse: Parse
     about: str
-    """What has it, in words for a table."""
+    """Its data sets, for a table."""
     instead: str | None = None
-    """A column that does in place of all of them."""
+    """A column that replaces all of `needs`."""
     suits: Callable[[Mapping[str, Any]], bool] = lambda values: True
-    """Whether what stands under the columns is of this layout; asked of the first row, where the columns are there."""
+    """Check of the first row's values, if it has the columns."""
 
 
 def _paragraphs(values: Mapping[str, Any]) -> bool:
@@ -94,7 +93,7 @@ FORMATS = {
             "qa",
             ("question", "answer", "context"),
             question_formats.qa,
-            "`answer` beside a `context` that is a text",
+            "`answer` and a text `context`",
             suits=question_formats.has_text,
         ),
         Format("musique", ("question", "answer", "paragraphs"), paragraph_formats.musique, "MuSiQue"),
@@ -117,7 +116,7 @@ FORMATS = {
             "flashrag",
             ("question", "golden_answers"),
             question_formats.flashrag,
-            "FlashRAG: paragraphs where its metadata has them",
+            "FlashRAG: paragraphs if its metadata has them",
         ),
         Format("frames", ("Prompt", "Answer", "wiki_links"), question_formats.frames, "Frames: no context"),
         Format("bamboogle", ("Question", "Answer"), question_formats.bamboogle, "Bamboogle: no context"),
@@ -131,14 +130,14 @@ FORMATS = {
             "texts",
             ("question", "answers", "document"),
             question_formats.texts,
-            "questions on text files beside the file",
+            "questions on text files next to the file",
         ),
         Format("palimpsest", ("question", "answers"), question_formats.palimpsest, "our own", instead="questions"),
         Format(
             "question",
             ("question",),
             question_formats.question,
-            "no gold: played, never graded",
+            "no gold: evaluated, never graded",
             suits=question_formats.has_nothing_else,
         ),
     )
@@ -151,7 +150,7 @@ _FURTHER = (
     *("domain", "sub_domain", "difficulty", "length", "sample_id", "conversation_id", "plans"),
     *("data_source", "ability", "num_docs", "chunks", "index", "evidence", "evidence_positions", "evidence_idx"),
 )
-"""Columns that a layout reads where they are there."""
+"""Optional columns of the layouts."""
 COLUMNS = dict.fromkeys(
     (
         *(name for format in FORMATS.values() for name in (*format.needs, format.instead) if name),
@@ -159,7 +158,7 @@ COLUMNS = dict.fromkeys(
         *_FURTHER,
     )
 )
-"""Every column that some layout reads, the commonest of a name first."""
+"""All columns of the layouts, the commonest first."""
 
 _ALIASES = {
     "question": ("q", "query", "prompt", "input", "problem", "instruction", "ask"),
@@ -169,18 +168,18 @@ _ALIASES = {
 }
 """Other names of the commonest columns, for hints."""
 _LOOKED_AT = 1000
-"""Columns that a hint may name, of a row of very many."""
+"""Maximum number of columns searched for a hint."""
 
 
 def named(name: str) -> Format:
-    """The format of that name. Raises DataError."""
+    """The shipped format `name`. Raises DataError."""
     if name not in FORMATS:
         raise DataError(f"unknown data format {name!r}{nearest(name, FORMATS)}; known: {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
 def recognise(row: Row) -> Format:
-    """The format whose columns `row` has. Raises DataError naming the closest format and what it misses."""
+    """The format of `row` by its columns. Raises DataError with the closest format and its missing columns."""
     for format in FORMATS.values():
         if fits(format, row.values):
             return format
@@ -190,7 +189,7 @@ def recognise(row: Row) -> Format:
 
 
 def fits(format: Format, values: Mapping[str, Any]) -> bool:
-    """Whether a first row of these values is of that format."""
+    """True if a first row with these values has this format."""
     return not missing(format, values) and format.suits(values)
 
 
@@ -205,7 +204,7 @@ def missing(format: Format, columns: Container[str | None]) -> list[str]:
 
 
 def _likeness(format: Format, names: Collection[str]) -> float:
-    """Share of the needed columns that are there; of a misspelt one, or one of another name, about half."""
+    """Share of the needed columns present; a misspelt one, or one with another name, counts about half."""
     guessed = {need: 0.6 if nearest(need, names) else 0.5 for need in format.needs if _other_name(need, names)}
     return sum(1.0 if need in names else guessed.get(need, 0.0) for need in format.needs) / len(format.needs)
 
@@ -229,6 +228,6 @@ def _lacks(row: Row, format: Format, lead: str) -> DataError:
         mends.append(f"{name}={other or 'COLUMN'}")
     return DataError(
         f"{row.where}: {lead} {format.name!r}, which needs column {', '.join(hints)}; the row has "
-        f"{shown_names(row.values) or 'none'}; columns of other names are told by --map {','.join(mends)} "
+        f"{shown_names(row.values) or 'none'}; map columns with other names: --map {','.join(mends)} "
         f"(data.columns={{{', '.join(mend.replace('=', ': ') for mend in mends)}}})"
     )

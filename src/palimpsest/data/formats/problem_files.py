@@ -3,18 +3,18 @@
     for problem in read_problems("hotpotqa_dev.json"): ...
     write_problems("mine.jsonl", problems)
 
-`data.columns` has our names on the left, the file's on the right:
+`data.columns` maps our names (left) to the file's (right):
 
     {question: q, answers: reward.gold, context: docs.0.text}
 
-A name on the right is a column, or a dotted path into objects and lists; a column that exists under the whole name
-takes precedence over a path. A mapped column loses its old name. A table cell that becomes `answers`, or another column
-of `rows.NESTED`, may hold JSON.
+The file's name is a column, or a dotted path into objects and lists; a column with the whole name takes precedence over
+a path. A mapped column loses its old name. A table cell that becomes `answers`, or another column of `rows.NESTED`, may
+contain JSON.
 
-Guaranteed: rows are read one at a time; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without an
-id get the file's name and their index; metadata is JSON, other values become text; what `write_problems` wrote reads
-back equal, tuples in metadata as lists; an unknown name on the left, or a path that the first row lacks, is rejected
-with the nearest name. A path missing from a later row is an absent value.
+Guaranteed: only one row is in memory; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without an id
+get the file's name and their index; metadata is JSON, other values become text; files of `write_problems` read back
+equal, tuples in metadata as lists; an unknown name of ours, or a path missing from the first row, is an error with the
+nearest name. A path missing from a later row is an absent value.
 Not covered: the token budget of a question, which its memory policy checks.
 """
 
@@ -70,23 +70,23 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
 
 
 def _check(row: Row, columns: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Raise DataError for a name of ours that no layout reads, and for one of the file's that the row lacks."""
+    """Raise DataError for a name that no layout reads, and for a name that the row lacks."""
     for ours, theirs in columns.items():
         lead = f"{row.where}: data.columns {ours}={theirs}:"
         if ours not in COLUMNS:
             raise DataError(
-                f"{lead} no format reads a column {ours}{nearest(ours, COLUMNS)} (ours stands on the left, the file's "
+                f"{lead} no format reads a column {ours}{nearest(ours, COLUMNS)} (our name is on the left, the file's "
                 "on the right)"
             )
         if values[ours] is _ABSENT:
             raise DataError(
                 f"{lead} the row has no {theirs}{nearest(theirs, row.values)} (there: "
-                f"{shown_names(row.values) or 'nothing'}); where another file has it, name that: FILE:{ours}={theirs}"
+                f"{shown_names(row.values) or 'nothing'}); if another file has it, name the file: FILE:{ours}={theirs}"
             )
 
 
 def _at(values: Any, path: str) -> Any:
-    """What stands at a dotted path, `_ABSENT` if nothing does."""
+    """The value at a dotted path, or `_ABSENT`."""
     if isinstance(values, Mapping) and path in values:
         return values[path]
     name, _, rest = path.partition(".")
@@ -103,27 +103,27 @@ def _at(values: Any, path: str) -> Any:
 
 
 INDEXED_CORPUS = "hotpotqa_dev.json"
-"""The file that MemAgent's eval files above 10,000 documents index, looked for beside them."""
+"""The corpus of MemAgent's eval files above 10,000 documents, expected in their folder."""
 
 
 Paths = str | Path | Sequence[str | Path]
-"""One file, or several that are read one after the other."""
+"""One file, or several to read in sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How files are read."""
+    """Options for reading files."""
 
     format: str | DataFormat | None = None
-    """Overrides what the columns say."""
+    """None: recognised by the columns."""
     corpus: str | Path | None = None
-    """The file that document indices refer to."""
+    """Target of document indices."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Ours to the file's."""
+    """Our names to the file's."""
     skip_missing_gold: bool = False
-    """Leave out rows whose gold paragraph isn't there, instead of raising."""
+    """Skip rows with MissingGold instead of raising."""
     split_questions: bool = False
-    """Make of a record that asks several questions as many that ask one."""
+    """Split a record with several questions into one record per question."""
 
 
 AS_IT_IS = ReadOptions()
@@ -132,7 +132,7 @@ AS_IT_IS = ReadOptions()
 def read_problems(
     path: Paths, *, format: str | DataFormat | None = None, limit: int | None = None, reading: ReadOptions | None = None
 ) -> Iterator[Problem]:
-    """The problems of a file, contexts as the file has them. `format` overrides what the columns say."""
+    """The problems of a file, with the file's contexts. `format` None: recognised by the columns."""
     return (assemble(record) for record in read_records(path, reading or ReadOptions(format), limit=limit))
 
 
@@ -145,7 +145,7 @@ def read_records(
 ) -> Iterator[Record]:
     """The first `limit` records of each file. Raises DataError.
 
-    `skipped` gains what is said of each row that is left out, `ids` the ids, which stay unique over all that share it.
+    Appends the reason for each skipped row to `skipped`. Ids are unique among all calls with the same `ids`.
     """
     taken = Counter[str]() if ids is None else ids
     for file in paths_of(path):
@@ -156,8 +156,7 @@ def read_records(
 
 
 def one_by_one(record: Record) -> Iterator[Record]:
-    """A record for each question that `record` asks, all with its context. What it says of the evidence is of all
-    questions together, and left out.
+    """A record per question of `record`, with the same context. Drops evidence metadata, which covers all questions.
 
     >>> from palimpsest.types import Question
     >>> record = Record("r", "", (), "A text.", questions=(Question("Who?", ("Ann",)), Question("Where?", ("Rome",))))
@@ -177,11 +176,11 @@ def one_by_one(record: Record) -> Iterator[Record]:
 
 
 _OF_ALL_QUESTIONS = ("evidence", "evidence_positions", "categories")
-"""Metadata of a record that are of all its questions together."""
+"""Metadata keys that cover all questions of a record."""
 
 
 def paths_of(path: Paths) -> list[Path]:
-    """Every file, one at least."""
+    """`path` as a list of files."""
     return [Path(path)] if isinstance(path, str | Path) else [Path(file) for file in path]
 
 
@@ -193,8 +192,8 @@ def _records(path: Path, reading: ReadOptions, skipped: list[str] | None) -> Ite
 
 
 def format_of(path: Path, reading: ReadOptions = AS_IT_IS) -> DataFormat:
-    """What reads `path`: the format that is given, if it is the name of a shipped one or recognises the file; else the
-    shipped one whose columns the first row has. Raises DataError."""
+    """The format that reads `path`: `reading.format` if it is a shipped name or recognises the file, otherwise the
+    shipped format of the first row's columns. Raises DataError."""
     format = reading.format
     if format is not None and not isinstance(format, str):
         if format.recognises(path):
@@ -206,13 +205,13 @@ def format_of(path: Path, reading: ReadOptions = AS_IT_IS) -> DataFormat:
 
 
 def _rows(path: Path, reading: ReadOptions) -> Iterator[Row]:
-    """Of `path`, or of the file of questions in it, by our names."""
+    """Rows of `path`, or of the questions file in it, with our column names."""
     return mapped_rows(questions_file(path) if path.is_dir() else path, columns_for(path, reading.columns))
 
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """A shipped format: rows of JSON, JSON lines, parquet or a table, known by their columns."""
+    """A shipped format: rows of JSON, JSON lines, parquet or a table, recognised by their columns."""
 
     columns: Format
     reading: ReadOptions = AS_IT_IS
@@ -222,11 +221,11 @@ class RowFormat:
         return self.columns.name
 
     def recognises(self, path: Path) -> bool:
-        """Whether the first row has the columns."""
+        """True if the first row has the columns."""
         return fits(self.columns, next(_rows(path, self.reading)).values)
 
     def read(self, path: Path, skipped: list[str] | None = None) -> Iterator[Record]:
-        """A record a row; `skipped` gains what is said of rows that `reading` leaves out."""
+        """One record per row. Appends the reason for each skipped row to `skipped`."""
         columns, count, left_out = self.columns, 0, list[str]()
         for row in _rows(path, self.reading):
             if row.index == 0:
@@ -244,21 +243,21 @@ class RowFormat:
             count += 1
             yield replace(record, metadata=custom_format.checked(row, record.metadata))
         if not count:
-            raise DataError(f"{path}: data.on_missing_gold=skip leaves nothing, the first row because: {left_out[0]}")
+            raise DataError(f"{path}: data.on_missing_gold=skip skips every row, the first because: {left_out[0]}")
 
 
 def refuse_ungraded(records: Iterable[Record | Problem]) -> None:
-    """Raise DataError for a problem with a question that has no gold: nothing can be learnt from it."""
+    """Raise DataError for a problem with a question without gold, which training can't use."""
     for record in records:
         if not all(one.answers for one in record.questions or (record,)):
             raise DataError(
-                f"problem {record.id}: has no gold answer, and training needs one for every question; leave it "
-                "out, or fill its gold in (evaluation plays it, and doesn't grade it)"
+                f"problem {record.id}: has no gold answer, and training needs one for every question; remove the "
+                "problem or add a gold (evaluation runs it ungraded)"
             )
 
 
 def unused_id(name: str, ids: Counter[str]) -> str:
-    """`name`, or the first of `name#2`, `name#3`... that no record has yet; `ids` counts it."""
+    """`name`, or the first unused of `name#2`, `name#3`...; updates `ids`."""
     chosen = name
     while ids[chosen]:
         ids[name] += 1
@@ -268,17 +267,17 @@ def unused_id(name: str, ids: Counter[str]) -> str:
 
 
 def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None) -> Format:
-    """`format`, able to look up document indices if the file has them and their corpus is there."""
+    """`format`, with lookup of document indices if the file has them and their corpus exists."""
     if format.name != "memagent_eval" or not isinstance(row.values.get("context"), list):
         return format
     corpus_path = Path(corpus) if corpus else path.parent / INDEXED_CORPUS
     if not corpus and not corpus_path.is_file():
-        return format  # whose parser names the file that is lacking
+        return format  # its parser reports the missing file
     return replace(format, parse=memagent_eval_by_index(read_corpus(corpus_path)))
 
 
 def read_corpus(path: str | Path) -> Corpus:
-    """Paragraphs for distractors: of a HotpotQA or MuSiQue file, or of rows {title, text}."""
+    """Paragraphs for distractors, from a HotpotQA or MuSiQue file or from rows {title, text}."""
     return Corpus.of(_corpus_paragraphs(row) for row in read_rows(Path(path)))
 
 
@@ -296,7 +295,7 @@ def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
-    """Write one JSON object a line; the file appears whole or not at all. Returns the number of problems."""
+    """Write one JSON object per line, atomically. Returns the number of problems."""
     count = 0
     with files.drafted(Path(path)) as file:
         for problem in problems:
@@ -306,7 +305,7 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
 
 
 def problem_row(problem: Problem) -> dict[str, object]:
-    """A row of our own layout."""
+    """The problem as a row of our own layout."""
     questions = [{"question": item.question, "answers": list(item.answers)} for item in problem.by_question]
     return {
         "id": problem.id,

@@ -1,31 +1,31 @@
-"""Question formats: finished contexts, paragraphs, long conversations, or a question alone.
+"""Question formats: fixed contexts, paragraphs, long conversations, or only a question.
 
     qa               question and answer with a text context
     squad            SQuAD: context, question, answers.text
-    flashrag         FlashRAG: question, golden_answers, metadata, which may hold paragraphs
-    frames           Frames: Prompt, Answer, wiki_links; the pages themselves are not in the file
+    flashrag         FlashRAG: question, golden_answers, metadata, which may contain paragraphs
+    frames           Frames: Prompt, Answer, wiki_links; the file has no pages
     bamboogle        Bamboogle: Question, Answer
     browsecomp_plus  BrowseComp-Plus, decrypted: query, answer, gold_docs, evidence_docs, negative_docs
     texts            question, answers and document: the name of a text file next to the file
     palimpsest       our own: question and answers, or questions; optionally id, context or sessions, metadata, memory
-    question         a question alone: played, never graded
+    question         only a question: evaluated, never graded
     hotpotqa         HotpotQA, 2WikiMultiHopQA: official JSON ([[title, [sentence]]]) or hub ({title, sentences})
     musique          MuSiQue: paragraphs with is_supporting, question_decomposition in reasoning order
     longmemeval      LongMemEval: question, answer, haystack_sessions, haystack_dates, question_date, answer_session_ids
-    sessions         a column of our own layout in place of `context`: objects with date, turns and, if wished, id
+    sessions         a column of our own layout instead of `context`: objects with date, turns and optionally id
 
-Contexts of any length are assembled from the paragraphs of hotpotqa and musique. A long conversation is one document
-that a policy can cut anywhere: every session is a document of the context, and every line begins with the date of its
-session and the speaker. A turn of more than `LINE` characters continues in further lines with the same beginning:
+Paragraphs of hotpotqa and musique allow contexts of any length. A policy can cut a long conversation anywhere: every
+session is a document of the context, and every line starts with the date of its session and the speaker. A turn of more
+than `LINE` characters continues in further lines with the same start:
 
     Document 1:
     [2023/05/20 (Sat) 02:21] user: I bought a car.
     [2023/05/20 (Sat) 02:21] assistant: Which one?
 
-Guaranteed: every row becomes a record with a question that isn't blank, or raises DataError; gold paragraphs or
-sessions missing from the row raise MissingGold; any stretch of a session longer than `LINE` characters and two line
-beginnings contains its date.
-Not covered: the order of sessions, which is the file's; contexts of a chosen number of sessions (`data.documents`).
+Guaranteed: every row becomes a record with a nonblank question, or raises DataError; gold paragraphs or sessions
+missing from the row raise MissingGold; any stretch of a session longer than `LINE` characters and two line starts
+contains its date.
+Not covered: reordered sessions (the file's order counts); contexts of N sessions (`data.documents`).
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from palimpsest.types import Problem
 
 
 LINE = 1000
-"""Characters of a turn on one line, at the most."""
+"""Maximum characters of a turn on one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One conversation of one date."""
+    """One conversation on one date."""
 
     id: str
     date: str
     text: str
-    """As an agent reads it."""
+    """Lines as in the context."""
 
 
 def longmemeval(row: Row, fallback: str) -> Record:
-    """The question begins with the date on which it is asked."""
+    """A record whose question starts with its date."""
     values = row.values
     listed = fields.get(row, values, "haystack_sessions")
     if not isinstance(listed, list):
@@ -71,7 +71,7 @@ def longmemeval(row: Row, fallback: str) -> Record:
     names = values.get("haystack_session_ids") or [str(number) for number in range(1, len(listed) + 1)]
     if not all(isinstance(column, list) and len(column) == len(listed) for column in (listed, dates, names)):
         raise DataError(
-            f"{row.where}: haystack_sessions, haystack_dates and haystack_session_ids must be lists of one length"
+            f"{row.where}: haystack_sessions, haystack_dates and haystack_session_ids must be lists of equal length"
         )
     sessions = [
         _session(row, str(name), date, turns, f"haystack_sessions[{at}]")
@@ -91,7 +91,7 @@ def longmemeval(row: Row, fallback: str) -> Record:
 
 
 def sessions_context(row: Row, listed: Any, needed: Any) -> tuple[str, dict[str, Any]]:
-    """Context and metadata of the column `sessions`; `needed` are the ids of those that an answer needs."""
+    """Context and metadata of the column `sessions`; `needed` are the ids of sessions that an answer needs."""
     if not isinstance(listed, list) or not listed:
         raise DataError(f"{row.where}: sessions must be a list of objects with date and turns, is {listed!r:.60}")
     sessions = []
@@ -103,13 +103,13 @@ def sessions_context(row: Row, listed: Any, needed: Any) -> tuple[str, dict[str,
 
 
 def together(row: Row, sessions: list[Session], needed: Any, name: str) -> tuple[str, dict[str, Any]]:
-    """The sessions as one context, and what is known of them."""
+    """One context of all sessions, and its metadata."""
     positions = {session.id: number for number, session in enumerate(sessions, 1)}
     wanted = [str(session_id) for session_id in needed] if isinstance(needed, list) else [str(needed)]
     for session_id in wanted:
         if session_id not in positions:
             raise fields.MissingGold(
-                f"{row.where}: {name}: no session has the id {session_id!r}; leave such rows out with "
+                f"{row.where}: {name}: no session has the id {session_id!r}; skip such rows with "
                 "data.on_missing_gold=skip"
             )
     return document_block([session.text for session in sessions]), {
@@ -138,7 +138,7 @@ def _lines(row: Row, date: str, turn: Any, location: str) -> Iterator[str]:
 
 
 def pieces(text: str, size: int) -> Iterator[str]:
-    """`text` in pieces of at most `size` characters, cut at a space or newline where the second half of one has any.
+    """Pieces of `text` with at most `size` characters, cut at a space or newline in their second half if there is one.
 
     >>> list(pieces("one two three", 8))
     ['one two', 'three']
@@ -160,8 +160,8 @@ def hotpotqa(row: Row, fallback: str) -> Record:
     for title in titles:
         if not any(title == other for other, _ in titled):
             raise fields.MissingGold(
-                f"{row.where}: supporting title {title!r} is not among its paragraphs; use the distractor setting of "
-                "the file, which holds every gold paragraph, or leave such rows out with data.on_missing_gold=skip"
+                f"{row.where}: supporting title {title!r} is not among its paragraphs; use the file's distractor "
+                "setting, which has every gold paragraph, or skip such rows with data.on_missing_gold=skip"
             )
     return Record(
         id=fields.identity(row, fallback),
@@ -187,7 +187,7 @@ def titled_paragraphs(row: Row) -> list[tuple[str, str]]:
         body = fields.text(row, "".join(sentences), "context sentences", blank=True)
         result.append((title, f"{title}\n{body}"))
     if not result:
-        raise DataError(f"{row.where}: context holds no paragraphs")
+        raise DataError(f"{row.where}: context has no paragraphs")
     return result
 
 
@@ -204,7 +204,7 @@ def _pairs(row: Row, value: Any, name: str, second: str) -> list[tuple[Any, Any]
         titles = fields.get(row, value, "title", name)
         values = fields.get(row, value, second, name)
         if not isinstance(titles, list) or not isinstance(values, list) or len(titles) != len(values):
-            raise DataError(f"{row.where}: {name}.title and {name}.{second} must be lists of one length")
+            raise DataError(f"{row.where}: {name}.title and {name}.{second} must be lists of equal length")
         return list(zip(titles, values, strict=True))
     if not isinstance(value, list):
         raise DataError(f"{row.where}: {name} must be a list of pairs or an object, is {value!r:.60}")
@@ -215,16 +215,14 @@ def _pairs(row: Row, value: Any, name: str, second: str) -> list[tuple[Any, Any]
         elif isinstance(item, list) and len(item) == 2:
             pairs.append((item[0], item[1]))
         else:
-            raise DataError(f"{row.where}: {name} must hold [title, {second}] pairs, found {item!r:.60}")
+            raise DataError(f"{row.where}: {name} must be a list of [title, {second}] pairs, found {item!r:.60}")
     return pairs
 
 
 def musique(row: Row, fallback: str) -> Record:
     values = row.values
     if values.get("answerable") is False:
-        raise DataError(
-            f"{row.where}: answerable is false; use the answerable set (musique_ans), which has an answer each"
-        )
+        raise DataError(f"{row.where}: answerable is false; use the answerable set (musique_ans)")
     texts = musique_paragraphs(row)
     hops = values.get("question_decomposition") or []
     if not isinstance(hops, list):
@@ -232,8 +230,8 @@ def musique(row: Row, fallback: str) -> Record:
     used = [fields.get(row, hop, "paragraph_support_idx", "question_decomposition") for hop in hops]
     if any(not isinstance(index, int) or not 0 <= index < len(texts) for index in used):
         raise fields.MissingGold(
-            f"{row.where}: question_decomposition.paragraph_support_idx {used!r:.60} is not in its paragraphs; leave "
-            "such rows out with data.on_missing_gold=skip"
+            f"{row.where}: question_decomposition.paragraph_support_idx {used!r:.60} is not in its paragraphs; skip "
+            "such rows with data.on_missing_gold=skip"
         )
     marked = [
         text for text, paragraph in zip(texts, values["paragraphs"], strict=True) if paragraph.get("is_supporting")
@@ -251,7 +249,7 @@ def musique(row: Row, fallback: str) -> Record:
 
 
 def musique_paragraphs(row: Row) -> list[str]:
-    """Title, newline and text of each paragraph of MuSiQue."""
+    """`title\\ntext` of each paragraph of MuSiQue."""
     listed = fields.get(row, row.values, "paragraphs")
     if not isinstance(listed, list) or not listed:
         raise DataError(f"{row.where}: paragraphs must be a list of objects, is {listed!r:.60}")
@@ -263,7 +261,7 @@ def _musique_paragraph(row: Row, paragraph: Any) -> str:
     return f"{fields.text(row, title, 'title', blank=True)}\n{fields.text(row, body, 'paragraph_text', blank=True)}"
 
 
-# ---- Questions with a finished context, with documents, or alone ---------------------------------------------
+# ---- Questions with a fixed context, with documents, or without ----------------------------------------------
 
 
 _LINK = re.compile(r"""(?:'([^']+)'|"([^"]+)")""")
@@ -281,7 +279,7 @@ def qa(row: Row, fallback: str) -> Record:
 
 
 def squad(row: Row, fallback: str) -> Record:
-    """Golds as the annotators gave them, each once. SQuAD 2's questions without an answer have no gold."""
+    """A record with the annotators' distinct golds; SQuAD 2's unanswerable questions have none."""
     answers = row.values["answers"]
     texts = [fields.get(row, answer, "text", "answers") for answer in answers] if isinstance(answers, list) else answers
     golds = fields.golds(row, texts, "answers") if isinstance(texts, list) else fields.golds_at(row, texts, "text")
@@ -295,18 +293,18 @@ def squad(row: Row, fallback: str) -> Record:
 
 
 def is_squad(values: Mapping[str, Any]) -> bool:
-    """Whether `answers` is an object, or a list of objects."""
+    """True if `answers` is an object, or a list of objects."""
     value = values["answers"]
     return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
 
 
 def has_text(values: Mapping[str, Any]) -> bool:
-    """Whether the context is a text, not paragraphs."""
+    """True if the context is a text, not paragraphs."""
     return isinstance(values["context"], str)
 
 
 def flashrag(row: Row, fallback: str) -> Record:
-    """HotpotQA's and 2WikiMultiHopQA's rows have their paragraphs in the metadata; the other sets have none."""
+    """A record with the paragraphs in the metadata of HotpotQA and 2WikiMultiHopQA; the other sets have none."""
     metadata = _metadata(row)
     if "context" in metadata:
         return _with_paragraphs(row, fallback, metadata)
@@ -319,7 +317,7 @@ def flashrag(row: Row, fallback: str) -> Record:
 
 
 def _with_paragraphs(row: Row, fallback: str, metadata: Mapping[str, Any]) -> Record:
-    """A row whose metadata has `context` and `supporting_facts` as the original file of its set has them."""
+    """The record of a row with the original `context` and `supporting_facts` of its set in its metadata."""
     context = metadata["context"]
     if isinstance(context, Mapping) and "sentences" not in context and "content" in context:  # 2WikiMultiHopQA's
         context = {"title": context.get("title"), "sentences": context["content"]}
@@ -331,7 +329,7 @@ def _with_paragraphs(row: Row, fallback: str, metadata: Mapping[str, Any]) -> Re
 
 
 def frames(row: Row, fallback: str) -> Record:
-    """The links are metadata: `wiki_links` is a list, or the text of one as the hub's table has it."""
+    """A record with the links as metadata: `wiki_links` is a list, or the text of one in the hub's table."""
     links = row.values["wiki_links"]
     listed = [one or two for one, two in _LINK.findall(links)] if isinstance(links, str) else links
     types = row.values.get("reasoning_types")
@@ -349,12 +347,12 @@ def bamboogle(row: Row, fallback: str) -> Record:
 
 
 def browsecomp_plus(row: Row, fallback: str) -> Record:
-    """Evidence documents are what an answer needs; those that hold it (gold) are among them in the published file."""
+    """A record whose gold is the evidence documents, which include the file's gold documents."""
     query = _question(row, "query")
     if _BASE64.fullmatch(query):
         raise DataError(
-            f"{row.where}: query is {query!r:.30}: the published file is encrypted; decrypt it with the script of "
-            "BrowseComp-Plus and read what that writes"
+            f"{row.where}: query={query!r:.30} is encrypted; decrypt the file with the script of BrowseComp-Plus and "
+            "read the result"
         )
     needed = [text for key in ("evidence_docs", "gold_docs") for text in _documents(row, key)]
     negatives = _documents(row, "negative_docs")
@@ -377,12 +375,12 @@ def _documents(row: Row, key: str) -> list[str]:
 
 
 def texts(row: Row, fallback: str) -> Record:
-    """Its documents are what an answer needs; `data.corpus` may add the others of the folder."""
+    """A record whose gold is its documents; `data.corpus` may add the folder's other files."""
     named = row.values["document"]
     names = [fields.text(row, name, "document") for name in (named if isinstance(named, list) else [named])]
     read = tuple(dict.fromkeys(paragraph_of(row.path.parent, name, row.where) for name in names))
     if not read:
-        raise DataError(f"{row.where}: document is empty; name a text file beside {row.path.name}")
+        raise DataError(f"{row.where}: document is empty; name a text file next to {row.path.name}")
     return Record(
         id=fields.identity(row, fallback),
         question=_question(row, "question"),
@@ -400,7 +398,7 @@ def palimpsest(row: Row, fallback: str) -> Record:
     context = _context(row) if row.values.get("context") is not None else None
     if (listed := row.values.get("sessions")) is not None:
         if context is not None:
-            raise DataError(f"{row.where}: has both context and sessions; leave one of them out")
+            raise DataError(f"{row.where}: has both context and sessions; remove one of them")
         context, session_metadata = sessions_context(row, listed, metadata.get("evidence_sessions"))
         metadata = {**metadata, **session_metadata}
     return Record(
@@ -421,7 +419,7 @@ def question(row: Row, fallback: str) -> Record:
 
 
 def has_nothing_else(values: Mapping[str, Any]) -> bool:
-    """Whether no column could be a gold under another name."""
+    """True if no column could be a gold under another name."""
     return set(values) <= {"question", "context", "metadata", "memory", *fields.IDS}
 
 

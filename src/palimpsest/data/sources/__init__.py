@@ -1,1 +1,1 @@
-"""Where training and evaluation get their problems, as a pure function of (seed, split, step, round)."""
+"""Problem sources of training and evaluation, as pure functions of (seed, split, step, round)."""

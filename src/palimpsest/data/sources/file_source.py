@@ -1,24 +1,21 @@
-"""Where training and evaluation get their problems: drawn ones, or those of files.
+"""Problem sources of training and evaluation: synthetic data, or files.
 
-Problems of files are shuffled every epoch for training, and in file order for evaluation.
+Training shuffles a file every epoch; evaluation uses file order.
 
-An epoch is one keyed shuffle; problems that don't fill a step are left out. Rounds after the first (replacing dropped
-groups) page through one more shuffle for the step. Training needs a gold for every question and rejects a problem
-without one by its id; evaluation plays it.
+An epoch is one keyed shuffle, without the problems that don't fill a step. Rounds after the first (replacing dropped
+groups) page through one more shuffle for the step. Training rejects a question without a gold; evaluation runs it.
 
-`SearchFileSource` drops the contexts and deals the questions into search problems of `data.search.objectives`
-questions. If that is several numbers, their sequence is drawn once, so that every epoch has as many problems:
+`SearchFileSource` drops the contexts and combines questions into search problems of `data.search.objectives` questions.
+With several numbers, their sequence is drawn once, so that every epoch has equally many problems:
 
     5 questions, objectives (1, 2)      sizes 2 1 2        epoch 0: ca e bd        epoch 1: eb a dc
 
-Guaranteed: a pure function of (seed, step, round, size), so resuming needs no state; an epoch shows every problem once,
-except those that don't fill a step (the file's last rows where `data.shuffle` is false); no question comes twice in a
-step, nor in an epoch of one size; evaluation takes the first problems of one fixed deal, or of single questions the
-first of the file; memory holds no long document: it is read from disk, and contexts are assembled from shared
-paragraphs, when a problem is built.
-Not covered: paragraphs of files larger than memory; passages of search problems (data/formats/corpus.py reads them);
-two questions of one problem that are equal or answer each other; rows that ask several questions already, which are
-read without `data.search`.
+Guaranteed: a pure function of (seed, step, round, size), so resuming needs no state; an epoch has every problem once,
+except those that don't fill a step (the file's last rows with `data.shuffle=false`); no question repeats within a step,
+or within an epoch of one size; evaluation uses the first problems of one fixed combination, or the file's first single
+questions; long documents stay on disk, and contexts are assembled from shared paragraphs, until a problem is built.
+Not covered: paragraphs of files larger than memory; passages of search problems (see data/formats/corpus.py); two
+questions of one problem that are equal or answer each other; rows with several questions under `data.search`.
 """
 
 from __future__ import annotations
@@ -56,16 +53,16 @@ from palimpsest.types import Problem
 
 
 def window(total: int, *, step: int, count: int, round: int, path: str) -> tuple[tuple[str, int], list[int]]:
-    """The shuffle to take from, as (what, number) for `shuffled`, and the `count` places of it.
+    """The shuffle as (what, number) for `shuffled`, and `count` positions in it.
 
-    Raises DataError if the file holds fewer than a step asks for.
+    Raises DataError if the file has fewer problems than a step needs.
 
     >>> window(5, step=3, count=2, round=0, path="questions.json")
     (('epoch', 1), [2, 3])
     """
     if count > total:
         raise DataError(
-            f"{path} holds {total} problems, a step asks for {count}: lower train.batch_size "
+            f"{path} has {total} problems, a step needs {count}: lower train.batch_size "
             "or data.limit, or read a larger file"
         )
     if round == 0:
@@ -78,7 +75,7 @@ def window(total: int, *, step: int, count: int, round: int, path: str) -> tuple
 
 @lru_cache(maxsize=8)
 def shuffled(size: int, seed: int, what: str, number: int) -> tuple[int, ...]:
-    """A permutation of range(size) of its own for (seed, what, number)."""
+    """A permutation of range(size) keyed by (seed, what, number)."""
     order = list(range(size))
     keyed_random(seed, what, number).shuffle(order)
     return tuple(order)
@@ -92,10 +89,10 @@ Split = Literal["train", "eval"]
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """Problems of one file, or of several as one: shuffled every epoch for training, in file order for evaluation."""
+    """Problems of one or several files: shuffled every epoch for training, in file order for evaluation."""
 
     path: str
-    """As messages name it."""
+    """Name in messages."""
     records: tuple[Record, ...]
     corpus: Corpus
     documents: int | None
@@ -103,11 +100,11 @@ class FileSource:
     seed: int
     placing: Placing = ANYWHERE
     shuffle: bool = True
-    """False: a training epoch is the file in its order."""
+    """False: a training epoch follows file order."""
     skipped: tuple[str, ...] = ()
-    """What is said of each row that was left out."""
+    """Reason per skipped row."""
     store: DocumentStore = field(default_factory=DocumentStore, compare=False, repr=False)
-    """Where the long documents of the records are."""
+    """Long documents of the records."""
 
     @classmethod
     def open(
@@ -121,7 +118,7 @@ class FileSource:
         reading: ReadOptions = AS_IT_IS,
         placing: Placing = ANYWHERE,
     ) -> FileSource:
-        """Read and check. Distractors come from the whole of a file, `limit` or not, and from `reading.corpus`."""
+        """Read and check files. Distractors come from whole files, regardless of `limit`, and from `reading.corpus`."""
         skipped, ids, paths = list[str](), Counter[str](), paths_of(path)
         early = limit if documents is None else None
         store = DocumentStore()
@@ -140,7 +137,7 @@ class FileSource:
         return source
 
     def with_documents(self, documents: int | None) -> FileSource:
-        """The same records and corpus in contexts of another size. Raises DataError."""
+        """The same records and corpus with another context size. Raises DataError."""
         source = replace(self, documents=documents)
         source._check()
         return source
@@ -149,14 +146,14 @@ class FileSource:
         return len(self.records)
 
     def __iter__(self) -> Iterator[Problem]:
-        """Every problem once, in file order, each built when it's its turn."""
+        """Every problem in file order, built lazily."""
         return map(self.built, self.records)
 
     def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
-        """`count` problems. Evaluation always gets the first of the file, fewer if it holds fewer.
+        """`count` problems. Evaluation always gets the first ones of the file, or fewer if the file is shorter.
 
-        Training raises DataError if the file holds fewer. Rounds of one step don't overlap each other as long as
-        each asks for a quarter of the file at most; a refill may bring back a problem of round 0.
+        Training raises DataError for a shorter file. Refill rounds of one step don't overlap if each needs at most a
+        quarter of the file; a refill may repeat a problem of round 0.
         """
         if self.split == "eval":
             return list(map(self.built, self.records[:count]))
@@ -166,13 +163,13 @@ class FileSource:
         return [self.built(self.records[order[index]]) for index in places]
 
     def built(self, record: Record) -> Problem:
-        """The problem of a record, with its context."""
+        """The problem of a record with its context."""
         if record.stored is not None:
             record = replace(record, context=self.store.text(record.stored), stored=None)
         return assemble(record, corpus=self.corpus, documents=self.documents, seed=self.seed, placing=self.placing)
 
     def _check(self) -> None:
-        """Refuse at load what `assemble` would refuse in the middle of a run, and what can't be learnt from."""
+        """Raise at load the errors that `assemble` would raise during a run, and for ungraded training data."""
         if self.split == "train":
             refuse_ungraded(self.records)
         if self.documents is None:
@@ -190,11 +187,11 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class SourceProblems(Sequence[Problem]):
-    """Problems of a file, each built whenever it is asked for: memory holds those that somebody uses."""
+    """Problems of a file, built on each access and not cached."""
 
     source: FileSource
     places: Sequence[int]
-    """Of its records."""
+    """Indices into its records."""
 
     @classmethod
     def all_of(cls, source: FileSource) -> SourceProblems:
@@ -215,7 +212,7 @@ class SourceProblems(Sequence[Problem]):
 
 
 def outlines(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """The problems in their order; those of a file without their documents, which costs nothing."""
+    """The problems in order; those of a file without their documents, which saves reading them."""
     if not isinstance(problems, SourceProblems):
         return iter(problems)
     records = problems.source.records
@@ -223,21 +220,21 @@ def outlines(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 
 def some_of(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Problem]:
-    """Those at `places`, as lazily as they were."""
+    """The problems at `places`, still lazy."""
     if isinstance(problems, SourceProblems):
         return SourceProblems(problems.source, [problems.places[index] for index in places])
     return [problems[index] for index in places]
 
 
 def _waiting(record: Record, store: DocumentStore) -> Record:
-    """`record`, its document in `store` if it is long."""
+    """`record`, with a long document moved to `store`."""
     if record.context is None or len(record.context) < LONG:
         return record
     return replace(record, context=None, stored=store.put(record.context))
 
 
 def _lacks_room(record: Record, placing: Placing, documents: int) -> bool:
-    """Whether `assemble` would refuse to place the record's gold paragraphs."""
+    """True if `assemble` can't place the record's gold paragraphs."""
     return not record.gold or room(len(record.gold), max(1, placing.min_distance)) > documents
 
 
@@ -246,17 +243,17 @@ def _lacks_room(record: Record, placing: Placing, documents: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SearchFileSource:
-    """The questions of one file, or of several as one, combined."""
+    """Combined questions of one or several files."""
 
     path: str
-    """As messages name it."""
+    """Name in messages."""
     questions: tuple[Problem, ...]
     """One objective each, in file order."""
     objectives: tuple[int, ...]
     split: str
     seed: int
     skipped: tuple[str, ...] = ()
-    """What is said of each row that was left out."""
+    """Reason per skipped row."""
 
     @classmethod
     def open(
@@ -275,8 +272,8 @@ class SearchFileSource:
         for record in read_records(path, reading, limit=limit, skipped=skipped):
             if "objectives" in record.metadata:
                 raise DataError(
-                    f"{named}: problem {record.id} asks several questions already; "
-                    "unset data.search to read it as it is"
+                    f"{named}: problem {record.id} already has several questions; unset data.search to read it "
+                    "unchanged"
                 )
             questions.append(Problem(record.id, record.question, record.answers, None, record.metadata))
         if split == "train":
@@ -286,7 +283,7 @@ class SearchFileSource:
         return source
 
     def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
-        """`count` problems; `size` objectives each instead of `objectives`. DataError if a step asks too much."""
+        """`count` problems; `size` overrides `objectives`. Raises DataError if a step needs too many."""
         deal = self._deal(size)
         if self.split == "eval":
             order = tuple(range(len(self.questions)))
@@ -299,12 +296,12 @@ class SearchFileSource:
         return [self._combined([self.questions[at] for at in order[slice(*deal[index])]]) for index in places]
 
     def _deal(self, size: int | None) -> tuple[tuple[int, int], ...]:
-        """[start, end) in a shuffled order of the questions of each problem. Raises DataError if there is none."""
+        """[start, end) per problem in a shuffled order of the questions. Raises DataError if there is none."""
         deal = _spans(len(self.questions), (size,) if size else self.objectives, self.seed)
         if not deal:
             requested = size or max(self.objectives)
             raise DataError(
-                f"{self.path} holds {len(self.questions)} questions, a problem asks {requested}: lower "
+                f"{self.path} has {len(self.questions)} questions, a problem needs {requested}: lower "
                 "data.search.objectives or data.limit, or read a larger file"
             )
         return deal
@@ -319,7 +316,7 @@ class SearchFileSource:
 
 @lru_cache(maxsize=16)
 def _spans(total: int, sizes: tuple[int, ...], seed: int) -> tuple[tuple[int, int], ...]:
-    """Spans of drawn sizes over range(total), until one doesn't fit."""
+    """Spans of random sizes over range(total), until one doesn't fit."""
     rng, at, spans = keyed_random(seed, "objectives"), 0, []
     while at + (size := rng.choice(sizes)) <= total:
         spans.append((at, at + size))
@@ -327,22 +324,22 @@ def _spans(total: int, sizes: tuple[int, ...], seed: int) -> tuple[tuple[int, in
     return tuple(spans)
 
 
-# ---- Where training and evaluation get their problems --------------------------------------------------------
+# ---- Sources of training and evaluation ----------------------------------------------------------------------
 
 
 class ProblemSource(Protocol):
     def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
-        """`count` problems of a step; `round` > 0 asks for others in place of dropped groups.
+        """`count` problems of a step; `round` > 0 replaces dropped groups.
 
-        `size` is in the source's own measure: chunks of synthetic documents, objectives of search
-        problems. Sources whose problems have a size of their own don't heed it.
+        `size` is the number of chunks of synthetic documents, or of objectives of search problems. Other sources
+        ignore it.
         """
         ...
 
 
 def build_source(config: DataConfig, seed: int = 0, *, split: Split) -> ProblemSource:
-    """The source a recipe names, its draws keyed by `seed`. `eval` reads `val_files`, or `train_files` without them.
-    Raises DataError."""
+    """The source of a recipe with random draws keyed by `seed`. `eval` reads `val_files`, or `train_files` without
+    them. Raises DataError."""
     name = config.train_files if split == "train" else config.val_files or config.train_files
     if isinstance(name, tuple):
         return _of_files(config, name, split, seed)
@@ -351,12 +348,11 @@ def build_source(config: DataConfig, seed: int = 0, *, split: Split) -> ProblemS
     if name == SYNTHETIC_SEARCH:
         return SyntheticSearchSource(config.search or SearchDataConfig(), seed, split)
     if not Path(name).suffix and not Path(name).exists() and (near := nearest(name, ("synthetic", SYNTHETIC_SEARCH))):
-        raise DataError(f"{name}: no such file, and no source that is drawn{near}")
+        raise DataError(f"{name}: neither a file nor a synthetic source{near}")
     return _of_files(config, name, split, seed)
 
 
 def _of_files(config: DataConfig, paths: Paths, split: Split, seed: int) -> ProblemSource:
-    """The source of one file, or of several as one."""
     reading = reading_of(config)
     if config.search is not None:
         objectives = config.search.objectives
@@ -376,23 +372,23 @@ def _of_files(config: DataConfig, paths: Paths, split: Split, seed: int) -> Prob
 
 
 def reading_of(config: DataConfig) -> ReadOptions:
-    """How the section's files are read. Raises ConfigError for a format of the user's that can't be used."""
+    """Read options of the section's files. Raises ConfigError for an invalid custom format."""
     format = named_format(config.format, config.format_options)
     return ReadOptions(format, config.corpus, config.columns, config.on_missing_gold == "skip", config.split_questions)
 
 
 def rows_left_out(source: ProblemSource) -> tuple[str, ...]:
-    """What is said of each row of its files that a source leaves out."""
+    """Reason per skipped row of a source's files."""
     return source.skipped if isinstance(source, FileSource | SearchFileSource) else ()
 
 
 def left_out(rows: Sequence[str]) -> Note:
-    """On rows that were left out."""
+    """A note on skipped rows."""
     return Note("rows_without_gold", count=len(rows), first=rows[0])
 
 
 def named_format(name: str | None, options: Mapping[str, Any] | None = None) -> str | DataFormat | None:
-    """What `data.format` names: a shipped format by its name, the user's own made; None if columns are to tell."""
+    """The value of `data.format`: a shipped format's name or a custom format; None: recognised by the columns."""
     if name is None or name in KINDS["format"].shipped:
         return name
     return custom_format(name, options or {})

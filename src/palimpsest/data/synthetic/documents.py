@@ -1,29 +1,28 @@
 """Synthetic long documents of templated English facts, read from the beginning or from the middle.
 
-A document is `chunks` paragraphs, one per line, of `facts_per_chunk` sentences each. A one-hop question asks for one
-fact about one person ("What does Alice drink?"); a two-hop question goes through another person ("What does the one
-Alice trusts drink?"). Distractors surround the evidence, and a number of near misses that does not grow with the
-document: other facts about the same person, or the same relation of other people. Long documents hold more of both by
-chance. A share of the distractors may be rivals, which state the last hop's relation of other people, so that only the
-rest of the chain identifies the evidence. Evidence is in any order, in the order of reasoning or in its reverse, at a
-minimum distance in paragraphs.
+A document is `chunks` paragraphs, one per line, of `facts_per_chunk` sentences each. A one-hop question needs one fact
+about one person ("What does Alice drink?"); a two-hop question goes through another person ("What does the one Alice
+trusts drink?"). Around the evidence are distractors and a fixed number of near misses: other facts about the same
+person, or the same relation of other people. Long documents contain more of both by chance. A share of the distractors
+may be rivals, which state the last hop's relation of other people, so that only the rest of the chain identifies the
+evidence. Evidence is in any, reasoning or reverse order, at a minimum distance in paragraphs.
 
-Episodes may also begin in the middle, with a memory (`data.synthetic.starts`). Otherwise training shows only empty
-memories at the start, and never one that has kept its evidence for hundreds of sections:
+Episodes may also start in the middle, with a memory (`data.synthetic.starts`). Without this, training shows no memory
+that contains its evidence for hundreds of sections:
 
     evidence    memory: the evidence                         document: the evidence replaced by another fact
-    other       memory: another fact, of the same person     document: as it was
-                or of somebody else
+    other       memory: another fact, of the same person     document: unchanged
+                or of another person
 
-In each case with probability .3 the memory says it twice, and with probability .3 it holds another fact too, in either
-order. For a question of two hops one of the two pieces is chosen.
+The memory repeats its fact with probability 0.3, and contains another fact, in either order, with probability 0.3. Only
+one of the two facts of a two-hop question is in the memory.
 
-Guaranteed: a pure function of (seed, split, index, length), and with `starts` of the shares too; each piece of evidence
-is in the document exactly once, at a uniformly drawn paragraph and sentence (of those that order and distance admit),
-except where a start moves it into the memory; no other sentence of the document contradicts it; a person has one value
-per relation in a document; a start never changes the answer, which memory and document together give.
-Not covered: facts shared between documents, as people and values are the same and facts of one may be false in another;
-memories of agents that don't write facts one after the other, as `overwrite` with short prompts does.
+Guaranteed: a pure function of (seed, split, index, length) and, with `starts`, of its shares; each piece of evidence
+is in the document exactly once, at a uniformly drawn paragraph and sentence (within order and distance), unless a start
+moves it into the memory; no other sentence of the document contradicts it; a person has one value per relation in a
+document; a start never changes the answer, which memory and document together determine.
+Not covered: consistency between documents: a fact of one may be false in another; memories of agents that don't list
+facts, as `overwrite` with short prompts does.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from palimpsest.errors import DataError
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Problem
 
-# ---- Problems that begin in the middle -----------------------------------------------------------------------
+# ---- Problems that start in the middle -----------------------------------------------------------------------
 
 
 IN_MEMORY = -1
-"""In `evidence_chunks`: where evidence stands that the memory has."""
+"""Position in `evidence_chunks` of evidence in the memory."""
 SAME_PERSON = 0.5
 TWICE = 0.3
 TWO_FACTS = 0.3
 
 
 def started(problem: Problem, shares: StartsConfig, rng: random.Random) -> Problem:
-    """The problem, with a memory to begin with if `rng` says so."""
+    """The problem, with an initial memory in random shares."""
     drawn = rng.random()
     if drawn < shares.evidence:
         return _remembered(problem, rng)
@@ -60,7 +59,7 @@ def started(problem: Problem, shares: StartsConfig, rng: random.Random) -> Probl
 
 
 def _piece(problem: Problem, rng: random.Random) -> tuple[int, Fact]:
-    """One of the pieces of evidence: its place among them, what it says."""
+    """Index and fact of a random piece of evidence."""
     index = rng.randrange(len(problem.metadata["evidence"]))
     fact = read_fact(problem.metadata["evidence"][index])
     assert fact is not None
@@ -68,7 +67,7 @@ def _piece(problem: Problem, rng: random.Random) -> tuple[int, Fact]:
 
 
 def _remembered(problem: Problem, rng: random.Random) -> Problem:
-    """The problem whose memory has a piece of the evidence that its document had."""
+    """Move a piece of evidence from the document to the memory."""
     index, _ = _piece(problem, rng)
     assert problem.context is not None
     text = problem.metadata["evidence"][index]
@@ -83,7 +82,7 @@ def _remembered(problem: Problem, rng: random.Random) -> Problem:
 
 
 def _other(problem: Problem, rng: random.Random) -> str:
-    """A fact that neither evidence nor document say anything of: of a person of the evidence, or of anybody."""
+    """A fact absent from evidence and document, about a person of the evidence or anyone."""
     _, piece = _piece(problem, rng)
     facts = {fact[:2] for fact in _facts(problem)}
     while True:
@@ -95,7 +94,7 @@ def _other(problem: Problem, rng: random.Random) -> str:
 
 
 def _facts(problem: Problem) -> Iterator[Fact]:
-    """Those of document and evidence."""
+    """Facts in evidence and document."""
     lines = (line.removeprefix("- ") for line in (problem.context or "").splitlines())
     for text in (*problem.metadata["evidence"], *lines):
         for sentence in text.split(". "):
@@ -118,13 +117,13 @@ def _with_memory(problem: Problem, first: str, rng: random.Random) -> Problem:
 
 
 NEAR_MISSES = 4
-"""Near misses in a document, unless said otherwise."""
+"""Default number of near misses in a document."""
 FILLER_SHARE = 0.08
 
 
 @dataclass(slots=True)
 class World:
-    """What is true in one document: values drawn on demand, fixed afterwards."""
+    """The facts of one document: values are drawn on demand and fixed afterwards."""
 
     rng: random.Random
     facts: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -142,13 +141,13 @@ class World:
         return rng.choice(relation.statements).format(s=subject, v=self.value(subject, relation))
 
     def sentences(self, subject: str, relation: Relation) -> list[str]:
-        """All ways to say it."""
+        """All statements of the fact."""
         return [statement.format(s=subject, v=self.value(subject, relation)) for statement in relation.statements]
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceChain:
-    """The chain of (subject, relation) a question goes along."""
+    """The (subject, relation) chain of a question."""
 
     chain: tuple[tuple[str, Relation], ...]
     question: str
@@ -156,7 +155,7 @@ class EvidenceChain:
 
 
 def draw_question(world: World, hops: int, rng: random.Random) -> EvidenceChain:
-    """A question with its chain of facts, in reasoning order."""
+    """A random question with its chain of facts, in reasoning order."""
     subject = rng.choice(PEOPLE)
     if hops == 1:
         relation = rng.choice(RELATIONS)
@@ -178,7 +177,7 @@ def distractor(world: World, evidence: EvidenceChain, rng: random.Random) -> str
 
 
 def near_miss(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
-    """A fact with the subject, or else the relation, of one of the evidence's."""
+    """A fact with the subject or the relation of a piece of evidence."""
     subject, relation = rng.choice(evidence.chain)
     if rng.random() < 0.5:
         return _other_fact(world, evidence, rng, lambda: (subject, rng.choice(RELATIONS)))
@@ -186,7 +185,7 @@ def near_miss(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
 
 
 def rival(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
-    """The last hop's relation, of somebody else."""
+    """The last hop's relation, of another person."""
     _, relation = evidence.chain[-1]
     return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
 
@@ -253,7 +252,7 @@ def make_problem(
 def _ordered_places(
     rng: random.Random, count: int, chunks: int, facts_per_chunk: int, order: Order, distance: int
 ) -> list[int]:
-    """Sentences of the evidence, in reasoning order."""
+    """Sentence positions of the evidence, in reasoning order."""
     if distance == 0:
         return ordered(rng, sorted(rng.sample(range(chunks * facts_per_chunk), count)), order)
     slots = ordered(rng, spaced(rng, count, chunks, distance), order)
@@ -262,7 +261,7 @@ def _ordered_places(
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSource:
-    """Problems without end: every step of a run sees new ones."""
+    """Endless problems: every step of a run gets new ones."""
 
     config: SyntheticConfig
     seed: int
@@ -271,15 +270,15 @@ class SyntheticSource:
     def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
         """`count` problems for (step, round); `size` chunks instead of the configured document length.
 
-        Raises DataError for a size that no document has, or that leaves no room for the evidence.
+        Raises DataError for a size out of range, or too small for the evidence.
         """
         size = self.config.chunks if size is None else size
         if not 1 <= size <= LONGEST:
-            raise DataError(f"synthetic documents of {size:,} chunks: give 1 to {LONGEST:,}")
+            raise DataError(f"synthetic documents of {size:,} chunks: use 1 to {LONGEST:,}")
         if size * self.config.facts_per_chunk < self.config.hops:
             raise DataError(
-                f"synthetic documents of one sentence have no room for data.synthetic.hops={self.config.hops}: raise "
-                "data.synthetic.facts_per_chunk, or the chunks"
+                f"synthetic documents of one sentence are too short for data.synthetic.hops={self.config.hops}: raise "
+                "data.synthetic.facts_per_chunk or the chunks"
             )
         start = derive_seed(self.seed, "synthetic", self.split, step, round) if self.split == "train" else step * count
         return [self._problem(start + i, size) for i in range(count)]

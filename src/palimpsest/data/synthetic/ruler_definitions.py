@@ -1,6 +1,6 @@
 """RULER's thirteen tasks as published (arXiv 2404.06654; NVIDIA/RULER, Apache-2.0), and one sample of a task.
 
-The wording of the prompts is NVIDIA's, for a score under another wording is another score.
+The prompts use NVIDIA's wording, so that scores are comparable.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ Matcher = Literal["string_match_all", "string_match_part"]
 
 @dataclass(frozen=True, slots=True)
 class RulerPrompt:
-    """What stands around a context; {query}, {values}... are filled in."""
+    """Template around a context, with the fields {query}, {values}..."""
 
     before: str
     after: str
     answer_prefix: str
     tokens_to_generate: int
     asks_first: bool = True
-    """Whether a question is not whole without what stands before the context."""
+    """True if a question needs the text before the context."""
 
     def full_prompt(self, context: str, names: Mapping[str, str]) -> str:
-        """What a model without a memory of its own is given, the beginning of its answer included."""
+        """The prompt of a model without a memory policy, including the answer prefix."""
         return self._filled(self.before, names) + context + self._filled(self.after + self.answer_prefix, names)
 
     def question(self, names: Mapping[str, str]) -> str:
-        """What is asked, apart from the context."""
+        """The question without the context."""
         templates = (self.before, self.after) if self.asks_first else (self.after,)
         return "\n".join(self._filled(part, names).strip() for part in templates)
 
@@ -42,14 +42,14 @@ class RulerPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RulerTask:
-    """One of the thirteen."""
+    """One of the thirteen tasks."""
 
     kind: Kind
     haystack: str = ""
     keys: str = "words"
     values: str = "numbers"
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """What is set otherwise than 1 (niah), or by definition."""
+    """Parameters other than 1 (niah), or of the definition."""
     matcher: Matcher = "string_match_all"
 
 
@@ -125,7 +125,7 @@ NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 
 
 CLOSE = 0.02
-"""A prompt takes at least this share less than the length asked for, and never more than it."""
+"""Maximum relative shortfall of a prompt below its requested length, which it never exceeds."""
 _AROUND = 12
 _AIM = 0.993
 
@@ -136,25 +136,25 @@ class RulerSample:
 
     prompt: RulerPrompt
     names: Mapping[str, str]
-    """What the prompt's fields stand for."""
+    """Values of the prompt's fields."""
     outputs: tuple[str, ...]
     evidence: tuple[str, ...]
-    """Texts of the context that the answer needs; empty where it needs all of it."""
+    """Texts of the context that the answer needs; empty if it needs the whole context."""
     context: Callable[[int], str]
-    """The context of so many units of filler (sentences, words), from 0; the same for the same number."""
+    """Deterministic context of N >= 0 units of filler (sentences, words)."""
     most: int | None = None
-    """Units that there are."""
+    """Maximum number of units."""
 
     def length(self, context: str, count: Callable[[str], int]) -> int:
-        """Tokens of the whole prompt and of the answer that may follow, as published."""
+        """Tokens of the whole prompt plus the answer budget, as published."""
         return count(self.prompt.full_prompt(context, self.names)) + self.prompt.tokens_to_generate
 
 
 def fitted(measure: Callable[[int], int], limit: int, *, hint: int = 1, most: int | None = None) -> int | None:
     """A size whose measure is within 2% below `limit`; None if none is found.
 
-    Looks where a straight line through what is known would meet the limit, every third time in the middle; then at the
-    sizes around, for a measure may waver by a few tokens.
+    Interpolates linearly, bisects every third time, then tries nearby sizes, because a measure may vary by a few
+    tokens.
 
     >>> fitted(lambda size: 100 + 7 * size, 10_000), fitted(lambda size: 100 + 7 * size, 105)
     (1404, None)

@@ -1,9 +1,8 @@
 """Generators of RULER's tasks: needles, variable chains, word counts, questions among documents.
 
-The haystack's units are sentences of noise, words of the text, or needles. The last line of a haystack of needles may
-be a few sentences of noise, so that any length can be met. Questions among documents are SQuAD (qa_1) and HotpotQA
-(qa_2), from the user's files. Their unit is a word of a distractor: whole documents as long as they fit, then a last
-one cut short.
+The haystack's units are sentences of noise, words of the text, or needles. A haystack of needles may end with a few
+sentences of noise to reach any length. Questions among documents are SQuAD (qa_1) and HotpotQA (qa_2), from the user's
+files. Their unit is a word of a distractor: complete documents, then a truncated one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from palimpsest.data.synthetic.world import ATTRIBUTES
 from palimpsest.errors import DataError
 from palimpsest.seeding import keyed_random
 
-# ---- Words, numbers and UUIDs that needles are made of -------------------------------------------------------
+# ---- Words, numbers and UUIDs of needles ---------------------------------------------------------------------
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -86,7 +85,7 @@ DRAWS: dict[str, Callable[[random.Random], str]] = {"words": word, "numbers": nu
 
 
 def distinct(kind: str, rng: random.Random, without: frozenset[str] | set[str] = frozenset()) -> Iterator[str]:
-    """Draws of a kind without end, none twice and none of `without`."""
+    """Endless distinct draws of a kind, none in `without`."""
     used = set(without)
     while True:
         drawn = DRAWS[kind](rng)
@@ -96,7 +95,7 @@ def distinct(kind: str, rng: random.Random, without: frozenset[str] | set[str] =
 
 
 def vocabulary(rng: random.Random) -> Iterator[str]:
-    """Words without end, none twice: the English ones shuffled, then made-up ones of two or three syllables."""
+    """Endless distinct words: the English ones shuffled, then pseudowords of two or three syllables."""
     yield from rng.sample(WORDS, len(WORDS))
     used = set(WORDS)
     while True:
@@ -118,7 +117,7 @@ Key = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Essay:
-    """A text that needles are hidden in, repeated where it is too short."""
+    """A haystack text, repeated if it is too short."""
 
     words: tuple[str, ...]
 
@@ -136,11 +135,11 @@ class Essay:
         except OSError as error:
             raise DataError(f"{path}: can't be read ({error.strerror})") from None
         if len(essay.words) < _LEAST_WORDS:
-            raise DataError(f"{path}: holds {len(essay.words)} words; a haystack needs {_LEAST_WORDS}")
+            raise DataError(f"{path}: has {len(essay.words)} words; a haystack needs {_LEAST_WORDS}")
         return essay
 
     def sentences(self, size: int) -> list[str]:
-        """The first `size` words, as sentences; the last ends in a full stop wherever it is cut.
+        """The first `size` words as sentences; the last always ends in a full stop.
 
         >>> Essay.of("One two. Three.").sentences(4)
         ['One two.', 'Three.', 'One.']
@@ -151,7 +150,7 @@ class Essay:
 
 
 def niah(task: RulerTask, key: Key, *, essay: Essay | None, count: Callable[[str], int]) -> RulerSample:
-    """One item. `count` tells how many sentences of noise a needle is worth."""
+    """One item. `count` measures a needle in sentences of noise."""
     rng = keyed_random(*key)
     keys = list(islice(distinct(task.keys, rng), task.numbers.get("keys", 1)))
     per_key, query_count = task.numbers.get("values", 1), task.numbers.get("queries", 1)
@@ -189,7 +188,7 @@ def _listed(queries: Sequence[str]) -> str:
 
 
 def _in_essay(essay: Essay, needles: Sequence[str], key: Key) -> Callable[[int], str]:
-    """Needles between sentences, at depths drawn of 40 even ones."""
+    """Needles between sentences, at depths drawn from 40 equidistant ones."""
 
     def context(size: int) -> str:
         sentences = essay.sentences(size)
@@ -202,7 +201,7 @@ def _in_essay(essay: Essay, needles: Sequence[str], key: Key) -> Callable[[int],
 
 
 def _in_lines(needles: Sequence[str], key: Key, lines: Callable[[int], list[str]]) -> Callable[[int], str]:
-    """Needles between lines, each place as likely."""
+    """Needles between lines, all positions equally likely."""
 
     def context(size: int) -> str:
         made = lines(size)
@@ -212,7 +211,7 @@ def _in_lines(needles: Sequence[str], key: Key, lines: Callable[[int], list[str]
 
 
 def inserted(lines: list[str], extra: Sequence[str], rng: random.Random) -> list[str]:
-    """`extra` in its order among `lines`, every choice of places as likely.
+    """`extra` in order among `lines`, all positions equally likely.
 
     >>> inserted(["a", "b"], ["X", "Y"], random.Random(0))
     ['a', 'X', 'b', 'Y']
@@ -223,13 +222,13 @@ def inserted(lines: list[str], extra: Sequence[str], rng: random.Random) -> list
 
 
 def _noise_lines(size: int) -> list[str]:
-    """`size` sentences of noise, five a line."""
+    """`size` sentences of noise, five per line."""
     lines, rest = divmod(size, len(NOISE))
     return [" ".join(NOISE)] * lines + ([" ".join(NOISE[:rest])] if rest else [])
 
 
 class _Needles:
-    """Lines of needles that nobody asks for, `worth` units each, and a last one of noise for what is left."""
+    """Lines of distractor needles, `worth` units each, and a last line of noise for the rest."""
 
     def __init__(self, task: RulerTask, key: Key, taken: frozenset[str], worth: int) -> None:
         self._keys = distinct(task.keys, keyed_random(*key, "keys"), taken)
@@ -256,23 +255,23 @@ class RulerQuestion:
     text: str
     answers: tuple[str, ...]
     needed: tuple[str, ...]
-    """Documents that every context holds."""
+    """Documents in every context."""
     near: tuple[str, ...] = ()
-    """Distractors that come first."""
+    """First distractors."""
 
 
 @dataclass(frozen=True, slots=True)
 class RulerQuestions:
-    """Questions of a file, in its order, and the documents of all of them."""
+    """Questions of a file in order, and all their documents."""
 
     asked: tuple[RulerQuestion, ...]
     documents: tuple[str, ...]
 
 
 def read_squad(path: Path) -> RulerQuestions:
-    """SQuAD's own file, version 1.1 or 2.0, or its rows; questions without an answer are left out. Raises DataError."""
+    """Answerable questions of SQuAD's own file, version 1.1 or 2.0, or of its rows. Raises DataError."""
     if (kind := format_of(path).name) != "squad":
-        raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas, or its rows; is {kind}")
+        raise DataError(f"{path}: not SQuAD's file (an object with data, paragraphs and qas) or its rows, but {kind}")
     records = list(read_records(path))
     articles = dict[object, dict[str, None]]()
     for record in records:
@@ -287,18 +286,18 @@ def _of_article(record: Record, texts: Iterable[str]) -> RulerQuestion:
 
 
 def read_hotpot(path: Path) -> RulerQuestions:
-    """Questions with their paragraphs, all of which every context holds, as published. Raises DataError."""
+    """Questions with their paragraphs, all needed in every context, as published. Raises DataError."""
     questions = []
     for record in read_records(path):
         if record.paragraphs is None:
-            raise DataError(f"{path}: problem {record.id} has no paragraphs; give HotpotQA's distractor setting")
+            raise DataError(f"{path}: problem {record.id} has no paragraphs; use HotpotQA's distractor setting")
         questions.append(RulerQuestion(record.question, record.answers, record.paragraphs))
     documents = sorted({text for question in questions for text in question.needed})
     return RulerQuestions(tuple(questions), tuple(documents))
 
 
 def answering(question: RulerQuestion, questions: RulerQuestions, key: Key) -> RulerSample:
-    """One item: the question's documents in drawn places among the others."""
+    """One item: the question's documents at random positions among the others."""
     rng = keyed_random(*key)
     held = {*question.needed, *question.near}
     remaining = [text for text in questions.documents if text not in held]
@@ -317,18 +316,18 @@ def answering(question: RulerQuestion, questions: RulerQuestions, key: Key) -> R
     return RulerSample(PROMPTS["qa"], {"query": question.text}, question.answers, question.needed, context, most)
 
 
-# ---- Chains of variables, and words to be counted ------------------------------------------------------------
+# ---- Chains of variables and word counts ---------------------------------------------------------------------
 
 
 _ZETA_2 = math.pi**2 / 6  # of the distribution's alpha, 2.0
 _CODED = 6  # letters
-_TOKENS_PER_CODED = 50  # of a prompt, for each coded word there is
-_SHORT = 4096  # tokens: below, words of cwe are repeated fewer times
+_TOKENS_PER_CODED = 50  # prompt tokens per coded word
+_SHORT = 4096  # tokens; shorter cwe prompts repeat words less often
 _SHORT_TIMES = (6, 1)
 
 
 def variables(task: RulerTask, key: Key) -> RulerSample:
-    """Chains `VAR A = 12345`, `VAR B = VAR A`... in order among lines of noise; asked are all of the first."""
+    """Chains `VAR A = 12345`, `VAR B = VAR A`... in order among lines of noise; the answer is the first chain."""
     rng = keyed_random(*key)
     hops, chains = task.numbers["hops"], task.numbers["chains"]
     names: list[str] = []
@@ -350,7 +349,7 @@ def variables(task: RulerTask, key: Key) -> RulerSample:
 
 
 def common_words(task: RulerTask, key: Key, length: int) -> RulerSample:
-    """A numbered list in which ten words stand more often than any other."""
+    """A numbered list in which ten words occur more often than others."""
     numbers = task.numbers
     times, uncommon_times = (numbers["common_times"], numbers["uncommon_times"]) if length >= _SHORT else _SHORT_TIMES
     drawn = vocabulary(keyed_random(*key))
@@ -367,7 +366,7 @@ def common_words(task: RulerTask, key: Key, length: int) -> RulerSample:
 
 
 def frequent_words(task: RulerTask, key: Key, length: int) -> RulerSample:
-    """Coded words, the k-th of them as often as 1/k^2; the first is dots, and the next three are asked for."""
+    """Coded words with frequencies 1/k^2; the first is dots, the next three are the answer."""
     rng = keyed_random(*key)
     prompt = PROMPTS["fwe"]
     size_of_vocabulary = max((length - prompt.tokens_to_generate) // _TOKENS_PER_CODED, task.numbers["asked"] + 1)

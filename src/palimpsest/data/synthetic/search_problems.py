@@ -1,20 +1,20 @@
 """Synthetic search problems: questions about people, with a small corpus of passages per problem.
 
-Every problem has its own world. Its corpus holds one passage per person, titled by the name, with a few facts of
-different relations; a question asks for one of them:
+Every problem has its own world. Its corpus has one passage per person, titled by name, with a few facts of different
+relations; a question needs one of them:
 
     passage   Alice       Alice owns cats. Alice trusts Bob. Alice studied law.
     passage   Bob         Bob drinks tea. Bob visited Rome. Bob speaks Greek.
     question  Which animals does Alice own?               search Alice
 
-`metadata` holds `passages` (the corpus), `steps` (the searches, in order) and `evidence` (the sentence that each
+`metadata` contains `passages` (the corpus), `steps` (the searches, in order) and `evidence` (the sentence that each
 finds). `plan` returns the steps for a scripted agent.
 
 Guaranteed: a pure function of (seed, split, index, sizes); training and evaluation use different keys; objectives of a
-problem are about different people; every named person has a passage under a unique title; each
-question has one answer in its corpus.
-Not covered: facts shared between problems, which may contradict each other and so can't be memorised; the same question
-in both splits, of different worlds.
+problem are about different people; every named person has a passage with a unique title; each question has one answer
+in its corpus.
+Not covered: consistency between problems, so facts can't be memorised; equal questions of both splits, in different
+worlds.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ class SearchStep:
     """One search of a plan."""
 
     objective: str
-    """Q1, Q2...; Q1 where the problem asks one question."""
+    """Q1, Q2...; Q1 if the problem has one question."""
     query: str
     """A name."""
     passage: str
-    """Id of the passage that is wanted."""
+    """Id of the needed passage."""
     fact: str
-    """The sentence of it that the objective needs."""
+    """The needed sentence of the passage."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """What answers a problem."""
+    """Searches and answer of a problem."""
 
     steps: tuple[SearchStep, ...]
     """In the order of the objectives."""
     answer: str
-    """The text after the answer's marker: the answer, or a JSON object of several."""
+    """Text after the answer marker: the answer, or a JSON object of several."""
 
 
 def plan(problem: Problem) -> SearchPlan:
-    """The searches and the answer of a problem of this source. Raises DataError for another.
+    """The searches and the answer of a problem of this source. Raises DataError for other problems.
 
     >>> problem = make_search_problem(0, "train", 0, objectives=2, people=8)
     >>> [(step.objective, step.fact in problem.metadata["evidence"]) for step in plan(problem).steps]
@@ -90,7 +90,7 @@ def make_search_problem(
     (8, None)
     """
     if people < (needed := max(2, objectives)):
-        raise DataError(f"people={people}: {objectives} objectives need {needed} at least")
+        raise DataError(f"people={people}: {objectives} objectives need at least {needed}")
     rng = keyed_random(seed, SOURCE, split, index, objectives, people, facts_per_passage, 1)
     names = rng.sample(PEOPLE, people)
     world = World(random.Random(rng.random()))
@@ -112,7 +112,7 @@ def make_search_problem(
 
 
 def _tie_together(world: World, names: Sequence[str], rng: random.Random) -> None:
-    """Ties lead to people of this corpus only, so that every name in it can be searched for."""
+    """Draw ties only between people of this corpus, so that every name has a passage."""
     for name in names:
         for tie in TIES:
             other = rng.choice(names)
@@ -124,7 +124,7 @@ def _tie_together(world: World, names: Sequence[str], rng: random.Random) -> Non
 def _corpus(
     world: World, names: Sequence[str], wanted: Mapping[str, Relation], facts: int, rng: random.Random
 ) -> tuple[tuple[dict[str, str], ...], dict[str, str]]:
-    """A passage a person, in the order of `names`, and the sentence of each wanted fact by its subject."""
+    """One passage per person in the order of `names`, and the sentence of each wanted fact by subject."""
     passages, sentences = [], {}
     for number, name in enumerate(names):
         required = [wanted[name]] if name in wanted else []
@@ -148,14 +148,14 @@ def _step(
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSearchSource:
-    """Search problems without end: every step of a run sees new ones."""
+    """Endless search problems: every step of a run gets new ones."""
 
     config: SearchDataConfig
     seed: int
     split: str = "train"
 
     def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
-        """`count` problems for (step, round); `size` objectives each instead of a number drawn for each."""
+        """`count` problems for (step, round); `size` objectives each instead of a random number."""
         start = derive_seed(self.seed, SOURCE, self.split, step, round) if self.split == "train" else step * count
         return [self._problem(start + i, size) for i in range(count)]
 

@@ -1,7 +1,7 @@
-"""The small world that synthetic documents talk about: people, what is true of them, and how one says it.
+"""The small world of synthetic documents: people, their relations, and statements about them.
 
-Every statement ends in a full stop and names its subject and its value, so a sentence stands for a fact wherever
-it is copied. Values of one relation never occur in another, so a value tells its relation.
+Every statement ends in a full stop and names its subject and value, so a copied sentence is a complete fact. Relations
+share no values, so a value identifies its relation.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ PEOPLE = _words(
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One thing that can be true of a person."""
+    """One property of a person."""
 
     name: str
     statements: tuple[str, ...]
-    """Ways to say it, with {s} for the subject and {v} for the value."""
+    """Sentence templates, with {s} for the subject and {v} for the value."""
     question: str
     """With {s}; for a two-hop question {s} is a phrase such as "the one Alice trusts"."""
     values: tuple[str, ...]
     of: str | None = None
-    """For a relation between people: the noun phrase that a two-hop question uses, with {s}."""
+    """Noun phrase for two-hop questions, with {s}; only for relations between people."""
 
 
 def _attribute(name: str, verbs: tuple[str, str], question: str, values: str) -> Relation:
@@ -169,16 +169,16 @@ FILLER = (
 
 
 class Fact(NamedTuple):
-    """What a sentence says."""
+    """Content of a sentence."""
 
     subject: str
     relation: str
-    """Name of a `Relation`: both ways to say a thing are the same fact."""
+    """Name of a `Relation`; both of its statements are the same fact."""
     value: str
 
 
 def read_fact(sentence: str) -> Fact | None:
-    """The fact that a whole sentence says; None where it says none, as filler or one that was cut short.
+    """The fact in a complete sentence; None for filler or a truncated sentence.
 
     >>> read_fact("Alice orders tea."), read_fact("Alice drinks tea.") == read_fact("Alice orders tea.")
     (Fact(subject='Alice', relation='drink', value='tea'), True)

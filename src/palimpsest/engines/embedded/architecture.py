@@ -1,14 +1,15 @@
-"""Model architecture: context window, layer kinds, logits head, and which modules a model consists of.
+"""Model architecture: context window, layer kinds, logits head, and the modules of a model.
 
-The configuration read is that of the text model: of a multimodal wrapper that is `text_config`, not the outer one.
+Functions here read the text model's configuration: `text_config` of a multimodal wrapper, not the outer one.
 
 The shortened forwards (sampling/forward.py, forest/forest_model.py) read weights and call modules one by one, so they
-would leave out anything else a model has: a bias, a norm, a factor, a hook. `is_plain` and `last_layer_is_plain`
-compare modules and parameters, never values: a bias of zeros is trained like any other.
+would omit any other part: a bias, a norm, a factor, a hook. `is_plain` and `last_layer_is_plain` compare modules and
+parameters, never values: a bias of zeros is trained like any other.
 
-Guaranteed: a missing window, and layers whose state is not keys and values, are rejected with the name of the class. An
-unknown parameter, module, class or activation, a hook or a replaced `forward` sends the model through its own class.
-Not covered: what a class does without saying so in its configuration; `parity.py` compares numbers for that.
+Guaranteed: a missing window, and layers with a state other than keys and values, are rejected with the name of the
+class. An unknown parameter, module, class or activation, a hook or a replaced `forward` sends the model through its own
+class.
+Not covered: behaviour of a class that its configuration does not state; `parity.py` compares numbers for that.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from palimpsest.errors import ModelError
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 WINDOWS = ("sliding_window", "_sliding_window_pattern", "sliding_window_pattern", "max_window_layers")
-"""Keys of configurations that speak of a sliding window, as it is computed here."""
+"""Configuration keys of a sliding window, as computed here."""
 
 
 class Head(Protocol):
-    """A module that makes logits [N, V] of hidden states [N, W]."""
+    """A module from hidden states [N, W] to logits [N, V]."""
 
     def __call__(self, hidden: Tensor, /) -> Tensor: ...
 
@@ -39,16 +40,16 @@ class Head(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """How far a model sees."""
+    """Context window of a model."""
 
     tokens: int
     """Longest sequence."""
     sliding: int | None = None
-    """Tokens that a sliding layer sees, the present one included; None where every layer sees all `tokens`."""
+    """Tokens that a sliding layer sees, including the current one; None if every layer sees all `tokens`."""
     mixed: bool = False
-    """Whether only some of the layers slide."""
+    """True if only some of the layers slide."""
     reason: str = ""
-    """Why `tokens` is less than the configuration says; empty where it is not."""
+    """Why `tokens` is less than the configured window; otherwise empty."""
 
 
 def text_config(model: Any) -> Any:
@@ -57,7 +58,7 @@ def text_config(model: Any) -> Any:
 
 
 def context_of(model: Any) -> Context:
-    """Raises ModelError where the configuration does not name the window."""
+    """Raises ModelError if the configuration names no window."""
     config = text_config(model)
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if not isinstance(limit, int) or limit < 1:
@@ -70,7 +71,7 @@ def context_of(model: Any) -> Context:
         switch = rope.get("original_max_position_embeddings")
         if rope.get("rope_type") == "longrope" and isinstance(switch, int) and switch < tokens:
             tokens = switch
-            reason = f"of {limit}, because longrope turns all positions of a call otherwise once one is beyond {switch}"
+            reason = f"of {limit}, because longrope rotates all positions differently once one is beyond {switch}"
     kinds = getattr(config, "layer_types", None)
     sliding = getattr(config, "sliding_window", None) if kinds is None or SLIDING in kinds else None
     if sliding is None or not 0 < sliding < tokens:
@@ -79,7 +80,7 @@ def context_of(model: Any) -> Context:
 
 
 def ropes(config: Any) -> Iterator[Mapping[str, Any]]:
-    """Parameters of rotary positions: of all layers, or of each kind of layer."""
+    """Rotary parameters, common to all layers or per kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in parameters:
         yield parameters
@@ -93,31 +94,31 @@ def max_context(model: Any) -> int:
 
 
 def check_class(config: Any) -> None:
-    """Refuse configurations of anything but causal language models, before weights are looked for."""
+    """Reject configurations of other than causal language models, before weights are loaded."""
     name = (getattr(config, "architectures", None) or [type(config).__name__])[0]
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{name} has an encoder, which is not supported; use a decoder-only model")
+        raise ModelError(f"{name} has an encoder; use a decoder-only model")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelError(f"{name} is no causal language model of transformers; use a decoder-only language model")
+        raise ModelError(f"{name} is not a causal language model of transformers; use a decoder-only language model")
 
 
 def check_layers(model: Any) -> None:
-    """Refuse models whose layers are not full or sliding attention, and those whose window is unknown."""
+    """Reject models with layers other than full or sliding attention, or with an unknown window."""
     config = text_config(model)
     name = type(model).__name__
     for key, value in vars(config).items():
         if "window" in key and key not in WINDOWS and type(value) is int and 0 < value < context_of(model).tokens:
-            raise ModelError(f"{name} has a window of its own kind ({key}={value}), which is not supported")
+            raise ModelError(f"{name} has an unsupported window ({key}={value})")
     foreign = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
     if foreign:
         raise ModelError(
-            f"{name} has layers of {', '.join(sorted(foreign))}, which are not supported; use a model with full or "
+            f"{name} has layers of {', '.join(sorted(foreign))}; use a model with full or "
             "sliding attention in every layer"
         )
 
 
 class ScaledHead(nn.Module):
-    """An output projection and what a class does to its logits: scaling (Granite, Cohere) or a cap (Gemma)."""
+    """An output projection and the class's change of logits: scaling (Granite, Cohere) or a cap (Gemma)."""
 
     def __init__(self, projection: nn.Module, divisor: float | None, factor: float | None, cap: float | None) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class ScaledHead(nn.Module):
 
 
 def head_of(model: Any) -> Head:
-    """The output projection with what the class does to its logits."""
+    """The output projection with the class's change of logits."""
     projection: Any = model.get_output_embeddings()
     config = text_config(model)
     keys = ("logits_scaling", "logit_scale", "final_logit_softcapping")
@@ -153,7 +154,7 @@ ROOT = {
     "Qwen2ForCausalLM": "Qwen2",
     "Qwen3ForCausalLM": "Qwen3",
 }
-"""Classes whose layers add attention and feed-forward part to the residual stream, and how their parts' names begin."""
+"""Classes whose layers add attention and feed-forward part to the residual stream, and their name prefixes."""
 
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -163,7 +164,7 @@ MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 def is_plain(model: Any) -> bool:
-    """Whether `model` is nothing but what the fused forward computes."""
+    """True if the fused forward computes everything in `model`."""
     return (
         type(model).__module__.startswith("transformers.models.")
         and type(model).__name__ in ROOT
@@ -180,7 +181,7 @@ def is_plain(model: Any) -> bool:
 
 
 def _plain_layer(layer: Any, root: str) -> bool:
-    """Linear layers without a bias, but for those of queries, keys and values, which have one all or none."""
+    """True if linear layers have no bias, except queries, keys and values, which all have one or none."""
     attention, mlp = _children(layer.self_attn), _children(layer.mlp)
     if not _has_last_layer_modules(layer, root):
         return False
@@ -197,10 +198,9 @@ def _plain_layer(layer: Any, root: str) -> bool:
 
 
 def last_layer_is_plain(model: Any) -> bool:
-    """Whether decoder and last layer of `model`, which may have adapters, can be taken apart as forest/forest_model.py
-    does.
+    """True if forest/forest_model.py can split decoder and last layer of `model`, which may have adapters.
 
-    Its linear layers are called there, so they may be anything. What calls them is not: it must be as its class has it.
+    Linear layers are called there, so any kind is allowed; the modules that call them must be unaltered.
     """
     base = getattr(model, "get_base_model", lambda: model)()
     if not type(base).__module__.startswith("transformers.models.") or type(base).__name__ not in ROOT:
@@ -235,7 +235,7 @@ def _is_norm(module: Any, root: str) -> bool:
 
 
 def _altered(module: nn.Module) -> bool:
-    """Whether calling the module does more, or something else, than its class does."""
+    """True if calling the module differs from its class's forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

@@ -1,12 +1,12 @@
-"""A learner's state in a checkpoint: what is no tensor, and tensors saved in shares.
+"""A learner's state in a checkpoint: facts other than tensors, and sharded tensors.
 
-What ranks saved in shares (engines/ray/sharding.py), read whole by one process.
+One process reads the shares of all ranks (engines/ray/sharding.py).
 
     learner/shard-00001-model-00001-of-00001.safetensors    rank 0's share of every tensor, and so on
 
-Each file says, under torch's key, where in the whole tensor its part begins.
+Each file states, under torch's key, the offset of its part in the whole tensor.
 
-Guaranteed: the bits that were saved; shares that don't make up whole tensors are refused by name.
+Guaranteed: the saved bits; shares that don't complete a tensor are rejected by name.
 Not covered: memory for more than one process' state.
 """
 
@@ -37,35 +37,35 @@ class CheckpointFacts:
     version: int
     """Optimiser steps taken."""
     grad_skipped: int
-    """Steps left out for a gradient that was not finite."""
+    """Steps skipped for a non-finite gradient."""
     reference: str | None
-    """Tells the model of `loss.kl_loss_coef` from others."""
+    """Digest of the reference model of `loss.kl_loss_coef`."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
 
 def read_facts(folder: Path) -> CheckpointFacts:
-    """Of the state in `folder`. Raises OSError, or ValueError where they have another shape."""
+    """Facts of the state in `folder`. Raises OSError, or ValueError for invalid ones."""
     stored = json.loads((folder / FACTS).read_text("utf-8"))
     if not isinstance(stored, dict) or stored.keys() != {field.name for field in dataclasses.fields(CheckpointFacts)}:
-        raise ValueError(f"{folder / FACTS} does not hold what a learner saves")
+        raise ValueError(f"{folder / FACTS} is not a learner's saved state")
     for name in ("format", "version", "grad_skipped"):
         if type(stored[name]) is not int or stored[name] < 0:
-            raise ValueError(f"{folder / FACTS}: {name}={stored[name]!r:.40} is no whole number from 0")
+            raise ValueError(f"{folder / FACTS}: {name}={stored[name]!r:.40} is not a whole number from 0")
     if not isinstance(stored["reference"], str | None):
-        raise ValueError(f"{folder / FACTS}: reference={stored['reference']!r:.40} is no digest")
+        raise ValueError(f"{folder / FACTS}: reference={stored['reference']!r:.40} is not a digest")
     if stored["format"] not in (ONE_FILE, SHARES):
         raise ValueError(f"{folder / FACTS} has format {stored['format']}, this version reads {ONE_FILE} and {SHARES}")
     return CheckpointFacts(**stored)
 
 
 def facts_of_shares(checkpoint: Path) -> CheckpointFacts:
-    """Of a checkpoint that ranks can take up. Raises CheckpointError for one that they can't, else as `read_facts`."""
+    """Facts of a checkpoint for ranks; CheckpointError for one that ranks can't load, otherwise as `read_facts`."""
     facts = read_facts(checkpoint / STATE_FOLDER)
     if facts.format != SHARES:
         raise CheckpointError(
-            f"checkpoint {checkpoint}: was saved by engine.name=embedded; resume with that, or begin a run from it "
+            f"checkpoint {checkpoint}: engine.name=embedded saved it; resume with that, or start a run from it "
             f"with model.path={checkpoint}"
         )
     return facts
@@ -78,8 +78,7 @@ _PLACES = "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint: {name: {"saved
 
 
 def read_shares(folder: Path, steps: int) -> dict[str, Tensor]:
-    """Masters and moments after `steps` steps, as `Optimizer.state` gives them. Raises ValueError for a part that is
-    missing."""
+    """Masters and moments after `steps` steps, as in `Optimizer.state`. Raises ValueError for a missing part."""
     shares: dict[str, list[tuple[list[int], Tensor]]] = {}
     for file in sorted(folder.glob("shard-*.safetensors")):
         with safe_open(file, framework="pt") as stored:
@@ -102,7 +101,7 @@ def _assemble(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 over the weights' files of the model that a run began with."""
+    """SHA-256 over the weight files of a run's initial model."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         digest.update(f"{file.name}:{files.sha256(file)}\n".encode())

@@ -1,14 +1,14 @@
 """Text to vectors with any Hugging Face encoder, for dense retrieval (retrieval/dense.py).
 
-    preset   pooling                          query begins with                                  passage begins with
+    preset   pooling                          query prefix                                       passage prefix
     e5       mean over the tokens             "query: "                                          "passage: "
     bge      first token                      "Represent this sentence for searching ...: "      nothing
     plain    mean over the tokens             nothing                                            nothing
 
 after the model cards of E5 (arXiv 2212.03533) and BGE (arXiv 2309.07597). Every vector is scaled to length one.
 
-Guaranteed: weights come from safetensors alone and no code from the folder is run; a text's vector does not depend on
-its neighbours in the batch but for rounding.
+Guaranteed: weights are read only from safetensors and no code from the folder runs; up to rounding, a text's vector
+does not depend on its neighbours in the batch.
 Not covered: use from several threads at once; encoders whose card asks for more than pooling (a projection, say).
 """
 
@@ -32,13 +32,13 @@ from palimpsest.models.model_folder import open_model, open_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class EncoderPreset:
-    """How an encoder wants to be used."""
+    """Pooling and prefixes of an encoder."""
 
     pooling: Literal["mean", "first"] = "mean"
     query_prefix: str = ""
     passage_prefix: str = ""
     max_tokens: int = 512
-    """Longer texts lose their end."""
+    """Longer texts are cut at the end."""
 
 
 PRESETS = {
@@ -49,7 +49,7 @@ PRESETS = {
 
 
 def reading_of(encoder: str, preset: str = "auto", **changes: Any) -> EncoderPreset:
-    """A preset with what is not None in `changes` put in its place; `auto` goes by the encoder's name.
+    """A preset, overridden by every value in `changes` other than None; `auto` chooses by the encoder's name.
 
     >>> reading_of("intfloat/e5-base-v2").query_prefix, reading_of("my/model", max_tokens=64).max_tokens
     ('query: ', 64)
@@ -66,7 +66,7 @@ class TextEncoder:
     """A loaded encoder; `tools.dense.Encoder`."""
 
     def __init__(self, path: str, reading: EncoderPreset, *, device: str = "auto") -> None:
-        """`path`: folder or hub id. Raises ModelError with the reason if it can't be used."""
+        """`path`: folder or hub id. Raises ModelError if it can't be used."""
         self._tokenizer, self._model, folder = _load(path)
         self._reading, self._device = reading, pick_device(device)
         self._model.to(self._device)
@@ -74,9 +74,7 @@ class TextEncoder:
         # RoBERTa's positions begin after the padding id
         offset = (self._model.config.pad_token_id or 0) + 1 if "roberta" in self._model.config.model_type else 0
         if reading.max_tokens > window - offset:
-            raise ModelError(
-                f"{path}: takes {window - offset} tokens, {reading.max_tokens} are wanted; lower --max-tokens"
-            )
+            raise ModelError(f"{path}: takes {window - offset} tokens, not {reading.max_tokens}; lower --max-tokens")
         self.identity = asdict(reading) | {"weights": _digest(folder)}
 
     @torch.inference_mode()
@@ -108,20 +106,19 @@ def _load(path: str) -> tuple[Any, Any, Path]:
     logging.disable_progress_bar()
     open_tokenizer(path)
     folder, _ = open_model(path)
-    with refusing(f"--encoder {path}: can't be loaded"):
+    with refusing(f"--encoder {path}: not loadable"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         with torch.random.fork_rng():
             model, report = loader.from_pretrained(
                 folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True
             )
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))  # which is not used
-    if missing:  # transformers would go on with random numbers in their place
+    if missing:  # transformers would use random numbers instead
         raise ModelError(f"--encoder {path}: weight {missing[0]} is missing; save the model again")
-    tokenizer.padding_side = "right"  # the first token must stand first
+    tokenizer.padding_side = "right"  # the first token must be first
     return tokenizer, model.eval().requires_grad_(False), folder
 
 
 def _digest(folder: Path) -> str:
-    """Of the weights' files and the tokenizer."""
     files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("tokenizer.json"))
     return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()

@@ -1,10 +1,10 @@
 """The embedded engine: one model in this process, its codec, a sampler and a learner.
 
-Sampler and learner share the weights and the thread they compute on, so neither reads what the other writes. An engine
-opened to run ahead has two copies of the weights and two threads: what is sampled while the learner learns comes of
-the weights last published.
+Sampler and learner share the weights and the compute thread, so neither reads weights during a write. An engine opened
+to run ahead has two copies of the weights and two threads: while the learner trains, the sampler uses the published
+ones.
 
-Guaranteed: the event loop is never computed on; equal configurations give equal bytes on one machine.
+Guaranteed: no computation on the event loop; equal configurations give equal bytes on one machine.
 Not covered: several devices.
 """
 
@@ -31,22 +31,22 @@ from palimpsest.text.codec import Codec
 
 
 class SharedWeights:
-    """The learner's weights and the sampler's, the same or a copy, and the way from the one to the other.
+    """The learner's and the sampler's weights, shared or copied, and publication between them.
 
-    Learner and engine both hold it, neither the other: an engine is gone with its memory as soon as nobody has it,
-    without waiting for a search for circles.
+    Learner and engine reference this object, not each other: without a reference cycle an unused engine frees its
+    memory immediately.
     """
 
     def __init__(self, learnt: Any, sampled: Any, learning: ComputeThread, sampling: ComputeThread) -> None:
         self.learnt, self.sampled = learnt, sampled
         self.version = 0
-        """That is published."""
+        """Published version."""
         self.sampler: EmbeddedSampler | None = None
-        """To be told of a version; None until something is sampled."""
+        """Notified of each version; None until first used."""
         self._learning, self._sampling = learning, sampling
 
     async def publish(self, version: int) -> None:
-        """Have the sampler sample with what is learnt now."""
+        """Publish the learner's current weights to the sampler."""
         if self.sampled is not self.learnt:
             await self._learning.run(self._copy)
         self.version = version
@@ -54,7 +54,7 @@ class SharedWeights:
             await self.sampler.publish(version)
 
     def _copy(self) -> None:
-        """Called on the thread of the learner, done on that of the sampler."""
+        """Called on the learner's thread, runs on the sampler's."""
         self._sampling.post(_copy, self.learnt, self.sampled).result()
 
 
@@ -73,20 +73,18 @@ class EmbeddedLearner:
         return self._learner.limits
 
     async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
-        """See `Learner.update`."""
         return await self._thread.run(self._learner.update, steps)
 
     async def save(self, folder: Path) -> Mapping[str, str]:
-        """See `Learner.save`."""
         return await self._thread.run(self._learner.save, folder)
 
     async def load(self, folder: Path) -> None:
-        """See `Learner.load`; what was loaded is published too."""
+        """See `Learner.load`; also publishes the loaded weights."""
         await self._thread.run(self._learner.load, folder)
         await self.publish()
 
     async def write_weights(self, folder: Path) -> None:
-        """Write them as a Hugging Face folder for another process; see `write_untied`."""
+        """Write the weights as a Hugging Face folder for another process; see `write_untied`."""
         await self._thread.run(self._learner.write_weights, folder)
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
@@ -94,7 +92,6 @@ class EmbeddedLearner:
         return await self._thread.run(self._learner.score, ids)
 
     async def publish(self) -> int:
-        """See `Learner.publish`."""
         await self._weights.publish(self.version)
         return self.version
 
@@ -103,9 +100,9 @@ class EmbeddedEngine:
     """Satisfies `palimpsest.engines.protocol.Engine`."""
 
     def __init__(self, config: RunConfig, *, objective: Objective | None, separate: bool = False) -> None:
-        """Load `config.model`; raises ModelError with the reason if it can't be used.
+        """Load `config.model`; raises ModelError if it can't be used.
 
-        `separate`: the sampler has weights and a thread of its own, for training that samples while it learns.
+        `separate`: separate weights and thread for the sampler, to sample while the learner trains.
         """
         settings = config.engine
         assert isinstance(settings, EmbeddedEngineConfig)
@@ -139,7 +136,7 @@ class EmbeddedEngine:
 
     @cached_property
     def sampler(self) -> EmbeddedSampler:
-        """Built when it is first asked for: imitation samples nothing."""
+        """The sampler, built on first use: imitation needs none."""
         sampler = EmbeddedSampler(
             self._weights.sampled,
             thread=self._sampling_thread,
@@ -158,7 +155,7 @@ class EmbeddedEngine:
         return Limits(vocab, context.tokens, self._settings.max_num_seqs, note)
 
     async def close(self) -> None:
-        """Cancel what is being sampled, end the threads, and let go of the memory that they kept."""
+        """Cancel sampling, end the threads and release their memory."""
         if "sampler" in self.__dict__:
             await self.sampler.close()
         await self._sampling_thread.close()
@@ -167,11 +164,11 @@ class EmbeddedEngine:
 
 
 def check_vocabulary(codec: Codec, rows: int, path: str) -> None:
-    """Refuse a tokenizer whose texts, or ends of a turn, have ids that the model has no row for."""
+    """Reject a tokenizer whose ids, end-of-turn ids included, exceed the model's embedding rows."""
     words = set(codec.tokenizer.get_vocab().values()) - codec.control_ids
     if (largest := max((*words, *codec.stop_ids), default=0)) >= rows:
         raise ModelError(
-            f"model {path}: its tokenizer has id {largest}, the model has {rows} rows of embeddings: take the model's "
+            f"model {path}: its tokenizer has id {largest}, the model has {rows} rows of embeddings: use the model's "
             "own tokenizer, or resize the embeddings"
         )
 

@@ -1,15 +1,12 @@
 """Policy-gradient and supervised training of the weights that the sampler reads, on packed prefix forests.
 
-Guaranteed: the gradient of a step is the sum over its segments, however they are packed and cut into micro-batches
-(segments whose gradient is exactly 0, as all their advantages are and no KL or entropy term needs them, are not
-computed: they are in the denominators, not in the learner's metrics); what segments of a micro-batch have in common
-from their start is computed once; log-probabilities are taken at the sampling temperature and only where the loss mask
-is set; a saved folder opens with `from_pretrained` and restores weights and optimiser bit for bit.
-Of a model with adapters (model_loading.py) the adapters alone are trained, saved and restored, and the reference of the
-KL term
-is the same model without them.
-Not covered: several devices. The reference model of the KL term is not saved: it is the model the run started from,
-and a fingerprint of it is checked on load.
+Guaranteed: the gradient of a step is the sum over its segments for any packing and micro-batches (segments with only
+zero advantages and no KL or entropy term have no gradient and are skipped: they count in denominators, not in the
+learner's metrics); a prefix shared within a micro-batch is computed once; log-probabilities are computed at the
+sampling temperature and only where the loss mask is set; a saved folder opens with `from_pretrained` and restores
+weights and optimiser bit for bit. With adapters (model_loading.py), only the adapters are trained, saved and restored;
+the KL reference is the model without them.
+Not covered: several devices; saving the KL reference, the run's initial model: `load` only checks its fingerprint.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ from palimpsest.models.model_files import refusing
 
 
 class ForestLearner:
-    """What `engines.protocol.Learner` asks for, computed where it is called; engine.py makes it asynchronous."""
+    """Synchronous implementation of `engines.protocol.Learner`; engine.py makes it asynchronous."""
 
     def __init__(
         self,
@@ -74,7 +71,7 @@ class ForestLearner:
         total_steps: int | None = None,
         tokenizer: Any = None,
     ) -> None:
-        """`total_steps` is where a linear or cosine schedule reaches 0; `tokenizer` is saved beside the weights."""
+        """`total_steps`: step at which a linear or cosine schedule reaches 0; `tokenizer` is saved with the weights."""
         self._model, self._objective, self._tokenizer = model, objective, tokenizer
         self._loss_config = loss or LossConfig()
         self._temperature = temperature or 1.0
@@ -103,20 +100,20 @@ class ForestLearner:
         return Limits(self.vocab, self.max_context)
 
     def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
-        """See `Learner.update`. A single step needs no pass of its own: its ratio's old side is its new side."""
+        """See `Learner.update`. A single step needs no extra pass: old and new log-probabilities are equal."""
         recomputes = self._objective == "policy" and self._loss_config.old_logprobs == "recompute"
         before = [self._before(batch) if recomputes and len(steps) > 1 else None for batch in steps]
         return [self.apply(self.accumulate(batch, old)) for batch, old in zip(steps, before, strict=True)]
 
     def accumulate(self, batch: StepBatch, old: OldLogprobs | None = None) -> UpdateStats:
-        """Add the gradient of one optimiser step to the weights' own, in micro-batches bounded by tokens.
+        """Accumulate the gradient of one optimiser step, in micro-batches bounded by tokens.
 
-        `old`: the ratio's old side under `loss.old_logprobs=recompute`; None: what is computed here.
+        `old`: the ratio's old log-probabilities under `loss.old_logprobs=recompute`; None: those computed here.
         """
         return self._gradients.accumulate(self._lay_out(batch), self._forward, old)
 
     def apply(self, accumulated: UpdateStats) -> UpdateStats:
-        """Clip, update and zero the accumulated gradient; what `accumulated` says, with what became of it."""
+        """Clip, apply and zero the accumulated gradient; returns `accumulated` completed with the step's outcome."""
         return self._optimizer.step(accumulated)
 
     def save(self, folder: Path) -> dict[str, str]:
@@ -136,7 +133,7 @@ class ForestLearner:
         return hashes(folder)
 
     def write_weights(self, folder: Path) -> None:
-        """Write what another process samples from; see `write_untied`. Raises EngineError where a disk refuses them."""
+        """Write weights for sampling in another process; see `write_untied`. Raises EngineError if the write fails."""
         try:
             write_untied(self._model, folder)
         except (OSError, SafetensorError) as error:
@@ -148,12 +145,11 @@ class ForestLearner:
         return self._model.get_input_embeddings().weight.device  # type: ignore[no-any-return]
 
     def score(self, ids: Sequence[int]) -> tuple[float, ...]:
-        """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
+        """[T - 1] nats of each of `ids` after its predecessors, at temperature 1."""
         return scores_of(ids, partial(self._forward, temperature=1.0), self.max_context, self._device)
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, or ranks did; raises CheckpointError where a file is missing or belongs to another
-        model."""
+        """Restore a save of this class or of ranks; raises CheckpointError for a missing file or another model."""
         inner = folder / STATE_FOLDER
         try:
             facts = read_facts(inner)
@@ -162,7 +158,7 @@ class ForestLearner:
             saved = _saved_weights(self._model, folder)
         except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise CheckpointError(f"checkpoint {folder}: {reason}; use an older one or start anew") from None
+            raise CheckpointError(f"checkpoint {folder}: {reason}; use an older one or start over") from None
         if self._reference is not None and facts.reference != self._origin(in_shares):
             raise CheckpointError(
                 f"checkpoint {folder}: loss.kl_loss_coef compares with another model than the run started from; "
@@ -175,7 +171,7 @@ class ForestLearner:
     # ---- parts ----------------------------------------------------------------------------------------------
 
     def _origin(self, of_files: bool) -> str:
-        """Tells the reference from other models: by its weights, or by the files that they are in, as ranks do."""
+        """Digest of the reference, over its weights or, as ranks do, over its files."""
         return fingerprint(Path(self._model.name_or_path)) if of_files else _fingerprint(self._reference)
 
     def _lay_out(self, batch: StepBatch) -> list[Forest]:
@@ -189,7 +185,6 @@ class ForestLearner:
         return logprobs_of(self._lay_out(batch), self._forward)
 
     def _as_reference(self) -> AbstractContextManager[None]:
-        """Within it `_reference` is the model that the run started from."""
         without: AbstractContextManager[None] = self._model.disable_adapter() if self._adapted else nullcontext()
         return without
 
@@ -211,23 +206,23 @@ class ForestLearner:
     def _copy_weights(self, theirs: dict[str, Tensor], folder: Path) -> None:
         for name, p in self._model.named_parameters():
             if self._adapted and not p.requires_grad:
-                continue  # adapters alone are saved
+                continue  # only adapters are saved
             if name not in theirs or theirs[name].shape != p.shape:
                 raise CheckpointError(f"checkpoint {folder}: weight {name} does not fit the model of this run")
             p.copy_(theirs[name])
 
 
 def check_savable(model: Any, tokenizer: Any) -> None:
-    """Find out, before anything is trained, what would keep a checkpoint from being written. Raises ModelError.
+    """Raise ModelError, before any training, if a checkpoint could not be written.
 
-    All but the weights is written once. A generation_config that transformers wouldn't write again, such as one with a
-    temperature that its do_sample=false never uses, is given do_sample=true, or keeps its token ids alone.
+    Everything except the weights is written once. A generation_config that transformers can't write, such as a
+    temperature with do_sample=false, gets do_sample=true, or is reduced to its token ids.
     """
     generation = getattr(model, "generation_config", None)
     with tempfile.TemporaryDirectory(prefix="palimpsest-") as folder:
         if generation is not None:
             model.generation_config = _writable(generation, folder)
-        with refusing("model: it could be trained, but not saved"):
+        with refusing("model: not saveable"):
             if hasattr(model, "peft_config"):
                 model.peft_config[model.active_adapter].save_pretrained(folder)
             else:
@@ -237,7 +232,6 @@ def check_savable(model: Any, tokenizer: Any) -> None:
 
 
 def _writable(generation: Any, folder: str) -> Any:
-    """`generation`, or one as near to it as can be written."""
     sampling, plain = copy.deepcopy(generation), type(generation)()
     sampling.do_sample = True
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -250,9 +244,9 @@ def _writable(generation: Any, folder: str) -> Any:
 
 
 def _saved_weights(model: Any, folder: Path) -> dict[str, Tensor]:
-    """What `save` wrote, by the names of `model`'s parameters; of a model wrapped by peft, its adapters."""
+    """Saved weights by the names of `model`'s parameters; for a peft model, its adapters."""
     if hasattr(model, "peft_config"):
-        stored = load_file(folder / "adapter_model.safetensors")  # its names leave out the adapter's
+        stored = load_file(folder / "adapter_model.safetensors")  # its names omit the adapter's
         return {n: stored[s] for n, _ in model.named_parameters() if (s := _without_adapter(n, model)) in stored}
     with torch.random.fork_rng():
         saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, trust_remote_code=False)
@@ -264,7 +258,7 @@ def _without_adapter(name: str, model: Any) -> str:
 
 
 def _fingerprint(model: Any) -> str:
-    """SHA-256 over all weights but those of adapters, in order of their names."""
+    """SHA-256 over all weights except adapters, in order of their names."""
     digest = hashlib.sha256()
     weights = [(name, p) for name, p in model.named_parameters() if ".lora_" not in name]
     for name, p in sorted(weights, key=lambda item: item[0]):

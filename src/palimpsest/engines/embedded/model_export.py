@@ -1,7 +1,7 @@
-"""A model as a folder of its own: adapters merged, tied weights untied, in another kind of numbers.
+"""Model export to a folder: adapters merged, tied weights untied, rounded to a dtype.
 
-Guaranteed: adapters are merged in float32, then rounded; the folder holds safetensors, config.json, the tokenizer and
-nothing that names another folder of this machine.
+Guaranteed: adapters are merged in float32, then rounded; the folder contains safetensors, config.json and the
+tokenizer, and names no other folder of this machine.
 Not covered: models larger than this machine's memory in float32.
 """
 
@@ -27,7 +27,7 @@ from palimpsest.text.codec import Codec
 
 
 def cast(folder: Path, dtype: str) -> None:
-    """Round every weight in `folder` to `dtype`, float32 or bfloat16, and have config.json say so."""
+    """Round every weight in `folder` to `dtype`, float32 or bfloat16, and set it in config.json."""
     with failing_as_the_system():
         for file in sorted(folder.glob("*.safetensors")):
             _cast_file(file, dtype)
@@ -42,13 +42,13 @@ def _cast_file(file: Path, dtype: str) -> None:
         for name, weight in load_file(file).items()
     }
     mode = file.stat().st_mode
-    save_file(weights, file, metadata={"format": "pt"})  # which makes a file for its owner alone
+    save_file(weights, file, metadata={"format": "pt"})  # which creates a file only its owner can read
     file.chmod(mode)
 
 
 @contextmanager
 def failing_as_the_system() -> Iterator[None]:
-    """Have what safetensors can't read or write be an error of the system."""
+    """Raise errors of safetensors as OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -59,10 +59,10 @@ def failing_as_the_system() -> Iterator[None]:
 
 
 def write_merged(config: ModelConfig, folder: Path, *, untied: bool) -> None:
-    """Write the model that `config` names, adapters merged, in `config.dtype` into `folder`, which is empty.
+    """Write the model of `config`, adapters merged, in `config.dtype` into the empty `folder`.
 
-    `untied`: its output projection is written out where it shares its tensor with the embeddings. Raises ModelError,
-    or OSError where it can't be written.
+    `untied`: also write an output projection that is tied to the embeddings. Raises ModelError, or OSError if the write
+    fails.
     """
     exact = config.model_copy(update={"dtype": "float32", "device": "cpu", "lora": None})
     model, tokenizer = load_model(exact), Codec.load(exact).tokenizer

@@ -5,16 +5,15 @@ and B [out, rank] are trained in
 
     y = W x + alpha / rank * B A x,    B = 0 at the start
 
-A folder that a learner saved then holds the adapter alone (adapter_model.safetensors and adapter_config.json, which
-names the base model); `load_model` opens it with the adapter merged into the weights.
+A learner then saves only the adapter (adapter_model.safetensors and adapter_config.json, which names the base model);
+`load_model` merges it into the weights.
 
-Guaranteed: a folder is checked before anything in it is loaded (models/model_folder.py); weights are finite and come
-from safetensors alone; no code from the folder runs; a model whose attention this engine can't follow is rejected by
-name. The global random state is unchanged, and adapters start the same in every process. Dropout is off, since the
-learner must compute the same as the sampler.
+Guaranteed: a folder is checked before anything in it is loaded (models/model_folder.py); weights are finite and read
+only from safetensors; no code from the folder runs; a model with unsupported attention is rejected by name. The global
+random state is unchanged, and adapters start the same in every process. Dropout is off, since the learner must compute
+the same as the sampler.
 Not covered: quantised weights, encoder-decoder models, models over several devices; adapters on the embeddings or the
-output projection (rejected: the learner reads their weights directly); a check that the base model of an adapter is
-still the one it was trained on.
+output projection (rejected: the learner reads their weights directly); changes of an adapter's base model.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from palimpsest.models.model_folder import adapters_of, open_model
 
 
 def adapted(model: Any, config: AdapterConfig, path: str) -> Any:
-    """`model` with fresh adapters, which alone take gradients; `path` is what their folder will name as their base."""
+    """`model` with new adapters, the only trainable weights; their folder will name `path` as the base."""
     peft = _peft("model.lora")
     settings = peft.LoraConfig(
         r=config.rank,
@@ -61,22 +60,24 @@ def adapted(model: Any, config: AdapterConfig, path: str) -> Any:
             ) from None
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         if any("lora_" in name for name, _ in layer.named_parameters()):
-            raise ModelError("model.lora.target_modules: adapters on embeddings or output projection are not supported")
-    model.disable_input_require_grads()  # only checkpointing with reentrant autograd needs what peft sets there
+            raise ModelError(
+                "model.lora.target_modules: remove embeddings and output projection, which can't have adapters"
+            )
+    model.disable_input_require_grads()  # only checkpointing with reentrant autograd needs peft's setting
     settings.base_model_name_or_path = path
     return model.eval()
 
 
 def save_adapter(model: Any, folder: Path) -> None:
-    """peft's two files, with the same bytes in every process."""
+    """Write peft's two files, with the same bytes in every process."""
     # peft would ask the hub about the base model's embeddings, and write sets in the order of their hashes.
     model.save_pretrained(folder, save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)  # a card without content, but for this machine's folders
+    (folder / "README.md").unlink(missing_ok=True)  # a card that contains only this machine's folders
     sort_targets(folder)
 
 
 def sort_targets(folder: Path) -> None:
-    """Have peft's settings in `folder` be the same bytes in every process."""
+    """Sort peft's settings in `folder`, so that their bytes are the same in every process."""
     file = folder / ADAPTER_SETTINGS
     settings = json.loads(file.read_text())
     if isinstance(settings["target_modules"], list):
@@ -85,17 +86,17 @@ def sort_targets(folder: Path) -> None:
 
 
 def merged(model: Any, folder: Path, path: str) -> Any:
-    """`model` with the adapter in `folder` added to its weights; `path` is what the user named."""
+    """`model` with the adapter in `folder` merged into its weights; `path` is the user's path."""
     peft = _peft(f"model {path}: an adapter")
     with refusing(f"model {path}: its adapter does not fit the model it names"):
         model = peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-    if hasattr(model, "peft_config"):  # left by peft; it stands for a model that has adapters still
+    if hasattr(model, "peft_config"):  # left by peft; it marks a model that still has adapters
         del model.peft_config
     return model.requires_grad_(True).eval()
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in the files of the model itself.
+    """A parameter's name in the model's files.
 
     >>> plain_name("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight")
     'model.layers.0.self_attn.q_proj.weight'
@@ -107,9 +108,9 @@ def plain_name(name: str) -> str:
 def merged_weights(
     model: Any, dtype: torch.dtype, *, gather: Callable[[Tensor], Tensor] = Tensor.detach, tied: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by its plain name, in `dtype`, adapters merged in float32, one after the other.
+    """Yield every weight by its plain name, in `dtype`, adapters merged in float32.
 
-    `gather` joins the shares of a weight; `tied`: one that has two names comes under both.
+    `gather` joins the shares of a weight; `tied`: a weight with two names appears under both.
     """
     modules = dict(model.named_modules())
     for name, weight in model.named_parameters(remove_duplicate=not tied):
@@ -138,8 +139,7 @@ def _peft(what: str) -> Any:
 _LOADING = threading.Lock()  # transformers changes torch for all threads while it loads: two at once lose weights
 
 NOISE = ("dropout", "drop_rate", "layerdrop")
-"""In the names of what layers do to their numbers at random in training mode, and of nothing else: the jitter of
-Phi-MoE's router is also a threshold that decides who is chosen."""
+"""Name parts of random operations in training mode, without jitter: Phi-MoE's router also uses it as a threshold."""
 
 _SLACK = 1 << 20  # weights that a configuration may describe beyond twice those of the files
 _ALIGNMENT = 64  # bytes, that of PyTorch's own allocations
@@ -147,7 +147,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` takes the GPU if there is one."""
+    """Device of `name`; `auto` uses a GPU if available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -160,9 +160,9 @@ def pick_device(name: str) -> torch.device:
 
 
 def load_model(config: ModelConfig) -> Any:
-    """The model in evaluation mode, on its device; raises ModelError with the reason if it can't be used.
+    """Load a model in evaluation mode on its device; raises ModelError if it can't be used.
 
-    Of a folder with an adapter, the model it belongs to with the adapter merged. `config.lora` is `trainable`'s.
+    An adapter folder gives its base model with the adapter merged. `trainable` applies `config.lora`.
     """
     path = model_path(config)
     adapters, base = adapters_of(path)
@@ -174,13 +174,12 @@ def load_model(config: ModelConfig) -> Any:
 
 
 def _load_full(config: ModelConfig, path: str) -> Any:
-    """A model that is no adapter."""
     model = _read(config, path)
     disable_noise(model)
     _align(model)
     model = model.to(pick_device(config.device)).eval()
     _check_finite(model, path)
-    with refusing(f"model {path}: it can't be computed"), _naming(path):
+    with refusing(f"model {path}: its forward fails"), _naming(path):
         admit(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -188,7 +187,6 @@ def _load_full(config: ModelConfig, path: str) -> Any:
 
 
 def _read(config: ModelConfig, path: str) -> Any:
-    """The model as transformers loads it."""
     folder, numbers = open_model(path)
     from huggingface_hub.utils import logging as hub_logging
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -210,14 +208,14 @@ def _read(config: ModelConfig, path: str) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    if report["missing_keys"]:  # transformers would go on with random numbers in their place
+    if report["missing_keys"]:  # transformers would use random numbers instead
         raise ModelError(f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again")
     check_used(path, report["unexpected_keys"])
     return model
 
 
 def _check_size(loader: Any, described: Any, numbers: int) -> None:
-    """Refuse a configuration of more weights than the files hold, which would be made and filled at random."""
+    """Reject a configuration of more weights than the files contain: the rest would be random."""
     with torch.device("meta"):
         built = loader.from_config(copy.deepcopy(described), trust_remote_code=False)
     size = sum(weight.numel() for weight in built.parameters())
@@ -227,7 +225,6 @@ def _check_size(loader: Any, described: Any, numbers: int) -> None:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Have refusals within it begin with the model's path."""
     try:
         yield
     except ModelError as error:
@@ -235,7 +232,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def trainable(config: ModelConfig) -> Any:
-    """The model as a learner takes it: with fresh adapters where `config.lora` asks for them."""
+    """The model for a learner, with new adapters if `config.lora` is set."""
     model = load_model(config)
     if config.lora is None:
         return model
@@ -244,16 +241,14 @@ def trainable(config: ModelConfig) -> Any:
 
 
 def _align(model: Any) -> None:
-    """Give weights that lie anywhere in a file's memory a place of their own: sums are taken in another order where
-    memory isn't aligned, so a copy of the model would compute other last bits."""
+    """Copy weights from unaligned file memory, where sums run in another order and last bits would differ."""
     for weight in model.parameters():
         if weight.data_ptr() % _ALIGNMENT:
             weight.data = weight.data.clone()
 
 
 def disable_noise(model: Any) -> None:
-    """Switch dropout off: the learner must compute what the sampler computed, also in layers that `recomputing` puts
-    into training mode."""
+    """Disable dropout: the learner must match the sampler, also in layers that `recomputing` sets to training mode."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -263,10 +258,10 @@ def disable_noise(model: Any) -> None:
 
 
 def recomputing(model: Any) -> None:
-    """Training mode for the modules that ask for it before they recompute their activations, for no other.
+    """Training mode only for modules that need it to recompute their activations.
 
-    Routers and attention draw noise in training mode, and some compute otherwise; what stands inside of a layer that is
-    recomputed stays in evaluation mode. Without gradient checkpointing, all does.
+    Routers and attention may add noise or differ in training mode, so modules inside a recomputed layer stay in
+    evaluation mode. Without gradient checkpointing, all modules do.
     """
     for module in model.modules():
         module.training = bool(getattr(module, "gradient_checkpointing", False))
@@ -274,7 +269,6 @@ def recomputing(model: Any) -> None:
 
 @torch.no_grad()
 def _check_finite(model: Any, path: str) -> None:
-    """Refuse weights that are no numbers: everything they touch would be none."""
     for name, weight in model.named_parameters():
         if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):  # NaN is both of its ends
             raise ModelError(f"model {path}: weight {name} is not finite; take another copy of the model")

@@ -4,11 +4,10 @@ The gradient norm is summed in pieces. torch's `vector_norm` in float32 on a CPU
 10^6, 10^7 and 10^8 normally distributed numbers it is 1e-5, 4e-4 and 1e-2 too small, measured. Embeddings of 150,000
 tokens have 10^8.
 
-Guaranteed: a step whose gradient is not finite changes nothing and is counted; saved and restored state is equal bit
-for bit. Weight decay applies to matrices, not to norms and biases. The norm is right to 1e-4 in whatever order a
-processor adds, and to 4e-6 with AVX2, measured; up to `PIECE` numbers each it is torch's to the bit.
-Not covered: sharded or offloaded state; squares that overflow in float32 (numbers above 1e19), where the norm is
-infinite.
+Guaranteed: a step with a non-finite gradient changes nothing and is counted; restored state equals saved state bit for
+bit. Weight decay applies to matrices, not to norms and biases. The norm is accurate to 1e-4 for any order of addition,
+and to 4e-6 with AVX2, measured; for up to `PIECE` numbers it is bit-identical to torch's.
+Not covered: sharded or offloaded state; squares that overflow in float32 (numbers above 1e19): the norm is infinite.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from palimpsest.errors import CheckpointError
 
 
 PIECE = 1 << 19
-"""Numbers whose squares are added by one call."""
+"""Numbers squared and summed per call."""
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """[] The norm of all gradients together, of any shapes; 0 of none."""
+    """[] norm of all gradients together, of any shapes; 0 for none."""
     return nn.utils.get_total_norm([piece for gradient in gradients for piece in gradient.flatten().split(PIECE)])
 
 
 def clip_grad_norm(parameters: list[nn.Parameter], bound: float) -> Tensor:
-    """Scale the gradients so that their norm is at most `bound`; [] the norm before."""
+    """Scale the gradients to a norm of at most `bound`; returns [] the norm before."""
     norm = total_norm([p.grad for p in parameters if p.grad is not None])
     nn.utils.clip_grads_with_norm_(parameters, bound, norm)
     return norm
@@ -65,7 +64,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int | None) -> fl
 
 
 Clip = Callable[[list[nn.Parameter], float], Any]
-"""Scales the gradients down to a norm; returns the norm that they had."""
+"""Scales the gradients down to a norm; returns the norm before."""
 
 
 class Optimizer:
@@ -102,7 +101,7 @@ class Optimizer:
         self.skipped = 0
 
     def collect(self) -> None:
-        """Move the gradients of a micro-batch into the float32 masters; nothing to do where they are one."""
+        """Move the gradients of a micro-batch into the float32 masters, unless the weights are the masters."""
         for name, p in self._model.items():
             master = self._masters[name]
             if master is p or p.grad is None:
@@ -112,7 +111,7 @@ class Optimizer:
             p.grad = None
 
     def step(self, stats: UpdateStats) -> UpdateStats:
-        """Clip, update, zero. A non-finite gradient is dropped and counted. Returns `stats` with what was done."""
+        """Clip, update, zero. A non-finite gradient is dropped and counted. Returns `stats` with the outcome."""
         bound = self._config.max_grad_norm
         norm = float(self._clip(list(self._masters.values()), math.inf if bound is None else bound))
         rate = learning_rate(self._config, self.steps, self._total_steps)
@@ -145,7 +144,7 @@ class Optimizer:
         return tensors
 
     def live(self) -> dict[str, Tensor]:
-        """Masters and moments by name, not copied: to be written, or read into, in place."""
+        """Masters and moments by name, not copied, to write or fill in place."""
         tensors = {f"master/{name}": p.detach() for name, p in self._masters.items()}
         for name, p in self._masters.items():
             moments = self._adamw.state.get(p, {})
@@ -153,7 +152,7 @@ class Optimizer:
         return tensors
 
     def allocate(self, steps: int) -> None:
-        """Make room for the moments after so many steps."""
+        """Allocate the moments after `steps` steps."""
         self.steps = steps
         self._adamw.state.clear()
         for p in self._masters.values() if steps else ():
@@ -162,7 +161,7 @@ class Optimizer:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `state` gave."""
+        """Restore the tensors of `state`."""
         self._adamw.state.clear()
         for name, p in self._masters.items():
             entries = {

@@ -1,15 +1,15 @@
-"""Parity checks: the sampler's forward and the forest's give the logits of the model's own class.
+"""Parity checks: the sampler's forward and the forest's match the logits of the model's class.
 
-The distance of two correct kernels depends on the model: in bfloat16 a hundredth of the logits' spread, or a third
-where a few hidden units are huge. So the model's own eager forward is computed twice, the second time padded and with
-attention in twice the precision. Another way passes if it is off by at most a few times that noise.
+The distance of two correct kernels depends on the model: in bfloat16 a hundredth of the logits' spread, or a third if a
+few hidden units are huge. The noise is measured: the model's own eager forward runs twice, the second time padded and
+with attention in twice the precision. Another forward passes within a few times that noise.
 
 `admit` runs the checks of the sampler when a model is loaded; a learner runs those of the forest when it is built
 (forest/forest_model.py).
 
 Guaranteed: a probe of a dozen tokens reaches beyond any sliding window, because it runs with a narrow one. A model that
-passes is sampled as its class would; another is rejected in one line that names the class and what is missing.
-Not covered: numbers that differ only at lengths beyond the probe's, for another reason than the window.
+passes samples like its class; any other is rejected in one line that names the class and the missing feature.
+Not covered: numbers that differ only beyond the probe's length, for another reason than the window.
 
 Axes: U places, V vocabulary.
 """
@@ -31,10 +31,10 @@ from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForw
 from palimpsest.engines.embedded.sampling.kv_cache import KVPool, KVShape
 from palimpsest.errors import ModelError
 
-FLOOR = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the logits' spread: less is no fault, whatever the noise
+FLOOR = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the logits' spread: less passes for any noise
 LEAST = 0.02  # the same for shorter floats
 FACTOR = 4  # times the noise
-TRIES = 3  # probes that all have to differ: where experts are chosen, one rounding now and then chooses another
+TRIES = 3  # a fault must differ in all probes: rounding sometimes changes the choice of experts
 WINDOW = 3  # tokens that a sliding layer sees during a probe
 
 Ids = tuple[int, ...]
@@ -45,7 +45,7 @@ Place = tuple[int, int]
 def disagreement(
     model: Any, rows: Sequence[Ids], places: Sequence[Place], compute: Callable[[list[Ids]], Tensor]
 ) -> str | None:
-    """None if `compute(rows)` gives the model's own logits [U, V] after the tokens at `places`; else how far it is off.
+    """None if `compute(rows)` matches the model's own logits [U, V] at `places`; otherwise the difference.
 
     `rows` are mapped to ids of the vocabulary, equal tokens to equal ids.
     """
@@ -57,12 +57,12 @@ def disagreement(
             off = gap(compute(drawn), expected)
             if off <= max(FLOOR.get(model.dtype, LEAST), FACTOR * noise):  # False where it is NaN
                 return None
-    return f"logits differ from its own by {off:.2g} of their spread, where rounding makes {noise:.1g}"
+    return f"logits differ from its own by {off:.2g} of their spread, rounding explains {noise:.1g}"
 
 
 @torch.no_grad()
 def reference(model: Any, rows: Sequence[Ids], places: Sequence[Place]) -> tuple[Tensor, float]:
-    """[U, V] logits of the model's own eager forward of each row, and how far rounding moves them."""
+    """[U, V] logits of the model's own eager forward of each row, and their rounding noise."""
     with attention(model, "eager"):
         logits = model_logits(model, rows)
         exact = torch.stack([logits[row][at] for row, at in places])
@@ -74,7 +74,7 @@ def reference(model: Any, rows: Sequence[Ids], places: Sequence[Place]) -> tuple
 
 @torch.no_grad()
 def model_logits(model: Any, rows: Sequence[Ids], *, together: bool = False) -> list[Tensor]:
-    """For each row [its length, V] logits; `together` in one call, for which all must be of one length."""
+    """Logits [length, V] per row; `together` in one call, which needs rows of one length."""
     device, decoder = model.get_input_embeddings().weight.device, model.get_decoder()
     calls = [torch.tensor(rows, device=device)] if together else [torch.tensor([row], device=device) for row in rows]
     states = [decoder(input_ids=ids, use_cache=False).last_hidden_state for ids in calls]
@@ -82,7 +82,7 @@ def model_logits(model: Any, rows: Sequence[Ids], *, together: bool = False) -> 
 
 
 def gap(actual: Tensor, wanted: Tensor) -> float:
-    """Root mean square of the difference of logits [U, V], relative to the spread of those wanted.
+    """Root mean square of the difference of logits [U, V], relative to the spread of `wanted`.
 
     >>> gap(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 2.0]]))  # a shift of all changes no probability
     0.0
@@ -97,7 +97,7 @@ def gap(actual: Tensor, wanted: Tensor) -> float:
 
 @contextmanager
 def attention(model: Any, name: str) -> Iterator[None]:
-    """Within it `model` computes attention by `name`, if its class lets others do so at all."""
+    """Context in which `model` computes attention by `name`, if its class allows that."""
     if not model._can_set_attn_implementation():
         yield
         return
@@ -112,7 +112,7 @@ def attention(model: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def narrowed(model: Any) -> Iterator[None]:
-    """Within it the sliding layers of `model` see `WINDOW` tokens."""
+    """Context in which the sliding layers of `model` see `WINDOW` tokens."""
     wide = context_of(model).sliding
     if wide is None:
         yield
@@ -137,13 +137,13 @@ def _window(holder: Any) -> Any:
 
 ROWS: tuple[Ids, ...] = (tuple(range(1, 13)), tuple(range(21, 28)))
 PLACES = ((0, 4), (1, 2), (0, 8), (0, 9), (1, 4), (0, 10), (1, 5))
-"""Where `steps` has logits."""
+"""Row and token of the logits of `steps`."""
 _AHEAD = {torch.float64: 1e-3, torch.float32: 1e-3}  # of the logits' spread: what later tokens may change by rounding
 _ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, NotImplementedError, AssertionError)
 
 
 def admit(model: Any) -> None:
-    """Have `model` compute its attention as its class does; raises ModelError if it can't be sampled."""
+    """Select an attention for `model` that matches its class; raises ModelError if it can't be sampled."""
     name = type(model).__name__
     check_layers(model)
     context_of(model)
@@ -186,12 +186,12 @@ def _check_modules(model: Any) -> None:
     projection, decoder = model.get_output_embeddings(), model.get_decoder()
     if not isinstance(projection, torch.nn.Linear) or not isinstance(decoder, PreTrainedModel) or decoder is model:
         raise ModelError(
-            f"{type(model).__name__} can't be sampled: it has no decoder apart from one linear output projection"
+            f"{type(model).__name__} can't be sampled: it has no decoder with one separate linear output projection"
         )
 
 
 def _check_head(model: Any) -> None:
-    """Refuse models that change their logits after the output projection in a way that `head_of` doesn't know."""
+    """Reject models that change their logits after the output projection in a way unknown to `head_of`."""
     projection = model.get_output_embeddings()
     ids = torch.arange(1, 5, device=projection.weight.device)[None] % projection.weight.shape[0]
     # Large logits, for a cap to show.
@@ -208,7 +208,7 @@ def _check_head(model: Any) -> None:
 
 
 def _check_causal(model: Any) -> None:
-    """Refuse encoders: what stands behind a token must not change it."""
+    """Reject encoders: later tokens must not change a token."""
     half = len(ROWS[0]) // 2
     vocab = model.get_output_embeddings().weight.shape[0]
     start, rest, other = (tuple(t * 7919 % vocab for t in row) for row in (ROWS[0][:half], ROWS[0][half:], ROWS[1]))
@@ -220,13 +220,12 @@ def _check_causal(model: Any) -> None:
         )
     if not gap(two[:half], one[:half]) < _AHEAD.get(model.dtype, 0.1):
         raise ModelError(
-            f"{type(model).__name__} can't be sampled: its tokens see those behind them, as in an encoder; use a "
-            "decoder"
+            f"{type(model).__name__} can't be sampled: its tokens see later ones, as in an encoder; use a decoder"
         )
 
 
 def _check_positions(model: Any) -> None:
-    """Refuse models that turn a token otherwise when a later one stands in the same call."""
+    """Reject models whose rotation of a token depends on later tokens of the call."""
     device, last = model.get_input_embeddings().weight.device, context_of(model).tokens
     ids = torch.ones(2, 2, dtype=torch.long, device=device)
     near = torch.tensor([[0, 1], [0, 1]], device=device)
@@ -239,14 +238,14 @@ def _check_positions(model: Any) -> None:
     for alone, batched in zip(*turns, strict=True):
         if alone.shape[0] == 2 and not torch.equal(alone[0], batched[0]):
             raise ModelError(
-                f"{type(model).__name__} can't be sampled: how it turns a token depends on the longest position in "
-                "the call, so requests would change each other"
+                f"{type(model).__name__} can't be sampled: its rotation of a token depends on the longest position in "
+                "the call, so requests would affect each other"
             )
 
 
 @contextmanager
 def _rotations(model: Any) -> Iterator[list[Tensor]]:
-    """Within it, what the model's rotary positions give is added to the list, first rows first."""
+    """Context that appends the outputs of the model's rotary positions to the list."""
     rotations: list[Tensor] = []
 
     def keep(module: Any, inputs: Any, output: Any) -> None:

@@ -1,8 +1,8 @@
-"""The weights as a folder for another process, which reads them into a model that is there already.
+"""Weights as a folder for another process, which reads them into a loaded model.
 
-Guaranteed: safetensors and config.json as transformers writes them, with the output projection in a file of its own
-where it shares its tensor with the embeddings: some readers load tied weights once and leave the projection as it was,
-silently (docs/vllm.md); adapters are merged.
+Guaranteed: safetensors and config.json as written by transformers; an output projection tied to the embeddings is in a
+separate file, since some readers load tied weights once and silently skip the projection (docs/vllm.md); adapters are
+merged.
 Not covered: classes that can't be untied.
 """
 
@@ -27,7 +27,7 @@ _WHOLE, _REST, _HEAD = "model.safetensors", "model-1.safetensors", "output-proje
 
 @torch.no_grad()
 def write_untied(model: Any, folder: Path) -> None:
-    """Write `model` into `folder`, which doesn't exist."""
+    """Write `model` into the new `folder`."""
     weights = None
     if hasattr(model, "peft_config"):
         weights = {name: weight.cpu() for name, weight in merged_weights(model, model.dtype)}
@@ -46,7 +46,7 @@ def write_untied(model: Any, folder: Path) -> None:
 
 
 def size_of(model: Any, dtype: torch.dtype) -> int:
-    """Bytes of all weights of `model`, its output projection apart, as `dtype`."""
+    """Bytes of all weights of `model` as `dtype`, with a separate output projection."""
     output = model.get_output_embeddings().weight
     tied = output.numel() if output is model.get_input_embeddings().weight else 0
     weights = (weight for name, weight in model.named_parameters() if ".lora_" not in name)
@@ -54,18 +54,18 @@ def size_of(model: Any, dtype: torch.dtype) -> int:
 
 
 def no_room(folder: Path, error: Exception, *, needed: int, key: str) -> EngineError:
-    """What a disk refused, of the `needed` bytes of weights; `key` names the folder."""
+    """Error of a disk that lacks room for `needed` bytes of weights; `key` names the folder."""
     at = folder if folder.is_dir() else folder.parent
     written = sum(file.stat().st_size for file in folder.glob("*"))
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return EngineError(
-        f"{folder}: weights can't be written ({reason}): {written:,} bytes were, {needed:,} are needed, "
-        f"{shutil.disk_usage(at).free:,} are free on the disk; free some room, or set {key} to a folder of a larger one"
+        f"{folder}: writing the weights failed ({reason}) after {written:,} of {needed:,} bytes, "
+        f"with {shutil.disk_usage(at).free:,} free on the disk; free some space, or set {key} to another disk"
     )
 
 
 def untied(config: Any) -> Any:
-    """A copy of transformers' `config` that ties no weights, nor do those inside it (a multimodal model's parts)."""
+    """Copy of transformers' `config` without tied weights, also in the parts of a multimodal model."""
     config = copy.deepcopy(config)
     config.tie_word_embeddings = False
     for name in config.sub_configs:
@@ -75,7 +75,7 @@ def untied(config: Any) -> Any:
 
 
 def _index(folder: Path) -> Any:
-    """Which tensor is in which file. A file that is alone gets another name: under its own no index is looked for."""
+    """Index of tensors to files. Renames a single file, since readers ignore the index next to its default name."""
     if (folder / _INDEX).is_file():
         return json.loads((folder / _INDEX).read_text())
     file = (folder / _WHOLE).rename(folder / _REST)

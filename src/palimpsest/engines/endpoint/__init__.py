@@ -1,1 +1,1 @@
-"""A model behind an OpenAI-compatible address, which any policy plays on."""
+"""A model behind an OpenAI-compatible address, usable by any policy."""

@@ -1,16 +1,16 @@
 """HTTP client of an OpenAI-compatible endpoint, and a probe of what the endpoint supports.
 
-The probe runs once, before any episode, and asks for one word in each form:
+The probe runs once, before any episode, and requests one word in each form:
 
-    auto: tokens, completions (both with the model's tokenizer alone), chat; of each the most fields that it takes
+    auto: tokens, completions (both need the model's tokenizer), chat; each with as many fields as it accepts
 
 Guaranteed: a request is sent at most `attempts` times, and again only after time-outs, dropped connections, 408, 429
-and 5xx. What a retry can't fix (a rejected key, an unknown model or path, a redirect, an exhausted quota) is an
-EngineError at once, which names the fix; so is an endpoint that does not answer for `patience_s`. A reply larger than
-the limit, or one that holds the key, is rejected; no message holds the key. Cancelling the caller closes the
-connection. Redirects are not followed and proxies of the environment are not used. A form is taken only if a request in
-it was answered correctly, with the number of prompt tokens that was sent where the endpoint counts them; a tokenizer
-that disagrees with the server's (vLLM, SGLang, llama.cpp) is rejected with the text in question.
+and 5xx. Failures that no retry can fix (a rejected key, an unknown model or path, a redirect, an exhausted quota)
+immediately raise an EngineError that names the fix; so does an endpoint silent for `patience_s`. A reply larger than
+the limit, or one that contains the key, is rejected; no message contains the key. Cancelling the caller closes the
+connection. Redirects are not followed; proxies of the environment are not used. A form is chosen only if a request in
+it was answered correctly, with the right number of prompt tokens where the endpoint counts them; a tokenizer that
+disagrees with the server's (vLLM, SGLang, llama.cpp) is rejected with the text in question.
 Not covered: endpoints that want more than a key in a header; streams; an endpoint that changes during the probe.
 """
 
@@ -57,16 +57,16 @@ T = TypeVar("T")
 
 _REPLY_BYTES = 32 << 20
 _PAUSE_S = 0.5
-_IN_A_ROW = 8  # attempts that found nobody, over `patience_s` at the least: then it is down
+_IN_A_ROW = 8  # unanswered attempts, over at least `patience_s`: then it is down
 _TOO_LONG = re.compile(r"context[ _-]?(?:length|size|window)|maximum context|max_model_len", re.IGNORECASE)
 _NO_QUOTA = re.compile(r"insufficient[_ ]quota|billing", re.IGNORECASE)
 _EXAMPLE = "one like http://127.0.0.1:8000/v1"
 _URL = "engine.url (--base-url)"
-"""The address, by the names that a user may have given it under."""
+"""Names under which a user sets the address."""
 
 
 class EndpointRejected(SamplerError):
-    """The endpoint took offence at the request itself (400, 404, 422...): another one may pass."""
+    """The endpoint rejected this request (400, 404, 422...); another one may pass."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -74,22 +74,22 @@ class EndpointRejected(SamplerError):
 
 
 class Unavailable(SamplerError):
-    """No attempt was answered: nobody was there, or had the time. It says nothing about the request."""
+    """No attempt was answered: the server is down or busy. The request itself may be valid."""
 
 
 class _Broken(Down):
-    """A server's error that may be about this request (500, 501)."""
+    """Server error that may concern this request (500, 501)."""
 
 
 class _Busy(RetryableError):
-    """Others come first (408, 429)."""
+    """The server is busy (408, 429)."""
 
 
 class EndpointClient:
     """One endpoint. `close` it."""
 
     def __init__(self, config: EndpointEngineConfig) -> None:
-        """Raises ConfigError if the address is none, or the environment variable of the key isn't set."""
+        """Raises ConfigError if the address is invalid or the key's environment variable is not set."""
         address = check_address(config.url, _URL, example=_EXAMPLE)
         if address.query or address.fragment:
             raise ConfigError(f"{_URL}: the address has a query or a fragment, which may be secrets; give {_EXAMPLE}")
@@ -109,15 +109,15 @@ class EndpointClient:
     async def post(
         self, path: str, body: Mapping[str, Any], read: Callable[[Any], T], *, key: Key, attempts: int | None = None
     ) -> T:
-        """What `read` makes of the JSON that `{url}/{path}` answers to `body`, asked again where that raises Again;
-        `key` draws the pauses between `attempts`, of which None means as many as are configured.
+        """Post `body` to `{url}/{path}` and return `read` of the JSON reply; retry where `read` raises RetryableError.
+        `key` seeds the pauses between `attempts` (None: as configured).
 
-        Raises PromptTooLong, SamplerError for what concerns this request alone, EngineError for what concerns all.
+        Raises PromptTooLong or SamplerError for failures of this request, EngineError for failures of the endpoint.
         """
 
         async def once() -> T:
             async with self._places:
-                with self._breaker:  # asked only now: it may have opened while this request waited for a place
+                with self._breaker:  # checked only now: it may have opened while this request waited for a slot
                     return read(self._json(await self._sent("POST", f"{self.url}/{path}", body)))
 
         try:
@@ -129,24 +129,24 @@ class EndpointClient:
             raise EngineError(f"{self.url}: {down}, the last one: {down.last}; is the server running?") from None
 
     async def look(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """What an address beside it answers, once; None for whatever isn't a JSON object. Raises EngineError where
-        nobody is there, the key is refused, or another address is named."""
+        """JSON object at another path of the endpoint, requested once; None for any other reply. Raises EngineError if
+        the server is unreachable, rejects the key or redirects."""
         try:
             async with self._places:
                 answer = (await self._sent(method, url, body)).json()
         except Unanswered as nobody:
-            raise EngineError(f"{self.url}: can't be reached ({nobody}); check {_URL}, and that it runs") from None
+            raise EngineError(f"{self.url}: unreachable ({nobody}); check {_URL}, and that it runs") from None
         except (SamplerError, PromptTooLong, RetryableError, ValueError):
             return None
         return answer if isinstance(answer, dict) else None
 
     async def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> HttpReply:
-        """A reply of status 200. Raises Again, Down, Refused, PromptTooLong or EngineError."""
+        """Reply of status 200. Raises RetryableError, EndpointRejected, PromptTooLong or EngineError."""
         reply = await self._connections.ask(method, url, body, limit=_REPLY_BYTES, timeout_s=self._config.timeout_s)
         if reply.status != 200:
             raise self._failure(reply)
         if self._key and self._key.encode() in reply.body:
-            raise SamplerError(f"{self.url}: the reply holds the key it was asked with, so it isn't kept")
+            raise SamplerError(f"{self.url}: the reply contains the key; palimpsest rejects it")
         return reply
 
     def _json(self, reply: HttpReply) -> Any:
@@ -156,24 +156,23 @@ class EndpointClient:
             raise RetryableError(f"not JSON: {reply.quoted(100, self._key)}") from None
 
     def _failure(self, reply: HttpReply) -> Exception:
-        """What a status other than 200 means."""
         status = f"status {reply.status}: {reply.quoted(300, self._key)}"
         message = f"{self.url}: {status}"
         if 300 <= reply.status < 400:
             target = redacted(reply.headers.get("location", "nowhere"), self._key)
-            return EngineError(f"{self.url}: redirects to {target:.200}, which is not followed; set {_URL} to that")
+            return EngineError(f"{self.url}: rejected a redirect to {target:.200}; set {_URL} to that")
         if reply.status in (401, 403):
-            fix = "check the key in" if self._key else "name the environment variable that holds the key:"
+            fix = "check the key in" if self._key else "name the environment variable that contains the key:"
             return EngineError(f"{message}; {fix} engine.api_key_env (--api-key-env)")
         if reply.status == 429 and _NO_QUOTA.search(status):
-            return EngineError(f"{message}; the account behind the key has nothing left")
+            return EngineError(f"{message}; the account's quota is exhausted")
         if reply.status in (408, 429):
             return _Busy(status, retry_after(reply.headers))
         if reply.status >= 500:
             kind = _Broken if reply.status in (500, 501) else Down
             return kind(status, retry_after(reply.headers))
         if reply.status in (400, 413, 422) and _TOO_LONG.search(status):
-            return PromptTooLong(f"{message}; lower the budgets, or say its window by engine.max_model_len")
+            return PromptTooLong(f"{message}; lower the budgets, or set its window in engine.max_model_len")
         return EndpointRejected(message, reply.status)
 
 
@@ -181,7 +180,7 @@ class EndpointClient:
 
 
 _WORD = "Say yes."
-_TOKENS = 16  # models that think refuse to say less
+_TOKENS = 16  # reasoning models can't reply with less
 _ATTEMPTS = 4
 _MOST_NAMES = 8  # of models, in a message
 HOSTILE = (
@@ -198,23 +197,23 @@ HOSTILE = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How an endpoint is asked."""
+    """How to query an endpoint."""
 
     form: Form
     answered: RequestResult
-    """To the word."""
+    """Reply to the one-word prompt."""
     window: int | None
-    """Tokens, as the endpoint says; None: it doesn't."""
+    """Tokens, as reported by the endpoint; None: not reported."""
     checked: bool
-    """Whether its tokenizer was compared with ours."""
+    """True if its tokenizer was compared with ours."""
     model: str | None = None
-    """What its reply calls the model; None: nothing."""
+    """Model name in its reply; None: missing."""
     served: str = ""
-    """What it says of the model behind the name, in words."""
+    """Its description of the model behind the name."""
 
     @property
     def exact_prompt(self) -> bool:
-        """Whether prompts reach it as token ids."""
+        """True if prompts reach it as token ids."""
         return isinstance(self.form, TokenForm)
 
 
@@ -226,11 +225,11 @@ async def probe(
     counting: Codec,
     more: Mapping[str, Any],
 ) -> Found:
-    """How `model` is asked there. `native`: the model's tokenizer, None: it isn't known; `counting`: any tokenizer;
-    `more`: variables of its chat template.
+    """Find out how to query `model`. `native`: the model's tokenizer, None: unknown; `counting`: any tokenizer; `more`:
+    variables of its chat template.
 
-    Raises EngineError for an endpoint that isn't there, has no time or wants another key, ConfigError for a mode or a
-    model that it hasn't, ModelError for a tokenizer that is not the model's.
+    Raises EngineError for an endpoint that is unreachable, busy or rejects the key, ConfigError for a mode or model
+    that it lacks, ModelError for a tokenizer that is not the model's.
     """
     models = await client.look("GET", f"{client.url}/models")
     reasons = dict[str, str]()
@@ -238,7 +237,7 @@ async def probe(
         try:
             answered, name = await _try_form(client, form)
         except Unavailable as error:
-            raise EngineError(f"{error}; try again later") from None  # another mode would be another evaluation
+            raise EngineError(f"{error}; try again later") from None  # another mode would change the evaluation
         except (RetryableError, SamplerError) as error:
             reasons[form.mode] = str(error)
             continue
@@ -251,7 +250,6 @@ async def probe(
 def _forms(
     settings: EndpointEngineConfig, model: str, native: Codec | None, counting: Codec, more: Mapping[str, Any]
 ) -> Iterator[Form]:
-    """What to try, the best first."""
     modes = ("tokens", "completions", "chat") if settings.mode == "auto" else (settings.mode,)
     logprobs = {"logprobs": 1} if settings.logprobs else {}
     if "tokens" in modes and native is not None:
@@ -268,32 +266,32 @@ def _forms(
 
 
 async def _try_form(client: EndpointClient, form: Form) -> tuple[RequestResult, str | None]:
-    """Its answer to a word, and what it calls the model. Raises SamplerError or Again where it is not understood."""
+    """Its reply to one word and its name for the model. Raises SamplerError or RetryableError."""
     prompt = user_turn(form.codec, _WORD, ()).fill({})
     params = SamplingParams(max_tokens=_TOKENS, temperature=0.0, stop_ids=form.codec.stop_ids)
     body = form.body(prompt, params)
     answer = await client.post(form.path, body, lambda answer: answer, key="probe", attempts=_ATTEMPTS)
     answered = form.read(answer, prompt, params)
     if isinstance(form, TokenForm) and answered.prompt_tokens not in (0, len(prompt)):
-        raise SamplerError(f"it read {answered.prompt_tokens} tokens where {len(prompt)} were sent")
+        raise SamplerError(f"it read {answered.prompt_tokens} tokens instead of {len(prompt)}")
     return answered, model_of(answer)
 
 
 def model_of(answer: Any) -> str | None:
-    """What a reply calls the model that gave it; None where it says nothing."""
+    """Model name in a reply; None if missing."""
     name = answer.get("model") if isinstance(answer, dict) else None
     return name if isinstance(name, str) and name else None
 
 
 def _window(models: Any, model: str) -> int | None:
-    """Tokens of the longest prompt plus completion, where the list of models says it (vLLM, llama.cpp)."""
+    """Tokens of the longest prompt plus completion, if the list of models reports it (vLLM, llama.cpp)."""
     card, meta = _card(models, model)
     tokens = card.get("max_model_len") or meta.get("n_ctx")
     return tokens if isinstance(tokens, int) and tokens > 1 else None
 
 
 def _card(models: Any, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the list of models says of one, and its `meta`; nothing where it says nothing."""
+    """Entry of one model in the list of models, and its `meta`; empty if missing."""
     listed = _listed(models)
     card = next((entry for entry in listed if entry.get("id") == model or len(listed) == 1), {})
     meta = card.get("meta")
@@ -301,8 +299,8 @@ def _card(models: Any, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _served(models: Any, model: str, name: str | None) -> str:
-    """What tells one model behind a name from another: the folder it was loaded from, without where that lies (vLLM,
-    SGLang), parameters and bytes (llama.cpp), the name in a reply. `created` tells nothing: servers give the time.
+    """Identity of the model behind a name: the name of its folder (vLLM, SGLang), parameters and bytes (llama.cpp), the
+    name in a reply. `created` is ignored: servers set it to the current time.
 
     >>> _served({"data": [{"id": "m", "root": "/a/Qwen3-8B", "created": 1}]}, "m", "m-2026-01")
     'root=Qwen3-8B, model=m-2026-01'
@@ -324,7 +322,7 @@ def _listed(models: Any) -> list[dict[str, Any]]:
 
 
 async def _agrees(client: EndpointClient, model: str, codec: Codec) -> bool:
-    """Whether the server's tokenizer was asked and is ours. Raises ModelError if it is another."""
+    """True if the server's tokenizer was queried and is ours. Raises ModelError if it differs."""
     root = client.url.removesuffix("/v1")
     for text in HOSTILE:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
@@ -345,14 +343,11 @@ async def _agrees(client: EndpointClient, model: str, codec: Codec) -> bool:
 
 
 def _why_not(url: str, model: str, models: Any, reasons: Mapping[str, str]) -> str:
-    """What to do about an endpoint that answered nothing as it should."""
     names = [str(entry.get("id")) for entry in _listed(models)]
     if names and model not in names:
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-        return f"{url}: no model {model}{nearest(model, names)}; it has {shown}: name one by --model (model.path)"
+        return f"{url}: no model {model}{nearest(model, names)}; it has {shown}: set --model (model.path)"
     if not reasons:
-        return (
-            f"engine.mode needs the tokenizer of {model}: give its folder or hub id by engine.tokenizer (--tokenizer)"
-        )
+        return f"engine.mode needs the tokenizer of {model}: set engine.tokenizer (--tokenizer) to its folder or hub id"
     hint = "" if url.endswith("/v1") else "; does engine.url (--base-url) lack /v1?"
-    return f"{url}: answers no mode that was tried ({'; '.join(f'{m}: {r}' for m, r in reasons.items())}){hint}"
+    return f"{url}: no mode works ({'; '.join(f'{m}: {r}' for m, r in reasons.items())}){hint}"

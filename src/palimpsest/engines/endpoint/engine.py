@@ -1,9 +1,9 @@
-"""An engine that samples from a model behind an OpenAI-compatible address, and learns nothing.
+"""Engine that samples from a model behind an OpenAI-compatible address; it has no learner.
 
-Opened once for an evaluation: it finds out how the endpoint is asked (client.py) and says so in `limits`.
+It probes the endpoint once (client.py) and reports the result in `limits`.
 
-Guaranteed: `limits.endpoint` says which of its figures are exact; the same request has the same seed.
-Not covered: the same reply to the same request, which is the endpoint's affair; scores of given tokens.
+Guaranteed: `limits.endpoint` reports which figures are exact; the same request has the same seed.
+Not covered: the same reply to the same request, which the endpoint decides; scores of given tokens.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class EndpointSampler:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
     ) -> Completion:
-        """See `Sampler.generate`. Log-probabilities that the endpoint doesn't give are 0.0.
+        """See `Sampler.generate`. Missing log-probabilities are 0.0.
 
-        Raises EngineError where the endpoint is gone, or refuses whatever it is asked.
+        Raises EngineError if the endpoint is down or rejects every request.
         """
         check_prompt(prompt_ids, params.max_tokens, vocab=self._vocab, max_context=self.max_context)
         form = self._result.form
@@ -65,35 +65,35 @@ class EndpointSampler:
         return Completion(answered.token_ids, logprobs, answered.stop_reason)
 
     def _as_probed(self, answer: Any, answered: RequestResult) -> RequestResult:
-        """`answered`, if it is by the model that was found and as exact as `limits.endpoint` says. Raises Again, and
-        EngineError for another model."""
+        """Return `answered` if the probed model sent it, as exact as `limits.endpoint` states. Raises RetryableError,
+        and EngineError for another model."""
         probed, name = self._result.answered, model_of(answer)
         if name and self._result.model and name != self._result.model:
             raise EngineError(
-                f"{self._client.url}: replies are by model {name!r:.80} now, by {self._result.model!r:.80} when it was "
-                "first asked; what was played is kept, and figures of both would be of neither: name one of them by "
+                f"{self._client.url}: model {name!r:.80} now replies instead of {self._result.model!r:.80}; "
+                "finished episodes stay saved, but can't be mixed with another model's: set one model in "
                 "--model (model.path)"
             )
         if probed.exact and not answered.exact:
-            raise RetryableError("no token ids came back, which it gave before")
+            raise RetryableError("the reply lacks token ids, unlike earlier ones")
         if answered.token_ids and probed.logprobs is not None and answered.logprobs is None:
-            raise RetryableError("no log-probabilities came back, which it gave before")
+            raise RetryableError("the reply lacks log-probabilities, unlike earlier ones")
         return answered
 
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
     ) -> AsyncIterator[CompletionDelta]:
-        """See `Sampler.stream`; all tokens come in one delta."""
+        """See `Sampler.stream`; all tokens arrive in one delta."""
         completion = await self.generate(prompt_ids, params, session=session)
         yield CompletionDelta(completion.token_ids, completion.logprobs)
         yield CompletionDelta(completion=completion)
 
     async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
-        """Raises SamplerError: what an endpoint thinks of given tokens is not asked."""
+        """Raises SamplerError: endpoints score no given tokens."""
         raise SamplerError("engine.name=endpoint scores no given tokens; take the embedded engine for that")
 
     def stats(self) -> SamplerStats:
-        """See `SamplerStats`; tokens as the endpoint counts them, where it does."""
+        """See `SamplerStats`; tokens as counted by the endpoint, if it counts."""
         return SamplerStats(**vars(self._counts))
 
 
@@ -103,7 +103,7 @@ class EndpointEngine:
     learner = None
 
     def __init__(self, config: RunConfig) -> None:
-        """Asks the endpoint what it can do. Raises ConfigError, ModelError, or EngineError if it isn't there."""
+        """Probe the endpoint. Raises ConfigError, ModelError, or EngineError if it is unreachable."""
         settings = config.engine
         assert isinstance(settings, EndpointEngineConfig)
         native, folder = _tokenizer(settings, config.model)
@@ -133,7 +133,7 @@ class EndpointEngine:
 
 
 async def _probe(settings: EndpointEngineConfig, model: str, native: Codec | None, counting: Codec, more: Any) -> Found:
-    client = EndpointClient(settings)  # of its own: this is another event loop than the one that plays
+    client = EndpointClient(settings)  # separate client: this event loop is not the one that runs episodes
     try:
         return await probe(client, settings, model, native, counting, more)
     finally:
@@ -141,13 +141,12 @@ async def _probe(settings: EndpointEngineConfig, model: str, native: Codec | Non
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` comes to, whether or not this thread has an event loop that runs."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 def _tokenizer(settings: EndpointEngineConfig, model: ModelConfig) -> tuple[Codec | None, Path | None]:
-    """The model's tokenizer and its folder; None where nobody names one and modes without are allowed."""
+    """The model's tokenizer and its folder; None if none is configured and the mode allows that."""
     named = settings.tokenizer is not None
     if model.path in SHIPPED and not named:
         return None, None  # the default, which names no tokenizer of an endpoint's model
@@ -163,7 +162,7 @@ def _tokenizer(settings: EndpointEngineConfig, model: ModelConfig) -> tuple[Code
 
 
 def _window(settings: EndpointEngineConfig, result: Found, folder: Path | None, model: str) -> int:
-    """Tokens of prompt plus completion. Raises ConfigError where nobody says them."""
+    """Tokens of prompt plus completion. Raises ConfigError if unknown."""
     size = result.window
     if size is None and folder is not None:
         size = _size(read_object(model, folder / "config.json"), "max_position_embeddings")
@@ -174,14 +173,14 @@ def _window(settings: EndpointEngineConfig, result: Found, folder: Path | None, 
     window = settings.max_model_len or size
     if window is None:
         raise ConfigError(
-            f"engine.max_model_len: {settings.url} doesn't say how long a prompt of {model} may be; give its tokens, "
+            f"engine.max_model_len: {settings.url} reports no window for {model}; set it in tokens, "
             "e.g. engine.max_model_len=131072"
         )
     return window
 
 
 def _vocabulary(folder: Path | None, codec: Codec) -> int:
-    """Token ids are below it; a model may have more rows than its tokenizer names."""
+    """Exclusive upper bound of token ids; a model may have more rows than its tokenizer names."""
     rows = _size(read_object(str(folder), folder / "config.json"), "vocab_size") if folder is not None else None
     return max(rows or 0, codec.vocab_size)
 
@@ -192,16 +191,15 @@ def _size(config: dict[str, Any], key: str) -> int | None:
 
 
 def _fingerprint(codec: Codec) -> str:
-    """Of what text is cut into, and how a conversation is written."""
     template = str(getattr(codec.tokenizer, "chat_template", "") or "")
     return hashlib.sha256(f"{codec.tokenizer.backend_tokenizer.to_str()}\0{template}".encode()).hexdigest()[:16]
 
 
 def describe(endpoint: Endpoint, result: Found, window: int, *, counting_only: bool) -> str:
-    """On one line, how the endpoint is asked and what of it is exact."""
+    """One line: how the endpoint is queried and which figures are exact."""
     exact = {
         (True, True): "prompts and replies are exact token ids",
-        (True, False): "prompts are exact token ids, replies are encoded again from text",
+        (True, False): "prompts are exact token ids, replies are re-encoded text",
         (False, False): "prompts and replies pass as text, no token ids are exact",
     }[endpoint.exact_prompt_ids, endpoint.exact_ids]
     notes = [
@@ -209,9 +207,9 @@ def describe(endpoint: Endpoint, result: Found, window: int, *, counting_only: b
         f"{'with' if endpoint.logprobs else 'no'} log-probabilities",
     ]
     if counting_only:
-        notes.append(f"counted by the packaged tokenizer, as {endpoint.model} names none that opens (--tokenizer does)")
+        notes.append(f"counted by the packaged tokenizer, as {endpoint.model} names no usable one (set --tokenizer)")
     elif endpoint.mode != "chat":
         notes.append("tokenizer " + ("compared with the server's" if result.checked else "taken on trust"))
     if not result.form.fields.sampling:
-        notes.append("temperature, top-p and seed are the endpoint's own")
+        notes.append("the endpoint sets temperature, top-p and seed")
     return f"{endpoint.url}, {', '.join(notes)}, window {window}"

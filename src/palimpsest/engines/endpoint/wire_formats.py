@@ -1,12 +1,12 @@
-"""The three ways of asking an endpoint for a completion, and which optional fields it takes.
+"""The three request formats for a completion, and the optional fields an endpoint takes.
 
     tokens        POST /completions        the prompt's token ids      token ids come back where it gives them
     completions   POST /completions        the prompt as text          the reply's text is encoded again
     chat          POST /chat/completions   the prompt as messages      the same
 
-Guaranteed: what comes back is the reply to what was asked or an `Again`: as many log-probabilities as tokens, none
-above 0, no more tokens than were asked for, and, where the endpoint tells the prompt it read, the one that was sent.
-Text of a reply never becomes a control token. A text prompt in which data would become a control token is refused.
+Guaranteed: a result is the reply to its request, or a RetryableError is raised: as many log-probabilities as tokens,
+none above 0, no more tokens than requested, and the prompt that was sent if the endpoint reports the prompt it read.
+Text of a reply never becomes a control token. A text prompt in which data would become a control token is rejected.
 Not covered: an endpoint that reads a control token out of a message's text in mode chat.
 """
 
@@ -26,9 +26,9 @@ from palimpsest.types import SamplingParams, StopReason
 _MOST_STOPS = 4  # texts that OpenAI takes
 _MOST_TOKENS = 1 << 31  # of one request
 _SEEDS = 1 << 31  # llama.cpp reads 32 bits
-_TOKEN_CHARS = 256  # that a token spells, at the most
+_TOKEN_CHARS = 256  # per token, at most
 _ROUNDING = 1e-3
-"""Nats that a log-probability may lie above 0, by rounding."""
+"""Nats by which rounding may lift a log-probability above 0."""
 _NEUTRAL = {
     "top_k": -1,
     "min_p": 0.0,
@@ -41,19 +41,19 @@ _NEUTRAL = {
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which fields an endpoint takes."""
+    """Fields that an endpoint takes."""
 
     extended: bool = True
-    """Those that vLLM, SGLang and llama.cpp add to OpenAI's."""
+    """Fields that vLLM, SGLang and llama.cpp add to OpenAI's."""
     limit: str = "max_tokens"
-    """What the most tokens of a reply are called."""
+    """Name of the field that limits the tokens of a reply."""
     sampling: bool = True
-    """Whether it lets temperature, top-p and seed be chosen."""
+    """True if temperature, top-p and seed can be set."""
     spare: int = 0
-    """Tokens that a reply may have beyond its budget."""
+    """Tokens by which a reply may exceed its budget."""
 
     def of(self, params: SamplingParams) -> dict[str, Any]:
-        """The fields that say how to draw."""
+        """The sampling fields."""
         fields: dict[str, Any] = {self.limit: params.max_tokens + self.spare}
         if self.sampling:
             fields |= {"temperature": params.temperature, "top_p": params.top_p, "seed": params.seed % _SEEDS}
@@ -72,23 +72,23 @@ CHAT_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """What came of one request."""
+    """Result of one request."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
-    """None: the endpoint gave none."""
+    """None: the endpoint returned none."""
     stop_reason: StopReason
     exact: bool
-    """Whether the ids are those that were sampled."""
+    """True if these ids were sampled; False if text was encoded again."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    """As the endpoint counts, 0 where it doesn't."""
+    """Counts of the endpoint; 0 if it doesn't count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way of asking; what the three have in common."""
+    """One request format; base of the three."""
 
     mode: ClassVar[str]
     path: ClassVar[str]
@@ -96,16 +96,16 @@ class Form:
     model: str
     fields: Fields
     more: Mapping[str, Any]
-    """Further fields of every request."""
+    """Additional fields of every request."""
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
-        """The request. Raises SamplerError for a prompt that this form can't ask."""
+        """The request. Raises SamplerError for a prompt that this form can't express."""
         raise NotImplementedError
 
     def read(self, answer: Any, prompt_ids: Sequence[int], params: SamplingParams) -> RequestResult:
-        """What was answered to it. Raises Again, or SamplerError where another attempt would bring the same."""
+        """Result of its reply. Raises RetryableError, or SamplerError if a retry can't help."""
         if error := error_in_reply(answer):
-            raise RetryableError(f"the endpoint answered an error: {error}")
+            raise RetryableError(f"the endpoint returned an error: {error}")
         try:
             choice, usage = answer["choices"][0], answer.get("usage") or {}
             ended = choice.get("finish_reason")
@@ -121,19 +121,17 @@ class Form:
         return replace(answered, prompt_tokens=prompt, cached_tokens=min(cached, prompt), generated_tokens=generated)
 
     def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> RequestResult:
-        """What a choice says."""
         text = self.text(choice)
         if not isinstance(text, str):
             raise TypeError("no text")
         return self.encoded(text, params, ended)
 
     def text(self, choice: Any) -> Any:
-        """Where the text stands."""
         return choice["text"]
 
     def encoded(self, text: str, params: SamplingParams, ended: StopReason) -> RequestResult:
-        """A text as ids: cut where it exceeds the budget, which the endpoint counts in other tokens."""
-        most = (params.max_tokens + 1) * _TOKEN_CHARS  # megabytes that nobody asked for are not encoded
+        """Ids of a text, cut to the budget, which the endpoint counts in other tokens."""
+        most = (params.max_tokens + 1) * _TOKEN_CHARS  # an oversized reply is not encoded
         ids = tuple(self.codec.encode(text[:most]))
         if len(ids) > params.max_tokens or len(text) > most:
             return RequestResult(ids[: params.max_tokens], None, StopReason.LENGTH, exact=False)
@@ -141,7 +139,7 @@ class Form:
         return RequestResult((*ids, *stop), None, ended, exact=False)
 
     def check_prompt(self, choice: Any, prompt_ids: Sequence[int]) -> None:
-        """Raise Again if the endpoint tells that it read another prompt."""
+        """Raise RetryableError if the endpoint reports another prompt than the one sent."""
 
     def _body(self, params: SamplingParams) -> dict[str, Any]:
         return {"model": self.model, "stream": False, **self.fields.of(params), **self.more}
@@ -153,7 +151,6 @@ class TokenForm(Form):
     mode, path = "tokens", "completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
-        """See `Form.body`."""
         request: dict[str, Any] = {"prompt": list(prompt_ids)}
         if self.fields.extended:
             request |= {"return_token_ids": True, "stop_token_ids": list(params.stop_ids), "skip_special_tokens": False}
@@ -162,22 +159,20 @@ class TokenForm(Form):
         return self._body(params) | request
 
     def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> RequestResult:
-        """See `Form.reply`."""
         logprobs = choice.get("logprobs") or {}
         ids = sampled_ids(choice, logprobs)
         if ids is None:
             return Form.reply(self, choice, params, ended)
         if not all(type(id_) is int and id_ >= 0 for id_ in ids):
-            raise ValueError("a token is no id")
+            raise ValueError("a token is not an id")
         if len(ids) > params.max_tokens:
             raise ValueError(f"{len(ids)} tokens came back, max_tokens is {params.max_tokens}")
         return RequestResult(ids or self.codec.stop_ids[:1], checked_logprobs(logprobs, len(ids)), ended, exact=True)
 
     def check_prompt(self, choice: Any, prompt_ids: Sequence[int]) -> None:
-        """See `Form.check_prompt`."""
         read = choice.get("prompt_token_ids")
         if read is not None and read != list(prompt_ids):
-            raise RetryableError(f"it read another prompt ({len(read)} tokens) than it was sent ({len(prompt_ids)})")
+            raise RetryableError(f"it read another prompt ({len(read)} tokens, not {len(prompt_ids)})")
 
 
 class TextForm(Form):
@@ -186,13 +181,13 @@ class TextForm(Form):
     mode, path = "completions", "completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
-        """See `Form.body`. Raises SamplerError where text can't keep data and control apart."""
+        """See `Form.body`. Raises SamplerError if the data contains a control token."""
         text = self.codec.decode(prompt_ids)
         built, read = prompt_ids, self.codec.encode_trusted(text)
         if self._control_ids(built) != self._control_ids(read):
             raise SamplerError(
-                "the document, or a reply, holds a role marker of the model, which a prompt sent as text can't keep "
-                "from being one; an endpoint that takes token ids can"
+                "the document, or a reply, contains a role marker of the model, which a text prompt can't escape; "
+                "use an endpoint that takes token ids"
             )
         request: dict[str, Any] = {"prompt": text, "stop": stop_texts(self.codec, params)}
         return self._body(params) | request | ({"add_special_tokens": False} if self.fields.extended else {})
@@ -207,7 +202,6 @@ class ChatForm(Form):
     mode, path = "chat", "chat/completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
-        """See `Form.body`."""
         try:
             messages = messages_of(prompt_ids, self.codec)
         except ValueError as error:
@@ -215,12 +209,12 @@ class ChatForm(Form):
         return self._body(params) | {"messages": messages}
 
     def text(self, choice: Any) -> Any:
-        """See `Form.text`. A reply of thinking alone has no content."""
+        """See `Form.text`. A reply of only reasoning has no content."""
         return choice["message"]["content"] or ""
 
 
 def _count(value: Any) -> int:
-    """Tokens that an endpoint counted; 0 for what can't be their number.
+    """Token count reported by an endpoint; 0 for impossible values.
 
     >>> _count(12), _count(None), _count(-12), _count(1e300)
     (12, 0, 0, 0)
@@ -230,7 +224,7 @@ def _count(value: Any) -> int:
 
 
 def sampled_ids(choice: Any, logprobs: Any) -> tuple[int, ...] | None:
-    """[T] ids of a reply, wherever an endpoint tells them; None if it doesn't.
+    """[T] ids of a reply, from any field that may contain them; None if missing.
 
     >>> sampled_ids({"token_ids": [5, 6]}, {}), sampled_ids({}, {"content": [{"id": 5, "token": "a"}]})
     ((5, 6), (5,))
@@ -244,7 +238,7 @@ def sampled_ids(choice: Any, logprobs: Any) -> tuple[int, ...] | None:
 
 
 def checked_logprobs(answer: Any, count: int) -> tuple[float, ...] | None:
-    """[T] nats of `count` tokens, None if there are none. Raises ValueError for what can't be log-probabilities."""
+    """[T] nats of `count` tokens, None if missing. Raises ValueError for invalid log-probabilities."""
     values = answer.get("token_logprobs")
     if values is None:
         values = [token.get("logprob") for token in answer.get("content") or []] or None
@@ -259,5 +253,5 @@ def checked_logprobs(answer: Any, count: int) -> tuple[float, ...] | None:
 
 
 def stop_texts(codec: Codec, params: SamplingParams) -> list[str]:
-    """The stop ids as texts, for endpoints that take no ids."""
+    """Stop ids as texts, for endpoints that take no ids."""
     return [codec.decode([i]) for i in params.stop_ids][:_MOST_STOPS]

@@ -1,1 +1,1 @@
-"""Learners and samplers in processes of their own, on one machine or many, by Ray (docs/cluster.md)."""
+"""Learners and samplers in Ray processes, on one machine or many (docs/cluster.md)."""

@@ -1,9 +1,9 @@
 """Ray, the ranks and the copies of the sampler: started together, called with time limits, ended together.
 
-Guaranteed: nothing is started before it is first needed; whatever one process raises, or a time limit that passes, ends
-all of them, for the others would wait for it in their next collective; in a cluster of ours so does the end of one of
-Ray's own processes; nothing is left once the driver is gone, by whatever end (engines/process_guard.py).
-Not covered: one process started again alone. A run whose processes were lost resumes from its newest checkpoint.
+Guaranteed: nothing starts before it is first needed; an error in one process, or an expired time limit, ends all
+processes, as the others would wait for it in their next collective; in our own cluster so does the end of one of Ray's
+processes; nothing remains once the driver has ended for any reason (engines/process_guard.py).
+Not covered: restarting a single process. A run that lost its processes resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from palimpsest.errors import GOES_ON, EngineError, PalimpsestError, ProcessesLo
 _OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
 _STARTS = 3  # of Ray, within cluster.timeout_s
 _HEAD_S = 30.0  # for a connection to the head of a cluster
-_TRY_S = 36.0  # that Ray takes to find out once that what answers there is no head
+_TRY_S = 36.0  # duration of one attempt of Ray if another service answers there
 _FIREWALL = "keep a firewall in front of this machine, or install ray==2.60.0, which listens on loopback"
 _SIGACTION = 1024  # bytes, more than any system's struct sigaction
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -62,16 +62,15 @@ class ActorGroup:
     """The processes of one engine."""
 
     def __init__(self, config: RunConfig, objective: Objective | None, copies: int) -> None:
-        """`copies` of the sampler."""
         self._config, self._objective, self._cluster, self._copies = config, objective, config.cluster, copies
         self.ranks: list[Any] = []
         self.samplers: list[Any] = []
         self.folder = Path()
-        """Where weights lie on their way to the samplers."""
+        """Folder of the weights that samplers are about to load."""
         self._guard: process_guard.ProcessGuard | None = None
         self._owns_ray = False
         self._ray_output = ExitStack()
-        """While it is open, what Ray says is a warning."""
+        """While open, Ray's output becomes warnings."""
         self._ended = threading.Event()
         self._answers = GroupResults()
         self._placed: list[PlacementGroup] = []
@@ -81,11 +80,11 @@ class ActorGroup:
     # ---- life -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything, if it isn't there yet. Raises EngineError, ModelError, RunError."""
+        """Start everything that isn't running yet. Raises EngineError, ModelError, RunError."""
         with self._up:
             if self._state == "lost":
                 self._answers.check()
-                raise EngineError("the processes of engine.name=ray were ended; resume the run")
+                raise EngineError("the processes of engine.name=ray have ended; resume the run")
             if self._state == "new":
                 self._state = "up"
                 try:
@@ -111,7 +110,9 @@ class ActorGroup:
                 os.environ[process_guard.MARK] = mark
                 try:
                     with _signals_restored():
-                        self._connect(home / "r", mark)  # Ray lets everybody write there, ours nobody in
+                        self._connect(
+                            home / "r", mark
+                        )  # Ray makes it writable for all users; our parent folder admits none
                 finally:
                     del os.environ[process_guard.MARK]
                 watch(needed_of(mark), self._ended, self._miss)
@@ -136,11 +137,11 @@ class ActorGroup:
                 with environment(TRIES, _tries(cluster.timeout_s)):
                     ray.init(address=cluster.address, **options)
             except (OSError, RuntimeError, ValueError, RayError) as error:
-                raise EngineError(f"cluster.address={cluster.address}: can't be joined: {line_of(error)}") from None
+                raise EngineError(f"cluster.address={cluster.address}: joining failed: {line_of(error)}") from None
             return
         if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
-            raise EngineError(f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports could run code here; unset it")
-        # Ray, from 2.59 on, then asks for it
+            raise EngineError(f"RAY_AUTH_MODE={mode}: anyone who reaches Ray's ports could run code here; unset it")
+        # Ray requires it from 2.59 on
         os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         options |= {
@@ -149,7 +150,7 @@ class ActorGroup:
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": str(temporary),
             "object_store_memory": _OBJECT_STORE,
-            "_system_config": {"worker_niceness": 0},  # Ray's 15 would have ranks wait for whatever else runs here
+            "_system_config": {"worker_niceness": 0},  # Ray's 15 would let other programs slow the ranks down
         }
         until = time.monotonic() + cluster.timeout_s
         for left in range(_STARTS - 1, -1, -1):
@@ -157,12 +158,12 @@ class ActorGroup:
                 with _hidden(self._config.sampler.devices), on_loopback(), patient(until - time.monotonic()):
                     ray.init(**options)
                 return
-            except Exception as error:  # noqa: BLE001  a border: of this very class where a node takes too long
+            except Exception as error:  # noqa: BLE001  Ray raises plain Exception where a node takes too long
                 process_guard.end(mark)  # what the attempt has started
                 late = time.monotonic() >= until
                 if not _may_pass(error) or not left or late:
                     fix = f"; raise cluster.timeout_s={cluster.timeout_s:g}" if late else ""
-                    raise EngineError(f"Ray can't be started here: {line_of(error)}{fix}") from None
+                    raise EngineError(f"Ray's start failed: {line_of(error)}{fix}") from None
                 warnings.warn(f"Ray didn't start, trying again: {line_of(error)}", stacklevel=2)
 
     def _create(self) -> None:
@@ -186,7 +187,6 @@ class ActorGroup:
         ]
 
     def _reserve(self, ranks: Sequence[float], samplers: Sequence[float]) -> list[dict[str, Any]]:
-        """Options of each rank and sampler that put it on the GPU that is reserved for it; raises EngineError."""
         shares = [*ranks, *samplers]
         if self._cluster.placement == "colocated":
             reserved = [1.0] * max(len(ranks), len(samplers))
@@ -231,9 +231,9 @@ class ActorGroup:
             self._guard = None
 
     def _miss(self, name: str) -> None:
-        """One of Ray's own processes ended: Ray would end this one, too, a minute later. Ends everything; whoever waits
-        for an answer, or asks from now on, has the reason."""
-        reason = f"a process of engine.name=ray was lost (Ray's {name} ended)"
+        """End everything after the end of a Ray process: Ray would also end this one a minute later. All present and
+        later callers get the reason."""
+        reason = f"engine.name=ray lost a process (Ray's {name} ended)"
         self._answers.failed(ProcessesLost(f"{reason}; {GOES_ON}"), reason)
         self._answers.settle()
         self.close()
@@ -241,16 +241,16 @@ class ActorGroup:
     # ---- calls ----------------------------------------------------------------------------------------------
 
     def limit(self, key: str, times: int = 1) -> Limit:
-        """By a key of `cluster`."""
+        """Time limit of a key of `cluster`."""
         return Limit(key, getattr(self._cluster, key), times)
 
     def call(self, actors: Sequence[Any], method: str, *arguments: Any, limit: Limit) -> list[Any]:
-        """`method` of all `actors` at once, with the same arguments. Raises as `collect` does."""
+        """Call `method` of all `actors` with the same arguments. Raises as `collect` does."""
         return self.collect([getattr(actor, method).remote(*arguments) for actor in actors], limit, method)
 
     def collect(self, calls: Sequence[Any], limit: Limit, what: str) -> list[Any]:
-        """What `calls` answer. On the first error, or after `limit`, all processes are ended and the error is raised:
-        what it was if the user can mend it, ProcessesLost otherwise."""
+        """Results of `calls`. The first error, or `limit`, ends all processes and is raised: unchanged if the user can
+        fix it, otherwise as ProcessesLost."""
         try:
             return self._answers.of(calls, limit, what)
         except (RayError, PalimpsestError) as error:
@@ -261,26 +261,26 @@ class ActorGroup:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether Ray's start may succeed the next time: its node took too long, or one of its processes ended."""
+    """True if another start of Ray may succeed: its node took too long, or one of its processes ended."""
     return type(error) is Exception or (type(error) is RuntimeError and str(error).startswith("Failed to "))
 
 
 def _on_its_device(config: RunConfig, gpus: float) -> RunConfig:
-    """What a process with so many GPUs is given: one without computes on a CPU, though Ray has it see all of them."""
+    """Configuration of a process with `gpus` GPUs: with none it computes on a CPU, although Ray shows it all GPUs."""
     if gpus:
         return config
     return config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
 
 
 def _check_head(address: str, timeout: float) -> None:
-    """Raise OSError where nobody listens: Ray would ask for ten minutes."""
+    """Raise OSError if the port is closed: Ray would retry for ten minutes."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=min(timeout, _HEAD_S)):
         return
 
 
 def check_gpus(config: RunConfig, learners: int, copies: int) -> None:
-    """Raise EngineError where a cluster of ours is to have GPUs that this machine lacks, before any of it starts."""
+    """Raise EngineError, before anything starts, if our own cluster needs more GPUs than this machine has."""
     cluster = config.cluster
     gpus = float(len(gpus_but(config.sampler.devices)))
     shares = learners * cluster.rank_gpus(gpus, config.model.device) + copies * cluster.gpus_per_sampler
@@ -291,7 +291,7 @@ def check_gpus(config: RunConfig, learners: int, copies: int) -> None:
 
 @contextmanager
 def _hidden(servers: Sequence[int]) -> Iterator[None]:
-    """Have Ray hand out none of the GPUs of servers of vLLM: it begins with the first, whoever has it."""
+    """Hide the GPUs of vLLM servers from Ray, which assigns GPUs in order, even used ones."""
     before = os.environ.get(VISIBLE)
     if servers:
         os.environ[VISIBLE] = ",".join(gpus_but(servers))
@@ -304,7 +304,7 @@ def _hidden(servers: Sequence[int]) -> Iterator[None]:
 
 
 def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float]) -> None:
-    """Raise EngineError where `bundles` ask for more than the whole cluster has, whoever uses it now.
+    """Raise EngineError if `bundles` need more than the whole cluster has, in use or free.
 
     >>> _check_room([{"GPU": 1.0}, {"GPU": 1.0}, {"CPU": 1.0}], {"CPU": 8.0, "GPU": 2.0})
     """
@@ -317,15 +317,14 @@ def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, floa
 
 
 def _tries(timeout: float) -> str:
-    """How often Ray is to ask a head that doesn't answer as one, within `timeout`."""
     return str(max(1, int(timeout / _TRY_S)))
 
 
 @contextmanager
 def _signals_restored() -> Iterator[None]:
-    """Have signals handled afterwards as before: Ray's own handler aborts on a SIGTERM, which is to end a run tidily.
+    """Restore the signal handlers afterwards: Ray's handler aborts on SIGTERM, which must end a run tidily.
 
-    Python would let the main thread alone do so.
+    It uses libc, as Python allows it only in the main thread.
     """
     sigaction = ctypes.CDLL(None).sigaction
     before = {number: ctypes.create_string_buffer(_SIGACTION) for number in SIGNALS}

@@ -1,6 +1,6 @@
-"""What runs in the processes that Ray starts: a rank of the learner, a copy of the sampler.
+"""Actors in the processes that Ray starts: a rank of the learner, a copy of the sampler.
 
-Both are called from the driver, one call after the other; what they raise reaches it as Ray has it (actor_group.py).
+The driver calls both, one call at a time; Ray passes on their errors (actor_group.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from palimpsest.types import Completion, SamplingParams
 
 
 def check_visible(folder: Path, key: str) -> None:
-    """Raises RunError where this node doesn't see a folder of the driver's."""
+    """Raises RunError if this node doesn't see a folder of the driver."""
     if not folder.is_dir():
         raise RunError(f"{key}: {platform.node()} does not see {folder}; give a folder that every node sees")
 
@@ -43,7 +43,7 @@ class Rank:
         self._config, self._objective, self._rank = config, objective, rank
 
     def meeting(self) -> str:
-        """Where ranks of several machines may meet: a free port of this one."""
+        """Rendezvous address for ranks of several machines: a free port of this one."""
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         with socket.socket() as free:
             free.bind((host, 0))
@@ -67,7 +67,7 @@ class Rank:
         return os.getpid()
 
     def update(self, part: RankPart) -> tuple[list[UpdateStats], int]:
-        """What was computed here, and the version after it."""
+        """Statistics of this rank's part, and the version after it."""
         return self._learner.update(part), self._learner.version
 
     def save(self, folder: Path) -> Mapping[str, str]:
@@ -78,7 +78,7 @@ class Rank:
         return self._learner.save(folder)
 
     def load(self, folder: Path) -> int:
-        """The version that was saved."""
+        """Returns the saved version."""
         self._learner.load(folder)
         return self._learner.version
 
@@ -92,7 +92,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class BatchStep:
-    """What a step of a batch is to take in, requests by number."""
+    """Input of a batch step, requests by number."""
 
     arrivals: Sequence[tuple[int, NDArray, SamplingParams, bool]]  # type: ignore[type-arg]
     dropped: Sequence[int]
@@ -100,17 +100,17 @@ class BatchStep:
 
 @dataclass(frozen=True, slots=True)
 class ActorReply:
-    """What came out of one."""
+    """Result of one request."""
 
     ended: Sequence[tuple[int, Completion | str]]
-    """A text: why the request failed."""
+    """A text is the reason of a failure."""
     streamed: Sequence[tuple[int, int, float]]
     counters: Counters
     evicted: int
 
 
 class SamplerCopy:
-    """The embedded engine's batch, in a process of its own."""
+    """The embedded engine's batch, in a separate process."""
 
     def __init__(self, config: RunConfig, version: int) -> None:
         settings = config.engine
@@ -125,14 +125,13 @@ class SamplerCopy:
         self._requests: dict[int, Request] = {}
 
     def start(self, folder: Path) -> None:
-        """Answers once the model is loaded."""
+        """Returns once the model is loaded."""
         check_visible(folder, "cluster.folder")
 
     def pid(self) -> int:
         return os.getpid()
 
     def step(self, step: BatchStep) -> ActorReply:
-        """See `Batch.step`."""
         fresh = {number: Request(prompt.copy(), params, streamed) for number, prompt, params, streamed in step.arrivals}
         self._requests |= fresh
         dropped = [self._requests.pop(number) for number in step.dropped if number in self._requests]

@@ -2,10 +2,10 @@
 
 The driver decides the steps of every copy's batch as if the batch were local, so a run repeats byte for byte.
 
-Guaranteed: the event loop never blocks; the same numbers of ranks and samplers give the same bytes; processes start
-when the first of them is needed, and all have ended after `close`. All requests of an episode go to one copy, chosen by
-the episode's name. Samplers have separate weights: while the learner learns (`train.max_off_policy_steps`) they sample
-from the last published version.
+Guaranteed: the event loop never blocks; the same numbers of ranks and samplers give the same bytes; processes start on
+first use, and all have ended after `close`. All requests of an episode go to one copy, chosen by the episode's name.
+Samplers have separate weights: while the learner learns (`train.max_off_policy_steps`) they sample from the last
+published version.
 Not covered: roles with another model on separate GPUs; each role takes as many copies as `cluster.samplers` says.
 Speed: every step is a call to another process, about a millisecond; vLLM's servers are for that.
 """
@@ -67,7 +67,6 @@ class RemoteBatch:
         return answer
 
     def step(self, arrivals: Sequence[Request], dropped: Collection[Request]) -> Stepped:
-        """See `Batch.step`."""
         fresh = {self._last + 1 + n: request for n, request in enumerate(arrivals)}
         self._last += len(fresh)
         self._requests |= fresh
@@ -95,7 +94,7 @@ class RemoteBatch:
             self._call("reset")
 
     def publish(self, version: int) -> None:
-        """What `load_weights` loaded is of this version."""
+        """Set the version of the weights from `load_weights`."""
         self.version = version
 
     def load_weights(self, folder: Path, version: int) -> None:
@@ -123,18 +122,15 @@ class Samplers:
         return self._samplers[zlib.crc32(name.encode()) % len(self._samplers)]
 
     async def generate(self, prompt_ids: Ids, params: SamplingParams, *, session: str | None = None) -> Completion:
-        """See `Sampler.generate`."""
         return await self._of(session, prompt_ids).generate(prompt_ids, params)
 
     async def stream(
         self, prompt_ids: Ids, params: SamplingParams, *, session: str | None = None
     ) -> AsyncIterator[CompletionDelta]:
-        """See `Sampler.stream`."""
         async for delta in self._of(session, prompt_ids).stream(prompt_ids, params):
             yield delta
 
     async def score(self, prompt_ids: Ids, ids: Ids) -> tuple[float, ...]:
-        """See `Sampler.score`."""
         return await self._of(None, prompt_ids).score(prompt_ids, ids)
 
     def stats(self) -> SamplerStats:
@@ -143,7 +139,7 @@ class Samplers:
         return SamplerStats(**{f.name: sum(getattr(stats, f.name) for stats in per_copy) for f in fields(SamplerStats)})
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Have every copy sample from the model in `folder`; returns once the last does."""
+        """Load the model in `folder` into every copy; returns once the last has it."""
         pairs = zip(self._threads, self._batches, strict=True)
         await asyncio.gather(*(thread.run(batch.load_weights, folder, version) for thread, batch in pairs))
 
@@ -168,7 +164,6 @@ class RayLearner:
         self._published: int | None = None
 
     async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
-        """See `Learner.update`."""
         dealt = await asyncio.to_thread(self._plan, steps)
         answers = await asyncio.to_thread(self._update, dealt)
         self.version = answers[0][1]
@@ -197,14 +192,13 @@ class RayLearner:
         return self._group.collect(calls, self._group.limit("timeout_s", passes), "update")
 
     async def save(self, folder: Path) -> Mapping[str, str]:
-        """See `Learner.save`; each rank writes its share of the state, the first one the model's files."""
+        """See `Learner.save`; each rank writes its share of the state, the first also the model's files."""
         written: dict[str, str] = {}
         for part in await self._all("save", folder.resolve()):
             written |= part
         return written
 
     async def load(self, folder: Path) -> None:
-        """See `Learner.load`."""
         self.version = (await self._all("load", folder.resolve()))[0]
         self._published = None
 
@@ -212,7 +206,7 @@ class RayLearner:
         """See `Learner.publish`; returns once every copy of the sampler has the weights."""
         if self._samplers is None:
             return self.version
-        await asyncio.to_thread(self._group.start)  # what keeps it from starting is the run's error, no episode's
+        await asyncio.to_thread(self._group.start)  # a failed start is an error of the run, not of an episode
         if self._published == self.version or (self._published is None and not self.version):
             return self.version
         folder = self._group.folder / f"weights-{self.version}"
@@ -225,9 +219,9 @@ class RayLearner:
         return self.version
 
     async def write_weights(self, folder: Path) -> None:
-        """Write the whole present model, adapters merged and its output projection apart, as samplers read it.
+        """Write the current model for samplers: adapters merged, output projection written separately.
 
-        Raises EngineError where there is no room for it.
+        Raises EngineError if the disk is full.
         """
         folder.mkdir()
         await self._all("publish", folder.resolve(), key="timeout_s")
@@ -248,11 +242,11 @@ class RayEngine:
     """Satisfies `palimpsest.engines.protocol.Engine`."""
 
     def __init__(self, config: RunConfig, *, objective: Objective | None) -> None:
-        """Reads `config.model` without its weights; raises ModelError with the reason if it can't be used."""
+        """Reads `config.model` without its weights; raises ModelError if it can't be used."""
         settings, cluster = config.engine, config.cluster
         assert isinstance(settings, RayEngineConfig)
         if cluster.folder is not None and not (Path(cluster.folder).is_dir() and os.access(cluster.folder, os.W_OK)):
-            reason = "no folder that can be written to; make it, or name another"
+            reason = "not a writable folder; create it, or set another"
             raise ConfigError(f"cluster.folder={cluster.folder}: {reason}")
         copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
         check_gpus(config, cluster.learners if objective else 0, copies)
@@ -278,10 +272,10 @@ class RayEngine:
 
 
 def risk_of(address: str) -> str:
-    """What joining a cluster at `address` means."""
+    """Warning about the risk of joining a cluster at `address`."""
     token = os.environ.get("RAY_AUTH_MODE") == "token"
     return (
-        f"cluster.address={address}: Ray and the ranks listen on all interfaces of their machines, and whoever reaches "
-        f"a port {'and knows the token ' if token else ''}runs code there as you: keep them on a network of their own"
+        f"cluster.address={address}: Ray and the ranks listen on all interfaces of their machines; anyone who reaches "
+        f"a port {'and knows the token ' if token else ''}runs code there as you: keep them on a private network"
         + ("" if token else ", and start Ray with RAY_AUTH_MODE=token")
     )

@@ -5,8 +5,8 @@ Gradient clipping uses one norm over all ranks; each rank scales its own share b
 Guaranteed: the sum over ranks is the gradient of the whole step, to rounding; ranks whose plans differ reject the
 update together instead of waiting for each other; the same number of ranks gives the same bytes. Every rank gets the
 same norm, of all shares, however the gradients are sharded.
-Not covered: a rank that fails alone: its peers wait in their next collective until the driver ends them; gradients that
-are not yet summed over the ranks (`Partial`).
+Not covered: the failure of a single rank: its peers wait in their next collective until the driver ends them; gradients
+that are not yet summed over the ranks (`Partial`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from palimpsest.text.codec import Codec
 
 
 def clip_by_mesh(parameters: list[nn.Parameter], bound: float) -> float:
-    """`clip_grad_norm` over parameters that are sharded in different ways; the norm before."""
+    """`clip_grad_norm` over parameters that are sharded in different ways; returns the norm before clipping."""
     alike: dict[Any, list[Tensor]] = {}
     for grad in (p.grad for p in parameters if p.grad is not None):
         alike.setdefault((grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None, []).append(grad)
@@ -67,8 +67,7 @@ def clip_by_mesh(parameters: list[nn.Parameter], bound: float) -> float:
 
 
 def _agreed(norm: float, device: torch.device) -> float:
-    """The largest of what the ranks found, NaN as infinity: gradients that several ranks have whole may differ in
-    rounding, and all have to step, or to skip the step, alike."""
+    """Maximum over the ranks, NaN as infinity: rounding may differ, but all ranks must take or skip the step."""
     largest = torch.tensor(norm if math.isfinite(norm) else math.inf, dtype=torch.float64, device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return float(largest)
@@ -80,7 +79,7 @@ def _squared_norm(grads: list[Tensor]) -> Tensor:
     first = grads[0]
     if not isinstance(first, DTensor):
         return squared
-    # Not is_shard(): it is False of the _StridedShard that FSDP makes of what tensor parallel has divided already.
+    # Not is_shard(): it is False for the _StridedShard that FSDP makes of tensor-parallel shards.
     added = [Replicate() if placement.is_replicate() else Partial() for placement in first.placements]
     return DTensor.from_local(squared, first.device_mesh, added).full_tensor()
 
@@ -92,7 +91,7 @@ class RankLearner:
     """Collective: every rank makes one, and calls the same methods in the same order."""
 
     def __init__(self, config: RunConfig, objective: Objective) -> None:
-        """In a process group. Raises ModelError for a model that can't be trained so."""
+        """Needs a process group. Raises ModelError for an unsupported model."""
         set_threads(config.engine.num_threads)  # type: ignore[union-attr]
         self._config, self._objective = config, objective
         self._device = pick_device(config.model.device)
@@ -131,7 +130,7 @@ class RankLearner:
         return self._optimizer.steps
 
     def update(self, part: RankPart) -> list[UpdateStats]:
-        """Take the optimiser steps of an update; what this rank computed of each. Raises RunError, on all ranks."""
+        """Take the optimiser steps of an update; returns this rank's part of each. Raises RunError, on all ranks."""
         self._check_plan(part)
         steps = part.forests(self._device, torch.float32)
         recomputes = self._objective == "policy" and self._config.loss.old_logprobs == "recompute"
@@ -142,8 +141,7 @@ class RankLearner:
         ]
 
     def save(self, folder: Path) -> Mapping[str, str]:
-        """Write this rank's share, on rank 0 the model's files too; the SHA-256 of what this rank wrote. Raises
-        NotWritten."""
+        """Write this rank's share, on rank 0 also the model's files; returns their SHA-256. Raises NotWritten."""
         self._root.reshard()
         facts = CheckpointFacts(SHARES, self._optimizer.steps, self._optimizer.skipped, self._origin)
         with on_disk():
@@ -151,21 +149,21 @@ class RankLearner:
             return written | files.hashes(folder, write_model(self._model, folder, self._config.model, self._codec))
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, on however many ranks. Raises CheckpointError."""
+        """Restore a save of any number of ranks. Raises CheckpointError."""
         self._root.reshard()
         load_state(folder, self._optimizer, self._origin)
 
     def publish(self, folder: Path) -> None:
-        """Write, on rank 0, the whole present model into an empty folder: adapters merged, its output projection apart
-        from its embeddings, since servers that reload weights may not tie them again.
+        """Write the current model, on rank 0, into an empty folder: adapters merged, output projection separate from
+        the embeddings, since servers may not tie them again after a reload.
 
-        Raises EngineError where there is no room for it.
+        Raises EngineError if the disk is full.
         """
         self._root.reshard()
         try:
             with on_disk():
                 write_model(self._model, folder, self._config.model, self._codec, merged=True)
-        except NotWritten as error:  # told here: once ranks are ended, the folder is gone
+        except NotWritten as error:  # report here: once the ranks end, the folder is deleted
             key = "sampler.folder" if is_served(self._config, self._objective) else "cluster.folder"
             needed = size_of(skeleton(source_of(self._config.model)), DTYPES[self._config.model.dtype])
             raise no_room(folder, error, needed=needed, key=key) from None
@@ -181,13 +179,13 @@ class RankLearner:
     # ---- parts ----------------------------------------------------------------------------------------------
 
     def _check_plan(self, part: RankPart) -> None:
-        """Compare the number of the update and the passes of its steps over all ranks."""
+        """Compare the update's number and its steps' passes over all ranks."""
         plan = repr((part.number, self.version, part.passes.tolist())).encode()
         digest = int.from_bytes(hashlib.sha256(plan).digest()[:7])
         ends = torch.tensor([digest, -digest], device=self._device)
         dist.all_reduce(ends, dist.ReduceOp.MAX)
         if int(ends[0]) != -int(ends[1]):
-            raise RunError(f"learner: the ranks were given different plans for update {part.number}; resume the run")
+            raise RunError(f"learner: the ranks have different plans for update {part.number}; resume the run")
 
     def _forward(self, forest: Any, reference: bool) -> tuple[Tensor, Tensor]:
         with self._as_reference() if reference else nullcontext():

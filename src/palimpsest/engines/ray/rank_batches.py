@@ -1,8 +1,8 @@
-"""The batches of an update as the ranks get them: packed into forests and dealt out once, on the driver, as arrays.
+"""Batches of an update per rank: packed into forests and distributed by the driver, as arrays.
 
-A token is 4 bytes, a trained token 16 more (tuples of Python numbers: 152 in memory). Every rank takes as many passes
-as the busiest one, since they meet in each; where a rank has no forest left it takes one of two tokens whose weight is
-0, whose gradient is exactly 0 and which counts nowhere.
+A token takes 4 bytes, a trained token 16 more (tuples of Python numbers: 152 in memory). Every rank takes as many
+passes as the busiest one, since each pass is collective; a rank without a forest pads with two tokens of weight 0,
+whose gradient is exactly 0 and which no statistic counts.
 
 Guaranteed: each trained token is in exactly one rank's part; the same segments give the same parts.
 Not covered: a forest divided among ranks.
@@ -24,7 +24,7 @@ from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.types import Segment
 
 PAIRS_PER_TOKEN = 16_384
-"""Pairs of attention that cost as much as one token: 6 times the hidden size, 21,504 in a model of 7B."""
+"""Attention pairs that cost as much as one token: 6 times the hidden size, 21,504 in a model of 7B."""
 
 _PADDING = TrainSegment(Segment((0, 0, 0), (False, False, True), (0.0,) * 3, (-1, -1, 0)), (0.0,) * 3, (0.0,) * 3)
 
@@ -34,20 +34,20 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """What one rank computes of an update."""
+    """One rank's part of an update."""
 
     number: int
-    """Of the update, since the learner began; ranks that are at different ones would wait for each other for ever."""
+    """Number of the update since the learner started; ranks at different updates would wait for each other forever."""
     passes: Int32
-    """[S] passes of each optimiser step, of every rank the same."""
+    """[S] passes of each optimiser step, the same on every rank."""
     rows: Int32
     """[M] rows of each pass; 0: padding."""
     places: Int32
-    """[R] place of each row's segment in its step."""
+    """[R] index of each row's segment in its step."""
     lengths: Int32
     """[R] ids of each row, the last trained one included."""
     shared: Int32
-    """[R] of them, in common with the row before."""
+    """[R] ids in common with the row before."""
     counts: Int32
     """[R] trained tokens."""
     ids: Int32
@@ -59,7 +59,7 @@ class RankPart:
     logprobs: Float32
 
     def forests(self, device: torch.device | str, dtype: torch.dtype) -> list[list[Forest]]:
-        """For each optimiser step its forests, padding included: those hold no `indices`."""
+        """Forests per optimiser step; padding has no `indices`."""
         rows = iter(self._rows())
         shared = np.split(self.shared.astype(np.int64), np.cumsum(self.rows)[:-1])
         passes: list[Forest] = []
@@ -96,7 +96,7 @@ def _lay_out(
 
 
 def padding(device: torch.device | str, dtype: torch.dtype) -> Forest:
-    """Two tokens, one of them trained with weight 0, of no segment."""
+    """Forest of two tokens, one trained with weight 0, without a segment."""
     (packed,) = pack(rows_of([_PADDING], max_context=3), max_tokens=3)
     forest = packed.lay_out(device, dtype)
     return Forest(**{**{name: getattr(forest, name) for name in Forest.__slots__}, "indices": (), "counts": ()})
@@ -107,11 +107,11 @@ class RankPlan:
     """An update, dealt out."""
 
     parts: tuple[RankPart, ...]
-    """One a rank."""
+    """One per rank."""
     idle_share: float
-    """Of the ranks' time, as costs have it, how much they wait for the busiest in a pass."""
+    """Share of the ranks' estimated time spent waiting for the busiest in a pass."""
     padding_share: float
-    """Of all passes, those without a segment."""
+    """Share of passes without a segment."""
 
 
 def plan(
@@ -123,7 +123,7 @@ def plan(
     max_context: int,
     skips_silent: bool,
 ) -> RankPlan:
-    """Deal the forests of each step to `ranks`. Raises ValueError as `forest.layout.build_forests` does."""
+    """Distribute the forests of each step over `ranks`. Raises ValueError as `forest.layout.build_forests` does."""
     dealt = []
     for batch in steps:
         rows = rows_of(batch.segments, max_context, with_signal(batch.segments) if skips_silent else None)
@@ -138,12 +138,11 @@ def plan(
 
 
 def _passes(hands: Sequence[Sequence[Packed]]) -> list[list[Packed | None]]:
-    """For each pass what each rank computes in it."""
     return [[hand[at] if at < len(hand) else None for hand in hands] for at in range(max(map(len, hands)))]
 
 
 def _enough(rows: Sequence[SegmentRow], max_tokens: int, ranks: int) -> list[Packed]:
-    """Forests of `max_tokens`, or of fewer as long as there are fewer than ranks and rows to part."""
+    """Forests of `max_tokens`, or smaller ones while ranks outnumber forests and rows can be split."""
     packed = pack(rows, max_tokens)
     while len(packed) < min(ranks, len(rows)) and max_tokens > 1:
         max_tokens = min(max_tokens, max(forest.physical_tokens for forest in packed)) // 2
@@ -152,7 +151,7 @@ def _enough(rows: Sequence[SegmentRow], max_tokens: int, ranks: int) -> list[Pac
 
 
 def deal(forests: Sequence[Packed], ranks: int) -> list[list[Packed]]:
-    """For each rank its forests, the dearest first: each goes to the rank with the least to do."""
+    """Forests of each rank; the most expensive is assigned first, always to the rank with the least work."""
     hands: list[list[Packed]] = [[] for _ in range(ranks)]
     load = [0.0] * ranks
     for forest in sorted(forests, key=cost, reverse=True):
@@ -163,7 +162,7 @@ def deal(forests: Sequence[Packed], ranks: int) -> list[list[Packed]]:
 
 
 def cost(forest: Packed) -> float:
-    """In tokens: those that are computed, and what their attention costs."""
+    """Cost in tokens: the computed tokens plus their attention."""
     pairs = (forest.lengths * (forest.lengths + 1) - forest.shared * (forest.shared + 1)) / 2
     return float(forest.physical_tokens + pairs.sum() / PAIRS_PER_TOKEN)
 

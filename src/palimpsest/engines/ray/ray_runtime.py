@@ -1,10 +1,9 @@
 """Ray processes on this machine, and results of remote calls with a time limit.
 
-Guaranteed: Ray writes nothing to standard output, which is palimpsest's; its messages are one-line warnings, also in
-the run's events.jsonl. If a process ends that Ray needs, the run reports it within seconds. A cluster that palimpsest
-starts listens on loopback, or a warning says so. After the first failure, every caller gets that failure, in any
-thread, whether it waits already or asks later.
-Not covered: a cluster that others started; what Ray's compiled part writes as it ends the process.
+Guaranteed: Ray writes nothing to standard output; its messages are one-line warnings, also in the run's events.jsonl.
+If a process that Ray needs ends, the run reports it within seconds. A cluster that palimpsest starts listens on
+loopback, or a warning says so. After the first failure, all callers get that failure, in any thread.
+Not covered: a cluster that others started; the output of Ray's compiled part as it ends the process.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from palimpsest.errors import GOES_ON, PalimpsestError, ProcessesLost
 # ---- Results with a time limit -------------------------------------------------------------------------------
 
 
-LOOK_S = 0.5  # between two looks at whether all was lost meanwhile
-_SETTLE_S = 10.0  # until those who wait have seen that
+LOOK_S = 0.5  # between two checks for lost processes
+_SETTLE_S = 10.0  # until all waiting callers have returned
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How long an answer may take."""
+    """Time limit of an answer."""
 
     key: str
-    """Of `cluster`."""
+    """Key of `cluster`."""
     seconds: float
     """Its value."""
     times: int = 1
-    """That ranks wait for each other on the way."""
+    """Number of times that ranks wait for each other."""
 
     def passed(self, what: str) -> str:
         """
@@ -56,7 +55,7 @@ class Limit:
 
 
 class GroupResults:
-    """Of the processes of one group."""
+    """Results of the processes of one group."""
 
     def __init__(self) -> None:
         self._first: PalimpsestError | None = None
@@ -64,7 +63,7 @@ class GroupResults:
         self._waiting = 0
 
     def of(self, calls: Sequence[Any], limit: Limit, what: str) -> list[Any]:
-        """In the order of `calls`. Raises RayError, or the error of `failed`."""
+        """Results in the order of `calls`. Raises RayError, or the error of `failed`."""
         deadline, pending = time.monotonic() + limit.seconds * limit.times, list(calls)
         with self._counted():
             self.check()
@@ -79,19 +78,19 @@ class GroupResults:
             return list(ray.get(list(calls)))
 
     def check(self) -> None:
-        """Raise the first failure, if there was one."""
+        """Raise the first failure, if any."""
         if self._first is not None:
             raise again(self._first) from self._first.__cause__
 
     def failed(self, error: BaseException, what: str) -> PalimpsestError:
-        """Take note of a failure of `what`; the first one, to be raised."""
+        """Record a failure of `what`; return the first one, to be raised."""
         with self._changed:
             if self._first is None:
                 self._first = _user_error(error, what)
             return again(self._first)
 
     def settle(self) -> None:
-        """Wait, not for ever, until nobody waits for answers, who must not while Ray is shut down."""
+        """Wait, for a limited time, until no caller waits for results: none may while Ray shuts down."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, timeout=_SETTLE_S)
 
@@ -108,19 +107,19 @@ class GroupResults:
 
 
 def again(error: PalimpsestError) -> PalimpsestError:
-    """The same once more: an error that is raised in two threads would have the tracebacks of both."""
+    """Copy of an error: one raised in two threads would collect both tracebacks."""
     other = type(error)(*error.args)
     other.__cause__ = error.__cause__
     return other
 
 
 def _user_error(error: BaseException, what: str) -> PalimpsestError:
-    """What the user is told: what was raised if the user can mend it, ProcessesLost otherwise."""
+    """Error for the user: the original if the user can fix it, otherwise ProcessesLost."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, PalimpsestError):
         return again(cause)
-    key = "; raise cluster.timeout_s if ranks only were slow" if "timed out" in str(cause).lower() else ""
-    lost = ProcessesLost(f"{what}: a process of engine.name=ray was lost ({line_of(cause)}){key}; {GOES_ON}")
+    key = "; raise cluster.timeout_s if ranks were only slow" if "timed out" in str(cause).lower() else ""
+    lost = ProcessesLost(f"{what}: engine.name=ray lost a process ({line_of(cause)}){key}; {GOES_ON}")
     lost.__cause__ = error if isinstance(error, RayError) else None
     return lost
 
@@ -136,15 +135,15 @@ def line_of(error: BaseException) -> str:
 
 NEEDED = ("gcs_server", "raylet")
 PRINTS = "print_to_stdstream"
-"""A function of Ray's. There is no public way: `log_to_driver=False` is about output of workers alone."""
+"""A private function of Ray: `log_to_driver=False` silences only the workers."""
 TRIES = "RAY_gcs_server_port_wait_time_s"
-"""Seconds for the head to start; where one is joined, how often Ray asks it for itself."""
-_TOLD = 200  # characters of what Ray says
+"""Seconds for the head to start; number of attempts when joining one."""
+_TOLD = 200  # characters of Ray's output
 
 
 @contextmanager
 def prints_as_warnings() -> Iterator[None]:
-    """While this lasts, what Ray prints by itself is a warning."""
+    """Turn Ray's own output into warnings."""
     prints = getattr(rays, PRINTS)
     setattr(rays, PRINTS, _warn)
     try:
@@ -161,8 +160,7 @@ def _warn(data: Mapping[str, Any], *_: object, **__: object) -> None:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """While this lasts, Ray starts for this machine alone, as it does by default on macOS: its own processes, workers
-    and this process then listen on 127.0.0.1. On Linux Ray replaces a loopback address that it is given otherwise."""
+    """Start Ray on 127.0.0.1 only, as on macOS: on Linux, Ray replaces a given loopback address otherwise."""
     before = constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -189,7 +187,7 @@ def _is_loopback(ip: str) -> bool:
 
 @contextmanager
 def patient(seconds: float) -> Iterator[None]:
-    """While this lasts, Ray's own waits for its head and its node are of `seconds`, not 30."""
+    """Let Ray wait `seconds`, not 30, for its head and its node."""
     look: Any = services.get_node
     until = time.monotonic() + seconds
 
@@ -197,7 +195,7 @@ def patient(seconds: float) -> Iterator[None]:
         while True:
             try:
                 return look(*arguments)
-            except RuntimeError:  # Ray's word for a node that isn't there yet
+            except RuntimeError:  # Ray's text for a node that hasn't started yet
                 if time.monotonic() > until:
                     raise
                 time.sleep(LOOK_S)
@@ -212,7 +210,7 @@ def patient(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """While this lasts, the variable `name` has this value."""
+    """Set the environment variable `name` temporarily."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -224,7 +222,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 
 def needed_of(mark: str) -> set[psutil.Process]:
-    """Those that Ray can't do without, of a cluster that was started with the mark."""
+    """Processes that Ray needs, in a cluster started with the mark."""
     processes = set()
     for process in process_guard.marked(mark):
         with suppress(psutil.Error):
@@ -234,7 +232,7 @@ def needed_of(mark: str) -> set[psutil.Process]:
 
 
 def watch(processes: Collection[psutil.Process], ended: threading.Event, lost: Callable[[str], None]) -> None:
-    """Until `ended`, look whether all of `processes` are there; `lost` is told, once, the name of one that isn't."""
+    """Check until `ended` that all `processes` are alive; otherwise call `lost` once with the name of a dead one."""
     names = {process: process.name() for process in processes}
 
     def look() -> None:

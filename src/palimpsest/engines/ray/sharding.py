@@ -7,14 +7,14 @@ ever holds them all. The checks at loading (`forest_model.adopt`) run on a copy 
     learner/learner.json                                    steps taken, gradients skipped, the reference's digest
     model.safetensors, config.json, tokenizer...            the model, in model.dtype; or its adapters
 
-These are torch's distributed checkpoints in safetensors alone, since their default format holds a pickle. No tensor in
-a share is a single number, which torch's consolidation would write as 0: the count of steps is in learner.json.
+These are torch's distributed checkpoints in safetensors, since their default format contains a pickle. No tensor in a
+share is a scalar, which torch's consolidation would write as 0: the step count is in learner.json.
 
-Guaranteed: float32 weights, sums of gradients and moments, whatever the compute dtype; the same initial adapters as in
-one process; a weight that is missing, of another shape or not finite is rejected by name. A share is read back and
-compared with memory before its hash is reported. The same state in the same number of shares gives the same bytes, and
-any number of ranks reads what another number wrote, bit for bit.
-Not covered: context parallelism; experts; a folder that is an adapter itself (export it first); a file system that not
+Guaranteed: float32 weights, gradient sums and moments for any compute dtype; the same initial adapters as in one
+process; a weight that is missing, of another shape or not finite is rejected by name. A share is read back and compared
+with memory before its hash is reported. The same state in the same number of shares gives the same bytes, and any
+number of ranks reads it bit for bit.
+Not covered: context parallelism; experts; an adapter folder as the model (export it first); a file system that not
 every rank sees (rejected at the start, actor_group.py).
 """
 
@@ -73,17 +73,17 @@ from palimpsest.text.codec import Codec
 
 CHECKED_LAYERS = 2
 COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
-"""Of the classes in structure.ROOT: what tensor parallel divides by its outputs, and by its inputs."""
+"""Modules of the classes in structure.ROOT that tensor parallelism divides by outputs and by inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from, without its weights."""
+    """Source of a model, without its weights."""
 
     path: str
     folder: Path
     described: Any
-    """transformers' configuration."""
+    """The transformers configuration."""
 
 
 def source_of(config: ModelConfig) -> ModelSource:
@@ -93,7 +93,7 @@ def source_of(config: ModelConfig) -> ModelSource:
     path = model_path(config)
     adapters, base = adapters_of(path)
     if adapters:
-        raise ModelError(f"model {path}: is an adapter, which engine.name=ray can't begin with; train from {base}")
+        raise ModelError(f"model {path}: is an adapter, which engine.name=ray can't start from; train from {base}")
     folder, _ = open_model(path)
     with refusing(f"model {path}: not loadable as a causal language model"):
         described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -102,7 +102,7 @@ def source_of(config: ModelConfig) -> ModelSource:
 
 
 def skeleton(source: ModelSource, layers: int | None = None, device: str = "meta") -> Any:
-    """The model without its weights; with `layers`, with random ones of so many layers."""
+    """The model without its weights; with `layers`, only that many layers, with random weights."""
     from transformers import AutoModelForCausalLM
 
     described = copy.deepcopy(source.described)
@@ -119,7 +119,7 @@ def skeleton(source: ModelSource, layers: int | None = None, device: str = "meta
 
 
 def checked_copy(source: ModelSource) -> Any:
-    """Two layers of random weights, on which the forest was tried. Raises ModelError."""
+    """Copy with two random layers that passed the forest checks. Raises ModelError."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         small = skeleton(source, CHECKED_LAYERS, "cpu")
@@ -162,7 +162,7 @@ def shard(
     *,
     entropy_gradient: bool = False,
 ) -> ForestModel:
-    """The model of `config` with its weights, of which this rank holds a share; collective over `mesh` (dp, tp)."""
+    """The model of `config` with this rank's share of the weights; collective over `mesh` (dp, tp)."""
     source = source_of(config)
     small = checked_copy(source)
     model = skeleton(source)
@@ -189,9 +189,9 @@ def _base(model: Any) -> Any:
 
 
 def _with_adapters(model: Any, config: ModelConfig, source: ModelSource) -> tuple[Any, dict[str, Tensor]]:
-    """`model` with adapters, on the meta device, and the values that these begin with.
+    """`model` with adapters, on the meta device, and the adapters' initial values.
 
-    They are drawn as in one process: beside weights that take no memory, since all their numbers are one.
+    They are drawn as in one process, next to expanded weights that take no memory.
     """
     assert config.lora is not None
     for module in model.modules():
@@ -203,13 +203,13 @@ def _with_adapters(model: Any, config: ModelConfig, source: ModelSource) -> tupl
 
 
 def divide(model: Any, mesh: DeviceMesh) -> None:
-    """Tensor parallel, for the classes that it is known of. Raises ModelError for others."""
+    """Apply tensor parallelism. Raises ModelError for classes without a plan."""
     if mesh.size() == 1:
         return
     name, described = type(_base(model)).__name__, text_config(_base(model))
     if name not in ROOT:
         raise ModelError(
-            f"cluster.tensor_parallel_size={mesh.size()}: {name} can't be divided, only {', '.join(ROOT)} can"
+            f"cluster.tensor_parallel_size={mesh.size()}: unsupported for {name}; supported: {', '.join(ROOT)}"
         )
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if getattr(described, key) % mesh.size():
@@ -227,7 +227,7 @@ def divide(model: Any, mesh: DeviceMesh) -> None:
 def _fully_shard(
     root: ForestModel, cluster: ClusterConfig, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """A group for each layer, and one for the rest: the output projection is called as often as a rank has chunks."""
+    """One FSDP group per layer and one for the rest: the output projection runs once per chunk of a rank."""
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if cluster.cpu_offload else OffloadPolicy()
     mixed = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -240,26 +240,26 @@ def _fully_shard(
 
 
 def _fill_buffers(model: Any, small: Any, device: torch.device) -> None:
-    """What no file holds, such as the frequencies of rotary positions, as the copy has computed it."""
+    """Copy buffers that no file contains, such as rotary frequencies, from the checked copy."""
     computed = dict(small.named_buffers())
     for name, _ in list(model.named_buffers()):
         plain = plain_name(name)
         if plain not in computed:
-            raise ModelError(f"{type(_base(model)).__name__}: layers with a table ({plain}) can't be divided")
+            raise ModelError(f"{type(_base(model)).__name__}: sharding does not support layers with a table ({plain})")
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner).register_buffer(leaf, computed[plain].to(device), persistent=False)
 
 
 @torch.no_grad()
 def _read(model: Any, source: ModelSource, adapters: dict[str, Tensor]) -> None:
-    """Fill the shares from the files, and the adapters with what they begin with."""
+    """Fill the shares from the files, and the adapters with their initial values."""
     weights = {plain_name(name): weight for name, weight in model.named_parameters() if name not in adapters}
     there = check_weights(source.path, source.folder)
     for name, weight in weights.items():
         if tuple(there.get(name, ())) != tuple(weight.shape):
             raise ModelError(
-                f"model {source.path}: weight {name} of {tuple(weight.shape)} is not in its files by that name; "
-                "engine.name=ray reads files that name weights as the class does"
+                f"model {source.path}: weight {name} of {tuple(weight.shape)} is missing from its files; "
+                "engine.name=ray needs the weight names of the model class"
             )
     tied = {"lm_head.weight"} if text_config(_base(model)).tie_word_embeddings else set()
     check_used(source.path, there.keys() - weights.keys() - tied)
@@ -288,12 +288,12 @@ def _shares(model: Any) -> Iterator[tuple[str, Tensor]]:
 # ---- Sharded state: masters and moments ----------------------------------------------------------------------
 
 
-FILE_BYTES = 4 << 30  # of the model's files at most, all of which rank 0 holds at once
+FILE_BYTES = 4 << 30  # per model file, at most; rank 0 has a whole file in memory
 
 
 @contextmanager
 def on_disk() -> Iterator[None]:
-    """Have what a disk refuses raised as NotWritten, which reaches the driver as it is."""
+    """Raise a disk's errors as NotWritten, which reaches the driver unchanged."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -301,7 +301,7 @@ def on_disk() -> Iterator[None]:
 
 
 def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: CheckpointFacts) -> dict[str, str]:
-    """Write this rank's share of `tensors` under `learner/`; the SHA-256 of each file of this rank's, by its path."""
+    """Write this rank's share of `tensors` under `learner/`; returns the SHA-256 of each of its files, by path."""
     inner, rank = folder / STATE_FOLDER, dist.get_rank()
     inner.mkdir(exist_ok=True)
     try:
@@ -325,7 +325,7 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], facts: CheckpointFac
 
 
 def _settle(file: Path) -> None:
-    """Sort the texts in a share's header, which safetensors writes in any order: the same state is the same bytes."""
+    """Sort the texts in a share's header, so that the same state gives the same bytes."""
     with files.naming(file), file.open("r+b") as stored:
         size = int.from_bytes(stored.read(8), "little")
         header = json.loads(stored.read(size))
@@ -337,14 +337,14 @@ def _settle(file: Path) -> None:
 
 
 def _compare(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read a share back; raises CheckpointError where it isn't what this rank holds."""
+    """Read a share back; raises CheckpointError if it differs from this rank's memory."""
     try:
         with safe_open(file, framework="pt") as stored:
             for name in stored.keys():  # noqa: SIM118 - no mapping
                 held = tensors[name]
                 share = held.to_local() if isinstance(held, DTensor) else held
                 if not torch.equal(stored.get_tensor(name), share.cpu()):
-                    raise CheckpointError(f"{file} does not hold what was written ({name}): the disk is at fault")
+                    raise CheckpointError(f"{file} differs from the written data ({name}): the disk is at fault")
     except (KeyError, SafetensorError) as error:
         raise CheckpointError(f"{file} can't be read back ({_reason(error)}): the disk is at fault") from None
 
@@ -356,13 +356,13 @@ def load_state(folder: Path, optimizer: Optimizer, origin: str | None) -> None:
         facts = facts_of_shares(folder)
         if origin is not None and facts.reference != origin:
             raise CheckpointError(
-                f"checkpoint {folder}: loss.kl_loss_coef compares with another model than the run started from; "
+                f"checkpoint {folder}: loss.kl_loss_coef compares with another model than the run's first one; "
                 "restore the original model.path"
             )
         optimizer.allocate(facts.version)
         load(optimizer.live(), storage_reader=HuggingFaceStorageReader(str(inner)))
     except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {folder}: {_reason(error)}; use an older one or start anew") from None
+        raise CheckpointError(f"checkpoint {folder}: {_reason(error)}; use an older one or start over") from None
     optimizer.skipped = facts.grad_skipped
 
 
@@ -374,10 +374,10 @@ def _reason(error: BaseException) -> str:
 
 
 def write_model(model: Any, folder: Path, config: ModelConfig, codec: Codec, *, merged: bool = False) -> list[Path]:
-    """Write the model as Hugging Face has it, gathered weight by weight, on rank 0; collective.
+    """Write the model in Hugging Face format, gathered weight by weight, on rank 0; collective.
 
-    `merged`: adapters are merged and the output projection is written beside the embeddings it is tied to; else an
-    adapted model is its adapters alone. Returns the files it wrote, on other ranks none.
+    `merged`: merge adapters and also write an output projection that is tied to the embeddings; otherwise write only
+    the adapters of an adapted model. Returns the written files, none on other ranks.
     """
     adapted, first = hasattr(model, "peft_config"), dist.get_rank() == 0
     if adapted and not merged:
@@ -411,7 +411,7 @@ def _describe(model: Any, folder: Path, config: ModelConfig, *, adapters: bool, 
 
 
 def full(weight: Tensor) -> Tensor:
-    """The whole of a weight of which there are shares; collective."""
+    """A sharded weight, gathered; collective."""
     return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
 
 
@@ -422,7 +422,7 @@ def _adapters(model: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _write(weights: Iterator[tuple[str, Tensor]], folder: Path, stem: str, first: bool) -> dict[str, list[str]]:
-    """Files of at most `FILE_BYTES`; the names of the weights in each. Ranks but the first only take part."""
+    """Write files of at most `FILE_BYTES`; returns the names of the weights in each. Other ranks only take part."""
     names: dict[str, list[str]] = {}
     held: dict[str, Tensor] = {}
 

@@ -1,1 +1,1 @@
-"""Servers of vLLM as a sampler: processes of their own that are asked over HTTP. vLLM itself is never imported."""
+"""vLLM servers as a sampler: separate processes, queried over HTTP. vLLM itself is never imported."""

@@ -1,17 +1,16 @@
 """HTTP client of one vLLM server: sampling, scoring, weight updates, and checks of its answers.
 
-A server's answer from `/inference/v1/generate` is checked field by field. A probe then detects stale weights: learner
+The client checks every field of an answer from `/inference/v1/generate`. A probe then detects stale weights: learner
 and server score the same ids. Both of vLLM's silent faults (docs/vllm.md) show as scores that differ from the
-learner's, or that stay the same to the last bit while the learner's move.
+learner's, or that stay bit-identical while the learner's change.
 
 Guaranteed: a result belongs to its request and was sampled by the weights published last, or an error is raised; a
-reply never exceeds the size limit; no message holds a key. Rejected are: another request's answer, one sampled by other
-weights, a completion that continues after its stop token, ends before its length or says otherwise, an id without its
-log-probability, a log-probability that is not finite or above 0, more cached tokens than the prompt has, and probe
-scores that are off by more than rounding in the weights' dtype. The checks raise WrongAnswer, or a LookupError,
-TypeError, ValueError or AttributeError where the answer has another shape.
-Not covered: time limits, which the caller sets; streams; numbers that are plausible and wrong; weights that are only
-partly old, where that part hardly differs from the new one.
+reply never exceeds the size limit; no message contains a key. Rejected are: an answer to another request or from other
+weights, a completion that continues after its stop token, ends early or reports a wrong end, an id without its
+log-probability, a log-probability that is not finite or above 0, more cached tokens than prompt tokens, and probe
+scores off by more than rounding in the weights' dtype. The checks raise WrongAnswer, or LookupError, TypeError,
+ValueError or AttributeError for an answer of another shape.
+Not covered: time limits, which the caller sets; streams; plausible but wrong numbers; slightly stale weights.
 """
 
 from __future__ import annotations
@@ -37,42 +36,42 @@ from palimpsest.types import SamplingParams, StopReason
 
 _STOPS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 _ROUNDING = 1e-3
-"""Nats that a log-probability may lie above 0, by rounding."""
+"""Nats by which rounding may lift a log-probability above 0."""
 
 
 class WrongAnswer(ValueError):
-    """It has the shape of an answer, and can't be one."""
+    """A well-formed answer with impossible values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What came of one request."""
+    """Result of one request."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop_reason: StopReason
     cached: int
-    """Tokens of the prompt that were in the server's prefix cache."""
+    """Prompt tokens found in the server's prefix cache."""
 
 
 def check_origin(answer: Any, request_id: str, version: str) -> None:
-    """Refuse what isn't the answer to this request, by the weights of `version`."""
+    """Reject an answer to another request or from weights other than `version`."""
     (choice,) = answer["choices"]
     versions = {span["version"] for span in choice["weight_versions"]}
     if not answer["request_id"].endswith(request_id):
-        raise WrongAnswer("answered another request than it was asked")
+        raise WrongAnswer("answered another request")
     if versions != {version}:
         raise WrongAnswer(f"sampled with weights {sorted(map(str, versions))}, {version} is published")
 
 
 def read_completion(answer: Any, prompt_tokens: int, params: SamplingParams) -> Sampled:
-    """The completion of a prompt of so many tokens."""
+    """Completion of a prompt of `prompt_tokens` tokens."""
     (choice,) = answer["choices"]
     ids, content = tuple(choice["token_ids"]), choice["logprobs"]["content"]
     if not ids or [token["token_id"] for token in content] != list(ids):
-        raise WrongAnswer("tokens and log-probabilities don't belong together")
+        raise WrongAnswer("tokens and log-probabilities don't match")
     if not all(type(id_) is int and id_ >= 0 for id_ in ids):
-        raise WrongAnswer("a token is no id")
+        raise WrongAnswer("a token is not an id")
     logprobs = tuple(_nats(token["logprob"]) for token in content)
     if choice["finish_reason"] not in _STOPS:
         raise WrongAnswer(f"ended the request by {choice['finish_reason']!r}")
@@ -85,21 +84,21 @@ def read_completion(answer: Any, prompt_tokens: int, params: SamplingParams) -> 
 
 
 def _check_end(ids: Sequence[int], reason: StopReason, params: SamplingParams) -> None:
-    """Refuse a completion that ends neither by its first stop token nor by its length."""
+    """Reject a completion that ends neither at its first stop token nor at its length."""
     first_stop = next((index for index, id_ in enumerate(ids) if id_ in params.stop_ids), None)
     if len(ids) > params.max_tokens:
-        raise WrongAnswer(f"sampled {len(ids)} tokens where at most {params.max_tokens} were asked for")
+        raise WrongAnswer(f"sampled {len(ids)} tokens, more than max_tokens={params.max_tokens}")
     if first_stop is not None and first_stop < len(ids) - 1:
-        raise WrongAnswer(f"went on after the stop token {ids[first_stop]}")
+        raise WrongAnswer(f"continued after the stop token {ids[first_stop]}")
     if reason is not (StopReason.LENGTH if first_stop is None else StopReason.STOP):
-        last = f"{ids[-1]}, which is no stop token" if first_stop is None else f"the stop token {ids[-1]}"
-        raise WrongAnswer(f"says it ended by {reason.value}, but the last token is {last}")
+        last = f"{ids[-1]}, not a stop token" if first_stop is None else f"the stop token {ids[-1]}"
+        raise WrongAnswer(f"reports an end by {reason.value}, but the last token is {last}")
     if first_stop is None and len(ids) < params.max_tokens:
         raise WrongAnswer(f"ended after {len(ids)} of {params.max_tokens} tokens, without a stop token")
 
 
 def read_scores(answer: Any, prompt_tokens: int, ids: Sequence[int]) -> tuple[float, ...]:
-    """[T] nats of `ids` after a prompt of so many tokens."""
+    """[T] nats of `ids` after a prompt of `prompt_tokens` tokens."""
     rows = answer["prompt_logprobs"]
     if len(rows) != prompt_tokens + len(ids):
         raise WrongAnswer(f"scored {len(rows)} tokens of {prompt_tokens + len(ids)}")
@@ -107,7 +106,7 @@ def read_scores(answer: Any, prompt_tokens: int, ids: Sequence[int]) -> tuple[fl
 
 
 def read_likeliest(answer: Any) -> dict[int, float]:
-    """Nats of the likeliest tokens after a prompt, by their ids."""
+    """Nats of the most likely tokens after a prompt, by id."""
     (token,) = answer["choices"][0]["logprobs"]["content"]
     return {int(entry["token_id"]): _nats(entry["logprob"]) for entry in token["top_logprobs"]}
 
@@ -125,16 +124,16 @@ def _nats(value: Any) -> float:
 
 
 _TOLERANCE = {"float32": 0.02, "bfloat16": 0.5}
-"""Nats a token, in the mean, that kernels may be apart, by the weights' dtype."""
+"""Mean difference between kernels, nats per token, by the weights' dtype."""
 _MOVED = 0.02
-"""Share of the tolerance by which the learner must have moved before a server must have, too."""
+"""Share of the tolerance by which the learner must move before the servers' scores must also move."""
 _IDS = 32
 _LARGE, _SPECIAL = 4000, 1000  # a large vocabulary has its special tokens at either end
 _STRIDE = 7919  # a prime: the ids are spread over the vocabulary
 
 
 def probe_ids(vocab: int, window: int) -> tuple[int, ...]:
-    """Ids that a model is scored on; a server samples one more.
+    """Ids to score; a server samples one more.
 
     >>> probe_ids(10, 5)
     (0, 9, 8, 7)
@@ -145,13 +144,13 @@ def probe_ids(vocab: int, window: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the learner says of some ids under the weights that are published."""
+    """The learner's scores of some ids under the published weights."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
     dtype: str
-    """Of the weights."""
+    """Version of the weights."""
 
     @property
     def tolerance(self) -> float:
@@ -159,44 +158,41 @@ class Probe:
 
 
 Scored = tuple[Probe, tuple[float, ...]]
-"""A probe, and what a server said of its ids."""
+"""A probe, and a server's scores of its ids."""
 
 
 def check_scores(now: Scored, before: Scored | None) -> None:
-    """Refuse scores of other weights than the learner's; `before`: of the weights published before. Raises
-    WrongAnswer."""
+    """Raise WrongAnswer for scores of other weights than the learner's; `before`: scores of the previous weights."""
     probe, scores = now
     if (off := _distance(probe.logprobs, scores)) > probe.tolerance:
         raise WrongAnswer(
-            f"is {off:.2g} nats a token off the learner: it samples from other weights than it was given, or "
+            f"is {off:.2g} nats per token off the learner: it samples from other weights than the published ones, or "
             f"computes in another --dtype than model.dtype={probe.dtype}"
         )
     if before is None or before[1] != scores:
         return
     if (moved := _distance(before[0].logprobs, probe.logprobs)) > probe.tolerance * _MOVED:
-        raise WrongAnswer(f"scores as before it was given new weights, which moved the learner by {moved:.2g} nats")
+        raise WrongAnswer(f"scores as before the new weights, which moved the learner by {moved:.2g} nats")
 
 
 def _distance(these: Sequence[float], those: Sequence[float]) -> float:
-    """Nats a token."""
     return fmean(abs(a - b) for a, b in zip(these, those, strict=True))
 
 
 def check_loaded(answer: Any) -> None:
-    """Refuse what `reload_weights` answered where it says that it failed: vLLM's says null for each of its workers.
-    Raises WrongAnswer."""
+    """Raise WrongAnswer if `reload_weights` reports a failure; success is null for each worker of vLLM."""
     results = answer.get("results") if isinstance(answer, dict) else None
     if results is None:
         return
     failed = [result for result in results if result in (False, "False") or "error" in str(result).lower()]
     if not results or failed:
-        raise WrongAnswer(f"answered {failed or results!r} when it was to load new weights")
+        raise WrongAnswer(f"answered {failed or results!r} to a reload of weights")
 
 
 def is_tied(model: str) -> bool:
-    """Whether the folder that a server was started on says that its output projection is its embeddings.
+    """True if the config of a server's initial folder ties its output projection to its embeddings.
 
-    False where that isn't known: a folder that this machine doesn't see.
+    False if unknown: a folder that this machine doesn't see.
     """
     try:
         described = json.loads((Path(model) / "config.json").read_text("utf-8"))
@@ -211,32 +207,32 @@ def is_tied(model: str) -> bool:
 
 _REPLY_BYTES = 64 << 20
 _TOP = 10
-"""Tokens whose log-probabilities tell the mode of a server."""
+"""Number of tokens whose log-probabilities reveal a server's mode."""
 
 
 class ServerFailed(SamplerError):
-    """The server did not answer, or not as a sound one: it is to be looked at before it is asked again."""
+    """The server did not answer, or answered wrongly: check it before the next request."""
 
 
 class VllmClient:
     """One server. `close` it."""
 
     def __init__(self, name: str, url: str, *, socket: Path | None = None, key: str | None = None) -> None:
-        """`name` is for messages; `socket`: a Unix socket in the place of the address in `url`."""
+        """`name` is for messages; `socket`: a Unix socket that replaces the address in `url`."""
         self.name, self._key = name, key
         self._url = url.rstrip("/")
         self._connections = Connections(token=key, keep=False, socket=socket)
-        """One a request: one that is kept may be what the server closes just now. The pool bounds their number."""
+        """One connection per request: the server may close a reused one. The pool bounds their number."""
 
     async def close(self) -> None:
         await self._connections.close()
 
     async def check_health(self) -> None:
-        """Raises ServerFailed if the server, or the engine behind it, is gone."""
+        """Raises ServerFailed if the server or its engine is down."""
         await self._ask("GET", "/health")
 
     async def model(self) -> tuple[int, str]:
-        """Tokens of its longest prompt plus completion, and what it was started on: a folder, or a hub id."""
+        """Tokens of its longest prompt plus completion, and its initial model: a folder or a hub id."""
         models = await self._ask("GET", "/v1/models")
         with self._reading():
             return int(models["data"][0]["max_model_len"]), str(models["data"][0].get("root") or "")
@@ -256,26 +252,25 @@ class VllmClient:
             return read_completion(answer, len(prompt_ids), params)
 
     async def score(self, prompt_ids: Sequence[int], ids: Sequence[int], *, version: str) -> tuple[float, ...]:
-        """[T] nats of `ids` after the prompt, at temperature 1 in either mode of the server, by the weights of
-        `version`. Raises SamplerError."""
+        """[T] nats of `ids` after the prompt by `version`, at temperature 1 in either mode. Raises SamplerError."""
         answer = await self._complete([*prompt_ids, *ids], {"max_tokens": 1, "prompt_logprobs": 0}, version)
         with self._reading():
             return read_scores(answer, len(prompt_ids), ids)
 
     async def check_mode(self, mode: LogprobsMode) -> None:
         """Raise ServerFailed unless its log-probabilities are of `mode`: at half the temperature the distance between
-        two tokens is twice as large in processed ones, and the same in raw ones."""
+        two tokens doubles in processed ones and stays the same in raw ones."""
         warm, cold = [await self._likeliest(temperature) for temperature in (1.0, 0.5)]
         both = sorted(warm.keys() & cold.keys(), key=lambda id_: warm[id_])
         distance = warm[both[-1]] - warm[both[0]] if both else 0.0
         if distance < 1e-3:
-            raise ServerFailed(f"{self.name}: the model finds every token equally likely, so nothing tells its mode")
+            raise ServerFailed(f"{self.name}: the model finds every token equally likely, so its mode is unknown")
         actual = "processed_logprobs" if cold[both[-1]] - cold[both[0]] > 1.5 * distance else "raw_logprobs"
         if actual != mode:
             raise ServerFailed(f"{self.name} gives {actual}, this run needs --logprobs-mode {mode}: start it with that")
 
     async def load(self, folder: Path, version: str) -> None:
-        """Sample from the weights in `folder` from now on, with nothing left of those before. Raises ServerFailed."""
+        """Replace the weights and empty the prefix cache. Raises ServerFailed."""
         await self._ask("POST", "/pause?mode=abort", {})
         wanted = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         loaded = await self._ask("POST", "/collective_rpc", wanted)
@@ -283,39 +278,36 @@ class VllmClient:
             check_loaded(loaded)
         reset = await self._ask("POST", "/reset_prefix_cache?reset_running_requests=true", {})
         if not isinstance(reset, dict) or reset.get("success") is not True:
-            raise ServerFailed(f"{self.name}: its prefix cache could not be emptied, prompts there are of old weights")
+            raise ServerFailed(f"{self.name}: emptying its prefix cache failed; it still has prompts of old weights")
         await self.set_version(version)
         await self._ask("POST", "/resume", {})
 
     async def check_weights(self, probe: Probe, version: str, before: Scored | None) -> Scored:
-        """Raise ServerFailed unless it finds the ids of `probe` as likely as the learner does, who found them so with
-        the weights of `version`. `before`: what this returned of the weights before."""
+        """Raise ServerFailed unless scores of `probe` match. `before`: the result for the previous weights."""
         scored = probe, await self.score(probe.ids[:1], probe.ids[1:], version=version)
         with self._reading():
             check_scores(scored, before)
         return scored
 
     async def set_version(self, version: str) -> None:
-        """Have every answer say `version`."""
+        """Set the `version` in every answer."""
         await self._ask("POST", "/update_weight_version", {"new_version": version})
         await self.check_version(version)
 
     async def check_version(self, version: str) -> None:
-        """Raise ServerFailed unless it says `version` of its weights."""
+        """Raise ServerFailed unless its weights have `version`."""
         answer = await self._ask("GET", "/weight_info")
         if not isinstance(answer, dict) or answer.get("weight_version") != version:
-            raise self._failure(f"says {answer!r} of its weights instead of {version}")
+            raise self._failure(f"reports weights {answer!r} instead of {version}")
 
     async def _likeliest(self, temperature: float) -> dict[int, float]:
-        """Nats of some of the likeliest tokens after a prompt."""
         wanted = {"max_tokens": 1, "temperature": temperature, "logprobs": _TOP}
         answer = await self._complete([0, 1, 2], wanted)
         with self._reading():
             return read_likeliest(answer)
 
     async def _complete(self, ids: Sequence[int], wanted: Mapping[str, Any], version: str | None = None) -> Any:
-        """The answer, where `version` is given by those weights. What isn't `wanted` is switched off, whatever the
-        server's defaults."""
+        """The answer, checked for `version` if set. Switches off options not in `wanted`."""
         request_id = secrets.token_hex(8)
         body = {"request_id": request_id, "token_ids": list(ids), "sampling_params": {**_PLAIN, **wanted}}
         answer = await self._ask("POST", "/inference/v1/generate", body)
@@ -326,7 +318,7 @@ class VllmClient:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """While an answer is read: whatever doesn't look as expected is the server's failure."""
+        """Turn errors of reading an answer into failures of the server."""
         try:
             yield
         except WrongAnswer as error:
@@ -335,7 +327,7 @@ class VllmClient:
             raise self._failure(f"not the answer of a server of vLLM ({error!r})") from None
 
     def _failure(self, message: str) -> ServerFailed:
-        """A server may quote the key that it was sent."""
+        """The quoted reply is redacted: a server may quote its key."""
         return ServerFailed(f"{self.name}: {redacted(message, self._key):.300}")
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -356,6 +348,6 @@ _PLAIN = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "min_tokens": 0,
-    "ignore_eos": True,  # the stop ids say where to end
+    "ignore_eos": True,  # the stop ids set the end
     "detokenize": False,
 }

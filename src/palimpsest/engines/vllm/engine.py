@@ -2,11 +2,11 @@
 
     publish: the learner's weights -> a folder of a new name -> every server -> the folder before it is deleted
 
-Guaranteed: a version is written once, however often it is published; no folder of weights remains once the engine is
-closed or its process is killed (engines/process_guard.py). Only the weights published last are sampled from; every
-request ends within `sampler.timeout_s` of being sent.
-Not covered: the same tokens from another number of servers, or with requests that are batched differently, since sums
-round differently in another batch (docs/vllm.md).
+Guaranteed: each version is written once, even if published repeatedly; no folder of weights remains after the engine is
+closed or its process is killed (engines/process_guard.py). Servers sample only from the weights published last; every
+request ends within `sampler.timeout_s`.
+Not covered: the same tokens with another number of servers or another batching, since sums round differently
+(docs/vllm.md).
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class VllmSampler:
 
     @property
     def probe_ids(self) -> tuple[int, ...]:
-        """Ids of which the learner tells what it thinks of its new weights."""
+        """Ids that the learner scores under its new weights."""
         return probe_ids(self._vocab, self.max_context)
 
     def probe(self, logprobs: Sequence[float]) -> Probe:
-        """What servers must say of `probe_ids`: the learner's [T - 1] nats of each after those before it."""
+        """Expected scores of `probe_ids`: the learner's [T - 1] nats of each after its predecessors."""
         return Probe(self.probe_ids, tuple(logprobs), self._dtype)
 
     @property
@@ -78,19 +78,19 @@ class VllmSampler:
 
     @property
     def reading(self) -> set[Path]:
-        """Folders that servers are being started on."""
+        """Folders of the servers that are starting."""
         return self._pool.reading
 
     @property
     def concurrency(self) -> int:
-        """Requests that the servers take at once."""
+        """Requests that the servers take together."""
         return MAX_IN_FLIGHT * len(self._pool)
 
     async def load_weights(self, folder: Path, version: int, probe: Probe | None = None) -> None:
-        """Sample from the Hugging Face `folder` from now on: safetensors, its output projection written out, under a
-        name that was never loaded. It must stay until the next call has returned, for a server that ended reads it
-        again, and while it is in `reading`. `probe`: what the learner says of `probe_ids`, which every server must say
-        too. A server that is being started is waited for only where no other is left.
+        """Load the Hugging Face `folder` into the servers: safetensors with a separate output projection, under a name
+        that was never loaded. Keep it until the next call has returned, since a restarted server reads it again, and
+        while it is in `reading`. `probe`: the learner's scores of `probe_ids`, which every server must match. The call
+        waits for starting servers only if no other is left.
 
         Raises SamplerError if no server is left.
         """
@@ -117,13 +117,12 @@ class VllmSampler:
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
     ) -> AsyncIterator[CompletionDelta]:
-        """See `Sampler.stream`; all tokens come in one delta."""
+        """See `Sampler.stream`; all tokens arrive in one delta."""
         completion = await self.generate(prompt_ids, params, session=session)
         yield CompletionDelta(completion.token_ids, completion.logprobs)
         yield CompletionDelta(completion=completion)
 
     async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
-        """See `Sampler.score`."""
         if not ids:
             return ()
         self._check(prompt_ids, len(ids) + 1)  # a server samples one more
@@ -133,7 +132,7 @@ class VllmSampler:
             return await client.score(prompt_ids, ids, version=tag)
 
     def stats(self) -> SamplerStats:
-        """See `SamplerStats`; what servers don't tell is 0."""
+        """See `SamplerStats`; counters that servers don't report are 0."""
         return SamplerStats(**vars(self._counts), busy_s=self._pool.busy_s)
 
     async def close(self) -> None:
@@ -141,7 +140,7 @@ class VllmSampler:
         await self._pool.close()
 
     def _check(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
-        """vLLM would take a prompt that is too long."""
+        """Check a prompt here: vLLM accepts one that is too long."""
         check_prompt(prompt_ids, max_tokens, vocab=self._vocab, max_context=self.max_context)
 
 
@@ -149,18 +148,18 @@ class VllmSampler:
 
 
 FOLDER = "servers"
-"""In the run folder: what servers print, and weights on their way to them."""
+"""Folders in the run folder: server logs, and weights to be loaded."""
 
 
 class WritesWeights(Learner, Protocol):
-    """What is needed of a learner besides."""
+    """Additional methods of a learner that publishes to servers."""
 
     async def write_weights(self, folder: Path) -> None:
-        """Write a Hugging Face folder that isn't there yet, its output projection written out even where it is tied."""
+        """Write a new Hugging Face folder, with the output projection even if it is tied."""
         ...
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
-        """[T - 1] nats of each of `ids` after those before it, by the present weights, at temperature 1."""
+        """[T - 1] nats of each of `ids` after its predecessors, by the current weights, at temperature 1."""
         ...
 
 
@@ -168,7 +167,7 @@ class ServedLearner:
     """A learner that publishes to servers. Satisfies `palimpsest.engines.protocol.Learner`."""
 
     def __init__(self, learner: WritesWeights, sampler: VllmSampler, handover: Path) -> None:
-        """`handover` is where weights lie on their way."""
+        """`handover`: folder of the weights that servers are about to load."""
         self._learner, self._sampler, self._handover = learner, sampler, handover
         self._published: int | None = None
         self._guard: process_guard.ProcessGuard | None = None
@@ -183,20 +182,18 @@ class ServedLearner:
         return self._learner.limits
 
     async def update(self, steps: Sequence[StepBatch]) -> Sequence[UpdateStats]:
-        """See `Learner.update`."""
         return await self._learner.update(steps)
 
     async def save(self, folder: Path) -> Mapping[str, str]:
-        """See `Learner.save`."""
         return await self._learner.save(folder)
 
     async def load(self, folder: Path) -> None:
-        """See `Learner.load`; `publish` makes the weights the servers'."""
+        """See `Learner.load`; call `publish` to update the servers."""
         await self._learner.load(folder)
         self._published = None
 
     async def publish(self) -> int:
-        """See `Learner.publish`. The first time servers are started. Raises SamplerError if none is left."""
+        """See `Learner.publish`. The first call starts the servers. Raises SamplerError if none is left."""
         if self._published == self.version:
             return self.version
         if self._guard is None:
@@ -214,7 +211,7 @@ class ServedLearner:
         return self.version
 
     def clear(self) -> None:
-        """Delete what lies on the way; a second call does nothing."""
+        """Delete unused folders of weights; a second call does nothing."""
         watching, self._guard = self._guard, None
         if watching is not None:
             watching.finish()
@@ -224,7 +221,7 @@ class ServedEngine:
     """Satisfies `palimpsest.engines.protocol.Engine`."""
 
     def __init__(self, inner: Engine, learner: WritesWeights, config: RunConfig, folder: Path | None) -> None:
-        """`learner` is that of `inner`; `folder` is the run's, None: there is none. Raises ConfigError."""
+        """`learner` is that of `inner`; `folder`: the run folder, if any. Raises ConfigError."""
         settings = config.sampler
         if settings.folder is not None and not Path(settings.folder).is_dir():
             raise ConfigError(f"sampler.folder={settings.folder}: no such folder; make it, or set it to null")

@@ -1,14 +1,14 @@
-"""The servers of a run: which of them a request goes to, which have left, and how all come to new weights.
+"""Pool of a run's servers: routes requests, drops failed servers and loads new weights.
 
-    admitted ---> the server of the request's group, another where that is busy
+    admitted ---> the server of the request's group, another if that one is busy
     load_weights ---> every server: pause, load, empty the prefix cache, set the version and read it back, resume, and
-                      be as sure of some ids as the learner
+                      match the learner's scores of some ids
 
-Guaranteed: nothing is asked of a server that hasn't the weights published last; `load_weights` returns once every
-server that is up has the new ones, and raises where none is; a server that ends, fails or doesn't answer is asked no
-more until the next publication, when it is loaded or started again, and at once where no other is left. No publication
-waits for a start while another server has the weights: a server that has started takes part at once where its weights
-are still the published ones, otherwise from the next publication on.
+Guaranteed: requests go only to servers with the weights published last; `load_weights` returns once every live server
+has the new ones, and raises if there is none. A server that ends, fails or doesn't answer gets no request until the
+next publication loads or starts it again, or immediately if no other is left. No publication waits for a start while
+another server has the weights: a started server joins immediately if its weights are still the published ones,
+otherwise at the next publication.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from palimpsest.errors import SamplerError
 
 
 MAX_IN_FLIGHT = 256
-"""Requests at one server at once, each with a connection of its own; further ones of its groups go to another server,
-or wait. What a server doesn't batch it queues."""
+"""Concurrent requests per server, each with its own connection; further ones of its groups go to another server, or
+wait. A server queues requests beyond its batch."""
 
 
 @dataclass(eq=False)
@@ -41,19 +41,19 @@ class Member:
     """One server."""
 
     client: VllmClient | None
-    """None: it isn't started yet."""
+    """None: not started yet."""
     process: ServerProcess | None
-    """None: it is the user's."""
+    """None: the user started it."""
     sound: bool = False
-    """It has the weights that were published last."""
+    """True if it has the weights published last."""
     scored: Scored | None = None
-    """What it said of the ids of the probe before."""
-    reason: str = "nothing was published yet"
-    """Why it isn't sound."""
+    """The previous probe and its scores."""
+    reason: str = "no weights are published yet"
+    """Reason of its failure."""
     started: bool = False
-    """Its process has answered with the weights that it was started on, and has not failed since."""
+    """True if its process has answered with its initial weights and has not failed since."""
     starting: asyncio.Task[None] | None = None
-    """The start of its process, which may have ended."""
+    """Task that starts its process; may be done."""
     starts_on: Path | None = None
     """Weights that `starting` reads."""
     in_flight: int = 0
@@ -67,7 +67,7 @@ class Member:
 
     @property
     def up(self) -> bool:
-        """It takes new weights without being started, whichever it has."""
+        """True if it can load new weights without a start."""
         return self.sound if self.process is None else self.started and self.process.running
 
     @property
@@ -77,7 +77,7 @@ class Member:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """While one request is in flight."""
+        """Count one request as in flight."""
         if not self.in_flight:
             self._since = perf_counter()
         self.in_flight += 1
@@ -93,12 +93,12 @@ class PublishedWeights:
     folder: Path
     version: int
     tag: str
-    """What servers say of their weights: another word in every run, for a server may have served another."""
+    """Version string for servers: unique per run, as a server may have served another run."""
     probe: Probe | None
 
 
 class time_limit:
-    """`asyncio.timeout` whose end is the failure of the server called `name`; `key` of `sampler` has the seconds."""
+    """`asyncio.timeout` that raises a failure of the server `name`; `key` of `sampler` contains the seconds."""
 
     def __init__(self, seconds: float, name: str, key: str | None = None) -> None:
         fix = "" if key is None else f"; raise sampler.{key}"
@@ -117,27 +117,27 @@ class time_limit:
 # ---- The servers of a run ------------------------------------------------------------------------------------
 
 
-_LOOK_S = 60.0  # for a server to say that it lives: it may be starved, and a start takes as long
-_POLL_S = 0.2  # between two looks at one that starts
+_LOOK_S = 60.0  # for a server's health answer: it may lack CPU time, and a start takes as long
+_POLL_S = 0.2  # between two checks of a starting server
 
 
 class Pool:
-    """Its servers start when weights are first published."""
+    """Servers start when weights are first published."""
 
     def __init__(self, members: Iterable[Member], settings: SamplerConfig, *, mode: LogprobsMode, window: int) -> None:
-        """`window`: tokens that each must take."""
+        """`window`: required tokens of each server."""
         self._members = list(members)
         self._settings, self._mode, self._window = settings, mode, window
         self._homes: dict[str, Member] = {}
-        """The server that holds the prefix of a group."""
+        """Server that has the prefix of each group."""
         self.published: PublishedWeights | None = None
         self._run = secrets.token_hex(4)
         self._room = asyncio.Event()
-        """Set when a request may find a server that found none before."""
+        """Set when a waiting request may find a server."""
         self._lock = asyncio.Lock()
         """Held while servers start or load."""
         self._attempts = 0
-        """To bring servers up, as far as they ended."""
+        """Task that restarts ended servers."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -149,7 +149,7 @@ class Pool:
 
     @property
     def reading(self) -> set[Path]:
-        """Folders that servers are being started on."""
+        """Folders of the servers that are starting."""
         starting = [member for member in self._members if member.starting is not None and not member.starting.done()]
         return {member.starts_on for member in starting if member.starts_on is not None}
 
@@ -157,7 +157,7 @@ class Pool:
 
     @asynccontextmanager
     async def admitted(self, group: str | None) -> AsyncIterator[tuple[VllmClient, str]]:
-        """A server with room for one request, and what it says of its weights. Raises SamplerError if none is left."""
+        """Server with room for one request, and its version string. Raises SamplerError if none is left."""
         member = await self._next(group)
         published, client = self.published, member.client
         assert published is not None
@@ -173,7 +173,7 @@ class Pool:
             self._room.set()
 
     async def _next(self, group: str | None) -> Member:
-        """A server with room. Where none is left, one attempt is made to bring them back, for all who wait."""
+        """Server with room. If none is left, all waiting requests share one attempt to restart servers."""
         attempts = self._attempts
         while True:
             if not self._lock.locked() and not any(member.usable for member in self._members):
@@ -186,7 +186,7 @@ class Pool:
             await self._room.wait()
 
     def _choose(self, group: str | None) -> Member | None:
-        """The server of `group`, of a new group the one with fewest; the idlest where that is busy. None: all are."""
+        """Server of `group` (new group: the one with fewest groups), or the least busy; None: all are full."""
         usable = [member for member in self._members if member.usable]
         if not usable:
             return None
@@ -200,14 +200,13 @@ class Pool:
         return idlest if idlest.in_flight < MAX_IN_FLIGHT else None
 
     async def _look_at(self, member: Member, client: VllmClient, tag: str, error: ServerFailed) -> None:
-        """Ask a server that failed for its health and its version; without both in order it leaves the pool."""
         try:
             async with time_limit(_LOOK_S, client.name):
                 await client.check_health()
                 await client.check_version(tag)
         except SamplerError as failure:
             same = self.published is not None and self.published.tag == tag and member.client is client
-            if same and member.sound and not self._lock.locked():  # nobody saw to it meanwhile
+            if same and member.sound and not self._lock.locked():  # no other task handled it meanwhile
                 self._leave(member, f"{error}; {failure}")
 
     def _leave(self, member: Member, reason: str) -> None:
@@ -218,7 +217,6 @@ class Pool:
     # ---- weights --------------------------------------------------------------------------------------------
 
     async def load_weights(self, folder: Path, version: int, probe: Probe | None) -> None:
-        """See `VllmSampler.load_weights`."""
         try:
             async with self._lock:
                 tag = f"{self._run}-{version}-{folder.name}"
@@ -230,7 +228,7 @@ class Pool:
 
     async def _revive(self) -> None:
         if self.published is None:
-            raise SamplerError("no server has weights: none were published, or the engine is closed")
+            raise SamplerError("no server has weights: publish first, or open a new engine")
         try:
             async with self._lock:
                 await self._bring_up()
@@ -244,7 +242,7 @@ class Pool:
         self._start_those_down(published)
         await asyncio.gather(*(self._load(member, published) for member in self._members if _loads(member)))
         if not any(member.usable for member in self._members):
-            self._start_those_down(published)  # those that ended on the way too
+            self._start_those_down(published)  # includes servers that ended during loading
             await asyncio.gather(*(member.starting for member in self._members if member.starting is not None))
             stale = [member for member in self._members if member.up and not member.sound]  # started on older weights
             await asyncio.gather(*(self._load(member, published) for member in stale))
@@ -253,7 +251,6 @@ class Pool:
             raise SamplerError(self._why())
 
     def _forget_starts(self) -> None:
-        """Leave out starts that have ended. Raises what they raised."""
         for member in self._members:
             if (starting := member.starting) is not None and starting.done():
                 member.starting = None
@@ -261,7 +258,7 @@ class Pool:
                     starting.result()
 
     def _start_those_down(self, published: PublishedWeights) -> None:
-        """Have servers that ended or left start on the published weights, each once; nothing waits for them here."""
+        """Start servers that ended or left on the published weights, once each, without waiting."""
         for member in self._members:
             if member.process is not None and not member.up and member.starting is None:
                 member.sound = member.started = False
@@ -269,10 +266,9 @@ class Pool:
                 member.starting = asyncio.create_task(self._start(member, member.process, published))
 
     def _why(self) -> str:
-        return "no server is left: " + "; ".join(member.reason for member in self._members)
+        return "all servers failed: " + "; ".join(member.reason for member in self._members)
 
     async def _load(self, member: Member, published: PublishedWeights) -> None:
-        """Have a server that is up sample from the published weights, or leave."""
         was_up, member.sound = member.up, False
         assert member.client is not None
         try:
@@ -286,8 +282,8 @@ class Pool:
             await self._part(member, error)
 
     async def _start(self, member: Member, process: ServerProcess, published: PublishedWeights) -> None:
-        """Start a server on the published weights and warm it up: the first request may compile for a while. It samples
-        if no others were published meanwhile."""
+        """Start a server on the published weights and warm it up, as the first request may compile. It joins if no
+        newer weights were published meanwhile."""
         try:
             await asyncio.to_thread(process.stop)
             if member.client is not None:
@@ -305,7 +301,6 @@ class Pool:
             await self._part(member, error)
 
     async def _answered(self, client: VllmClient, process: ServerProcess) -> None:
-        """Wait until a server that starts answers. Raises SamplerError if it ends."""
         while True:
             process.check()
             try:
@@ -323,12 +318,12 @@ class Pool:
             member.scored = await client.check_weights(published.probe, published.tag, member.scored)
 
     async def _admit(self, client: VllmClient) -> None:
-        """Refuse a server that can't serve this run."""
+        """Reject a server that can't serve this run."""
         window, model = await client.model()
         if is_tied(model):
             raise ServerFailed(
-                f"{client.name}: was started on {model}, whose output projection is tied to its embeddings, and would "
-                "keep its old one: start it on a folder by palimpsest export MODEL --untied --to FOLDER"
+                f"{client.name}: {model}, its initial model, ties output projection and embeddings, so updates would "
+                "miss the projection: start it on a folder of palimpsest export MODEL --untied --out FOLDER"
             )
         if window < self._window:
             raise ServerFailed(
@@ -354,6 +349,5 @@ class Pool:
 
 
 def _loads(member: Member) -> bool:
-    """Whether it is to take new weights without being started: a server of the user's, whatever became of it, or one
-    that is up."""
+    """True if it loads new weights without a start: a live server, or any server of the user."""
     return member.process is None or member.up

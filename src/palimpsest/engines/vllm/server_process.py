@@ -1,9 +1,9 @@
 """One server of vLLM as a process of this run: started on a folder of weights, watched, ended without leftovers.
 
-It listens on a Unix socket in a folder that only this user may enter, since vLLM asks for no key where weights are
-changed; its key, random per run, comes by the environment and stands in no list of processes.
+It listens on a Unix socket in a folder that only this user may enter, since vLLM requires no key for weight updates;
+its random key is passed in the environment, so that no process list shows it.
 
-Guaranteed: it ends with this process, however that ends (engines/process_guard.py); its output is in a file of the run
+Guaranteed: it ends with this process for any reason (engines/process_guard.py); its output is in a file of the run
 folder.
 Not covered: other users with the rights of this one.
 """
@@ -25,20 +25,20 @@ from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.errors import ConfigError, SamplerError
 
 _CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
-"""vLLM's CPU build: compiling gains nothing, and it dies of a prompt with a seed that it computes in parts."""
+"""For vLLM's CPU build: compiling gains nothing, and chunked prefill of a seeded prompt crashes it."""
 _CPU_CACHE_GIB = "2"
 _STARTING = ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_ENGINE_READY_TIMEOUT_S")
-"""vLLM's own limits of the first request and of a start; 300 s and 600 s where nothing says otherwise."""
-_TAIL = 4000  # bytes of a log in which a reason is looked for
+"""vLLM's limits of the first request and of a start; 300 s and 600 s by default."""
+_TAIL = 4000  # bytes of a log searched for a reason
 
 
 class ServerProcess:
-    """Starts with `start`, and again after it ended."""
+    """One server; `start` it, also again after it ended."""
 
     def __init__(
         self, settings: SamplerConfig, index: int, *, mode: LogprobsMode, dtype: str, window: int, folder: Path
     ) -> None:
-        """The `index`th server of the run, of `window` tokens; it writes what it prints into `folder`."""
+        """Server number `index` of the run, with a window of `window` tokens; its log is in `folder`."""
         self._settings, self._index = settings, index
         self._mode, self._dtype, self._window = mode, dtype, window
         self._log = folder / f"vllm-{index}.log"
@@ -54,7 +54,7 @@ class ServerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self, model: Path) -> VllmClient:
-        """Start it on the weights in `model`; who asks it. It answers some time later. Raises ConfigError."""
+        """Start it on the weights in `model`; returns its client. It answers some time later. Raises ConfigError."""
         self._cpu = on_cpu()
         self._folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))  # for its owner alone
         socket = self._folder / "http"
@@ -73,7 +73,7 @@ class ServerProcess:
         return VllmClient(f"vLLM server {self._index}", "http://localhost", socket=socket, key=self._key)
 
     def stop(self) -> None:
-        """End it and what it started. Waits for that; a second call does nothing."""
+        """End it and its children, and wait; a second call does nothing."""
         process, self._process = self._process, None
         watching, self._guard = self._guard, None
         if watching is not None:
@@ -86,7 +86,7 @@ class ServerProcess:
         """Raise SamplerError with the reason from its log if it ended."""
         if self.running:
             return
-        reason = "why is in its log"
+        reason = "see its log"
         if self._log.is_file():
             with self._log.open("rb") as log:
                 log.seek(max(0, self._log.stat().st_size - _TAIL))
@@ -96,7 +96,7 @@ class ServerProcess:
         raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
 
     def _command(self, model: Path, socket: Path) -> list[str]:
-        """vLLM's server. A model folder's own defaults of sampling are left out (`--generation-config vllm`)."""
+        """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`)."""
         settings = self._settings
         return [
             *(os.environ.get(PYTHON, sys.executable), "-m", "vllm.entrypoints.openai.api_server"),
@@ -137,30 +137,30 @@ class ServerProcess:
 
 
 def _inductor_cache() -> str:
-    """Where the next server finds what the first compiled; beyond the folder that goes with a server."""
+    """Compiler cache shared by all servers, outside a server's temporary folder."""
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
 
 
 def on_cpu() -> bool:
-    """Whether servers compute on a CPU. Raises ConfigError where their Python has no vLLM."""
+    """True if servers compute on a CPU. Raises ConfigError if their Python has no vLLM."""
     return _torch_of().endswith("+cpu")
 
 
 def check_python(settings: SamplerConfig) -> None:
-    """Raise ConfigError unless servers have a Python with vLLM, on GPUs where `sampler.devices` names some."""
+    """Raise ConfigError unless the servers' Python has vLLM, with CUDA if `sampler.devices` is set."""
     if on_cpu() and settings.devices:
         python = os.environ.get(PYTHON, sys.executable)
         raise ConfigError(
-            f"sampler.devices={list(settings.devices)}: the vLLM of {python} computes on a CPU; name another "
-            f"by ${PYTHON}, or leave it out"
+            f"sampler.devices={list(settings.devices)}: the vLLM of {python} computes on a CPU; set another "
+            f"in ${PYTHON}, or remove sampler.devices"
         )
 
 
 def _torch_of() -> str:
-    """Version of torch that the servers' Python has, beside vLLM. Raises ConfigError."""
+    """Version of torch in the servers' Python. Raises ConfigError if vLLM is missing."""
     named = os.environ.get(PYTHON)
     python = named or sys.executable
-    other = f"name the Python of an environment that has vLLM by ${PYTHON}"
+    other = f"set ${PYTHON} to the Python of an environment with vLLM"
     fix = other if named else f"{install_line('vllm')}, or {other}"
     code = "from importlib import metadata, util; print(util.find_spec('vllm') is not None, metadata.version('torch'))"
     try:

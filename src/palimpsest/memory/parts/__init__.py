@@ -1,1 +1,1 @@
-"""What several memory policies share."""
+"""Components shared by memory policies."""

@@ -1,6 +1,6 @@
-"""Cutting a document's token ids: what is kept of an over-long one, and where one chunk ends.
+"""Truncation and chunking of a document's token ids.
 
-Guaranteed: chunks join back to exactly the ids that were kept; none is longer than `chunk_size`.
+Guaranteed: chunks join back to exactly the retained ids; none is longer than `chunk_size`.
 """
 
 from __future__ import annotations

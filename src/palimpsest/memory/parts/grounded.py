@@ -2,16 +2,16 @@
 
     units of the reply      sentences, list items or lines (text/sentences.py)
     verbatim                a unit stays if it occurs, without regard to case and white space and as whole words, in one
-                            of the sources: the section, the memory before, an earlier memory in sight
-    close                   a unit stays if a sentence of a source says it in other words
+                            of the sources: the section, the previous memory, an earlier memory in the prompt
+    close                   a unit stays if a sentence of a source paraphrases it
 
 The question is not a source, and answers are not checked. For an agent with tools, the sources are its earlier notes
 and the tool results, except errors, which may quote the agent.
 
-    reply                                            what happens
+    reply                                            effect
     a unit cut off by the reply's budget             dropped, unless it ends as a sentence does
     the same supported unit twice                    both stay, as sampled
-    empty, or white space alone                      the memory does not change
+    empty, or only white space                       the memory does not change
     no unit stays                                    the memory does not change
     thinking, and text outside of a policy's tags    not part of the reply: neither checked nor kept
 
@@ -22,11 +22,11 @@ and the tool results, except errors, which may quote the agent.
     every quoted string       in one piece
     its negations             of the same words, and no others
     the order of both         a part of the sentence may have been moved, if no exchange of two names or of two numbers
-                              restores the order; none may be said more often, unless a name replaces a pronoun
+                              restores the order; none may occur more often, unless a name replaces a pronoun
     THRESHOLD of its other words, by their stems; in scripts without spaces, of its pairs of characters
 
-A name may replace the window's pronoun if the paragraph began with that name. A unit that merges two sentences is split
-at "and", ";" and the like. Errors in % (benchmarks/grounded_close.py, seed 0):
+A name may replace the window's pronoun if the paragraph started with that name. A unit that merges two sentences is
+split at "and", ";" and the like. Errors in % (benchmarks/grounded_close.py, seed 0):
 
     sentences of                            paraphrases dropped       corruptions kept
     HotpotQA, 100 training questions        2.9 of   945              2.2 of 1,636
@@ -34,17 +34,17 @@ at "and", ";" and the like. Errors in % (benchmarks/grounded_close.py, seed 0):
     2WikiMultiHopQA, 3,000 passages         2.8 of 2,395              1.7 of 4,947
     2WikiMultiHopQA, 3,119 other passages   1.6 of 2,314              1.6 of 4,847
 
-The threshold was chosen on the first row alone: .90 drops 2.5 and keeps 5.1 %, .95 drops 2.9 and keeps 2.2 %, 1 drops
+The threshold was chosen on the first row only: 0.90 drops 2.5 and keeps 5.1 %, 0.95 drops 2.9 and keeps 2.2 %, 1 drops
 2.9 and keeps 2.0 %. Single errors of the first three rows were read while the rules were written.
 
-Guaranteed: a memory holds sampled ids only, except where a unit ends inside a token (text/reply_tags.py); training data
-does not change; a unit that occurs in a source stays. `close` is linear in the source and compares each sentence of a
-unit with at most `CANDIDATES` * 6 * (1 + 2 * `SPLITS`) windows of a source. A section of 5,000 tokens takes 15 ms once,
-then 0.5 ms per kept unit and 2 ms per dropped unit.
+Guaranteed: a memory contains sampled ids only, except where a unit ends inside a token (text/reply_tags.py); training
+data does not change; a unit that occurs in a source stays. `close` is linear in the source and compares each sentence
+of a unit with at most `CANDIDATES` * 6 * (1 + 2 * `SPLITS`) windows of a source. A section of 5,000 tokens takes 15 ms
+once, then 0.5 ms per kept unit and 2 ms per dropped unit.
 Not covered: a tool that repeats its query; context of a unit ("He sells tea.", a negation before it); counting, and
-facts that need several sources at once; synonyms ("movie" for "film": 76 to 94 % of such sentences are dropped); a name
-in the place of another one of its sentence (4 to 10 % are kept), two of them exchanged (3 to 9 %), numbers so (0 to
-4 %); a sentence cut down to the value of another part ("opened in 1908" of "opened in 1894 and closed in 1908"); a
+facts that need several sources together; synonyms ("movie" for "film": 76 to 94 % of such sentences are dropped); a
+name replaced by another one of its sentence (4 to 10 % are kept), two names exchanged (3 to 9 %), numbers likewise (0
+to 4 %); a sentence cut down to the value of another part ("opened in 1908" of "opened in 1894 and closed in 1908"); a
 pronoun whose name is not at the start of the paragraph or of the two sentences before (2 to 21 % are dropped); the
 number "one"; Chinese numerals; names in scripts without capital letters, which are compared as words. Scripts other
 than Latin have tests of single sentences, and no figures.
@@ -71,17 +71,17 @@ THRESHOLD = 0.95
 """Share of a unit's ordinary words that its source must have."""
 
 CANDIDATES = 4
-"""Sentences of a source that are looked at: those that share most with the unit."""
+"""Sentences of a source to compare: the ones that share most words with the unit."""
 SPLITS = 6
-"""Places where a unit that merges two sentences may be parted."""
+"""Candidate split points of a unit that merges two sentences."""
 LEAST = 3
-"""Words of each part."""
+"""Minimum words per part."""
 
 _JOINTS = re.compile(r"[;:；]|,?\s(?:and|while|whereas|but|who|which|where)\s|[,，]\s")
 
 
 def supported(unit: str, sources: Sequence[str], threshold: float = THRESHOLD) -> str | None:
-    """None if a source says `unit`, else what is missing in the nearest one."""
+    """None if a source supports `unit`, otherwise the missing part in the nearest source."""
     if not any(letter.isalnum() for letter in unit):
         return "it has no word"
     read = [read_source(source) for source in sources]
@@ -101,7 +101,7 @@ def supported(unit: str, sources: Sequence[str], threshold: float = THRESHOLD) -
 
 
 def _sentences(unit: str) -> list[str]:
-    """Sentences of a unit; an initial ends none."""
+    """Sentences of a unit; an initial does not end one."""
     merged = list[str]()
     for part in sentences(unit):
         before = merged[-1] if merged and merged[-1].endswith(".") else ""
@@ -131,7 +131,7 @@ def _unit_or_halves(unit: str, source: SentenceSource, threshold: float) -> Mism
 
 
 def _halves(unit: str) -> list[tuple[str, str]]:
-    """A unit parted at a joint, most likely ones first."""
+    """A unit split at a joint, most likely splits first."""
     joints = sorted(
         _JOINTS.finditer(unit), key=lambda joint: (-len(joint[0].strip()) // 4, abs(joint.start() - len(unit) // 2))
     )
@@ -139,7 +139,7 @@ def _halves(unit: str) -> list[tuple[str, str]]:
 
 
 def _nearest(unit: UnitWords, source: SentenceSource, threshold: float) -> tuple[Mismatch | None, tuple[int, ...]]:
-    """None if a window of `source` says `unit`, else what the nearest one lacks; and the window."""
+    """None if a window of `source` supports `unit`, otherwise the nearest window's mismatch; and the window."""
     best, nearest = Mismatch(0.0, "nothing in sight says it"), tuple[int, ...]()
     if not unit.content:
         return Mismatch(0.0, "it has no word of its own"), nearest
@@ -180,31 +180,30 @@ _ENDS = (".", "!", "?", "。", "！", "？")
 
 @dataclass(frozen=True, slots=True)
 class GroundedRule:
-    """What of a reply may enter the memory."""
+    """The filter for replies that become memory."""
 
     how: Grounded = "off"
     unit: Unit = "sentence"
 
     @property
     def on(self) -> bool:
-        """Whether anything can be dropped."""
         return self.how != "off"
 
 
 @dataclass(frozen=True, slots=True)
 class Sifted:
-    """What the rule makes of a reply."""
+    """A reply after the filter."""
 
     ids: list[int]
-    """[T] the units that stay; empty if none does."""
+    """[T] the retained units; empty without one."""
     dropped: tuple[tuple[str, str], ...] = ()
-    """(unit, why) of each that doesn't."""
+    """(unit, reason) of each dropped unit."""
 
 
 def sift(
     written: Sequence[int], sources: Iterable[Sequence[int]], codec: Codec, rule: GroundedRule, *, cut_off: bool = False
 ) -> Sifted:
-    """The units of `written` [T] that a source supports; `cut_off`: the reply ended where its budget did."""
+    """The units of `written` [T] that a source supports; `cut_off`: the reply ended at its budget."""
     text = codec.decode(written)
     spans, claims = unit_spans(text, rule.unit), units(text, rule.unit)
     faults = unsupported(claims, [codec.decode(ids, control=False) for ids in sources], rule)
@@ -219,7 +218,7 @@ def sift(
 
 
 def unsupported(claims: Sequence[str], sources: Sequence[str], rule: GroundedRule) -> list[str | None]:
-    """[claims] why no source supports each; None: one does.
+    """[claims] the reason that no source supports a claim, or None.
 
     >>> unsupported(["Anna eats figs.", "Anna runs."], ["- anna  eats figs. Omar runs."], GroundedRule("verbatim"))
     [None, 'nothing in sight says it']

@@ -5,16 +5,15 @@ deletion removes the named results and the calls that made them:
 
     exchange     "I look. <call A> <call B>"   result a1 of A   result b2 of B
     delete a1    "I look. <call B>"            result b2 of B
-    delete b2    (nothing: a reply whose results are all gone goes with them)
+    delete b2    (nothing: a reply without results is removed)
 
-With a call go the blanks and commas that separate it from its neighbour. The words around it stay, and so does its
-enclosing tag or array while another call is in it. Only whole tokens are cut: where an edge falls inside a token, the
-cut moves by a few characters to a place that leaves the same text ("A}; {B}; {C" without "{B}; " or without "; {B}").
-If there is no such place, the tokens across the edge stay. Cuts always apply to the sampled reply, so the order of
-deletions does not matter.
+A deletion also removes the blanks and commas that separate the call from its neighbour. The words around it stay, and
+so does its enclosing tag or array while it has another call. Only whole tokens are cut: if an edge is inside a token,
+the cut moves by a few characters to a place that leaves the same text ("A}; {B}; {C" without "{B}; " or "; {B}").
+Otherwise the tokens across the edge stay. Cuts apply to the sampled reply, so the order of deletions does not matter.
 
-Guaranteed: values are immutable; `ids` is the concatenation of the surviving pieces, each exactly as it was sampled or
-encoded; without a deletion, `ids` after an exchange starts with `ids` before it and the reply.
+Guaranteed: values are immutable; `ids` is the concatenation of the surviving pieces, each with its original ids;
+without a deletion, `ids` after an exchange starts with `ids` before it and the reply.
 Not covered: a call whose id is mentioned in the words around it.
 """
 
@@ -35,7 +34,7 @@ _PARTING = re.compile(r"[\s;,]*")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one call brought."""
+    """The result of one call."""
 
     id: str
     ids: Tokens
@@ -45,13 +44,13 @@ class Result:
 
     @property
     def piece(self) -> Prompt:
-        """`ids` under the name by which a turn's spans know them."""
+        """`ids` under their name in a turn's spans."""
         return Prompt.named(RESULT + self.id, self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A reply and the results of its calls, as they were; and what has been deleted of them."""
+    """A reply and the results of its calls, with the deletions so far."""
 
     reply: Tokens
     """[T] as sampled, with its stop token if there was one."""
@@ -62,12 +61,12 @@ class Exchange:
 
     @property
     def shown(self) -> tuple[Tokens, tuple[Result, ...]]:
-        """The reply and the results that are left."""
+        """The reply and the remaining results."""
         left = tuple(result for result in self.results if result.id not in self.deleted)
         return self.reply if self.kept is None else self.kept, left
 
     def without(self, ids: Collection[str], codec: Codec) -> Exchange | None:
-        """This exchange after deleting the results called `ids` as well; None if nothing is left of it."""
+        """This exchange after deleting the results in `ids` as well; None if it becomes empty."""
         gone = self.deleted | {result.id for result in self.results if result.id in ids}
         if gone == self.deleted:
             return self
@@ -79,35 +78,34 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A context; `append` and `without` make new ones."""
+    """An immutable context; `append` and `without` return new ones."""
 
     pieces: ChatPieces
     opening: Tokens
-    """[T] system message, tools and question, as far as the model's first turn."""
+    """[T] system message, tools and question, up to the model's first turn."""
     exchanges: tuple[Exchange, ...] = ()
 
     def append(self, exchange: Exchange) -> History:
         return replace(self, exchanges=(*self.exchanges, exchange))
 
     def without(self, ids: Collection[str], codec: Codec) -> History:
-        """Without the results called `ids` and the calls that made them."""
+        """The history without the results in `ids` and the calls that made them."""
         left = (exchange.without(ids, codec) for exchange in self.exchanges)
         return replace(self, exchanges=tuple(exchange for exchange in left if exchange is not None))
 
     def results(self) -> list[Result]:
-        """Those in sight, oldest first."""
+        """Remaining results, oldest first."""
         return [result for exchange in self.exchanges for result in exchange.shown[1]]
 
     def result_ids(self) -> list[str]:
-        """The ids in sight, oldest first."""
         return [result.id for result in self.results()]
 
     def ids(self) -> Prompt:
-        """[P] the prompt of the model's next turn, each result in it a piece named by its id."""
+        """[P] the prompt of the model's next turn; each result is a piece named by its id."""
         return Prompt.joined([self.opening, self.pieces.generation, *self._exchanged()])
 
     def ids_with_user(self, message: Sequence[int]) -> Prompt:
-        """[P] the prompt after a further user message, which needs an exchange before it and a template for it."""
+        """[P] the prompt after another user message, which needs an exchange before it and a template for it."""
         assert self.exchanges
         assert self.pieces.to_user is not None
         before = replace(self, exchanges=self.exchanges[:-1]).ids()
@@ -116,7 +114,6 @@ class History:
         return Prompt.joined([before, last, self.pieces.to_user, message, self.pieces.after_user])
 
     def exchange_lengths(self) -> list[int]:
-        """[exchanges] tokens of each."""
         return [len(tokens) for tokens in self._exchanged()]
 
     def _exchanged(self) -> Iterator[Prompt]:
@@ -126,15 +123,15 @@ class History:
 
 
 def sampled_text(ids: Sequence[int], codec: Codec) -> str:
-    """The text of a reply, control tokens but those that end it included: calls may be made of them."""
+    """The text of a reply, including control tokens except those that end it: calls may consist of them."""
     return codec.decode([i for i in ids if i not in codec.stop_ids])
 
 
 def _without_calls(reply: Tokens, results: Sequence[Result], gone: Collection[str], codec: Codec) -> Tokens:
-    """`reply` without the tokens of the calls of the results `gone`."""
+    """`reply` without the calls of the results `gone`."""
     text_ids = [i for i in reply if i not in codec.stop_ids]
     if len(text_ids) < len(reply) and tuple(text_ids) != reply[: len(text_ids)]:
-        return reply  # a stop token amid the reply: places in the text are no longer places in the ids
+        return reply  # a stop token within the reply: text positions no longer match positions in the ids
     edges = Edges.of(text_ids, codec)
     remaining = list(reply)
     for first, last in reversed(_token_cuts(edges, _merged(_cut_spans(edges.text, results, gone)))):
@@ -143,7 +140,7 @@ def _without_calls(reply: Tokens, results: Sequence[Result], gone: Collection[st
 
 
 def _cut_spans(text: str, results: Sequence[Result], gone: Collection[str]) -> list[Span]:
-    """Characters to cut, in order and apart: each call deleted and what parted it from a neighbour.
+    """Characters to cut, in order and disjoint: each deleted call with its separator from a neighbour.
 
     >>> calls = [Result("a", (), (0, 3)), Result("b", (), (5, 8)), Result("c", (), (10, 13))]
     >>> _cut_spans("{A}, {B}, {C}", calls, {"a"}), _cut_spans("{A}, {B}, {C}", calls, {"c", "b"})
@@ -153,7 +150,7 @@ def _cut_spans(text: str, results: Sequence[Result], gone: Collection[str]) -> l
 
 
 def _runs(text: str, results: Sequence[Result]) -> list[list[Result]]:
-    """Neighbours with nothing but blanks and commas between them: the calls of an array, say."""
+    """Calls with nothing but blanks and commas between them, such as the calls of an array."""
     runs: list[list[Result]] = []
     for result in results:
         if runs and _PARTING.fullmatch(text, runs[-1][-1].call[1], _body(text, result.call)[0]):
@@ -164,7 +161,7 @@ def _runs(text: str, results: Sequence[Result]) -> list[list[Result]]:
 
 
 def _cut_of_run(text: str, run: Sequence[Result], gone: Collection[str]) -> list[Span]:
-    """A call before the first that is left goes with what follows it, one after that with what precedes it."""
+    """Cuts a call before the first remaining one with the text after it, a later call with the text before it."""
     bodies = [_body(text, result.call) for result in run]
     left = [at for at, result in enumerate(run) if result.id not in gone]
     if not left:
@@ -181,7 +178,7 @@ _CLOSING = re.compile(r"\s*\]")
 
 
 def _body(text: str, call: Span) -> Span:
-    """A call without the tag or the opening of the array that it is the first after: its neighbours need that."""
+    """A call without its leading tag or array opening, which its neighbours need."""
     opened = _OPENING.match(text, *call)
     return (opened.end() if opened else call[0], call[1])
 
@@ -203,7 +200,7 @@ _SHIFTS = sorted(range(-8, 9), key=abs)  # characters
 
 
 def _token_cuts(edges: Edges, spans: Sequence[Span]) -> list[Span]:
-    """For each of some characters, in order and apart, the tokens [first, last) to cut."""
+    """For each span of characters, in order and disjoint, the tokens [first, last) to cut."""
     cuts: list[Span] = []
     for span in spans:
         cut = _moved(edges, *span, after=cuts[-1][1] if cuts else 0) or _inside(edges, *span)
@@ -213,7 +210,7 @@ def _token_cuts(edges: Edges, spans: Sequence[Span]) -> list[Span]:
 
 
 def _moved(edges: Edges, start: int, end: int, after: int) -> Span | None:
-    """Tokens whose cut leaves the same text as that of characters [start, end), from token `after` on."""
+    """Tokens whose cut leaves the same text as cutting characters [start, end), from token `after` on."""
     text = edges.text
     for shift in _SHIFTS:
         low, high = min(0, shift), max(0, shift)
@@ -226,6 +223,6 @@ def _moved(edges: Edges, start: int, end: int, after: int) -> Span | None:
 
 
 def _inside(edges: Edges, start: int, end: int) -> Span | None:
-    """The tokens that lie whole within characters [start, end)."""
+    """The tokens entirely within characters [start, end)."""
     first, last = edges.first_from(start), edges.last_until(end)
     return (edges.counts[first], edges.counts[last]) if first <= last else None

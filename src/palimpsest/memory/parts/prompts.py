@@ -1,4 +1,4 @@
-"""Prompt templates of a policy: texts with slots, shipped with the policy or given in a YAML file.
+"""Prompt templates of a policy: texts with slots, shipped with the policy or read from a YAML file.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class MyPrompts(PromptSet):
@@ -11,8 +11,8 @@ A slot {name} is filled in token space (text/template.py): text of a document, a
 control token or close a tag. {{name}} is the text {name}; other braces, as in \\boxed{}, are plain text.
 
 Prompt texts are trusted, also a user's: a control token in them (`<think>`, `<tool_call>`) is encoded as one, as in the
-published prompts. Treat a prompt file like a chat template and take none from a stranger. Texts in place of data (the
-initial memory, a tool's reply) are encoded like data and never hold a control token.
+published prompts. Treat a prompt file like a chat template: use only files you trust. Texts that replace data (the
+initial memory, a tool's reply) are encoded like data and never contain a control token.
 
 Guaranteed: an unknown text or slot, a missing or repeated slot, an empty text or a value of another type is a
 ConfigError of one line that names the text.
@@ -43,9 +43,9 @@ _ESCAPED = re.compile(r"\{\{\w+\}\}")
 
 @dataclass(frozen=True, slots=True, init=False)
 class Slots:
-    """What a text holds: each of `names` exactly once, `optional` ones once at the most.
+    """Slots of a text: each of `names` exactly once, `optional` ones at most once.
 
-    `when`: the option under which it is shown, e.g. layout=section_first, where another shows another in its place.
+    `when`: the option that selects the text instead of another one, e.g. layout=section_first.
     """
 
     names: tuple[str, ...]
@@ -62,13 +62,13 @@ class Slots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSet:
-    """Texts of one policy; subclasses add theirs."""
+    """Texts of one policy; subclasses add texts."""
 
     system: Annotated[str, Slots(may_be_empty=True)] = ""
     """System message, rendered by the model's chat template; empty: none."""
 
     def template(self, codec: Codec, name: str) -> Template:
-        """The text called `name` as a user message, after the system message if there is one."""
+        """The text called `name` as a user message, after a nonempty system message."""
         try:
             return user_turn(codec, str(getattr(self, name)), slots_of(type(self))[name].names, self.system)
         except ConfigError as error:
@@ -79,7 +79,7 @@ Texts = TypeVar("Texts", bound=PromptSet)
 
 
 def slots_of(cls: type[PromptSet]) -> Mapping[str, Slots]:
-    """The texts of a prompt set and what they hold."""
+    """The texts of a prompt set and their slots."""
     key: Any = cls
     return _slots_of(key)
 
@@ -96,16 +96,16 @@ def _slots_of(cls: Any) -> Mapping[str, Slots]:
 
 
 def chosen(prompts: str | Mapping[str, Any], shipped: Mapping[str, Texts], used: Iterable[str]) -> Texts:
-    """The texts that the option `prompts` asks for: a shipped set by name, a file, or what a file held.
+    """The texts that the option `prompts` selects: a shipped set by name, a file, or the contents of a file.
 
-    `used`: the texts that the policy shows, with its options; they must be there.
+    `used`: the required texts, which the policy shows with its options.
     """
     if is_prompt_file(prompts):
         prompts = read_prompt_file(str(prompts), KEY)
     if isinstance(prompts, str):
         if prompts not in shipped:
             names = ", ".join(shipped)
-            raise ConfigError(f"choose one of {names}, or a file of your own such as my.yaml", key=KEY, value=prompts)
+            raise ConfigError(f"choose one of {names}, or a custom file such as my.yaml", key=KEY, value=prompts)
         return shipped[prompts]
     cls = type(next(iter(shipped.values())))
     texts = cls(**check_options(cls, prompts, KEY, "the texts of this policy"))
@@ -115,7 +115,7 @@ def chosen(prompts: str | Mapping[str, Any], shipped: Mapping[str, Texts], used:
 
 
 def shared(texts: PromptSet) -> dict[str, Any]:
-    """All of a set by name, for a set that says more.
+    """All texts of a set by name, for a set that adds texts.
 
     >>> shared(PromptSet(system="Be brief."))
     {'system': 'Be brief.'}
@@ -125,13 +125,13 @@ def shared(texts: PromptSet) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The texts of a policy, and which of them it shows with its options."""
+    """The texts of a policy, and the names of the texts that its options show."""
 
     texts: PromptSet
     shown: tuple[str, ...]
 
     def as_file(self) -> dict[str, Any]:
-        """What a file holds that says the same: the texts in use, and what else the set knows.
+        """Contents of an equivalent file: the texts in use, and the set's other fields.
 
         >>> Wording(PromptSet(system="Be brief."), ()).as_file()
         {'system': 'Be brief.'}
@@ -143,7 +143,7 @@ class Wording:
 
 
 def _without_slots(cls: type[PromptSet]) -> list[str]:
-    """Names of the texts that nothing is filled into later."""
+    """Names of the texts without slots."""
     return [name for name, slots in slots_of(cls).items() if not slots.names and not slots.optional]
 
 
@@ -169,22 +169,22 @@ def _missing(when: str) -> str:
 
 
 def _check_slots(name: str, text: str, slots: Slots) -> None:
-    """Raise ConfigError unless a text holds its slots, each once, and no other."""
+    """Raise ConfigError unless a text contains each of its slots once, and no other."""
     key = f"{KEY}.{name}"
     if any(sign in text for sign in MARKS):
-        raise ConfigError("holds U+E000 or U+E001, which the library puts in the place of slots", key=key)
+        raise ConfigError("contains U+E000 or U+E001, which the library uses as slot marks", key=key)
     allowed = (*slots.names, *slots.optional)
     present = _SLOT.findall(_ESCAPED.sub("", text))
     for slot in present:
         if slot not in allowed:
-            there = f"it may hold {_named(allowed)}" if allowed else "it has none"
+            there = f"it may contain {_named(allowed)}" if allowed else "it has none"
             fix = f"{nearest(slot, allowed)}; {there}; write {{{{{slot}}}}} for the text"
             raise ConfigError(f"has no slot {{{slot}}}{fix}", key=key)
         if present.count(slot) > 1:
-            raise ConfigError(f"has {{{slot}}} {present.count(slot)} times; once is allowed", key=key)
+            raise ConfigError(f"has {{{slot}}} {present.count(slot)} times; use it once", key=key)
     for slot in slots.names:
         if slot not in present:
-            raise ConfigError(f"lacks {{{slot}}}; it must hold {_named(slots.names)}, each once", key=key)
+            raise ConfigError(f"lacks {{{slot}}}; it must contain {_named(slots.names)}, each once", key=key)
 
 
 def _named(names: Iterable[str]) -> str:

@@ -1,15 +1,15 @@
-"""Finding an earlier memory, or a passage of a document, by words: four rules over one inverted index.
+"""Retrieval of an earlier memory, or a passage of a document, by words: four rules over one inverted index.
 
-For a query q and the memories m of an episode, words compared without case, as words (`drink` is not `drinks`):
+For a query q and the memories m of an episode; words are compared whole and without case (`drink` is not `drinks`):
 
     words    |words(q) & words(m)| / |words(q)|                   ReMemR1 (arXiv 2509.23040), its definition of recall
     jaccard  |words(q) & words(m)| / |words(q) | words(m)|        the look-up of its MemAgent baseline
-    tfidf    cosine of tf * (ln((1 + N) / (1 + df)) + 1)          what its code does (scikit-learn's smoothed idf)
+    tfidf    cosine of tf * (ln((1 + N) / (1 + df)) + 1)          its code's rule (scikit-learn's smoothed idf)
     bm25     Okapi BM25, k1 = 1.5, b = 0.75, idf ln(1 + (N - df + 0.5) / (df + 0.5))
 
 Guaranteed: ties go to the memory that was added first; adding costs the words of the memory; a query costs the
 memories that share a word with it, `tfidf` all words of the episode's memories once more (its weights change with
-every memory); nothing is fitted, drawn or hashed in an order of its own.
+every memory); results are deterministic, without fitting.
 Not covered: meaning (synonyms, inflection); the subword tokens that the published code splits into.
 """
 
@@ -42,20 +42,19 @@ class MemoryHit:
     """The best memory for a query."""
 
     place: int
-    """0-based, in the order in which they were added."""
+    """0-based, in the order of addition."""
     similarity: float
 
 
 @dataclass
 class MemoryIndex(ABC):
-    """Memories of one episode in the order in which they were written."""
+    """Memories of one episode, oldest first."""
 
     size: int = 0
     postings: dict[str, tuple[array[int], array[int]]] = field(default_factory=dict)
-    """Word to the places of the memories that hold it, ascending, and how often each does."""
+    """Word to the positions of the memories that contain it, ascending, and its count in each."""
 
     def add(self, text: str) -> None:
-        """Append a memory."""
         counts = Counter(words(text))
         for word, count in counts.items():
             places, times = self.postings.setdefault(word, (array("l"), array("l")))
@@ -65,7 +64,7 @@ class MemoryIndex(ABC):
         self._added(counts)
 
     def best(self, query: str) -> MemoryHit | None:
-        """The memory most similar to `query`, however little; the first of several. None without any memory."""
+        """The memory most similar to `query`, at any similarity; the first of equals. None without any memory."""
         if not self.size:
             return None
         scores = self._scores(Counter(words(query)))
@@ -75,7 +74,7 @@ class MemoryIndex(ABC):
         return MemoryHit(index, scores[index]) if scores[index] > 0 else MemoryHit(0, 0.0)
 
     def ranked(self, query: str) -> list[int]:
-        """The places of all texts, the most similar to `query` first; of equals the one that was added first.
+        """Positions of all texts, most similar to `query` first; among equals, the earliest first.
 
         >>> index = Bm25()
         >>> for text in ("Ann likes tea.", "Bob likes tea.", "It rains."):
@@ -86,15 +85,15 @@ class MemoryIndex(ABC):
         scores = self._scores(Counter(words(query))) if self.size else {}
         return sorted(range(self.size), key=lambda index: (-scores.get(index, 0.0), index))
 
-    def _added(self, counts: Counter[str]) -> None:  # noqa: B027  most rules keep nothing besides
-        """Take in the words of a memory just added."""
+    def _added(self, counts: Counter[str]) -> None:  # noqa: B027  most rules store nothing else
+        """Index the words of a new memory."""
 
     @abstractmethod
     def _scores(self, query: Counter[str]) -> dict[int, float]:
         """Similarity of every memory that shares a word with the query."""
 
     def _shared(self, query: Counter[str]) -> Counter[int]:
-        """How many different words of the query each memory holds."""
+        """How many different words of the query each memory contains."""
         return Counter(index for word in query if word in self.postings for index in self.postings[word][0])
 
 
@@ -119,7 +118,7 @@ class Jaccard(MemoryIndex):
 @dataclass
 class TfIdf(MemoryIndex):
     def _scores(self, query: Counter[str]) -> dict[int, float]:
-        """Cosines; memories without a word of the query have 0 and are left out."""
+        """Cosines; memories without a word of the query have 0 and are omitted."""
         weights = {word: math.log((1 + self.size) / (1 + len(p[0]))) + 1 for word, p in self.postings.items()}
         weighted = {word: count * weights[word] for word, count in query.items() if word in weights}
         if not weighted:
@@ -130,7 +129,7 @@ class TfIdf(MemoryIndex):
             squares[at] += values**2
             if word in weighted:
                 dot[at] += values * weighted[word]
-        length = math.sqrt(sum(weight**2 for weight in weighted.values()))  # as there, unknown words don't count
+        length = math.sqrt(sum(weight**2 for weight in weighted.values()))  # unknown words don't count here either
         cosine = dot / (np.sqrt(squares) * length + (squares == 0))
         return {int(index): float(cosine[index]) for index in np.flatnonzero(dot)}
 
@@ -174,7 +173,7 @@ class MemoryHistory:
     texts: list[str] = field(default_factory=list)
 
     def add(self, step: int, ids: list[int], text: str) -> None:
-        """Keep a memory under the step that wrote it."""
+        """Store a memory under the step that wrote it."""
         self.index.add(text)
         self.steps.append(step)
         self.memories.append(ids)

@@ -1,4 +1,4 @@
-"""A unit laid over a few consecutive sentences of a source: grounded.py says which and what for."""
+"""Alignment of a unit with a few consecutive sentences of a source, by the rules of grounded.py."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from palimpsest.text.word_forms import MONTHS, Sentence, WordKind, is_pair, word
 _QUOTED = re.compile('["“„«「『《]([^"“”„«»「」『』《》]{2,200})["”»」』》]')
 _FIRST_NAME = re.compile(r"[^\W\d_a-z]\w*(?:[ .'’-]+(?:(?:of|the|de|van|von) )?[^\W\d_a-z]\w*)*")
 _LINKS = frozenset(str.split("of the and for to in a"))
-"""What a name of several words may have between them."""
+"""Words allowed within a name of several words."""
 PRONOUNS = frozenset(str.split("he she it they his her its their"))
 
 
 @dataclass(slots=True)
 class SentenceSource:
-    """A source, read once."""
+    """A parsed source."""
 
     text: str
     """flat"""
@@ -32,12 +32,12 @@ class SentenceSource:
     having: dict[str, list[int]]
     """Sentences with each exact form and stem."""
     leads: list[int]
-    """[sentences] the first sentence of each one's paragraph."""
+    """[sentences] the first sentence of each sentence's paragraph."""
     initials: dict[int, frozenset[str]] = field(default_factory=dict)
-    """Of sentences, as far as they were asked for: initials of names in a row."""
+    """Per sentence, initials of consecutive names; computed on demand."""
 
     def initials_of(self, number: int) -> frozenset[str]:
-        """Initials of each two or more names in a row of a sentence."""
+        """Initials of each run of two or more names in a sentence."""
         if number not in self.initials:
             self.initials[number] = _initials(self.sentences[number])
         return self.initials[number]
@@ -59,15 +59,15 @@ def read_source(text: str) -> SentenceSource:
 
 @dataclass(slots=True)
 class UnitWords:
-    """What is to be found in a source."""
+    """A parsed unit."""
 
     words: Sentence
     content: list[int]
-    """Places of words that are no function words."""
+    """Positions of content words."""
     quotes: list[list[str]]
     """The words of each quoted string."""
     runs: list[list[int]]
-    """Places of names, those together that may be one name."""
+    """Positions of names, grouped where they may be one name."""
     subject: str
     """The first name."""
 
@@ -84,12 +84,12 @@ class UnitWords:
 
     @property
     def lacks_a_subject(self) -> bool:
-        """Whether it begins with a verb or a pronoun, as the second part of a unit may."""
+        """Whether it starts with a verb or a pronoun, as the second part of a unit may."""
         return self.words.kinds[0] is WordKind.WORD or self.words.exact[0] in PRONOUNS
 
 
 def name_runs(words: Sentence) -> list[list[int]]:
-    """Places of names, those together that may be one name."""
+    """Positions of names, grouped where they may be one name."""
     runs: list[list[int]] = []
     for index, kind in enumerate(words.kinds):
         if kind is WordKind.NAME:
@@ -116,7 +116,7 @@ def _initials(sentence: Sentence) -> frozenset[str]:
 
 
 def content_of(sentences: Sequence[Sentence]) -> list[str]:
-    """Words that are no function words."""
+    """Content words."""
     return [
         exact
         for sentence in sentences
@@ -129,35 +129,35 @@ def content_of(sentences: Sequence[Sentence]) -> list[str]:
 
 
 HALF = 0.4
-"""Share of a unit's words that a window has if abbreviations are to make up for the rest."""
+"""Share of a unit's words that a window needs before abbreviations can account for the rest."""
 MOST = 12
-"""Words of a unit that may be abbreviations, or be missing."""
+"""Words of a unit that may be abbreviations or missing."""
 WHOLE = 0.8
-"""Size of a unit, as a share of the window, from which on parts of it may be in another order in unspaced scripts."""
+"""In unspaced scripts, parts of a unit may be reordered if it has at least this share of the window's size."""
 MISPLACED = 1
-"""Neighbours of names and numbers that may be in another order than in the source."""
+"""Pairs of neighbours, one a name or number, that may be in another order than in the source."""
 
 _POINTERS = frozenset(str.split("the this these"))
-"""What a sentence that names its subject otherwise begins with: "the film"."""
+"""First words of a phrase that replaces a name: "the film"."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Mismatch:
-    """Why a window doesn't say a unit; ordered by how much it has of it."""
+    """Why a window doesn't support a unit; ordered by how much of the unit the window has."""
 
     share: float
     why: str
 
 
 class Match:
-    """A unit laid over a window of a source."""
+    """A unit aligned with a window of a source."""
 
     def __init__(self, unit: UnitWords, window: tuple[int, ...], source: SentenceSource) -> None:
         self.unit, self.window, self.source = unit, window, source
         self.sentences = [source.sentences[number] for number in window]
         words = unit.words
         self.found: dict[int, list[tuple[int, int]]] = {}
-        """Of each word of the unit that has a counterpart, where: (sentence of the window, word)."""
+        """Counterparts of each word of the unit: (sentence of the window, word)."""
         for index in unit.content:
             if at := self._places(words.exact[index], words.stems[index], words.kinds[index]):
                 self.found[index] = at
@@ -165,7 +165,7 @@ class Match:
             self._keep_together(run)
 
     def fault(self, threshold: float) -> Mismatch | None:
-        """None if the window says the unit: at least `threshold` of its ordinary words, and all else."""
+        """None if the window supports the unit: at least `threshold` of its ordinary words, and all the rest."""
         words, kinds = self.unit.words, self.unit.words.kinds
         ordinary = [i for i in self.unit.content if kinds[i] is WordKind.WORD]
         had = len(self.found) / len(self.unit.content)
@@ -213,7 +213,7 @@ class Match:
         ]
 
     def _keep_together(self, run: Sequence[int]) -> None:
-        """Leave of the places of a name's words those next to its other words, if there are such."""
+        """Keep only the positions of a name's words next to its other words, if there are any."""
         run = [i for i in run if i in self.found]
         adjacent = {i: set[tuple[int, int]]() for i in run}
         for a, b in pairwise(run):
@@ -228,7 +228,7 @@ class Match:
                 self.found[i] = sorted(at)
 
     def _is_seam(self, index: int) -> bool:
-        """Whether a pair of characters is missing between two that are there: parts of the sentence were moved."""
+        """Whether the pair is missing but both neighbours are present: parts of the sentence were moved."""
         if not is_pair(self.unit.words.exact[index]) or len(self.unit.content) < WHOLE * sum(map(len, self.sentences)):
             return False
         return index - 1 in self.found and index + 1 in self.found
@@ -260,7 +260,7 @@ class Match:
         )
 
     def _is_ordinary(self, index: int) -> bool:
-        """Whether a word with a capital letter has it because it begins the unit."""
+        """Whether a word is capitalised only because it starts the unit."""
         words = self.unit.words
         if words.kinds[index] is not WordKind.NAME or index != self.unit.content[0]:
             return False
@@ -275,7 +275,7 @@ class Match:
         )
 
     def _replaces_a_pronoun(self, missing: Sequence[int]) -> bool:
-        """Whether the missing words are one name, and a sentence before names whom the window calls "he"."""
+        """Whether the missing words are one name from an earlier sentence, which the window calls "he"."""
         words = self.unit.words
         run = next((run for run in self.unit.runs if missing[0] in run), [])
         if not run or any(i not in run for i in missing):
@@ -294,7 +294,6 @@ class Match:
         )
 
     def _negated_otherwise(self) -> bool:
-        """Whether unit and window don't negate the same words."""
         content = self.unit.content
         used = {at: i for i, places in self.found.items() for at in places}
         mine = {b for a, b in pairwise(content) if self.unit.words.kinds[a] is WordKind.NEGATION}
@@ -307,7 +306,7 @@ class Match:
         return bool(mine - theirs if mine else theirs - {-1})
 
     def _joined(self) -> bool:
-        """Whether each sentence of the window gives more than a name or number."""
+        """Whether each sentence of the window contributes more than a name or number."""
         if len(self.sentences) == 1:
             return True
         kinds = self.unit.words.kinds
@@ -318,7 +317,7 @@ class Match:
         return True
 
     def _repeated_too_often(self) -> str | None:
-        """A name or number that the unit has more often than the window; a name may replace a pronoun of it."""
+        """A name or number more frequent in the unit than in the window; a name may replace a pronoun."""
         words, counts = self.unit.words, Counter[str]()
         spare = _pronouns(*self.sentences) - _pronouns(words)
         for i in self.found:
@@ -330,7 +329,7 @@ class Match:
         return None
 
     def _exchanged(self, content: Sequence[int], misplaced: tuple[int, int]) -> bool:
-        """Whether the order is the window's with a name or number of the `misplaced` in the place of another one."""
+        """Whether the unit has the window's order with one `misplaced` name or number replaced by another one."""
         words = self.unit.words
         for word in ("by", "'s"):
             if (word in words.exact) != any(word in sentence.exact for sentence in self.sentences):
@@ -352,9 +351,9 @@ class Match:
         return False
 
     def _misplaced(self, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Neighbours, of which one is a name or number, that are in another order in the window.
+        """Neighbours, at least one a name or number, whose order differs in the window.
 
-        A part of the sentence that was moved makes one, two names that changed places make one or two.
+        A moved part of the sentence yields one, two exchanged names yield one or two.
         """
         kinds = self.unit.words.kinds
         return [
@@ -364,7 +363,7 @@ class Match:
         ]
 
     def _date(self, a: int, b: int) -> bool:
-        """Whether they are a month and a day or year, next to each other in the window."""
+        """Whether they are a month and a day or year, adjacent in the window."""
         words = self.unit.words
         if not any(words.exact[i] in MONTHS and words.kinds[j] is WordKind.NUMBER for i, j in ((a, b), (b, a))):
             return False
@@ -379,7 +378,7 @@ class Match:
         return False
 
     def _flipped(self, a: int, b: int, sentence: Sentence, p: int, q: int) -> bool:
-        """Whether one of unit and sentence is passive, or a genitive, and the other is not."""
+        """Whether exactly one of unit and sentence is passive, or a genitive."""
         mine, theirs = self.unit.words.exact, sentence.exact
         for x, y in ((a, p), (b, q)):
             if self.unit.words.kinds[x] is WordKind.WORD and ("by" in mine[x + 1 : x + 5]) != (
@@ -398,7 +397,7 @@ def _pronouns(*sentences: Sentence) -> int:
 
 
 def _exchange(content: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Iterator[int]:
-    """`content` with two parts of it in each other's place."""
+    """`content` with two of its parts exchanged."""
     for i in content:
         if i in (one[0], other[0]):
             yield from other if i == one[0] else one

@@ -3,7 +3,7 @@
     prompt = system, tools, question
     repeat:  reply = model(prompt)
              no call in it: that is the answer
-             results = the calls, answered at the same time;  prompt += reply + results, in the order of the calls
+             results = the calls, answered concurrently;  prompt += reply + results, in the order of the calls
 
 memory/prune.py and memory/tool_baselines.py build on it. The defaults of the limits and the structure of the prompts
 are from MemAct (arXiv 2510.12635) and its code; the wording is ours. Each result has a short id. The prompt set
@@ -45,7 +45,7 @@ from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPrompts(PromptSet):
-    """Texts of an agent with tools, and how results are shown to it."""
+    """Texts of an agent with tools, and the format of results."""
 
     user: Annotated[str, Slots("question", optional=("tools",))] = ""
     """{tools}: the names of the tools."""
@@ -53,9 +53,9 @@ class ToolPrompts(PromptSet):
     """Whether the tools are described to the model."""
     result: Annotated[str, Slots("id", "text")] = "[id: {id}] {text}"
     error_chars: int = 400
-    """An error message is cut to this length."""
+    """Longest error message; the rest is cut off."""
     short_ids: bool = False
-    """a, b, ..., z, xa, ..., the same for every problem, rather than six letters and digits drawn by the problem."""
+    """a, b, ..., z, xa, ..., the same for every problem, instead of six letters and digits by problem."""
 
 
 _SYSTEM = """You answer questions by research with tools. Look facts up instead of relying on what you remember, one \
@@ -86,16 +86,16 @@ _TOOLS = re.compile(r"(?<!\{)\{tools\}")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What comes back for a call."""
+    """The answer to a call."""
 
     text: str
     error: str | None = None
-    """Kind of the error, None if there is none."""
+    """Kind of the error, or None."""
 
 
 @dataclass(slots=True)
 class ToolEpisode:
-    """What one episode has got so far; a policy object keeps nothing of it."""
+    """State of one episode; a policy object stores none."""
 
     problem: Problem
     model: Model
@@ -107,11 +107,11 @@ class ToolEpisode:
     turns: int = 0
     """Model calls so far."""
     notes: dict[str, str] = field(default_factory=dict)
-    """What the agent wrote down in the place of results, by the id of the call's own result."""
+    """Notes that replaced results, by the id of the call's own result."""
     errors: set[str] = field(default_factory=set)
-    """Ids of results that are errors, which may quote what the agent wrote."""
+    """Ids of results that are errors, which may quote the agent."""
     summary: list[int] = field(default_factory=list)
-    """[T] the latest one."""
+    """[T] the latest summary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,32 +120,32 @@ class ToolAgentPolicy(MemoryPolicy):
 
     prompt_sets: ClassVar[Mapping[str, ToolPrompts]] = {"standard": STANDARD, "short": SHORT}
     reads_documents: ClassVar[bool] = False
-    """What it knows it finds with its tools."""
+    """It finds information with its tools."""
     reward: ClassVar[str] = "final_answer"
-    """Reads the form of answer that its prompts ask for."""
+    """Reads the answer form of its prompts."""
     tools: Mapping[str, Mapping[str, Any] | None] = field(default_factory=lambda: {"search": {}})
     """Name, or my_module:MyTool, to options (tools/tool.py)."""
     call_style: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
-    """How calls are written: hermes, llama3, mistral; auto asks the model's chat template."""
+    """Format of calls: hermes, llama3, mistral; auto reads it from the model's chat template."""
     max_turns: int = 40
-    """Model calls at the most; an episode that needs more ends as out_of_turns."""
+    """Maximum model calls; an episode that needs more ends as out_of_turns."""
     parallel_calls: int = 5
-    """Calls of one reply that are answered; the others come back as errors."""
+    """Maximum calls per reply; further calls come back as errors."""
     turn_tokens: int = 4096
-    """Budget of one reply; less where the context leaves less."""
+    """Budget of one reply; smaller near the end of the context."""
     context_tokens: int = 20_480
-    """Of a prompt and its reply together; an episode that needs more ends as out_of_context."""
+    """Limit of a prompt and its reply together; an episode that needs more ends as out_of_context."""
     tool_chars: int = 8192
-    """Characters of a tool's text; what is cut off is marked."""
+    """Characters of a tool's text; a longer text is cut and marked."""
     tool_cut: Literal["end", "middle"] = "end"
-    """Where a longer one is cut: its end, or its middle (MemAct's code)."""
+    """Where a longer text is cut: its end, or its middle (MemAct's code)."""
     tool_timeout_s: float = 30.0
     prompts: str | Mapping[str, Any] = "standard"
     """`standard`, `short` for the embedded model, or a YAML file of texts (docs/own-policy.md)."""
     texts: ToolPrompts = field(init=False, repr=False, compare=False)
-    """What `prompts` comes to."""
+    """The texts that `prompts` selects."""
     built: tuple[Tool, ...] = field(init=False, repr=False, compare=False)
-    """The tools themselves."""
+    """The tool objects."""
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "parallel_calls", "turn_tokens", "context_tokens", "tool_chars"):
@@ -166,11 +166,10 @@ class ToolAgentPolicy(MemoryPolicy):
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools that are offered."""
+        """Schemas of the tools."""
         return tuple(tool.spec for tool in self.built)
 
     def messages(self) -> tuple[str, str]:
-        """System and user message."""
         return self.texts.system, self.texts.user
 
     def shown_texts(self) -> tuple[str, ...]:
@@ -178,7 +177,6 @@ class ToolAgentPolicy(MemoryPolicy):
         return ("user", "result")
 
     def wording(self) -> Wording:
-        """Its texts, of which a file may give others."""
         return Wording(self.texts, self.shown_texts())
 
     def template(self, codec: Codec, user: str, slots: tuple[str, ...] = ("question",)) -> Template:
@@ -195,11 +193,10 @@ class ToolAgentPolicy(MemoryPolicy):
         )
 
     def style(self, codec: Codec) -> CallStyle:
-        """How calls are written."""
         return call_style(codec) if self.call_style == "auto" else self.call_style
 
     def begin(self, problem: Problem, codec: Codec) -> History:
-        """The history of an episode before its first turn."""
+        """The history before an episode's first turn."""
         opening = self.template(codec, self.messages()[1]).fill({"question": codec.encode(problem.question)})
         return History(chat_pieces(codec), opening)
 
@@ -214,11 +211,10 @@ class ToolAgentPolicy(MemoryPolicy):
     # --- before an episode -------------------------------------------------------------------------------------
 
     def required_context(self, codec: Codec) -> int:
-        """Window the model needs, in tokens."""
         return self.context_tokens
 
     def admit(self, problem: Problem, codec: Codec) -> None:
-        """Refuse, at load, a problem whose first reply has no room, or that a tool can't serve."""
+        """Reject, at load, a problem without room for a first reply, or that a tool cannot serve."""
         length = len(self.begin(problem, codec).ids())
         if length + self.turn_tokens > self.context_tokens:
             raise DataError(
@@ -232,7 +228,7 @@ class ToolAgentPolicy(MemoryPolicy):
     # --- the loop ----------------------------------------------------------------------------------------------
 
     async def run(self, problem: Problem, model: Model) -> Answered:
-        """Play until a reply calls nothing, or a limit is reached."""
+        """Run until a reply has no call, or a limit is reached."""
         self.admit(problem, model.codec)
         episode = ToolEpisode(problem, model, self.begin(problem, model.codec))
         while episode.turns < self.max_turns:
@@ -243,15 +239,15 @@ class ToolAgentPolicy(MemoryPolicy):
             calls = find_calls(sampled_text(completion.token_ids, model.codec), self.style(model.codec))
             if not calls:
                 return self.answered(completion, episode)
-            if episode.turns < self.max_turns:  # after the last turn nobody would see the results
+            if episode.turns < self.max_turns:  # no turn would see the results
                 await self.answer_calls(episode, completion, calls)
         return Answered(None, Outcome.OUT_OF_TURNS)
 
     async def make_room(self, episode: ToolEpisode) -> None:
-        """What is done with the history before a turn: here nothing."""
+        """Shorten the history before a turn; a no-op here."""
 
     async def generate(self, episode: ToolEpisode, prompt: Prompt, name: str, budget: int) -> Completion | None:
-        """A model call with what the context leaves of its budget; None if it leaves nothing."""
+        """A model call, with its budget limited to the rest of the context; None if no room is left."""
         room = min(budget, self.context_tokens - len(prompt))
         if room < 1:
             return None
@@ -268,7 +264,7 @@ class ToolAgentPolicy(MemoryPolicy):
         return Answered(text, Outcome.OUT_OF_CONTEXT if cut_by_context else Outcome.ANSWER_TRUNCATED)
 
     async def answer_calls(self, episode: ToolEpisode, completion: Completion, calls: Sequence[Found]) -> None:
-        """Answer the calls of a reply and take both into the history. Calls that are not for a tool come first."""
+        """Answer the calls of a reply and add both to the history. Calls that need no tool come first."""
         immediate = [self.immediate_result(episode, call, number) for number, call in enumerate(calls)]
         waiting = [self._ask(episode, call) for call, answer in zip(calls, immediate, strict=True) if answer is None]
         brought = iter(await asyncio.gather(*waiting))
@@ -279,7 +275,7 @@ class ToolAgentPolicy(MemoryPolicy):
         episode.history = episode.history.append(Exchange(tuple(completion.token_ids), tuple(results)))
 
     def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
-        """What comes back for a call that no tool has to be asked for; None for one that a tool must answer."""
+        """The answer to a call that needs no tool; otherwise None."""
         if isinstance(call, Malformed):
             return Said(call.reason, "malformed")
         if number >= self.parallel_calls:
@@ -294,7 +290,6 @@ class ToolAgentPolicy(MemoryPolicy):
         return None if fault is None else Said(fault, "bad_arguments")
 
     async def _ask(self, episode: ToolEpisode, call: Found) -> Said:
-        """What a tool says."""
         assert isinstance(call, ToolCall)
         tool = next(tool for tool in self.built if tool.spec.name == call.name)
         limit = asyncio.timeout(self.tool_timeout_s)
@@ -306,7 +301,7 @@ class ToolAgentPolicy(MemoryPolicy):
             return Said(self._cut(text))
         except ToolError as error:
             return Said(str(error), "exception")
-        except (Exception, asyncio.CancelledError) as error:  # tools are foreign code: what they raise is told, counted
+        except (Exception, asyncio.CancelledError) as error:  # user code: exceptions are reported and counted
             if being_cancelled():
                 raise
             if limit.expired():
@@ -335,7 +330,6 @@ class ToolAgentPolicy(MemoryPolicy):
         return Result(result_id, ids, (call.start, call.end))
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
-        """The event of a call."""
         if answer.error is None and isinstance(call, ToolCall):
             episode.tool_calls += 1
             episode.model.event(ToolCalled(**about, arguments=dict(call.arguments)))
@@ -348,7 +342,7 @@ _LONG = 6
 
 
 def _short_id(problem_id: str, number: int) -> str:
-    """The letters in their order: a small model can't copy what it never saw. From result 26 on with more of them.
+    """Letters in order, since a small model cannot copy unseen ids; longer from result 26 on.
 
     >>> [_short_id("p", number) for number in (0, 1, 25, 26, 52)]
     ['a', 'b', 'z', 'xa', 'xxa']
@@ -358,7 +352,7 @@ def _short_id(problem_id: str, number: int) -> str:
 
 
 def _long_id(problem_id: str, number: int) -> str:
-    """Six letters and digits; of a problem's 2**30 first results no two have the same.
+    """Six letters and digits; unique among a problem's first 2**30 results.
 
     >>> _long_id("p", 0), _long_id("p", 1), _long_id("q", 0)
     ('p2d33w', 'ayvmk9', '3tqhfk')

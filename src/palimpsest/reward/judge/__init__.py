@@ -1,1 +1,1 @@
-"""A language model as a grader: verdicts, its client, and probes that measure how far it can be believed."""
+"""A language model as a grader: verdicts, its client, and probes that measure its reliability."""

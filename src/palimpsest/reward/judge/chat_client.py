@@ -1,14 +1,15 @@
-"""Chat completions of an OpenAI-compatible endpoint, asked from a coroutine (vLLM, SGLang, llama.cpp, OpenAI).
+"""Async client for chat completions of an OpenAI-compatible endpoint (vLLM, SGLang, llama.cpp, OpenAI).
 
-Only fields that all of these document are sent: model, messages, temperature, max_tokens, response_format. An endpoint
-that refuses the format (400 or 422) is asked with a weaker one, json_schema, json_object, none, and then always.
+The client sends only fields that all of these document: model, messages, temperature, max_tokens, response_format. If
+an endpoint rejects the format (400 or 422), the client switches for good to a weaker one: json_schema, json_object,
+none.
 
-Guaranteed: the event loop is never blocked; at most `concurrency` requests are under way; what is down, slow, busy
-(429, 5xx) or answers with something else than a completion is asked again, `attempts` times in all, after a pause that
-doubles, or a longer one that the endpoint asks for, up to `endpoints.LONGEST_PAUSE`; then JudgeError, one line. An
-endpoint that is down or hangs holds up all requests together for about `attempts` times `timeout_s`: after that only
-one in `timeout_s` is sent to see whether it is back, and the others fail at once. The key is in no message, whatever an
-endpoint echoes; at most `_REPLY_BYTES` of a reply are held.
+Guaranteed: the event loop is never blocked; at most `concurrency` requests are active; the client retries an endpoint
+that is down, slow, busy (429, 5xx) or returns no completion, `attempts` times in all, after a pause that doubles, or
+the longer pause that the endpoint requests, up to `endpoints.LONGEST_PAUSE`; then it raises a one-line JudgeError. An
+endpoint that is down or hangs delays all requests together by about `attempts` times `timeout_s`: after that the client
+probes it once per `timeout_s`, and other requests fail at once. No message contains the key, whatever an endpoint
+echoes; replies are read up to `_REPLY_BYTES`.
 Not covered: use from several event loops; redirects.
 """
 
@@ -43,21 +44,18 @@ Message = Mapping[str, str]
 
 
 class _Refused(JudgeError):
-    """The endpoint took offence at the request itself."""
+    """The endpoint rejected the request itself."""
 
 
 ATTEMPTS = 4
-"""Requests for one verdict where the endpoint is down, busy or slow, with a pause between that doubles."""
+"""Requests per verdict to an endpoint that is down, busy or slow, with doubling pauses."""
 
 
 class ChatClient:
     """`POST {url}/chat/completions`; `close` it."""
 
     def __init__(self, config: JudgeConfig, schema: Mapping[str, Any], *, pause: float = 0.5) -> None:
-        """`schema`: of the JSON object to be answered; `pause`: seconds before the second attempt.
-
-        Raises ConfigError if the address is none, or the environment variable of the key is not set.
-        """
+        """`schema`: of the JSON reply; `pause`: seconds before the second attempt. Raises ConfigError."""
         host = check_address(config.url, "reward.judge.url", example="one like http://127.0.0.1:9527/v1").hostname
         self.url = f"{config.url.rstrip('/')}/chat/completions"
         self._key = token_from(config.api_key_env, "reward.judge.api_key_env")
@@ -67,12 +65,12 @@ class ChatClient:
             {"type": "json_object"},
             None,
         )
-        self._weakest = 0  # index of the strongest format that the endpoint takes, as far as is known
+        self._weakest = 0  # index of the strongest format not yet rejected
         self._places = asyncio.Semaphore(config.concurrency)
         self._breaker = Breaker(ATTEMPTS * config.concurrency, probe_s=config.timeout_s)
-        from palimpsest.http_connections import Connections  # aiohttp takes a while, and few runs ask a judge
+        from palimpsest.http_connections import Connections  # aiohttp imports slowly, and few runs have a judge
 
-        self._connections = Connections(token=self._key, proxies=host not in _LOOPBACK)  # none for one on this machine
+        self._connections = Connections(token=self._key, proxies=host not in _LOOPBACK)  # no proxy for a local endpoint
 
     async def complete(self, messages: Sequence[Message]) -> str:
         """The text of the completion. Raises JudgeError."""
@@ -102,7 +100,7 @@ class ChatClient:
     async def _attempts(self, body: Mapping[str, Any]) -> str:
         async def once() -> str:
             async with self._places:
-                with self._breaker:  # asked only now: it may have opened while this request waited for a place
+                with self._breaker:  # checked last: it may have opened while this request waited
                     return await self._attempt(body)
 
         key = (str(body["messages"]),)
@@ -111,7 +109,7 @@ class ChatClient:
         except GaveUp as gave_up:
             raise JudgeError(f"{self.url}: {gave_up}") from None
         except ServiceDown as down:
-            every = f"it is tried again every {self._config.timeout_s:g} s"
+            every = f"palimpsest retries every {self._config.timeout_s:g} s"
             raise JudgeError(f"{self.url}: {down}; {every}") from None
 
     async def _attempt(self, body: Mapping[str, Any]) -> str:
@@ -133,13 +131,13 @@ class ChatClient:
         try:
             body = answer.json()
             if error := error_in_reply(body, self._key):
-                raise RetryableError(f"the judge answered an error: {error}")
+                raise RetryableError(f"the judge returned an error: {error}")
             choice: Any = body["choices"][0]
             text, ended = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, TypeError, LookupError, AttributeError):
             raise RetryableError(f"not a chat completion: {answer.quoted(100, self._key)}") from None
         if not isinstance(text, str) or not text.strip():
-            why = "; reward.judge.max_tokens is too small for its thinking" if ended == "length" else ""
+            why = "; reward.judge.max_tokens is too small for its reasoning" if ended == "length" else ""
             ended = redacted(str(ended), self._key)
             raise JudgeError(f"the reply is empty (finish_reason {ended:.40}){why}")
         return text

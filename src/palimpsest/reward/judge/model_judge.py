@@ -1,30 +1,30 @@
-"""LLM judge: whether an answer means the same as a gold, with prompts, a verdict cache and grades.
+"""LLM judge: prompts, a verdict cache and grades for the equivalence of an answer and a gold.
 
-The answer comes from the model under training, which learns whatever earns a reward. It must not be able to write its
-own verdict:
+The answer comes from the model under training, which learns anything that earns a reward. It must not be able to write
+its verdict:
 
-- the judge gets the answer as a JSON string of bounded length in which < > [ ] | are escaped, so that it cannot close a
-  tag or hold a control token of a chat template;
-- a verdict is the case number, directly followed by the verdict's field, in the judge's reply. The number is a hash
-  over question, golds and answer, so an answer cannot contain it. An answer that the judge quotes is in the reason,
-  before the number;
-- the last verdict counts. Without one the judge is asked once more, then the episode is ungraded.
+- the judge receives the answer as a JSON string of bounded length with escaped < > [ ] |, so that it cannot close a tag
+  or contain a control token of a chat template;
+- a verdict in the judge's reply is the case number, directly followed by the verdict's field. The number is a hash over
+  question, golds and answer, so an answer cannot contain it. A quoted answer appears in the reason, before the number;
+- the last verdict counts. Without a verdict, the judge gets one more request, then the episode is ungraded.
 
-All prompts share the opening, which declares what is judged to be data, and the form of the reply. The criteria differ:
+All prompts share the opening, which declares the judged text to be data, and the form of the reply. The criteria
+differ:
 
     default    another wording is right, several answers to choose from are not
-    lenient    generous, as much of the field judges: what touches the right thing passes
+    lenient    generous, as much of the field judges: a mention of the right answer passes
     strict     exactly one answer, in full
-    rubric     the reference is a point that the answer has to make, or something that it must not do
+    rubric     the reference is a point that the answer has to make, or must not make
     a text     custom criteria from a file (reward.judge.prompt=my.txt)
 
 The cache is an append-only file with one JSON object per line.
 
-Guaranteed: a reply that cannot be read is a JudgeError, never a verdict; a verdict is requested once for all episodes
-of a group, and never again once cached; processes can share a cache file and see each other's verdicts; a line that is
-cut short or unreadable loses only its own verdict; a deleted file is created again.
-Not covered: an answer that persuades the judge; the judge's own mistakes; network file systems without flock and
-append; power loss (lines reach the system at once, the disk later); pruning (about 200 bytes per verdict).
+Guaranteed: an unreadable reply is a JudgeError, never a verdict; a verdict is requested once for all episodes of a
+group, and never again once cached; processes can share a cache file and see each other's verdicts; a truncated or
+unreadable line loses only its verdict; a deleted file is created again.
+Not covered: an answer that persuades the judge; the judge's mistakes; network file systems without flock and append;
+power loss (lines reach the system at once, the disk later); pruning (about 200 bytes per verdict).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class VerdictCache:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._verdicts: dict[str, str] = {}
-        self._read_to = 0  # bytes of the file that `_verdicts` holds
+        self._read_to = 0  # bytes of the file read into `_verdicts`
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str) -> str | None:
@@ -66,12 +66,12 @@ class VerdictCache:
         return self._verdicts.get(key)
 
     def put(self, key: str, verdict: str, about: Mapping[str, object]) -> None:
-        """Keep a verdict; `about` goes into the line for who reads the file."""
+        """Store a verdict; `about` is added to the line for readers of the file."""
         self._verdicts[key] = verdict
         line = orjson.dumps({"key": key, "verdict": verdict, **about}) + b"\n"
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # given back when the descriptor closes
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # released when the descriptor closes
             size = os.fstat(descriptor).st_size
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             _write(descriptor, b"\n" + line if torn else line)
@@ -79,7 +79,7 @@ class VerdictCache:
             os.close(descriptor)
 
     def _read_on(self) -> None:
-        """Take in the whole lines that the file has got since the last look."""
+        """Read the complete lines appended since the last look."""
         try:
             with self.path.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -154,12 +154,12 @@ the judging.""",
 
 
 def system_prompt(prompt: str) -> str:
-    """The whole text that a judge is told, by the name of shipped criteria or with criteria of one's own."""
+    """The system prompt for shipped criteria, by name, or for custom criteria."""
     return f"{_OPENING}{CRITERIA.get(prompt, prompt).strip()}{_FORM}"
 
 
 def prompt_sha256(prompt: str) -> str:
-    """Of the whole text."""
+    """SHA-256 of the whole system prompt."""
     return hashlib.sha256(system_prompt(prompt).encode()).hexdigest()
 
 
@@ -167,9 +167,9 @@ def prompt_sha256(prompt: str) -> str:
 
 
 PROMPT_VERSION = 2
-"""Part of every key under the default prompt, as the SHA-256 is of any other: each asks for verdicts anew."""
+"""Part of every cache key under the default prompt, as the SHA-256 is under any other."""
 FILE = "judge.jsonl"
-_ASKS = 2  # times a verdict is asked for where the reply can't be read
+_ASKS = 2  # requests for a verdict if replies are unreadable
 
 _SCHEMA: Mapping[str, Any] = {
     "type": "object",
@@ -185,7 +185,7 @@ _ESCAPES = {ord(mark): f"\\u{ord(mark):04x}" for mark in "<>[]|"}
 
 
 class Verdict(StrEnum):
-    """What a judge says of an answer, from the worst."""
+    """Verdict on an answer, worst first."""
 
     INCORRECT = "incorrect"
     PARTIAL = "partial"
@@ -201,7 +201,7 @@ class ChatModel(Protocol):
 
 
 class Judge:
-    """Asks for verdicts, and remembers them. For one event loop; `close` it."""
+    """Requests and caches verdicts. For one event loop; `close` it."""
 
     def __init__(self, config: JudgeConfig, chat: ChatModel, cache: VerdictCache | None = None) -> None:
         self._config, self._chat, self._cache = config, chat, cache
@@ -209,20 +209,20 @@ class Judge:
 
     @classmethod
     def open(cls, config: JudgeConfig, folder: Path | None = None) -> Judge:
-        """The judge at `config.url`; its verdicts are kept in `folder`, where there is one."""
+        """The judge at `config.url`; `folder`, if set, stores its verdicts."""
         return cls(config, ChatClient(config, _SCHEMA), VerdictCache(folder / FILE) if folder else None)
 
     async def close(self) -> None:
         await self._chat.close()
 
     async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
-        """The worth of an answer, and whether the verdict was "partial". Raises JudgeError."""
+        """The value of an answer, and True for the verdict "partial". Raises JudgeError."""
         verdict = await self.verdict(question, golds, answer)
         worth = {Verdict.CORRECT: 1.0, Verdict.PARTIAL: self._config.partial, Verdict.INCORRECT: 0.0}
         return worth[verdict], verdict is Verdict.PARTIAL
 
     async def verdict(self, question: str, golds: Sequence[str], answer: str) -> Verdict:
-        """The worst of `passes` verdicts; the first that is not "correct" spares the others. Raises JudgeError."""
+        """The worst of `passes` verdicts; stops at the first that is not "correct". Raises JudgeError."""
         verdict = Verdict.CORRECT
         for number in range(self._config.passes):
             verdict = await self._once(Case(question, golds, answer, self._config, number))
@@ -238,12 +238,12 @@ class Judge:
             task = asyncio.create_task(self._ask(case))
             self._asking[case.key] = task
             task.add_done_callback(lambda done: self._forget(case.key, done))
-        return await asyncio.shield(self._asking[case.key])  # others may wait for it too
+        return await asyncio.shield(self._asking[case.key])  # other callers may wait for it too
 
     def _forget(self, key: str, done: asyncio.Task[Verdict]) -> None:
         del self._asking[key]
         if not done.cancelled():
-            done.exception()  # looked at, lest asyncio complains where all who waited are gone
+            done.exception()  # retrieved, so that asyncio does not warn after all callers left
 
     async def _ask(self, case: Case) -> Verdict:
         for last in (False,) * (_ASKS - 1) + (True,):
@@ -261,7 +261,7 @@ class Judge:
 
 
 class Case:
-    """One answer to be judged: what is sent, and the key of its verdict."""
+    """One answer to judge: the messages, and the key of its verdict."""
 
     def __init__(self, question: str, golds: Sequence[str], answer: str, config: JudgeConfig, pass_number: int) -> None:
         self._question, self._golds = _clean(question), [_clean(gold) for gold in golds]
@@ -274,7 +274,7 @@ class Case:
 
     @property
     def about(self) -> dict[str, object]:
-        """What a line of the cache tells its reader."""
+        """The readable part of a cache line."""
         return {"model": self._model, "question": self._question, "golds": self._golds, "answer": self._answer}
 
     @property
@@ -293,7 +293,7 @@ class Case:
 
 
 def quoted(text: str) -> str:
-    r"""`text` as a JSON string that can be taken for nothing else.
+    r"""`text` as a JSON string without tags or control tokens.
 
     >>> print(quoted('</answer> "x" <|im_end|>'))
     "\u003c/answer\u003e \"x\" \u003c\u007cim_end\u007c\u003e"
@@ -302,16 +302,16 @@ def quoted(text: str) -> str:
 
 
 def read_verdict(reply: str, number: str) -> Verdict:
-    """The last verdict of `reply` that stands right behind the case number. Raises Unreadable.
+    """The last verdict of `reply` directly after the case number. Raises Unreadable.
 
     >>> read_verdict('{"verdict": "correct"}? No: {"case": "17", "verdict": "incorrect"}', "17")
     <Verdict.INCORRECT: 'incorrect'>
     """
     verdicts = re.findall(rf'"case"\s*:\s*"{re.escape(number)}"\s*,\s*"verdict"\s*:\s*"(\w+)"', reply)
     if not verdicts:
-        raise Unreadable("it holds no case number with a verdict right behind it")
+        raise Unreadable("it lacks a case number directly followed by a verdict")
     if verdicts[-1] not in list(Verdict):
-        raise Unreadable("its verdict is none of correct, partial, incorrect")
+        raise Unreadable("its verdict is not one of correct, partial, incorrect")
     return Verdict(verdicts[-1])
 
 

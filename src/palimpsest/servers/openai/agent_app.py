@@ -5,8 +5,8 @@
 
 Guaranteed: all guarantees of servers/http_service.py and servers/request_log.py; with a key, every path but /health and
 /ready requires it; every error is OpenAI's error object; bodies, their sum, and running and waiting episodes are
-bounded; client input never becomes a control token, a path or an address that is fetched; metric labels are outcomes
-and statuses, never text of a client, so that their number is bounded.
+bounded; client input never becomes a control token, a path or a fetched address; metric labels are outcomes and
+statuses, never client text, so their number is bounded.
 Not covered: TLS, slow clients, fair shares between clients.
 """
 
@@ -40,41 +40,41 @@ _CORS: dict[str, Any] = {
     "allow_headers": ("*",),
     "expose_headers": ("X-Palimpsest-Input", "X-Palimpsest-Instructions", "X-Palimpsest-Ignored", "Retry-After"),
 }
-"""For starlette's middleware, with the origins. Credentials, which are cookies here, are not allowed."""
+"""Settings of starlette's middleware, except the origins. Credentials (here cookies) are not allowed."""
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the server does that clients don't choose."""
+    """Choices of the server's operator."""
 
     log_requests: bool = True
     ignore_unsupported: bool = False
-    """Whether parameters that can't be followed are ignored, and named in a header, instead of rejected."""
+    """Ignore unsupported parameters and name them in a header, instead of rejecting them."""
     cors_origins: tuple[str, ...] = ()
-    """Of pages that may ask from a browser; `*`: of any page."""
+    """Origins of pages that may send requests from a browser; `*`: any page."""
 
 
 def check_origins(origins: Sequence[str], token: str | None) -> None:
-    """Raises ConfigError for what no browser sends as an origin, and for all pages where there is no key.
+    """Raise ConfigError for an impossible origin, and for `*` without a key.
 
     >>> check_origins(["https://chat.example", "http://localhost:3000"], None)
     """
     for origin in origins:
         if origin == "*" and not token:
-            raise ConfigError(
-                "--cors-origin '*': any page could ask this server; name the pages, or give --api-key-env"
-            )
+            raise ConfigError("--cors-origin '*': any page could use this server; name pages, or set --server-key-env")
         if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ConfigError(f"--cors-origin {origin!r:.60}: give scheme, host and port, as https://chat.example:8443")
+            raise ConfigError(
+                f"--cors-origin {origin!r:.60}: use scheme, host and port, e.g. https://chat.example:8443"
+            )
 
 
 def check_model_name(name: str) -> None:
-    """Raises ConfigError for one that can't be in a path or a log line."""
+    """Raise ConfigError for a name that is invalid in a path or a log line."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--served-model-name {name!r:.60}: give at most 128 ASCII letters, digits, '.', '_', ':', '/' and '-', "
+            f"--served-model-name {name!r:.60}: use at most 128 ASCII letters, digits, '.', '_', ':', '/' and '-', "
             "a letter or a digit first"
         )
 
@@ -83,13 +83,13 @@ def check_model_name(name: str) -> None:
 
 
 _THREADS = 2
-"""Documents that are encoded, or looked through for quotes, at once."""
+"""Documents to encode or search for quotes at the same time."""
 _OPEN = ("/health", "/ready")
-"""Answered without the key: a probe has none, and learns nothing but that the server runs."""
+"""Paths without the key: probes have none, and learn only that the server runs."""
 
 
 class AgentService:
-    """The routes and what they share. One event loop."""
+    """The routes and their state. For one event loop."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class AgentService:
         limits: ServerLimits,
         options: ServerOptions | None = None,
     ) -> None:
-        """`model`: the agent's name as clients ask for it."""
+        """`model`: the agent's name for clients."""
         self.agent, self.store, self.limits, self._model = agent, store, limits, model
         self._token, self._options = token, options or ServerOptions()
         self._threads = ReadingThreads(_THREADS, "document")
@@ -129,7 +129,7 @@ class AgentService:
         return app
 
     async def close(self) -> None:
-        """Cancel what runs. What is under way on threads is not waited for: only the event loop keeps what it gives."""
+        """Cancel running episodes. Does not wait for work on threads: its results are dropped."""
         await self.episodes.drain()
         self._threads.close()
         self._chat.close()
@@ -149,7 +149,7 @@ class AgentService:
         return Response(text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     def _metric_lines(self) -> Iterator[str]:
-        """Prometheus' text format 0.0.4."""
+        """Metrics in Prometheus' text format 0.0.4."""
         episodes, statuses = self.episodes, self._guard.statuses
         by_status = {f'{{status="{code}"}}': number for code, number in sorted(statuses.items())}
         ended = {name.partition(":")[2]: number for name, number in sorted(episodes.counts.items()) if ":" in name}
@@ -161,20 +161,20 @@ class AgentService:
         for name, description in _ENGINE_COUNTERS.items():
             yield from _family(f"engine_{name}_total", description, {"": getattr(self.agent.stats, name)})
         yield from _family("episodes_running", "Episodes that run.", {"": episodes.running})
-        yield from _family("episodes_waiting", "Episodes that wait for a place.", {"": episodes.waiting})
+        yield from _family("episodes_waiting", "Waiting episodes.", {"": episodes.waiting})
 
 
 _COUNTERS = {
-    "episodes_begun": "Episodes that were started.",
-    "episodes_joined": "Requests whose episode was running already.",
-    "episodes_stored": "Requests whose episode was in the store.",
+    "episodes_begun": "Started episodes.",
+    "episodes_joined": "Requests that joined a running episode.",
+    "episodes_stored": "Requests answered from the store.",
     "turns": "Turns of episodes that have ended.",
     "tokens_in": "Prompt tokens of episodes that have ended.",
     "tokens_sampled": "Sampled tokens of episodes that have ended.",
 }
 _ENGINE_COUNTERS = {
-    "prompt_tokens": "Prompt tokens that the model was asked for.",
-    "computed_prompt_tokens": "Prompt tokens that were computed, not shared with another prompt.",
+    "prompt_tokens": "Requested prompt tokens.",
+    "computed_prompt_tokens": "Computed prompt tokens, without tokens shared with another prompt.",
     "generated_tokens": "Tokens that the model sampled.",
 }
 

@@ -1,11 +1,11 @@
 r"""Text of an answer while its tokens come: without thinking, stop texts and `\boxed{}`.
 
-The content of a box stays in place; the commands and their braces are removed.
+The content of a box stays; its command and braces are removed.
 
-Guaranteed: what `feed` gives in a row, and `rest` at the end, is `final_text` of all tokens, and `unboxed` of the whole
-text, however it is cut into pieces; nothing that may yet turn out to be thinking, half a character, the beginning of a
-stop text or of a command is given early. An unclosed box is open to the end. Other braces and other LaTeX stay.
-Not covered: time that grows with the length alone: each piece is looked at with all before it.
+Guaranteed: the concatenation of all `feed` results and the final `rest` is `final_text` of all tokens, and `unboxed` of
+the whole text, for any split into pieces; possible thinking, half characters, and beginnings of stop texts or commands
+are withheld until they are certain. An unclosed box is open to the end. Other braces and other LaTeX stay.
+Not covered: linear time; each piece is processed with all text before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TAGS = ("<think>", "</think>", "<thinking>", "</thinking>")
 
 
 def final_text(text: str, stops: Sequence[str] = ()) -> tuple[str, bool]:
-    """What a reply says, and whether a stop text cut it.
+    """Visible text of a reply, and whether a stop text cut it.
 
     >>> final_text("<think>Rome?</think> Paris. END of it", ["END"])
     ('Paris.', True)
@@ -34,13 +34,13 @@ class AnswerText:
     """The text of one answer, token by token."""
 
     def __init__(self, codec: Codec, stops: Sequence[str], before: str = "") -> None:
-        """`before`: the thinking tag that ends the prompt, if there is one."""
+        """`before`: the thinking tag at the prompt's end, or ""."""
         self._codec, self._stops, self._before = codec, stops, before
         self._ids: list[int] = []
         self._sent = ""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """What is sure of the text up to these tokens."""
+        """New certain text after these tokens."""
         codec = self._codec
         self._ids += [i for i in ids if i not in codec.control_ids or i in codec.thinking_ids]
         text, _ = final_text(self._before + codec.decode(self._ids), self._stops)
@@ -49,7 +49,7 @@ class AnswerText:
         return self.rest(text[: len(text) - held].rstrip())
 
     def rest(self, text: str) -> str:
-        """What has not been given of `text`."""
+        """Unsent part of `text`."""
         if not text.startswith(self._sent):
             return ""
         new, self._sent = text[len(self._sent) :], text
@@ -70,7 +70,7 @@ def _overlap(text: str, mark: str) -> int:
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<open>\{)|[ \t]+(?=[^\s{]))|(?P<brace>[{}])")
 _UNSURE = re.compile(r"\\(?:b(?:o(?:x(?:e(?:d\s*)?)?)?)?|f(?:b(?:o(?:x\s*)?)?)?)?\Z")
-"""The end of a piece that the next one decides on: a part of a command."""
+"""A possible beginning of a command at the end of a piece."""
 
 
 def unboxed(text: str) -> str:
@@ -91,19 +91,19 @@ def unboxed(text: str) -> str:
 
 
 class UnboxedText:
-    """The same of one answer, piece by piece."""
+    """`unboxed` for one answer, piece by piece."""
 
     def __init__(self) -> None:
         self._text = self._sent = ""
 
     def feed(self, text: str) -> str:
-        """What is sure of the text up to the end of this piece."""
+        """New certain text after this piece."""
         self._text += text
         unsure = _UNSURE.search(self._text)
         return self._new(self._text if unsure is None else self._text[: unsure.start()])
 
     def rest(self) -> str:
-        """What was held back, once nothing follows."""
+        """Withheld text, at the end of the answer."""
         return self._new(self._text)
 
     def _new(self, sure: str) -> str:

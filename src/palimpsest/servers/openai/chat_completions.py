@@ -1,9 +1,9 @@
-"""POST /v1/chat/completions, whole and streamed; POST /v1/responses is answered the same way in another form.
+"""POST /v1/chat/completions, whole and streamed; POST /v1/responses uses the same code with another reply form.
 
-A body becomes a `ChatBody`, that a `Query`, and the query's episode is told in the form of a `ChatReply`.
+A body becomes a `ChatBody`, then a `Query`; a `ChatReply` formats the query's episode.
 
-Guaranteed: what grows with a request is done on threads, files on threads of their own, so that nobody waits behind a
-long one.
+Guaranteed: work that grows with a request runs on threads, file parsing on separate threads, so no request waits behind
+a long one.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ from palimpsest.servers.request_log import note
 
 T = TypeVar("T")
 Parse = Callable[[bytes, bool], ChatBody]
-"""Of a body, and whether what is unsupported is ignored. Raises Refused."""
+"""Parses a body; True ignores unsupported parameters. Raises Refused."""
 
 _SHORT = 16 << 10
-"""Bytes of a body that is looked at on the event loop: what takes a millisecond is not to wait until threads that
-compute let another one run."""
+"""Bodies up to this size are parsed on the event loop: it takes a millisecond, less than a switch to a busy thread."""
 _THREADS = 2
-"""Bodies that are looked at, and files that are parsed, at once."""
+"""Bodies, and files, parsed at the same time."""
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Proxies are to hand on each event at once."""
+"""Makes proxies forward each event immediately."""
 
 
 class ChatRoutes:
     """Answers requests in any form."""
 
     def __init__(self, agent: AgentInterface, model: str, episodes: Episodes, lenient: bool) -> None:
-        """`model`: the agent's name as clients ask for it; `lenient`: unsupported parameters are ignored."""
+        """`model`: the agent's name for clients; `lenient`: ignore unsupported parameters."""
         self._agent, self._model, self._episodes, self._lenient = agent, model, episodes, lenient
         self._intake = Intake()
         self._bodies, self._files = ReadingThreads(_THREADS, "body"), ReadingThreads(_THREADS, "file")
 
     def close(self) -> None:
-        """What is under way is not waited for."""
+        """Close without waiting for running work."""
         self._bodies.close()
         self._files.close()
 
     async def answer(self, request: Request, parse: Parse, form: type[ChatReply]) -> Response:
-        """Raises Refused."""
+        """Answer a request. Raises Refused."""
         limits = self._episodes.limits
         data = await self._intake.body(
             request, most=limits.body_bytes, seconds=limits.body_seconds, advice="divide the document"
@@ -91,7 +90,7 @@ class ChatRoutes:
         return await self._look(len(data), work)
 
     async def _look(self, size: int, work: Callable[[], T]) -> T:
-        """What `work`, which takes time that grows with `size` bytes, gives or raises."""
+        """Result of `work`, whose time grows with `size` bytes."""
         return work() if size <= _SHORT else await self._bodies.run(work)
 
     async def _followed(self, reply: ChatReply, episode: ServedEpisode) -> AsyncIterator[bytes]:
@@ -103,7 +102,7 @@ class ChatRoutes:
             self._episodes.leave(episode)
 
     async def _ended(self, request: Request, episode: ServedEpisode) -> dict[str, Any]:
-        """How an episode ended. Raises ClientDisconnect if the client leaves before."""
+        """The episode's end. Raises ClientDisconnect if the client leaves earlier."""
         self._episodes.join(episode)
         ended, gone = asyncio.create_task(episode.ended()), asyncio.create_task(_gone(request))
         try:
@@ -123,9 +122,9 @@ async def _gone(request: Request) -> None:
 
 
 def check_model(name: str, served: str) -> None:
-    """Raises Refused for another name than the one that is served."""
+    """Raise Refused for a model that is not served."""
     if name != served:
-        message = f"model: {shown(name)} is not served; {served} is"
+        message = f"model: unknown model {shown(name)}; use {served}"
         raise Refused(404, message, code="model_not_found", param="model")
 
 
@@ -135,8 +134,7 @@ _NAMES = 16
 
 
 def _ignored_headers(request: Request, body: ChatBody) -> dict[str, str]:
-    """A header with the names of parameters that were ignored, which the log line has, too. Names that a header can't
-    hold are `other`."""
+    """A header with the names of ignored parameters, also for the log line; invalid names become `other`."""
     if not body.ignored:
         return {}
     names = [name if _NAME.fullmatch(name) else "other" for name in body.ignored]
@@ -159,7 +157,7 @@ _FAILURES: dict[str, tuple[int, str | None]] = {
     "store_failed": (507, "store_failed"),
     "failed": (500, "server_failed"),
 }
-"""Outcomes that are errors: status and code."""
+"""Error outcomes, with status and code."""
 
 
 def failure_of(result: dict[str, Any]) -> Refused | None:
@@ -179,9 +177,9 @@ def content_of(body: ChatBody, result: dict[str, Any]) -> str | None:
 
 
 def usage(episode: ServedEpisode, result: dict[str, Any]) -> dict[str, Any]:
-    """What the model read and sampled in all turns: prompts as often as they were given, memories and the answer.
+    """Tokens that the model read and sampled in all turns: repeated prompts, memories and the answer.
 
-    Of a stored episode nothing was computed. What the engine had in its prefix cache isn't known of one request.
+    A stored episode computed nothing. The share of one request in the engine's prefix cache is unknown.
     """
     read, sampled = result["tokens_in"], result["tokens_sampled"]
     return {
@@ -200,7 +198,7 @@ _FACT_NAMES = (
 
 
 def palimpsest_facts(episode: ServedEpisode, result: dict[str, Any], parsing: Mapping[str, str]) -> dict[str, Any]:
-    """What OpenAI's interface has no place for."""
+    """Facts without a field in OpenAI's interface."""
     facts = {name: result[name] for name in _FACT_NAMES if name in result}
     if "prompt_tokens" in result:
         facts["request_tokens"] = result["prompt_tokens"]
@@ -208,7 +206,7 @@ def palimpsest_facts(episode: ServedEpisode, result: dict[str, Any], parsing: Ma
 
 
 async def timely(episode: ServedEpisode, progress: bool, raw: bool) -> AsyncIterator[News]:
-    """An episode's news, and a `comment` wherever nothing else was told for a while."""
+    """An episode's news, and a `comment` after each silence."""
     last_event, answer = time.monotonic(), UnboxedText()
     async for news in episode.follow():
         if news is not None and news[0] == "content":
@@ -237,7 +235,7 @@ class ChatReply:
     """An episode as a chat completion."""
 
     def __init__(self, body: ChatBody, parsing: Mapping[str, str], episode: ServedEpisode, fingerprint: str) -> None:
-        """`parsing`: what `query_of` gives next to the query."""
+        """`parsing`: second result of `query_of`."""
         self._body, self._parsing, self._episode = body, parsing, episode
         self._facts: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(16)}",
@@ -259,7 +257,7 @@ class ChatReply:
         }
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The same, as a stream of server-sent events."""
+        """The chat completion as a stream of server-sent events."""
         options = self._body.palimpsest
         yield self._chunk({"role": "assistant", "content": ""})
         async for kind, text in timely(self._episode, options.progress, options.raw):

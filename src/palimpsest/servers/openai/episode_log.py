@@ -1,14 +1,14 @@
-r"""What the server keeps on disk: one log per episode.
+r"""The server's store on disk: one log per episode.
 
     ID.jsonl    the head; a line per turn, written before the next one starts; at the end the result
 
 A line is JSON with a checksum: `{...}`, a tab, 16 hexadecimal digits of BLAKE2b over the JSON, a line feed.
 
-Guaranteed: logs are readable by their owner alone; a line is in its file whole or not at all; a line that a kill cut
-off, or in which any bit differs from what was written, is never read: an episode continues after the turns before it;
-what can't be written is a `StoreFailed`. The time to find how an episode ended does not grow with its turns.
-Not covered: a machine that loses its power (lines are not flushed to the disk one by one); changes that include the
-checksum; the size of the store while the server runs: the oldest logs are deleted when it is opened.
+Guaranteed: only the owner can read the logs; a file contains a line whole or not at all; a truncated or modified line
+is never used: an episode continues after the turns before it; a failed write is a `StoreFailed`. The time to find an
+episode's end does not grow with its turns.
+Not covered: power loss (lines are not flushed one by one); changes that include the checksum; the store's size while
+the server runs: opening it deletes the oldest logs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from palimpsest.servers.http_service import Refused
 from palimpsest.types import Turn
 
 MOST_BYTES = 10 << 30
-"""Of all logs, when the store is opened."""
+"""Maximum size of all logs when the store opens."""
 _DIGITS = 16
 _log = logging.getLogger("uvicorn.error")
 
@@ -51,7 +51,7 @@ def sealed(value: dict[str, Any]) -> bytes:
 
 
 def opened(line: bytes) -> dict[str, Any] | None:
-    """The object of a line; None for one that is cut off or damaged."""
+    """The object of a line; None for a truncated or damaged one."""
     data, tab, checksum = line.rpartition(b"\t")
     if not tab or checksum != _checksum(data) + b"\n":
         return None
@@ -67,7 +67,7 @@ class Store:
     """The logs of one server, in one folder."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
-        """Delete the oldest logs beyond `most_bytes`. Raises RunError where another server has the folder."""
+        """Delete the oldest logs beyond `most_bytes`. Raises RunError if another server uses the folder."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder, self._lock = folder, FolderLock(folder)
         size = 0
@@ -80,7 +80,7 @@ class Store:
         self._lock.release()
 
     def append(self, episode: str, line: dict[str, Any]) -> None:
-        """Raises StoreFailed where the system refuses to write; the log says why."""
+        """Append a line. Raises StoreFailed if the write fails; the log has the reason."""
         try:
             descriptor = os.open(self._path(episode), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
@@ -92,12 +92,12 @@ class Store:
             raise StoreFailed(507, "the server can't store it; its log says why", code="store_failed") from None
 
     def recover(self, episode: str, head: dict[str, Any]) -> list[Turn]:
-        """Turns that an earlier process took, each once. The log is cut at its first line that can't be read; it starts
-        with `head` where nothing is left. Raises StoreFailed."""
+        """Turns that an earlier process took, each once. Truncates the log at its first unreadable line; an empty log
+        starts with `head`. Raises StoreFailed."""
         turns, end = dict[int, Turn](), 0
         for line in self._raw_lines(episode):
             if (entry := opened(line)) is None:
-                _log.error("the store: %s is played again from byte %d on", episode, end)
+                _log.error("the store: %s continues from byte %d", episode, end)
                 os.truncate(self._path(episode), end)
                 break
             if "turn" in entry:
@@ -109,11 +109,11 @@ class Store:
         return list(turns.values())
 
     def lines(self, episode: str) -> Iterator[dict[str, Any]]:
-        """Those that can be read; none where there is no log."""
+        """Readable lines; none without a log."""
         return (entry for line in self._raw_lines(episode) if (entry := opened(line)) is not None)
 
     def result(self, episode: str) -> dict[str, Any] | None:
-        """How the episode ended, which is the last line; None where it didn't, or where that line can't be read."""
+        """The episode's end, from the last line; None if it did not end, or the line is unreadable."""
         path = self._path(episode)
         if not path.exists() or not path.stat().st_size:
             return None
@@ -123,9 +123,10 @@ class Store:
         return result
 
     def heads(self) -> Iterator[dict[str, Any]]:
-        """Of all episodes, the oldest first."""
-        for path in sorted(self.folder.glob("ep_*.jsonl"), key=lambda path: path.stat().st_mtime):
-            yield from (line["head"] for line in islice(self.lines(path.stem), 1) if "head" in line)
+        """Heads of all episodes, the oldest first: by `started_ns`, as files of one moment have the same time."""
+        paths = self.folder.glob("ep_*.jsonl")
+        heads = [line["head"] for path in paths for line in islice(self.lines(path.stem), 1) if "head" in line]
+        yield from sorted(heads, key=lambda head: head["started_ns"])
 
     def _raw_lines(self, episode: str) -> Iterator[bytes]:
         if self._path(episode).exists():
@@ -137,7 +138,7 @@ class Store:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Add `data` to a file's end, or nothing. A disk that fills up takes the first bytes and refuses the others."""
+    """Append all of `data` or nothing: a full disk may take only the first bytes."""
     written = 0
     try:
         while written < len(data):

@@ -11,12 +11,11 @@
     {"context": "...", "question": "..."}
 
 Tags are <document>, <context>, <source>, <passage> and their plurals, nested and with attributes. <user_query>,
-<question> and <query> hold the question. Unclosed tags, and pairs around nothing ("inside <context></context> XML
+<question> and <query> contain the question. Unclosed tags, and pairs around nothing ("inside <context></context> XML
 tags"), are text of the message.
 
-Guaranteed: a message loses nothing but tags, labels, fences and a "Thanks!" at its end; time grows with its length
-alone.
-Not covered: a text that itself holds the tag that closes it.
+Guaranteed: a message loses only tags, labels, fences and a final "Thanks!"; time is linear in its length.
+Not covered: a text that contains its closing tag.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from palimpsest.servers.http_service import Refused
 from palimpsest.servers.openai.request_bodies import json_object
 
 Named = tuple[str, str]
-"""(name, text) of something to read; "" where it has no name."""
+"""(name or "", text) to read."""
 Takes = Callable[[str], bool]
-"""Whether the policy has room for a question."""
+"""Returns whether the policy has room for a question."""
 
 
 class DocumentRule(StrEnum):
-    """How the document was told from the question; of several rules the first in this order is named."""
+    """How the document was separated from the question; of several rules, the first in this order."""
 
     FIELD = "palimpsest_field"
     FILES = "file_parts"
@@ -52,7 +51,7 @@ class DocumentRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SplitMessage:
-    """What one message, or several, hold."""
+    """Texts, question and instructions of one message or several."""
 
     rules: tuple[DocumentRule, ...] = ()
     texts: tuple[Named, ...] = ()
@@ -78,7 +77,7 @@ _CONTENT = re.compile(r"<(document_contents?|contents?|page_content)>", re.IGNOR
 _CONTENT_END = re.compile(r"</(document_contents?|contents?|page_content)>", re.IGNORECASE)
 _WRAPPERS = re.compile(r"</?(?:files?|contextItem)>|<!\[CDATA\[|\]\]>", re.IGNORECASE)
 INSTRUCTION = 4000
-"""Characters: a longer text around a question is read."""
+"""Characters of the longest instruction: longer text around a question is part of the document."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -95,7 +94,7 @@ class _Pair:
 
 
 def tagged(message: str, takes: Takes) -> SplitMessage | None:
-    r"""None for a message without such tags.
+    r"""Split a message with tags; None without tags.
 
     >>> tagged("Read:\n<document>\nTea.\n</document>\nWho?", lambda _: True).instructions
     ('Read:',)
@@ -120,8 +119,7 @@ def tagged(message: str, takes: Takes) -> SplitMessage | None:
 
 
 def _split_around(texts: list[Named], before: str, tagged_question: str, after: str, takes: Takes) -> SplitMessage:
-    """The question is between tags of its own, under a label, after the texts, or before them. One beyond the policy's
-    room is divided like a pasted text."""
+    """Find the question: in question tags, under a label, after or before the texts; divide one that is too long."""
     question, rest = (before, after) if not after or (asks(before) and not asks(after)) else (after, before)
     label = _last(_QUESTION, question)
     instructions: tuple[str, ...] = (rest,)
@@ -139,7 +137,6 @@ def _split_around(texts: list[Named], before: str, tagged_question: str, after: 
 
 
 def _pairs(message: str) -> list[_Pair]:
-    """Every tag that is closed, with the tag that closes it."""
     opened, pairs = dict[str, list[re.Match[str]]](), list[_Pair]()
     for tag in _TAG.finditer(message):
         kind = tag[2].lower()
@@ -152,7 +149,7 @@ def _pairs(message: str) -> list[_Pair]:
 
 
 def _tree(pairs: list[_Pair]) -> list[tuple[_Pair, list[_Pair]]]:
-    """Those in no other, and the outermost of those in each."""
+    """Outermost pairs, each with the outermost pairs inside it."""
     tree, inner_end = list[tuple[_Pair, list[_Pair]]](), 0
     for pair in pairs:
         if not tree or pair.start >= tree[-1][0].end:
@@ -179,7 +176,6 @@ def _texts(message: str, pair: _Pair, kids: list[_Pair]) -> list[Named]:
 
 
 def _text(inner: str, attributes: str) -> Named:
-    """What is to be read of what a pair holds, and its name."""
     named = _TAG_NAME.search(attributes)
     name = (named[1] or named[2] or "") if named else ""
     if (content := _CONTENT.search(inner)) is not None:
@@ -196,7 +192,6 @@ def _text(inner: str, attributes: str) -> Named:
 
 
 def _between(text: str) -> Named:
-    """The name that is in front of a text, and what else is there."""
     named = _NAMED.search(text)
     rest = _WRAPPERS.sub("", _NAMED.sub("", text)).strip()
     return (named[2].strip() if named else ""), rest
@@ -206,13 +201,13 @@ def _between(text: str) -> Named:
 
 
 _GAPS = (re.compile(r"\n(?:[ \t\r]*\n)+"), re.compile(r"\n"))
-"""Between paragraphs; without blank lines, lines are paragraphs."""
+"""Gaps between paragraphs; without blank lines, each line is a paragraph."""
 _ASKS = re.compile(r"[?？؟]['\"”’»)\]*_]*\Z")
 _THANKS = re.compile(r"(?:many )?(?:thanks|thank you|cheers)(?: (?:a lot|so much|very much|in advance))?[ .!]*", re.I)
 
 
 def asks(text: str) -> bool:
-    """Whether it ends with a question mark.
+    """Return whether the text ends with a question mark.
 
     >>> asks("Who sells tea?"), asks("(Who?) "), asks("Omar sells tea.")
     (True, True, False)
@@ -289,11 +284,11 @@ _EMPTY_WORDS = frozenset(
 )
 _SHORT = 600
 _HEAD_WITHIN = 4000
-"""Characters in which a label is looked for: one further on belongs to a text."""
+"""Characters to search for a label: a later label belongs to a text."""
 
 
 def says_nothing(instructions: str) -> bool:
-    """Whether they only say that there is a context and a question, or that a helpful assistant is asked.
+    """Return whether the instructions only mention a context and a question, or a helpful assistant.
 
     >>> says_nothing("Answer the question based only on the following context:"), says_nothing("Answer in German.")
     (True, False)
@@ -302,7 +297,7 @@ def says_nothing(instructions: str) -> bool:
 
 
 def labelled(message: str) -> SplitMessage | None:
-    r"""Of a user's message; None where neither a text nor a question has a label.
+    r"""Split a user's message; None if neither a text nor a question has a label.
 
     >>> labelled("Context:\nOmar sells tea.\n\nQuestion: Who?\nAnswer:").texts
     (('', 'Omar sells tea.'),)
@@ -332,7 +327,7 @@ def labelled(message: str) -> SplitMessage | None:
 
 
 def labelled_instructions(message: str) -> SplitMessage | None:
-    r"""Of a system message, in which all that is below a label is to be read.
+    r"""Split a system message: everything below a label is document.
 
     >>> labelled_instructions("Be brief.\nContext:\nOmar sells tea.").instructions
     ('Be brief.', '', '')
@@ -348,12 +343,12 @@ def labelled_instructions(message: str) -> SplitMessage | None:
 
 
 def _announces(paragraph: str, text: str) -> bool:
-    """Whether a paragraph says that a text follows. Bounded in time by the length of the paragraph."""
+    """Return whether a paragraph announces a text. Time is bounded by the paragraph's length."""
     return bool(text.strip()) and len(paragraph) <= INSTRUCTION and _ANNOUNCES.search(paragraph) is not None
 
 
 def _head(message: str) -> tuple[int, int, str] | None:
-    """The first label of a text: its start, its end, and, of a sentence, what it says."""
+    """The first label of a text: start, end, and the sentence if it is one."""
     window, heads = message[:_HEAD_WITHIN], list[tuple[int, int, str]]()
     for pattern in (_LABEL_LINE, _HEADING, _SENTENCE):
         if (match := pattern.search(window)) is not None:
@@ -362,7 +357,6 @@ def _head(message: str) -> tuple[int, int, str] | None:
 
 
 def _before_question(message: str) -> SplitMessage | None:
-    """Of a message whose last label is that of the question."""
     late = _last(_QUESTION, message)
     if late is None:
         return None
@@ -374,7 +368,7 @@ def _before_question(message: str) -> SplitMessage | None:
 
 
 def _held(named: Named, question: str, *instructions: str) -> SplitMessage | None:
-    """None where there is nothing to read or nothing is asked."""
+    """None without a text or a question."""
     name, text = named
     if not text.strip() or not question.strip():
         return None
@@ -382,7 +376,7 @@ def _held(named: Named, question: str, *instructions: str) -> SplitMessage | Non
 
 
 def _unfenced(body: str) -> tuple[Named, str]:
-    """A text that may be between fences, and what is after it."""
+    """A text, perhaps between fences, and the rest after it."""
     fence = _FENCE.search(body)
     if fence is None or body[: fence.start()].strip():
         return ("", body), ""
@@ -406,7 +400,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def keyed(message: str) -> SplitMessage | None:
-    """Of a message that is a JSON object with texts and one question, and nothing else.
+    """Split a message that is a JSON object with only texts and one question.
 
     >>> keyed('{"context": ["Omar sells tea."], "question": "Who?"}').question
     'Who?'

@@ -1,10 +1,10 @@
 """Bodies of requests: the JSON of a chat completion as a `ChatBody`, errors in OpenAI's form.
 
-Guaranteed: a key that is unknown, or asks for what can't be done, is rejected by its name, or its name is put on a list
-where the server ignores such keys; no other is ignored that would change the answer. `null` is a key left out, and so
-is one that asks for what is done anyway (`n: 1`, `tools: []`). JSON is bounded in values, before it is parsed, and in
-depth, so that it costs little more memory than its texts. No address is fetched.
-Not covered: the parsing of a bounded body, which gives nobody a turn: 0.1 s for a text of 64 MiB.
+Guaranteed: an unknown key, or one that requests something unsupported, is rejected by name; a lenient server ignores it
+and lists its name. No other key that would change the answer is ignored. `null` equals a missing key, and so does a
+request for the default (`n: 1`, `tools: []`). Before parsing, the number of JSON values is bounded, and after it their
+depth, so a body needs little more memory than its texts. No address is fetched.
+Not covered: parsing a bounded body blocks the event loop: 0.1 s for a text of 64 MiB.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from palimpsest.servers.http_service import Refused, shown
 
 _VALUES, _NESTING = 500_000, 64
-"""Strings, commas and brackets of a body, each of which may cost 50 bytes; lists and objects in each other, of which a
-request has five."""
+"""Maximum strings, commas and brackets of a body, at up to 50 bytes each; maximum nesting of lists and objects (a
+normal request has five levels)."""
 _KEYS, MESSAGES = 10_000, 10_000
 """Keys of an object; messages of a conversation, and parts of a message."""
 _STOPS = 4
@@ -51,7 +51,7 @@ NEUTRAL: Neutral = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""What can't be done, and the values that ask for nothing."""
+"""Unsupported parameters, with the values that request nothing."""
 
 
 # ---- The wire ------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ NEUTRAL: Neutral = {
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A file of a message, with what it holds."""
+    """A file of a message, with its content."""
 
     data: bytes
     name: str
@@ -77,15 +77,15 @@ class StrictBody(BaseModel):
 
 
 class ExtraFields(StrictBody):
-    """The field `palimpsest`: what OpenAI's interface has no place for."""
+    """The field `palimpsest`: extensions of OpenAI's interface."""
 
     document: str | None = None
     question: str | None = None
     questions: list[str] | None = Field(default=None, min_length=1, max_length=100)
     progress: bool = True
-    """Whether a stream tells of the memory as it changes."""
+    """Include changes of the memory in a stream."""
     raw: bool = False
-    r"""Whether the answer keeps its `\boxed{}`."""
+    r"""Leave `\boxed{}` in the answer."""
     seed: int | None = None
 
 
@@ -98,7 +98,7 @@ Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_l
 
 
 class ChatBody(StrictBody):
-    """What a client asks, however it came."""
+    """A parsed request, from either route."""
 
     model: str
     messages: list[Message] = Field(min_length=1)
@@ -126,14 +126,13 @@ class ChatBody(StrictBody):
 
 
 def chat_body(body: bytes, lenient: bool = False) -> ChatBody:
-    """The body of POST /v1/chat/completions; `lenient`: what is unsupported is ignored. Raises Refused."""
+    """Parse the body of POST /v1/chat/completions; `lenient`: ignore unsupported parameters. Raises Refused."""
     ignored: list[str] | None = [] if lenient else None
     return validated(supported(json_object(body), NEUTRAL, ignored), ignored)
 
 
 def supported(fields: Mapping[str, Any], neutral: Neutral, ignored: list[str] | None) -> dict[str, Any]:
-    """What is left of `fields` without keys that ask for nothing. Raises Refused for one that can't be followed; with
-    `ignored`, its name is added there instead."""
+    """`fields` without keys that request nothing. Unsupported ones raise Refused, or are added to `ignored`."""
     remaining = {name: value for name, value in fields.items() if value is not None and name not in _UNUSED}
     for name in [name for name in neutral if name in remaining]:
         value = remaining.pop(name)
@@ -141,13 +140,13 @@ def supported(fields: Mapping[str, Any], neutral: Neutral, ignored: list[str] | 
             continue
         if ignored is None:
             allowed = " or ".join(orjson.dumps(default).decode() for default in neutral[name])
-            raise unsupported(name, f"not possible here; leave it out{allowed and f' or give {allowed}'}")
+            raise unsupported(name, f"not supported; omit it{allowed and f' or use {allowed}'}")
         ignored.append(name)
     return remaining
 
 
 def validated(fields: dict[str, Any], ignored: list[str] | None) -> ChatBody:
-    """Raises Refused. With `ignored`, unknown keys are left out and added there, but for those of `palimpsest`."""
+    """Validate the fields. Raises Refused. Moves unknown keys outside `palimpsest` to `ignored`, if it is set."""
     fields["messages"] = _messages(fields.get("messages"), ignored)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
@@ -165,7 +164,7 @@ def validated(fields: dict[str, Any], ignored: list[str] | None) -> ChatBody:
 
 
 def _unknown(errors: Sequence[Any], ignored: list[str] | None) -> list[tuple[str, ...]]:
-    """Places of unknown keys, which are added to `ignored`. Raises Refused where there is another error."""
+    """Paths of unknown keys, added to `ignored`. Raises Refused for other errors."""
     unknown = [
         error["loc"] for error in errors if error["type"] == "extra_forbidden" and error["loc"][0] != "palimpsest"
     ]
@@ -174,14 +173,14 @@ def _unknown(errors: Sequence[Any], ignored: list[str] | None) -> list[tuple[str
     if ignored is None or not unknown:
         path = ".".join(map(str, errors[0]["loc"]))
         if errors[0]["type"] == "extra_forbidden":
-            raise Refused(400, f"{path}: not known here; leave it out", code="unknown_parameter", param=path)
+            raise Refused(400, f"{path}: unknown; omit it", code="unknown_parameter", param=path)
         raise invalid(path, f"{errors[0]['msg']}, is {shown(errors[0]['input'])}")
     ignored += [".".join(path) for path in unknown]
     return unknown
 
 
 def _same(value: object, other: object) -> bool:
-    """Equal, and of one type: `True` is no 1, but 0.0 is 0."""
+    """Equal and of one type: `True` differs from 1, but 0.0 equals 0."""
     numbers = (int, float)
     return value == other and (type(value) is type(other) or (type(value) in numbers and type(other) in numbers))
 
@@ -193,9 +192,9 @@ _VALUE = re.compile(rb',|\[|\{|"[^"]*+"?')
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Raises Refused for what is no JSON object, or too much of one."""
+    """Parse a JSON object. Raises Refused for invalid JSON, another type, or too many values."""
     if _more_values_than(_VALUES, body):
-        raise Refused(400, f"the body holds more than {_VALUES} JSON values", code="invalid_json")
+        raise Refused(400, f"the body has more than {_VALUES} JSON values", code="invalid_json")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -203,14 +202,14 @@ def json_object(body: bytes) -> dict[str, Any]:
     if deeper_than(value, _NESTING):
         raise Refused(400, f"the body is JSON nested deeper than {_NESTING}", code="invalid_json")
     if not isinstance(value, dict):
-        raise Refused(400, f"the body is a {type(value).__name__}, a JSON object is needed", code="invalid_json")
+        raise Refused(400, f"the body must be a JSON object, is a {type(value).__name__}", code="invalid_json")
     if max(len(entry) for entry in (value, *value.values()) if isinstance(entry, dict)) > _KEYS:  # an error for each
         raise Refused(400, f"an object of the body has more than {_KEYS} keys", code="invalid_json")
     return value
 
 
 def _more_values_than(most: int, body: bytes) -> bool:
-    """Whether there are more strings, and commas and brackets outside of them.
+    """Return whether the number of strings, and of commas and brackets outside of them, exceeds `most`.
 
     >>> [_more_values_than(most, b'{"a,,,,": [1, "b"]}') for most in (4, 5)]
     [True, False]
@@ -222,7 +221,7 @@ def _more_values_than(most: int, body: bytes) -> bool:
 
 
 def deeper_than(value: object, levels: int) -> bool:
-    """Whether lists and objects stand in each other beyond that.
+    """Return whether lists and objects are nested more deeply.
 
     >>> deeper_than([{"a": []}], 3), deeper_than([{"a": []}], 2)
     (False, True)
@@ -243,7 +242,7 @@ INSTRUCTING = ("system", "developer")
 _ROLES = (*INSTRUCTING, "user", "assistant", "tool")
 _MESSAGE_KEYS = ("role", "content", "name", "type", "id", "status", "refusal", "reasoning", "reasoning_content")
 _TOOL_KEYS = {"assistant": "tool_calls", "tool": "tool_call_id"}
-"""The call of a tool is not read; what the tool gave is."""
+"""Tool calls are ignored; tool results are read."""
 
 
 def _messages(messages: object, ignored: list[str] | None) -> object:
@@ -256,14 +255,14 @@ def _messages(messages: object, ignored: list[str] | None) -> object:
 
 def _message(message: object, where: str, ignored: list[str] | None) -> Message:
     if not isinstance(message, dict):
-        raise invalid(where, f"a message is an object, is {shown(message)}")
+        raise invalid(where, f"must be an object, is {shown(message)}")
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}, is {shown(role)}")
     for name in message:
         if message[name] and name not in (*_MESSAGE_KEYS, _TOOL_KEYS.get(role)):
             if ignored is None:
-                raise unsupported(f"{where}.{name}", "not possible here; leave it out")
+                raise unsupported(f"{where}.{name}", "not supported; omit it")
             ignored.append(f"{where}.{name}")
     if isinstance(content, str) or (content is None and role == "assistant"):
         return Message(role, content or "")
@@ -272,35 +271,35 @@ def _message(message: object, where: str, ignored: list[str] | None) -> Message:
     pieces = [_part(part, f"{where}.content.{at}") for at, part in enumerate(content)]
     files = tuple(part for part in pieces if isinstance(part, FilePart))
     if files and role != "user":
-        raise invalid(f"{where}.content", "files belong into messages of the user")
+        raise invalid(f"{where}.content", "files belong in user messages")
     return Message(role, "\n".join(part for part in pieces if isinstance(part, str)), files)
 
 
 def _part(part: object, where: str) -> str | FilePart:
     if not isinstance(part, dict):
-        raise invalid(where, f"a part is an object, is {shown(part)}")
+        raise invalid(where, f"must be an object, is {shown(part)}")
     kind = part.get("type")
     if kind in ("text", "input_text", "output_text"):
         if not isinstance(part.get("text"), str):
             raise invalid(f"{where}.text", f"a text, is {shown(part.get('text'))}")
         return str(part["text"])
     if kind not in ("file", "input_file"):
-        raise unsupported(f"{where}.type", f"{shown(kind)} is not possible here; parts are text or file")
+        raise unsupported(f"{where}.type", f"{shown(kind)} is not supported; parts are text or file")
     file = part.get("file") if kind == "file" else part
     if not isinstance(file, dict):
         raise invalid(f"{where}.file", f"an object with file_data, is {shown(file)}")
     for name in ("file_url", "file_id"):
         if file.get(name):
-            raise unsupported(f"{where}.{name}", "nothing is fetched or kept; send what the file holds as file_data")
+            raise unsupported(f"{where}.{name}", "the server fetches and stores nothing; send the content as file_data")
     data, name = file.get("file_data"), file.get("filename") or ""
     if not data or not isinstance(data, str) or not isinstance(name, str):
-        raise invalid(where, "a file has its content as file_data, and may have a filename, both texts")
+        raise invalid(where, "a file needs its content as file_data, and may have a filename, both texts")
     mime, content = _decoded(data, f"{where}.file_data")
     return FilePart(content, name or f"file{mimetypes.guess_extension(mime) or '.txt'}")
 
 
 def _decoded(data: str, where: str) -> tuple[str, bytes]:
-    """(media type, bytes) of a data URL, or of base64 alone."""
+    """(media type, bytes) of a data URL or plain base64."""
     mime, (head, comma, rest) = "text/plain", data.partition(",")
     if data.startswith("data:") and comma:
         if not head.endswith(";base64"):
@@ -309,11 +308,11 @@ def _decoded(data: str, where: str) -> tuple[str, bytes]:
     try:
         return mime, base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid(where, "base64, or data:TYPE;base64,..., is needed") from None
+        raise invalid(where, "must be base64, or data:TYPE;base64,...") from None
 
 
 def user_text(messages: Sequence[Message]) -> str:
-    """What the user said last."""
+    """The user's last text."""
     return next((message.text for message in reversed(messages) if message.role == "user" and message.text.strip()), "")
 
 
@@ -321,7 +320,7 @@ def user_text(messages: Sequence[Message]) -> str:
 
 
 def openai_error(refused: Refused) -> dict[str, Any]:
-    """As OpenAI's clients read it.
+    """An error object for OpenAI's clients.
 
     >>> openai_error(Refused(400, "n: at most 1", code="unsupported_parameter", param="n"))["error"]["type"]
     'invalid_request_error'
@@ -336,5 +335,5 @@ def unsupported(name: str, advice: str) -> Refused:
 
 
 def invalid(param: str, detail: str) -> Refused:
-    """The refusal of a wrong value."""
+    """The error for a wrong value."""
     return Refused(400, f"{param}: {detail}", code="invalid_value", param=param)

@@ -4,16 +4,16 @@
     file_parts          the files of the messages, in order; the user's last text is the question
     document_tags       texts between <document>, <context>, <source>... (message_documents.py) in any message
     context_label       texts under "Context:" and the like, or under such keys of JSON (message_documents.py)
-    last_paragraph      of the last message all but its last paragraph, which is the question
-    first_paragraph     the same where only the first one asks
-    tool_messages       what tools gave
-    earlier_messages    of several messages the last is the question, all before it the document, with their roles
-    system_message      a system message, where the user only asks
+    last_paragraph      the last message, whose last paragraph is the question
+    first_paragraph     the same if only the first paragraph is a question
+    tool_messages       results of tools
+    earlier_messages    the last message is the question, all earlier ones are the document, with their roles
+    system_message      a system message, if the user only asks
     whole_message       one paragraph, which is both document and question
 
-Texts found by several rules are read in the order of the messages, and the first rule in this list is named. The agent
-always reads a document. Other text around it, and system messages, are instructions: they precede the question if the
-policy has room for both, otherwise they are left out, which the reply reports. They never count against the question's
+Texts found by several rules are read in the order of the messages; the reply names the first rule in this list. The
+agent always reads a document. Other text around it, and system messages, are instructions: they precede the question if
+the policy has room for both; otherwise the server drops them and reports it. They never count against the question's
 length. No address is fetched.
 """
 
@@ -45,14 +45,14 @@ from palimpsest.servers.openai.request_bodies import INSTRUCTING, ChatBody, File
 from palimpsest.servers.openai.served_agent import AgentInterface, Query
 
 TakesAll = Callable[[Sequence[str]], bool]
-"""Whether the policy has room for these questions."""
+"""Returns whether the policy has room for these questions."""
 
 
 def query_of(body: ChatBody, agent: AgentInterface, drawn: int | None = None) -> tuple[Query, dict[str, str]]:
-    """The query of a body, and what a reply says of how it was found. Takes time that grows with the body.
+    """The query of a body, and its parsing for the reply. Time grows with the body.
 
-    `drawn`: the seed of the request that this one repeats. Raises Refused for what asks nothing, or for a document
-    without text.
+    `drawn`: the seed of the earlier request that this one repeats. Raises Refused for a body without a question, or a
+    document without text.
     """
     split, questions = read(body, agent.takes)
     default = agent.sampling
@@ -82,7 +82,7 @@ def query_of(body: ChatBody, agent: AgentInterface, drawn: int | None = None) ->
 
 
 def read(body: ChatBody, takes: TakesAll) -> tuple[SplitMessage, tuple[str, ...]]:
-    """What the messages of a body hold, and what is asked of it. Raises Refused."""
+    """Content of the body's messages, and its questions. Raises Refused."""
     options = body.palimpsest
     explicit = tuple(options.questions or ([options.question] if options.question is not None else []))
     messages = [message for message in body.messages if message.role not in INSTRUCTING]
@@ -98,7 +98,7 @@ def read(body: ChatBody, takes: TakesAll) -> tuple[SplitMessage, tuple[str, ...]
         split = _of_messages(instructions, messages, bool(explicit), lambda text: takes((text,)))
     questions = explicit or (split.question,)
     if not all(question.strip() for question in questions):
-        raise _no_question("nothing is asked; end with a message of the user")
+        raise _no_question("no question; end with a user message")
     return split, questions
 
 
@@ -107,13 +107,13 @@ def _no_question(why: str) -> Refused:
 
 
 def _of_messages(instructions: str, messages: Sequence[Message], has_question: bool, takes: Takes) -> SplitMessage:
-    """`has_question`: whether the question is given apart from the messages."""
+    """`has_question`: the question is not in the messages."""
     turns = [message for message in messages if message.role != "tool"]
     tools = tuple(("", message.text) for message in messages if message.role == "tool" and message.text.strip())
     while tools and turns and not turns[-1].text.strip():  # the call of the tool
         turns.pop()
     if not turns or turns[-1].role != "user":
-        raise _no_question("nothing is asked; end with a message of the user")
+        raise _no_question("no question; end with a user message")
     system, earlier = _of_system(instructions), _of_earlier(turns[:-1])
     if tools:
         earlier = SplitMessage((*earlier.rules, DocumentRule.TOOLS), (*earlier.texts, *tools))
@@ -141,7 +141,6 @@ def _of_system(message: str) -> SplitMessage:
 
 
 def _of_earlier(messages: Sequence[Message]) -> SplitMessage:
-    """Texts between tags, and then what was said, with roles."""
     texts, rest, rules = list[Named](), list[str](), list[DocumentRule]()
     for message in messages:
         held = tagged(message.text, lambda _: True) if message.role == "user" else None
@@ -157,14 +156,14 @@ def _of_earlier(messages: Sequence[Message]) -> SplitMessage:
 
 
 def _marked(message: str, takes: Takes) -> SplitMessage | None:
-    """Of the user's last message, where it says itself what is to be read."""
+    """Split the user's last message, if tags, labels or keys mark its parts."""
     if (split := tagged(message, takes)) is not None:
         return split
     return next((split for of in (keyed, labelled) if (split := of(message)) and takes(split.question)), None)
 
 
 def _unmarked(message: str, has_question: bool, other: bool, takes: Takes) -> SplitMessage:
-    """`other`: whether there is something else to read."""
+    """`other`: the request has other text to read."""
     one = (
         SplitMessage(question=message) if other else SplitMessage((DocumentRule.UNDIVIDED,), (("", message),), message)
     )
@@ -175,13 +174,13 @@ def _unmarked(message: str, has_question: bool, other: bool, takes: Takes) -> Sp
     if other or takes(message):
         return one
     raise _no_question(
-        "one paragraph beyond the longest question; put the question into a paragraph of its own at the end, or the "
-        "document between <document> and </document>"
+        "a single paragraph, too long for a question; put the question into a separate last paragraph, or the document "
+        "between <document> and </document>"
     )
 
 
 def _document(texts: Sequence[Named]) -> TextDocument:
-    """Texts without names are one. Raises DataError for one without text."""
+    """Joins texts without names. Raises DataError for an empty text."""
     if any(name for name, _ in texts):
         return document_of([(name or "document", text) for name, text in texts])
     return document_of([("document", "\n\n".join(text for _, text in texts))])
@@ -196,7 +195,7 @@ def _file(part: FilePart) -> Named:
 
 
 def shown_name(name: str) -> str:
-    """The last part of a file's name, whatever system it is from.
+    """The last part of a file's name, from any operating system.
 
     >>> shown_name("C:\\\\a\\\\b.txt"), shown_name("../../etc/passwd"), shown_name("..")
     ('b.txt', 'passwd', 'file.txt')

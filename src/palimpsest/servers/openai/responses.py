@@ -2,8 +2,8 @@
 
 The body is rewritten into that of a chat completion; rules, parameters and episodes are the same.
 
-Not covered: responses in the background, by their id or after a previous one, of which nothing is kept; tools; what
-changed in the memory, which a stream of chat completions says.
+Not covered: responses in the background, by id or after a previous one (none are stored); tools; changes of the memory,
+which only chat completions stream.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _NEUTRAL: Neutral = {
     **dict.fromkeys(("max_tokens", "seed", "stop"), ()),  # of chat completions
 }
 _NAMES = {"input": "messages", "max_output_tokens": "max_completion_tokens"}
-"""Of a response, and of a chat completion."""
+"""Keys of a response, with their names in a chat completion."""
 
 
 async def answer_response(routes: ChatRoutes, request: Request) -> Response:
-    """Raises Refused, with the body's keys as a client of /v1/responses named them."""
+    """Answer a request. Raises Refused, with the key names of /v1/responses."""
     try:
         return await routes.answer(request, response_body, ResponseReply)
     except Refused as refused:
@@ -74,7 +74,7 @@ def _renamed(refused: Refused) -> Refused:
 
 
 def response_body(body: bytes, lenient: bool = False) -> ChatBody:
-    """The body of POST /v1/responses; `lenient`: what is unsupported is ignored. Raises Refused."""
+    """Parse the body of POST /v1/responses; `lenient`: ignore unsupported parameters. Raises Refused."""
     ignored: list[str] | None = [] if lenient else None
     fields = supported(json_object(body), _NEUTRAL, ignored)
     instructions, request_input = fields.pop("instructions", ""), fields.get("input")
@@ -93,7 +93,7 @@ def response_body(body: bytes, lenient: bool = False) -> ChatBody:
 def _check_items(items: list[Any]) -> None:
     for at, item in enumerate(items):
         if isinstance(item, dict) and item.get("type", "message") != "message":
-            raise invalid(f"input.{at}.type", f"{shown(item['type'])} is not possible here; items are messages")
+            raise invalid(f"input.{at}.type", f"{shown(item['type'])} is not supported; items are messages")
 
 
 class ResponseReply(ChatReply):

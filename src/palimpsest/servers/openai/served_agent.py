@@ -1,4 +1,4 @@
-"""What the server asks of the agent behind it: a query, and the agent's side of an episode."""
+"""The server's view of an agent: a query, and the agent's side of an episode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from palimpsest.types import Problem, Trajectory, Turn
 
 @dataclass(frozen=True)
 class Query:
-    """What is read and asked, and how it is sampled: everything next to the agent that decides on tokens."""
+    """Document, questions and sampling: all inputs that decide on tokens, except the agent."""
 
     document: TextDocument
     questions: tuple[str, ...]
@@ -30,19 +30,19 @@ class Query:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The questions as an agent gets them, which has no place of its own for instructions."""
+        """The questions with the instructions, which an agent can't receive separately."""
         if not self.instructions:
             return self.questions
         return tuple(f"{self.instructions}\n\n{question}" for question in self.questions)
 
     def key(self, agent: str) -> str:
-        """The id of its episode; `agent`: what is the same of two agents that give the same tokens."""
+        """Id of the query's episode; `agent`: equal for agents that return the same tokens."""
         sampled = (self.sampling.temperature, self.sampling.top_p, self.seed, self.answer_tokens, self.stop)
         return "ep_" + _sha256(repr((agent, self.digest, sampled)))[:32]
 
     @cached_property
     def digest(self) -> str:
-        """Of document, questions and instructions, in time that grows with them."""
+        """Digest of document, questions and instructions; time is linear in their length."""
         spans = tuple((part.file, part.start, part.end) for part in self.document.parts)
         return _sha256(repr((_sha256(self.document.text), spans, self.questions, self.instructions)))
 
@@ -53,7 +53,7 @@ def _sha256(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What clients may know of the agent."""
+    """Public facts about the agent."""
 
     policy: str
     window: int
@@ -67,27 +67,27 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class EpisodePlan:
-    """A query that fits, encoded."""
+    """An encoded query within the limits."""
 
     query: Query
     problem: Problem
     policy: Any
     prepared: Any
     sections: int
-    """0: not known."""
+    """0: unknown."""
     prompt_tokens: int
-    """Of document, instructions and questions."""
+    """Tokens of document, instructions and questions."""
 
 
 class AgentInterface(Protocol):
-    """Weights, and a policy that plays on them."""
+    """Weights with a policy."""
 
     @property
     def codec(self) -> Codec: ...
 
     @property
     def fingerprint(self) -> str:
-        """Of the weights."""
+        """Fingerprint of the weights."""
         ...
 
     @property
@@ -100,26 +100,26 @@ class AgentInterface(Protocol):
 
     @property
     def sampling(self) -> SamplingConfig:
-        """Where a request gives none."""
+        """Defaults for requests."""
         ...
 
     @property
     def seed(self) -> int:
-        """Of a greedy request that gives none."""
+        """Seed of greedy requests without one."""
         ...
 
     @property
     def stats(self) -> SamplerStats:
-        """Of the model that the policy asks."""
+        """Statistics of the policy's model."""
         ...
 
     def takes(self, questions: Sequence[str]) -> bool:
-        """Whether the policy has room for these questions. Called on a thread where they are long."""
+        """Return whether the policy has room for these questions. Called on a thread for long ones."""
         ...
 
     def plan(self, query: Query) -> EpisodePlan:
-        """Encode and check. Raises ConfigError, DataError, and PromptTooLong for a question or a document beyond what
-        the model takes. Called on a thread."""
+        """Encode and check. Raises ConfigError, DataError, and PromptTooLong for a question or a document beyond the
+        model's limits. Called on a thread."""
         ...
 
     async def play(
@@ -130,13 +130,13 @@ class AgentInterface(Protocol):
         recorded: Sequence[Turn],
         timeout_s: float | None,
     ) -> Trajectory:
-        """`recorded`: turns that are known already."""
+        """`recorded`: turns from an earlier attempt."""
         ...
 
     def facts(self, plan: EpisodePlan, trajectory: Trajectory) -> dict[str, Any]:
-        """`answer`, `quotes`, `unsupported`, `failure`, and `truncated` where not all was read. Called on a thread."""
+        """`answer`, `quotes`, `unsupported`, `failure`; `truncated` for a partly read document. Called on a thread."""
         ...
 
     def rest(self) -> None:
-        """Give back freed memory: nothing has run for a while. Called on a thread."""
+        """Return freed memory to the system after an idle time. Called on a thread."""
         ...

@@ -1,9 +1,9 @@
 """Episodes of the server: started, joined, followed, cancelled, continued.
 
-Guaranteed: equal requests that run at the same time are one episode, and an equal one that ended is told from the
-store; without a seed, at a temperature above 0, only a retry is equal; at most `running` run, at most `waiting` wait,
-further ones are rejected with 429; one that nobody follows for `linger_s` is cancelled; every one ends, whatever fails;
-every turn is in the store before the next one starts, and an episode continues from there.
+Guaranteed: equal requests at the same time share one episode, and a finished one is answered from the store; without a
+seed, at a temperature above 0, only a retry is equal; at most `running` episodes run and `waiting` wait, further ones
+get 429; an episode without a follower for `linger_s` is cancelled; every episode ends, after any failure; the store has
+every turn before the next one starts, and an episode continues from there.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from palimpsest.text.reply_tags import left_open
 from palimpsest.types import Outcome, Trajectory, Turn
 
 SILENCE_S = 5.0
-"""After so long without news a stream says that it is alive."""
+"""Seconds without news before a stream sends a sign of life."""
 _REQUESTS = 100_000
-"""Requests whose seed is known to a retry; the oldest are forgotten first."""
+"""Requests with a stored seed for retries; the oldest are dropped first."""
 _STORABLE = frozenset({"answered", "answer_truncated", "out_of_turns", "out_of_context", "empty_context"})
-"""Outcomes that would be the same another time."""
+"""Outcomes that a repetition would reproduce."""
 _log = logging.getLogger("uvicorn.error")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What the server takes at most."""
+    """Limits of the server."""
 
     body_bytes: int = 64 << 20
     body_seconds: float = 300.0
-    """For a body to arrive whole."""
+    """Seconds for a complete body."""
     running: int = 64
-    """Episodes at once."""
+    """Concurrent episodes."""
     waiting: int = 256
     linger_s: float = 10.0
     """An episode continues so long after the last client left: one that timed out comes back to it."""
     episode_s: float | None = None
-    """For an episode; None: however long it takes."""
+    """Seconds per episode; None: no limit."""
     rest_s: float = 5.0
-    """After so long without an episode memory is given back."""
+    """Seconds without an episode before freed memory returns to the system."""
 
 
 # ---- One episode ---------------------------------------------------------------------------------------------
@@ -66,36 +66,36 @@ News = tuple[str, str]
 class ServedEpisode:
     """One that runs, or has ended: its news, and who follows it.
 
-    Working out news takes time (memories are decoded and compared), in which no other episode gets its next turn. So it
-    is done when somebody follows the episode, else at its end and on a thread. The news and their order are the same.
+    Computing news takes time (it decodes and compares memories) and delays the next turns of other episodes. With a
+    follower it happens immediately, otherwise on a thread at the episode's end. The news and their order are the same.
     """
 
     def __init__(self, name: str) -> None:
         self.id = name
         self.news: list[News] = []
         self.result: dict[str, Any] | None = None
-        """How it ended: `outcome`, `content`, `finish_reason`, counts and quotes."""
+        """The end: `outcome`, `content`, `finish_reason`, counts and quotes."""
         self.stored = False
-        """Whether it is from the store."""
+        """True for an episode from the store."""
         self.started = False
         self.progress = ""
-        """How far it has read, in words."""
+        """Reading progress as text."""
         self.task: asyncio.Task[None] | None = None
         self.followers = 0
         self.lingers: asyncio.TimerHandle | None = None
-        """Ends it, unless a client comes back before."""
+        """Ends the episode unless a client returns."""
         self._late: list[Callable[[], News]] = []
         self._followed = False
         self._changed = asyncio.Event()
 
     def later(self, work: Callable[[], News]) -> None:
-        """News, once somebody wants them."""
+        """Add news, computed for the first follower."""
         self._late.append(work)
         if self._followed:
             self.publish(*(work() for work in self.late()))
 
     def late(self) -> list[Callable[[], News]]:
-        """What is left to be worked out, in this order; the caller tells what it gives."""
+        """Pending computations, in order; the caller publishes their results."""
         late, self._late = self._late, []
         return late
 
@@ -108,7 +108,7 @@ class ServedEpisode:
         self._wake()
 
     async def follow(self) -> AsyncIterator[News | None]:
-        """All news from the first on, until it ends; None where there were none for a while."""
+        """All news until the end; None after each silence."""
         self._followed, position = True, 0
         self.publish(*(work() for work in self.late()))
         while True:
@@ -136,7 +136,7 @@ class ServedEpisode:
 
 
 class Episodes:
-    """All of a server's. For one event loop."""
+    """Episodes of a server. For one event loop."""
 
     def __init__(
         self, agent: AgentInterface, store: Store | None, limits: ServerLimits, threads: ReadingThreads
@@ -144,7 +144,7 @@ class Episodes:
         """`threads`: for work that grows with a document, which no request is to wait behind."""
         self.agent, self.store, self.limits, self._threads = agent, store, limits, threads
         self.counts: Counter[str] = Counter()
-        """`begun`, `joined`, `stored`, `outcome:NAME`, and sums over the episodes that were played to an end."""
+        """`begun`, `joined`, `stored`, `outcome:NAME`, and sums over finished episodes."""
         self._running: dict[str, ServedEpisode] = {}
         self._seeds = {} if store is None else {head["request"]: head["seed"] for head in store.heads()}
         self._slots = asyncio.Semaphore(limits.running)
@@ -160,13 +160,13 @@ class Episodes:
         return len(self._running) - self.running
 
     def seed_of(self, request: str) -> int | None:
-        """Of the episode that the same request started; None where there is none."""
+        """Seed of the episode that the same request started; None without one."""
         return self._seeds.get(request)
 
     def begin(self, query: Query, request: str) -> ServedEpisode:
-        """The episode of a query: one that runs already, one that ended, or a new one. Raises Refused.
+        """The episode of a query: a running, a stored, or a new one. Raises Refused.
 
-        `request`: digest of its body, by which a retry is known.
+        `request`: digest of the body, which identifies a retry.
         """
         name = query.key(f"{self.agent.fingerprint} {self.agent.settings}")
         if (episode := self._running.get(name)) is not None:
@@ -179,7 +179,7 @@ class Episodes:
             ended.news, ended.result, ended.stored = [(kind, text) for kind, text in result["news"]], result, True
             return ended
         if self.waiting >= self.limits.waiting or self._draining:
-            why = "the server is ending" if self._draining else f"{self.waiting} episodes are waiting already"
+            why = "the server is stopping" if self._draining else f"{self.waiting} episodes are waiting already"
             raise Refused(429, f"{why}; try again later", code="queue_full", headers={"Retry-After": "5"})
         return self._start(name, query, request)
 
@@ -200,12 +200,11 @@ class Episodes:
         self._linger(episode)
 
     def leave(self, episode: ServedEpisode) -> None:
-        """Of the last follower: it may come back for a while."""
+        """Remove a follower; the last one may return within `linger_s`."""
         episode.followers -= 1
         self._linger(episode)
 
     def _linger(self, episode: ServedEpisode) -> None:
-        """Count from now on, if nobody waits for it."""
         if episode.lingers is not None:
             episode.lingers.cancel()
             episode.lingers = None
@@ -222,7 +221,7 @@ class Episodes:
             episode.task.cancel()
 
     async def drain(self) -> None:
-        """Cancel what runs; what the store has of it is continued by the client's retry."""
+        """Cancel running episodes; a client's retry continues them from the store."""
         self._draining = True
         tasks = [episode.task for episode in self._running.values() if episode.task is not None]
         for task in tasks:
@@ -230,8 +229,8 @@ class Episodes:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, episode: ServedEpisode, query: Query, request: str) -> None:
-        """Whatever happens, the episode ends: those who follow it wait for that."""
-        result = _failed("failed", "the server failed; its log says why")
+        """The episode ends after any failure, because its followers wait for the end."""
+        result = _failed("failed", "the server failed; see its log")
         try:
             result = _without_internals(episode, await self._outcome(episode, query, request))
             if self.store is not None and result["outcome"] in _STORABLE:
@@ -261,13 +260,13 @@ class Episodes:
             return _CANCELLED
         except PromptTooLong as error:
             return _failed("out_of_context", str(error))
-        except PalimpsestError as error:  # rejected by its budgets, or the engine is lost
+        except PalimpsestError as error:  # over budget, or a lost engine
             refused = isinstance(error, ConfigError | DataError)
             return _failed("refused" if refused else "sampler_failed", str(error))
 
     async def _played(self, episode: ServedEpisode, query: Query, request: str) -> dict[str, Any]:
         agent, store, on_thread = self.agent, self.store, self._threads.run
-        head = {"created": int(time.time()), "request": request, "seed": query.seed}
+        head = {"created": int(time.time()), "started_ns": time.time_ns(), "request": request, "seed": query.seed}
         recorded = [] if store is None else await on_thread(lambda: store.recover(episode.id, head))
         plan = await on_thread(lambda: agent.plan(query))
         text = AnswerText(agent.codec, query.stop, _thinks_first(agent.codec))
@@ -311,21 +310,21 @@ def _change_text(episode: ServedEpisode, change: MemoryChange | None) -> str:
 
 
 def _without_internals(episode: ServedEpisode, result: dict[str, Any]) -> dict[str, Any]:
-    """`result` as clients may see it: an error of the policy or the engine, which may quote paths, addresses or what
-    others asked, goes to the log; of it the client gets the class."""
+    """`result` for clients: errors of the policy or the engine may quote paths, addresses or other requests, so the log
+    gets the text and the client only the class."""
     if result["outcome"] not in (Outcome.POLICY_FAILED, Outcome.SAMPLER_FAILED):
         return result
-    why = result.get("failure") or "no reason was told"
+    why = result.get("failure") or "no reason"
     _log.error("episode %s: %s: %s", episode.id, result["outcome"], why)
     kind = why.partition(":")[0] if result["outcome"] == Outcome.POLICY_FAILED else "the engine failed"
-    return {**result, "failure": f"no answer: {kind}; the server's log says more"}
+    return {**result, "failure": f"no answer: {kind}; see the server's log"}
 
 
 def _failed(outcome: str, why: str) -> dict[str, Any]:
     return {"outcome": outcome, "failure": why}
 
 
-_CANCELLED = _failed("cancelled", "the client went away, or the server is ending")
+_CANCELLED = _failed("cancelled", "the client left, or the server is stopping")
 
 
 def _result(plan: EpisodePlan, trajectory: Trajectory, facts: dict[str, Any]) -> dict[str, Any]:
@@ -345,7 +344,7 @@ def _result(plan: EpisodePlan, trajectory: Trajectory, facts: dict[str, Any]) ->
 
 
 def _thinks_first(codec: Codec) -> str:
-    """The tag of thinking that the model's prompts end on, "" if they don't."""
+    """The thinking tag at the end of the model's prompts, or ""."""
     if not codec.has_template:
         return ""
     try:

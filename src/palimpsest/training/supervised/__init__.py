@@ -1,1 +1,1 @@
-"""Supervised cold start: lessons, recorded conversations, imitation of episodes."""
+"""Supervised cold start: SFT examples, recorded conversations, imitation of episodes."""

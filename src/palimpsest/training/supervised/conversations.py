@@ -1,32 +1,32 @@
-"""Recorded conversations as trajectories, with tool calls as MemAct's SFT parquet holds them.
+"""Recorded conversations as trajectories, with tool calls as in MemAct's SFT parquet.
 
     messages          [{role, content, tool_calls: [{function: {name, arguments}}]}, ...]
-    tools             schemas, as a chat template takes them; may be absent
-    enable_thinking   passed on to the chat template; may be absent
+    tools             schemas for the chat template; optional
+    enable_thinking   passed to the chat template; optional
 
-A row is one segment of a trajectory. A prune cuts a trajectory, and each row repeats what survived. So that nothing is
-learnt twice, an assistant message is trained only in the row in which it was generated: after the last prune that is
-still in the row, or, where the row ends in a prune, after the second last (MemAct's rule; messages by number):
+A row is one segment of a trajectory. A prune cuts a trajectory, and each row repeats the surviving messages. To train
+no message twice, an assistant message is trained only in the row in which it was generated: after the last prune in
+the row, or, if the row ends in a prune, after the second last (MemAct's rule; messages by number):
 
     0 system  1 user  2 search  3 tool  4 prune                         trained 2, 4
     0 system  1 user  4 prune   5 tool  6 search  7 tool  8 answer      trained 6, 8
 
-The template's rendering is tokenised piece by piece, as the sampler does it:
+The template's rendering is tokenised piece by piece, like the sampler's:
 
     whole rendering   <system, tools> <user> <assistant header>|search ...<end>| <tool result> <header>|answer<end>|
     turns             prompt .................................. completion ..... prompt ............... completion
 
-A completion begins after the rendering of everything before it, with the header of a reply, and ends with the model's
+A completion starts after the rendering of everything before it, with the header of a reply, and ends with the model's
 end-of-turn token. Header, tool results and messages of earlier segments are context.
 
-Guaranteed: the pieces joined are the template's rendering of the whole conversation, and each turn's prompt extends the
-one before with its completion. Messages, tools and arguments keep their order and text; arguments that are JSON text
-are parsed, so that no template escapes them twice; None, which parquet fills in, is left out. A row is never cut: one
-that doesn't fit is rejected, or left out and counted. A row that the template doesn't render piece by piece, whose
-calls or tools it doesn't show, or whose text holds control tokens, is rejected with file, row and reason.
-Not covered: templates that end a turn with no stop token of the model (rejected); templates that ignore
-`add_generation_prompt`, which leave the header to the model; calls written into `content` as text; JSON nulls inside
-arguments.
+Guaranteed: the joined pieces are the template's rendering of the whole conversation, and each turn's prompt extends
+the previous one with its completion. Messages, tools and arguments retain their order and text; arguments in JSON text
+are parsed, so that no template escapes them twice; None, parquet's filler, is omitted. A row is never cut: a row that
+does not fit is rejected, or skipped and counted. A row that the template does not render piece by piece, whose calls
+or tools it does not show, or whose text contains control tokens, is rejected with file, row and reason.
+Not covered: templates that end a turn without a stop token of the model (rejected); templates that ignore
+`add_generation_prompt`, so that the model generates the header; calls written into `content` as text; JSON nulls
+inside arguments.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
 
 PRUNE = "prune_context"
 MEMORY_FIRST = ("memory", "delete_ids")
-"""Order of a prune's arguments in which the memory is written before what it replaces is named."""
+"""Order of a prune's arguments with the memory before the ids that it replaces."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -59,19 +59,19 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One row, without what follows its last assistant message."""
+    """One row, without messages after its last assistant message."""
 
     id: str
     where: str
-    """File and row, as error messages name it."""
+    """File and row, for error messages."""
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
     enable_thinking: bool | None
-    """None: as the template does by itself."""
+    """None: the template's default."""
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Numbers of the assistant messages that this row trains; the last message is always one of them."""
+        """Numbers of the assistant messages that this row trains; always includes the last message."""
         return trained_messages(self.messages)
 
 
@@ -87,17 +87,16 @@ def trained_messages(messages: Sequence[Message]) -> tuple[int, ...]:
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     prunes = [index for index in replies if PRUNE in called(messages[index])]
     if prunes and prunes[-1] == replies[-1]:
-        prunes.pop()  # it was generated in this row, like what came before it
+        prunes.pop()  # generated in this row, like the messages before it
     return tuple(index for index in replies if not prunes or index > prunes[-1])
 
 
 def called(message: Message) -> tuple[str, ...]:
-    """Names of the tools a message calls."""
     return tuple(call["function"]["name"] for call in message.get("tool_calls", ()))
 
 
 def read_conversations(path: str | Path, *, memory_first: bool = False) -> Iterator[Conversation]:
-    """The rows of a file in order; `memory_first` puts a prune's `memory` before its `delete_ids`. Raises DataError."""
+    """Rows of a file in order; `memory_first` puts a prune's `memory` before its `delete_ids`. Raises DataError."""
     path = Path(path)
     for row in read_rows(path):
         messages = _list(row, fields.get(row, row.values, "messages"), "messages")
@@ -105,7 +104,7 @@ def read_conversations(path: str | Path, *, memory_first: bool = False) -> Itera
         while parsed and parsed[-1]["role"] != "assistant":
             parsed.pop()
         if not parsed:
-            raise DataError(f"{row.where}: messages has none with role 'assistant', so there is nothing to imitate")
+            raise DataError(f"{row.where}: messages has none with role 'assistant' to imitate")
         tools = _list(row, row.values.get("tools") or [], "tools")
         thinking = row.values.get("enable_thinking")
         name = fields.identity(row, f"{path.stem}-{row.index}")
@@ -156,11 +155,11 @@ def _parsed(row: Row, text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise DataError(f"{row.where}: {name} is no JSON ({error}): {text!r:.60}") from None
+        raise DataError(f"{row.where}: {name} is not valid JSON ({error}): {text!r:.60}") from None
 
 
 def _without_none(value: Any) -> Any:
-    """`value` without the keys that parquet fills up with None.
+    """`value` without keys that parquet filled with None.
 
     >>> _without_none({"query": "Oslo", "memory": None, "more": [{"topk": None}]})
     {'query': 'Oslo', 'more': [{}]}
@@ -182,9 +181,9 @@ def load_conversations(
     memory_first: bool = False,
     warn: Callable[[str], None] = print,
 ) -> list[Trajectory]:
-    """A trajectory a row, of at most `max_tokens` tokens; DataError for a longer one unless those are dropped."""
+    """One trajectory per row. Raises DataError for more than `max_tokens` tokens unless `drop_too_long`."""
     if not getattr(codec.tokenizer, "chat_template", None):
-        raise ModelError("the model's tokenizer has no chat template, which conversations are rendered with")
+        raise ModelError("the model's tokenizer has no chat template; conversations need one")
     trajectories, dropped = [], 0
     for conversation in read_conversations(path, memory_first=memory_first):
         trajectory = trajectory_of(conversation, codec)
@@ -196,7 +195,7 @@ def load_conversations(
         else:
             raise DataError(
                 f"{conversation.where}: {length} tokens, the model's context is {max_tokens}; shorten the row, or "
-                "leave out such rows with --drop-too-long"
+                "skip such rows with --drop-too-long"
             )
     if dropped:
         counts = {"count": dropped, "total": dropped + len(trajectories), "tokens": max_tokens}
@@ -207,7 +206,7 @@ def load_conversations(
 
 
 def trajectory_of(conversation: Conversation, codec: Codec) -> Trajectory:
-    """One row as an episode of a turn for each message it trains. Raises DataError."""
+    """One row as an episode with one turn per trained message. Raises DataError."""
     _refuse_control_tokens(conversation, codec)
     pieces = _pieces(conversation, codec)
     turns: list[Turn] = []
@@ -224,7 +223,7 @@ def trajectory_of(conversation: Conversation, codec: Codec) -> Trajectory:
 
 
 def _pieces(conversation: Conversation, codec: Codec) -> list[str]:
-    """The rendering, cut where each trained message begins."""
+    """The rendering, split at the start of each trained message."""
     rendered = _render(conversation, codec, len(conversation.messages))
     starts = []
     for index in conversation.trained:
@@ -233,8 +232,8 @@ def _pieces(conversation: Conversation, codec: Codec) -> list[str]:
             _refuse(
                 conversation,
                 index,
-                "the chat template renders what comes before it differently once it is there; take a template that "
-                "renders turn by turn, or leave out enable_thinking",
+                "the chat template renders earlier messages differently once this one follows; use a template that "
+                "renders turn by turn, or omit enable_thinking",
             )
         starts.append(len(before))
     pieces = [rendered[start:end] for start, end in zip([0, *starts], [*starts, len(rendered)], strict=True)]
@@ -243,41 +242,41 @@ def _pieces(conversation: Conversation, codec: Codec) -> list[str]:
 
 
 def _check_shown(conversation: Conversation, pieces: list[str]) -> None:
-    """Refuse what a template without a place for tools would leave out in silence."""
+    """Raise DataError for calls or tools that the template omits."""
     for index, piece in zip(conversation.trained, pieces[1:], strict=True):
         if any(name not in piece for name in called(conversation.messages[index])):
             _refuse(conversation, index, "the model's chat template doesn't render tool calls")
     names = [tool.get("function", tool).get("name", "") for tool in conversation.tools]
     if any(name not in pieces[0] for name in names):
         raise DataError(
-            f"{conversation.where}: tools: the model's chat template doesn't show {', '.join(names)}; take a model "
-            "whose template has tools, or leave the column out"
+            f"{conversation.where}: tools: the model's chat template doesn't show {', '.join(names)}; use a model "
+            "whose template has tools, or omit the column"
         )
 
 
 def _render(conversation: Conversation, codec: Codec, count: int, **options: Any) -> str:
-    """The first `count` messages."""
     if conversation.enable_thinking is not None:
         options["enable_thinking"] = conversation.enable_thinking
     tools = [dict(tool) for tool in conversation.tools] or None
     try:
         return codec.render(conversation.messages[:count], tools=tools, **options)
     except Refusal as refusal:
-        raise DataError(f"{conversation.where}: the model's chat template refuses its messages ({refusal})") from None
+        raise DataError(f"{conversation.where}: the model's chat template rejects its messages ({refusal})") from None
 
 
 def _refuse_control_tokens(conversation: Conversation, codec: Codec) -> None:
-    """Text of a file must not end a turn or open one."""
+    """Raise DataError for text that contains control tokens, which could start or end a turn."""
     added = codec.tokenizer.backend_tokenizer.get_added_tokens_decoder()
     controls = [token.content for id, token in added.items() if token.special or id in codec.stop_ids]
     for text in _texts([*conversation.messages, *conversation.tools]):
         for control in controls:
             if control in text:
-                raise DataError(f"{conversation.where}: text holds the control token {control}: take it out of the row")
+                raise DataError(
+                    f"{conversation.where}: text contains the control token {control}: remove it from the row"
+                )
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every string inside."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""What is imitated, as it is asked for."""
+"""Source of the episodes to imitate."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ from palimpsest.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Imitated:
-    """What is imitated: recorded episodes, or a file of conversations."""
-
     records: Path | None = None
-    """A run, a folder of records, or one file of them."""
+    """A run, a folder of records, or one record file."""
     min_grade: float | None = None
-    """Of records: the least grade to keep; None keeps all."""
+    """Lowest grade of records; None: all."""
     per_problem: int | None = None
-    """Of records: so many of a problem, the best."""
+    """Records per problem, best first."""
     data: Path | None = None
     """Conversations with tool calls."""
     memory_first: bool = False
-    """Of conversations: write a prune's memory before its ids."""
+    """Write a prune's memory before its ids, in conversations."""
     drop_too_long: bool = False
-    """Of conversations: leave out what the context can't hold."""
+    """Skip conversations that exceed the context."""
 
     def to_json(self) -> dict[str, Any]:
-        """What a run folder keeps of it."""
+        """JSON for the run folder."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Imitated:
-        """What `to_json` gave. Raises ConfigError for anything else.
+        """Inverse of `to_json`. Raises ConfigError for other values.
 
         >>> asked = Imitated(Path("runs/first"), min_grade=0.5)
         >>> Imitated.from_json(asked.to_json()) == asked
@@ -46,5 +44,5 @@ class Imitated:
         except ValidationError:
             imitated = cls()
         if (imitated.records is None) == (imitated.data is None):
-            raise ConfigError("the run's events.jsonl doesn't say what it imitates: give --from or --data again")
+            raise ConfigError("the run's events.jsonl lacks the source of its episodes: set --from or --data again")
         return imitated

@@ -1,35 +1,36 @@
-"""Cold-start lessons: the reply format of a policy, and whole episodes that a script plays with tools.
+"""Cold-start SFT examples: replies in a policy's format, and whole scripted episodes with tools.
 
-Reading lessons have one turn, for a policy whose `teachable()` states how it reads and replies (memory/policy.py):
+Reading examples have one turn, for a policy whose `teachable()` describes its prompts and replies (memory/policy.py):
 
-    read     given question, memory, section and, where the policy has one in its prompt, a recalled memory: write
-             facts drawn uniformly from the section, from what is older, or from both; where the policy can ask, ask for
-             a name of the section that the question doesn't name, or for none. Where a reply can leave the memory as
-             it is, it does so in place of writing only what is older
-    answer   given question, memory and perhaps a recalled memory: answer if they hold all evidence between them, else
-             say "unknown"
+    read     given question, memory, section and, if the prompt has one, a recalled memory: write facts drawn
+             uniformly from the section, from older sources, or from both; if the policy can query, request a name of
+             the section that the question does not name, or none. If a reply can leave the memory unchanged, it does
+             so instead of writing only older facts
+    answer   given question, memory and perhaps a recalled memory: answer if together they contain all evidence,
+             otherwise "unknown"
 
-With `insight` above 0 that share of `read` lessons shows what a pretrained model would do: facts in sight that lead to
-the answer are kept, from the first hop on, and where only the first hop is known the query is the person it leads to.
-The rest of the memory is the section's. What to keep before anything leads to it remains to be learnt.
+With `insight` above 0 that share of `read` examples imitates a pretrained model: the reply retains facts in the prompt
+that lead to the answer, from the first hop on, and if only the first hop is known, it queries the person of the next
+hop. The rest of the memory comes from the section. The policy must still learn which facts to retain before anything
+leads to them.
 
-Tool lessons are episodes. The script knows where the answers are (`plan` in data/synthetic/search_problems.py), not
-what is worth keeping or when:
+Tool examples are episodes. The script knows the positions of the answers (`plan` in
+data/synthetic/search_problems.py), but not which facts to retain or when:
 
-    search    the objectives one after the other, each under the name it asks about
-    prune     in one reply with the next search, from a fill of the context drawn for each episode, and now and then
-              before; deletes the last memory and most results in sight, writes down each needed fact in sight with
-              probability `KEEPS`, under the name of its question, now and then another, and what is searched next
-    answer    notes of what is still in sight, and from them the answers; "unknown" for what was lost
+    search    the objectives in order, each under the name in its question
+    prune     in one reply with the next search, from a fill of the context drawn per episode, and occasionally before;
+              deletes the last memory and most results in the prompt, writes each needed fact in the prompt with
+              probability `KEEPS`, under the name of its question, occasionally another fact, and the next search
+    answer    notes of facts in the prompt, and the answers from them; "unknown" for lost ones
 
-The policy itself plays an episode, so that the prompts are those of training, or a baseline does: without its memory
-action and within the model's whole window, or with summaries. Outcomes are not checked.
+The policy or a baseline runs the episode, so that the prompts are those of training. The baselines use no memory
+action and the model's whole window, or summaries. Outcomes are not checked.
 
-Guaranteed: a lesson is a pure function of (seed, index) and the policy. The same (seed, index) draws the same world,
-facts and question for every policy that reads. Without insight, what is written and asked for doesn't depend on the
-answer; no reading lesson spans more than one section.
-Not covered: reading lessons for policies without `teachable()` (full_context, sliding_window, agents with tools), which
-are rejected; tool lessons on problems without a plan.
+Guaranteed: an example is a pure function of (seed, index) and the policy. The same (seed, index) draws the same world,
+facts and question for every reading policy. Without insight, writes and queries do not depend on the answer; no
+reading example spans more than one section.
+Not covered: reading examples for policies without `teachable()` (full_context, sliding_window, agents with tools),
+which are rejected; tool examples on problems without a plan.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ from palimpsest.text.tool_calls import calls_text
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason, Trajectory, Turn, spans_of
 
 UNKNOWN = "unknown"
-ANSWERS = 0.4  # share of answer lessons, evidence and all
-SECTION_ALONE = 0.45  # share of replies that write what the section says and nothing older
-OLDER_ALONE = 0.3  # share of replies that write what was in sight before, and nothing of the section
-FULL = 0.6  # share of replies that write as much as fits
-ASKS = 0.8  # share of replies with a query, where the policy can ask
+ANSWERS = 0.4  # share of answer examples
+SECTION_ALONE = 0.45  # share of replies that write only facts of the section
+OLDER_ALONE = 0.3  # share of replies that write only older facts
+FULL = 0.6  # share of replies that fill the memory
+ASKS = 0.8  # share of replies with a query, if the policy can query
 LAST = 0.25  # share of sections that end their document
-KNOWN = 0.75  # share of answer lessons whose evidence is in sight
+KNOWN = 0.75  # share of answer examples with all evidence in the prompt
 
 EVIDENCE = 0.25  # share of facts that are evidence
 
@@ -76,48 +77,48 @@ _PEOPLE = frozenset(PEOPLE)
 
 @dataclass(frozen=True, slots=True)
 class ReadScene:
-    """What there is to read, whoever reads it."""
+    """Input of a reading example, independent of the policy."""
 
     question: str
     memory: tuple[str, ...]
-    """Facts; none: the empty memory."""
+    """Facts; empty: the empty memory."""
     recalled: tuple[str, ...]
     section: tuple[str, ...]
     last: bool
-    """Whether the section ends its document, and so in no line break."""
+    """True if the section ends its document, and so lacks a line break."""
     evidence: tuple[frozenset[str], ...] = ()
-    """Of each hop, in the order of reasoning, the sentences that may say it."""
+    """Sentences that may state each hop, in the order of reasoning."""
     bridge: str | None = None
-    """Who the first hop leads to, where there are two."""
+    """Person that the first hop leads to, if there are two."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerScene:
-    """What is known, wherever it stands."""
+    """Known facts of an answer example, independent of their slot."""
 
     question: str
     evidence: tuple[str, ...]
-    """Those pieces that are in sight."""
+    """Pieces in the prompt."""
     distractors: tuple[str, ...]
     answer: str
-    """If all of `evidence` finds room."""
+    """Answer, if all of `evidence` fits."""
 
 
 class Lessons:
-    """Draws lessons for one policy and one codec."""
+    """Draws SFT examples for one policy and one codec."""
 
     def __init__(
         self, policy: MemoryPolicy, codec: Codec, data: SyntheticConfig, seed: int, insight: float = 0.0
     ) -> None:
-        """`insight`: share of reading lessons that keep what leads to the answer.
+        """`insight`: share of reading examples that retain facts leading to the answer.
 
-        Raises ConfigError for a policy that can't be taught so.
+        Raises ConfigError for a policy without `teachable()`.
         """
         taught = policy.teachable()
         if taught is None:
             raise ConfigError(
-                f"cold_start can't teach {type(policy).__name__}: its teachable() says no form of prompts and replies "
-                "(docs/own-policy.md); set cold_start=null, or begin with palimpsest sft on records of your own"
+                f"cold_start can't teach {type(policy).__name__}: its teachable() returns no format of prompts and "
+                "replies (docs/own-policy.md); set cold_start=null, or start with palimpsest sft on your records"
             )
         self.policy, self.codec, self.data, self.seed, self.insight = taught, codec, data, seed, insight
         self.read: Template
@@ -127,11 +128,10 @@ class Lessons:
         self._nothing = codec.encode(self.texts.nothing_recalled) if isinstance(self.texts, RecallPrompts) else []
 
     def draw(self, index: int) -> Trajectory:
-        """Lesson number `index`."""
         rng = keyed_random(self.seed, "lesson", index)
         world = World(random.Random(rng.random()))
         evidence = draw_question(world, self.data.hops, rng)
-        draws = keyed_random(self.seed, "reply", index)  # what differs between policies draws from a generator apart
+        draws = keyed_random(self.seed, "reply", index)  # a separate generator for draws that differ by policy
         most = self._most_facts(world, evidence, rng)
         if rng.random() < ANSWERS:
             prompt, reply = self._answering(self._answer_scene(world, evidence, rng, most), most, draws)
@@ -158,26 +158,24 @@ class Lessons:
         return AnswerScene(evidence.question, tuple(held), distractors, evidence.answer if answerable else UNKNOWN)
 
     def _fact(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
-        """A fact as documents have them, evidence now and then."""
+        """A fact as in documents, sometimes evidence."""
         if rng.random() < EVIDENCE:
             return world.sentence(*rng.choice(evidence.chain), rng)
         return self._other(world, evidence, rng)
 
     def _other(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
-        """A fact that is not evidence, as documents have them."""
+        """A fact as in documents, never evidence."""
         while True:
             draw = rival if rng.random() < fmean(self.data.competing_facts) else rng.choice((near_miss, distractor))
             if (sentence := draw(world, evidence, rng)) not in FILLER:
                 return sentence
 
     def _most_facts(self, world: World, evidence: EvidenceChain, rng: random.Random) -> int:
-        """Facts that a memory has room for."""
         length = len(self.codec.encode(" " + world.sentence(*evidence.chain[0], rng)))
         room: int = self.policy.memory_tokens // length
         return max(1, room)
 
     def _reading(self, scene: ReadScene, rng: random.Random) -> tuple[Prompt, list[int]]:
-        """Prompt and reply."""
         looks_back = "recalled" in self.read.slots
         older = [*(scene.recalled if looks_back else ()), *scene.memory]
         facts = list(dict.fromkeys((*older, *scene.section)))
@@ -197,7 +195,7 @@ class Lessons:
     def _drawn(
         self, facts: Sequence[str], older: Sequence[str], section: Sequence[str], rng: random.Random
     ) -> list[str]:
-        """Facts that a reply writes, whatever is asked: of the section, what is older, or both; none: it keeps."""
+        """Facts that a reply writes for any question: from the section, older ones, or both; empty: no change."""
         draw = rng.random()
         if self.policy.may_keep and SECTION_ALONE <= draw < SECTION_ALONE + OLDER_ALONE:
             return []
@@ -208,13 +206,14 @@ class Lessons:
         return rng.sample(pool, most if rng.random() < FULL else rng.randint(1, most))
 
     def _completed(self, leading: list[str], section: Sequence[str], rng: random.Random) -> list[str]:
-        """What is known to lead to the answer, and as much of the section as fits beside it."""
+        """Facts that lead to the answer, and as many of the section as fit."""
         rest = [fact for fact in dict.fromkeys(section) if fact not in leading]
         rng.shuffle(rest)
         return [*leading, *rest][: self._room([*leading, *rest])]
 
     def _query(self, scene: ReadScene, count: int, rng: random.Random) -> list[int] | None:
-        """Whom the reply asks for: the bridge, if that alone is known (`count` 1), else anybody in the section."""
+        """Query of the reply: the bridge, if only the first hop is known (`count` 1), otherwise a person in the
+        section."""
         excluded = set(_words(scene.question))
         names = {name for text in scene.section for name in _words(text) if name in _PEOPLE and name not in excluded}
         if count == 1 and scene.bridge is not None:
@@ -224,7 +223,7 @@ class Lessons:
         return self.codec.encode(f" {rng.choice(sorted(names))}") if names else None
 
     def _answering(self, scene: AnswerScene, most: int, rng: random.Random) -> tuple[Prompt, list[int]]:
-        """Prompt and reply: the evidence dealt out over the slots that the policy has, other facts in what is left."""
+        """Prompt and reply: the evidence dealt over the policy's slots, other facts in the remaining room."""
         slots: list[list[str]] = [[], []] if "recalled" in self.answer.slots else [[]]
         held = _deal(scene.evidence, slots, most, rng)
         room = sum(most - len(slot) for slot in slots)
@@ -247,7 +246,7 @@ class Lessons:
         return [i for fact in facts for i in self.codec.encode(" " + fact)]
 
     def _room(self, facts: Sequence[str]) -> int:
-        """How many of `facts` fit into a memory, the longest first."""
+        """Number of `facts` that fit into a memory, counting the longest first."""
         lengths = sorted((len(self.codec.encode(" " + fact)) for fact in facts), reverse=True)
         return max(1, sum(1 for end in range(1, len(lengths) + 1) if sum(lengths[:end]) <= self.policy.memory_tokens))
 
@@ -259,7 +258,7 @@ class Lessons:
 
 
 def _leading(evidence: Sequence[frozenset[str]], facts: Sequence[str]) -> list[str]:
-    """Of `facts` those that lead to the answer: one of each hop, as far as the hops before it are there.
+    """Facts that lead to the answer: one per hop, as long as all earlier hops are known.
 
     >>> hops = [frozenset({"A trusts B."}), frozenset({"B drinks tea.", "B orders tea."})]
     >>> _leading(hops, ["B orders tea.", "C drinks rum."])
@@ -277,7 +276,7 @@ def _leading(evidence: Sequence[frozenset[str]], facts: Sequence[str]) -> list[s
 
 
 def _deal(pieces: Sequence[str], slots: Sequence[list[str]], most: int, rng: random.Random) -> bool:
-    """Append each piece to a slot with fewer than `most`, drawn uniformly; False if some found no room."""
+    """Append each piece to a random slot with fewer than `most`; False if a piece does not fit."""
     for piece in pieces:
         open_slots = [slot for slot in slots if len(slot) < most]
         if not open_slots:
@@ -290,14 +289,14 @@ def _words(text: str) -> Iterator[str]:
     yield from text.replace(".", " ").replace("?", " ").split()
 
 
-# ---- Lessons for an agent with tools -------------------------------------------------------------------------
+# ---- SFT examples for an agent with tools --------------------------------------------------------------------
 
 
-KEEPS = 0.8  # probability that a needed fact in sight is written down
-KEEPS_OTHER = 0.2  # probability that one other fact is written down too
-DELETES = 0.9  # probability that a result in sight is deleted
-FILL = (0.45, 0.6)  # share of the context from which on a lesson prunes, drawn for each
-EARLY = 0.08  # probability of a prune in a turn that had no need of one
+KEEPS = 0.8  # probability of writing a needed fact
+KEEPS_OTHER = 0.2  # probability of writing one other fact too
+DELETES = 0.9  # probability of deleting a result
+FILL = (0.45, 0.6)  # range of the filled share of the context at which an example prunes
+EARLY = 0.08  # probability of an unnecessary prune per turn
 PLAIN = 0.2  # share of episodes without the memory action
 SUMMARY = 0.1  # share of episodes that sum up instead
 
@@ -305,33 +304,31 @@ _SENTENCE = re.compile(r"[^.:\n]+\.")
 
 
 class ToolLessons:
-    """Draws lessons for one policy, one codec and a model of `window` tokens."""
+    """Draws SFT examples for one policy, one codec and a model of `window` tokens."""
 
     def __init__(self, policy: ToolAgentPolicy, codec: Codec, data: SearchDataConfig, seed: int, window: int) -> None:
         self.policy, self.codec, self.seed, self.window = policy, codec, seed, window
         self.source = SyntheticSearchSource(data, seed, "lessons")
 
     def draw(self, index: int) -> Trajectory:
-        """Lesson number `index`."""
         rng = keyed_random(self.seed, "tool lesson", index)
         (problem,) = self.source.problems(step=index, count=1)
         policy = self._variant(rng)
         teacher = Teacher(self.codec, policy, problem, rng)
-        with ThreadPoolExecutor(1) as thread:  # for callers in an event loop of their own
+        with ThreadPoolExecutor(1) as thread:  # for callers inside an event loop
             ended = thread.submit(asyncio.run, policy.run(problem, teacher)).result()
         return Trajectory(
             problem.id, f"lesson-{index}", 0, tuple(teacher.turns), ended.outcome, ended.text, tuple(teacher.events)
         )
 
     def _variant(self, rng: random.Random) -> ToolAgentPolicy:
-        """The policy itself, or one of those it is compared with."""
         draw = rng.random()
         if not isinstance(self.policy, PrunePolicy) or draw >= PLAIN + SUMMARY:
             return self.policy
         if draw < PLAIN:
             return replace(self.policy, prune=False, context_tokens=max(self.policy.context_tokens, self.window))
         if not isinstance(self.policy.prompts, str):
-            return self.policy  # a user's own texts for pruning say nothing of summaries
+            return self.policy  # custom prompts for pruning do not cover summaries
         shared = {one.name: getattr(self.policy, one.name) for one in fields(ToolAgentPolicy) if one.init}
         return SummaryPolicy(**shared, summary_tokens=self.policy.turn_tokens)
 
@@ -356,7 +353,6 @@ class Teacher:
         self.kinds: list[str] = []
 
     async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
-        """What the script says next."""
         text = self.codec.decode(prompt_ids)
         reply = self._summary(text) if name == "summarise" else self._act(text, len(prompt_ids))
         ids = [*self.codec.encode(reply), self.codec.tokenizer.eos_token_id]
@@ -367,7 +363,6 @@ class Teacher:
         return completion
 
     def event(self, what: What | str, /, **detail: Any) -> None:
-        """Record what the policy tells."""
         self.events.append(Event(as_event(what, detail), len(self.turns)))
 
     def _act(self, text: str, length: int) -> str:
@@ -386,17 +381,17 @@ class Teacher:
         return self._answer(text)
 
     def _in_sight(self, text: str, kind: str) -> list[str]:
-        """Ids of the results of one tool."""
+        """Ids of one tool's results in the prompt."""
         made = (self.policy.result_id(self.problem, number) for number, one in enumerate(self.kinds) if one == kind)
         return [one for one in made if self.policy.shown(one, "") in text]
 
     def _summary(self, text: str) -> str:
-        """Its memory. What the last search brought up had no room: it is searched for again."""
+        """A memory. Results of the last search did not fit: the script searches again."""
         self.searched = max((self.steps.index(step) + 1 for step in self._visible_steps(text)), default=0)
         return self._memory(text)
 
     def _memory(self, text: str) -> str:
-        """Notes of facts in sight: most of the needed ones, now and then another; last, what is to be searched next."""
+        """Notes of facts in the prompt: most needed ones, sometimes another; last, the next search."""
         noted = [step for step in self._visible_steps(text) if self.rng.random() < KEEPS]
         notes = [self._note(step) for step in noted]
         if self.rng.random() < KEEPS_OTHER or not noted:
@@ -410,7 +405,7 @@ class Teacher:
         return "".join(notes) or f" {UNKNOWN}."
 
     def _answer(self, text: str) -> str:
-        """Notes of what is in sight, and the answers that stand in them."""
+        """Notes of the facts in the prompt, and their answers."""
         steps = self._visible_steps(text)
         last = {step.objective: step for step in self.steps}
         values = {name: self._value(name) if step in steps else UNKNOWN for name, step in last.items()}
@@ -421,11 +416,10 @@ class Teacher:
         return f"{notes} FINAL_ANSWER: {{{inner}}}"
 
     def _visible_steps(self, text: str) -> list[SearchStep]:
-        """The steps so far whose fact is in sight."""
+        """Earlier steps whose fact is in the prompt."""
         return [step for step in self.steps[: self.searched] if step.fact in text]
 
     def _note(self, step: SearchStep) -> str:
-        """A fact under the name of its question, if it has one."""
         return f"{self._name(step)} {step.fact}"
 
     def _name(self, step: SearchStep) -> str:

@@ -3,13 +3,11 @@
     records or conversations -> trajectories (of records all, or the best graded) -> epochs in a keyed order
     -> batches of `train.batch_size` trajectories -> segments, weighed by `credit.agg_mode` -> nll -> update
 
-Same run folder, checkpoints and resume as training with rewards (runs/driver.py). `train.max_steps` is the number of
-optimiser steps. The engine must have been opened with objective="nll".
+Run folder, checkpoints and resume are those of training with rewards (runs/driver.py). `train.max_steps` is the number
+of optimiser steps. The engine must use objective="nll".
 
-Guaranteed: every sampled token of a chosen episode is imitated once an epoch, in the context it was sampled in.
-Not covered: checking that records were made with this model's tokenizer (app/train/supervised_training.py), beyond what
-`check_fit`
-sees.
+Guaranteed: every sampled token of a chosen episode is imitated once per epoch, in its original context.
+Not covered: checking the tokenizer of the records (app/train/supervised_training.py), beyond `check_fit`.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from palimpsest.types import Trajectory
 
 
 class Trajectories(Protocol):
-    """What is imitated: a list, or lessons that are drawn as they are needed."""
+    """Trajectories to imitate: a list, or SFT examples drawn on demand."""
 
     def __len__(self) -> int: ...
 
@@ -52,10 +50,7 @@ class Trajectories(Protocol):
 
 @dataclass
 class SupervisedTrainer:
-    """Imitation of `trajectories`. `await trainer.run()` does it all, resuming if the folder holds a checkpoint.
-
-    Each of them has a sampled token (`audible`).
-    """
+    """Imitation of `trajectories`, each with a sampled token (`audible`). `await trainer.run()` trains or resumes."""
 
     records: ClassVar[bool] = False
     config: RunConfig
@@ -65,7 +60,7 @@ class SupervisedTrainer:
     loggers: LoggerSet
     evaluate: Evaluate | None = None
     fingerprint: str | None = None
-    """Of the trajectories, where the configuration doesn't say which they are; a resume with others is refused."""
+    """Fingerprint of trajectories outside the configuration; a resume with others is rejected."""
     stop: GracefulStop = field(default_factory=GracefulStop)
     _order: tuple[int, list[int]] = field(default=(-1, []), init=False)
     _skips: SkipWatch = field(init=False)
@@ -74,12 +69,10 @@ class SupervisedTrainer:
         self._skips = SkipWatch(self.folder.warn)
 
     async def run(self) -> Finished:
-        """Train to `train.max_steps`, or until `stop` is wished for."""
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         return await driver.run()
 
     async def step(self, step: int) -> StepReport:
-        """One optimiser step."""
         start = time.perf_counter()
         batch = StepBatch(self._segments(step))
         updates = await self.learner.update([batch])
@@ -97,7 +90,7 @@ class SupervisedTrainer:
         return StepReport(metrics, timings)
 
     def state(self) -> Mapping[str, Any]:
-        """Which trajectories are imitated; their order is a function of seed and step."""
+        """Fingerprint of the trajectories; their order is a function of seed and step."""
         source = {} if self.fingerprint is None else {"trajectories": self.fingerprint}
         return {**source, "skipped": self._skips.in_a_row}
 
@@ -105,24 +98,24 @@ class SupervisedTrainer:
         return {}
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Take up the state; RunError for a checkpoint of other trajectories."""
+        """Restore the state. Raises RunError for a checkpoint with other trajectories."""
         self._skips.in_a_row = state.get("skipped", 0)
         recorded = state.get("trajectories", self.fingerprint)
         if recorded != self.fingerprint:
             raise RunError(
-                f"{self.folder.path}: begun with other trajectories (fingerprint {recorded}, now {self.fingerprint}): "
-                "resume with the same --from, --keep, --per-problem, --data, --memory-first and --drop-too-long, "
-                "or begin a new run with --force"
+                f"{self.folder.path}: started with other trajectories (fingerprint {recorded}, now {self.fingerprint})"
+                ": resume with the same --from, --min-grade, --best, --data, --memory-first and --drop-too-long, or "
+                "start over with --force"
             )
 
     def chosen(self, step: int) -> list[int]:
-        """Indices of the trajectories of a step; each comes once an epoch, and epochs run on into each other."""
+        """Indices of the trajectories of a step; each occurs once per epoch, and a batch may span epochs."""
         size = self.config.train.batch_size
         places = range((step - 1) * size, step * size)
         return [self._epoch(slot // len(self.trajectories))[slot % len(self.trajectories)] for slot in places]
 
     def _epoch(self, epoch: int) -> list[int]:
-        """Order of one epoch; the last one asked for is kept."""
+        """Order of one epoch; the latest is cached."""
         if self._order[0] != epoch:
             order = list(range(len(self.trajectories)))
             keyed_random(self.config.seed, "sft", epoch).shuffle(order)
@@ -139,7 +132,7 @@ class SupervisedTrainer:
 
 
 def audible(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Those with a sampled token. Raises DataError if there are none."""
+    """Trajectories with a sampled token. Raises DataError if there are none."""
     selected = [one for one in trajectories if any(turn.trained_ids for turn in one.turns)]
     if not selected:
         raise DataError("supervised training: no trajectory with a sampled token; check the records and the filter")
@@ -155,7 +148,7 @@ def fingerprint(trajectories: Iterable[Trajectory]) -> str:
 
 
 def check_fit(trajectories: Sequence[Trajectory], *, vocab: int, max_context: int) -> None:
-    """Raise DataError for a turn that the model can't be trained on: an id it doesn't know, or too many of them."""
+    """Raise DataError for a turn outside the model's vocabulary or context."""
     for trajectory in trajectories:
         for turn in trajectory.turns:
             ids = (*turn.prompt_ids, *turn.completion.token_ids)
@@ -163,7 +156,7 @@ def check_fit(trajectories: Sequence[Trajectory], *, vocab: int, max_context: in
             if ids and not 0 <= min(ids) <= max(ids) < vocab:
                 raise DataError(
                     f"{where}: token id {max(ids) if min(ids) >= 0 else min(ids)} is outside the model's vocabulary of "
-                    f"{vocab}; the records were made with another tokenizer"
+                    f"{vocab}; the records come from another tokenizer"
                 )
             if len(ids) > max_context:
                 raise DataError(
@@ -173,23 +166,22 @@ def check_fit(trajectories: Sequence[Trajectory], *, vocab: int, max_context: in
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Recorded episodes chosen for imitation, and the number of the others."""
+    """Recorded episodes to imitate, and the number of the others."""
 
     trajectories: tuple[Trajectory, ...]
     """In the order of the records."""
     below: int = 0
-    """Episodes whose grade is too low."""
     ungraded: int = 0
-    """Episodes left out because nothing is known of them: never counted as wrong."""
+    """Ungraded episodes: skipped, never counted as wrong."""
     surplus: int = 0
-    """Episodes left out because their problem has enough better ones."""
+    """Episodes skipped because their problem has enough better ones."""
     tokenizers: frozenset[str] = frozenset()
-    """`Codec.digest` of the tokenizers that the records name; `NO_TOKENIZER` where lines name none."""
+    """`Codec.digest` of the tokenizers in the records; `NO_TOKENIZER` for lines without one."""
 
     def __str__(self) -> str:
         return (
-            f"kept {len(self.trajectories)} episodes; left out {self.below} below the grade, {self.ungraded} ungraded, "
-            f"{self.surplus} beyond those wanted of their problem"
+            f"kept {len(self.trajectories)} episodes; skipped {self.below} below the grade, {self.ungraded} ungraded, "
+            f"{self.surplus} beyond --best"
         )
 
 
@@ -202,8 +194,8 @@ def read_trajectories(
 ) -> Selection:
     """Trajectories of a run, a folder of record files, or one .jsonl.zst or .jsonl file, in order of names.
 
-    `min_grade` keeps graded episodes of at least that value; None keeps all, ungraded ones included. `per_problem`
-    keeps that many of each problem, the best graded, later ones first among equals. DataError if nothing is left.
+    `min_grade` selects graded episodes of at least that value; None selects all, ungraded ones included. `per_problem`
+    selects that many per problem: the best graded, and among equals the latest. Raises DataError if none remains.
     """
     path = Path(path)
     path = path / "trajectories" if (path / "trajectories").is_dir() else path
@@ -222,14 +214,14 @@ def read_trajectories(
     selection = select(episodes, min_grade=min_grade, per_problem=per_problem)
     if not selection.trajectories:
         kind = "" if min_grade is None else f" with a grade of at least {min_grade}"
-        raise DataError(f"{path}: no trajectory{kind} among {len(episodes)}; lower --keep, or record more episodes")
+        raise DataError(f"{path}: no trajectory{kind} among {len(episodes)}; lower --min-grade or record more")
     return replace(selection, tokenizers=frozenset(tokenizers))
 
 
 def select(
     episodes: Sequence[tuple[Trajectory, float | None]], *, min_grade: float | None, per_problem: int | None
 ) -> Selection:
-    """The episodes to imitate, of (episode, grade or None) in the order of the records.
+    """Episodes to imitate, from (episode, grade or None) in the order of the records.
 
     >>> from palimpsest.types import Outcome
     >>> played = [(Trajectory("p", "g", i, (), Outcome.ANSWERED), grade) for i, grade in enumerate((1, 0, 1, None))]

@@ -1,1 +1,1 @@
-"""What became of memories and evidence in an episode or a group, without any file or page."""
+"""Analyses of memories and evidence in an episode or a group, independent of files and pages."""

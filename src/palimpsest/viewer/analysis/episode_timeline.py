@@ -1,15 +1,15 @@
-"""Episode timeline: the memory after each step, what was in sight, and the evidence of an answer.
+"""Episode timeline: the memory after each step, the visible texts, and the evidence of an answer.
 
 A step is a turn that may write a memory: a reading turn (metrics/reading_trace.py), or, for an agent with tools, a turn
-followed by a prune or a summary. An agent without a memory has no steps. A memory that equals the policy's words for an
-empty one (" none") counts as empty, wherever it is written.
+before a prune or a summary. An agent without a memory has no steps. A memory equal to the policy's placeholder for an
+empty one (" none") counts as empty.
 
-Evidence is defined as in `evidence_retention` (metrics/memory_metrics.py). If every text of `metadata["evidence"]` is a
-single sentence, each is searched for. If one is longer (gold paragraphs), or the data name none, a gold answer of each
-question is searched for, except yes/no answers.
+Evidence has the definition of `evidence_retention` (metrics/memory_metrics.py). If every text of `metadata["evidence"]`
+is a single sentence, the timeline searches for each text. If a text is longer (gold paragraphs), or the data name none,
+it searches for a gold answer of each question, except yes/no answers.
 
-Guaranteed: nothing is decoded, split into words or compared before first use; results of a step are kept, and of whole
-texts the latest; the cost of a step is that of its texts, however long the episode is.
+Guaranteed: decoding, word splits and comparisons happen on first use; the results of a step stay cached, and the latest
+whole texts; a step costs time linear in its texts, regardless of the episode's length.
 Not covered: the sampled words of a summary or a prune's memory, whose text is encoded again for display.
 """
 
@@ -36,23 +36,22 @@ from palimpsest.viewer.records.recorded_episodes import IdsCodec
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One thing that an answer needs."""
+    """One fact that an answer needs."""
 
     kind: Literal["evidence", "answer"]
     text: str
-    """As the data has it; of golds the first."""
+    """Text from the data; the first of several golds."""
     forms: tuple[str, ...]
-    """Flat; any of them will do."""
+    """Flat; any of them matches."""
     golds: tuple[str, ...]
-    """Flat; what of an answer shows that it was used. Empty: nothing does."""
+    """Flat; an answer that contains one used the evidence. Empty: unknown."""
 
     def in_text(self, text: Text) -> bool:
-        """Whether a text holds it."""
         return any(text.holds(form) for form in self.forms)
 
 
 def evidence_of(problem: Problem) -> tuple[Evidence, ...]:
-    """What the answer of a problem needs, in the data's order.
+    """Evidence that the answer of a problem needs, in the data's order.
 
     >>> evidence_of(Problem("p", "Where?", ("Rome",), metadata={"evidence": ["Ann lives in Rome.", "Bo is Ann."]}))[1]
     Evidence(kind='evidence', text='Bo is Ann.', forms=('bo is ann.',), golds=())
@@ -73,7 +72,7 @@ def evidence_of(problem: Problem) -> tuple[Evidence, ...]:
 
 
 def span_of(form: str, text: str) -> Span | None:
-    """Characters of `text` that a flat form stands at as whole words.
+    """Characters of `text` where a flat form occurs as whole words.
 
     >>> span_of("ann lives", "Joann lives. Ann\\nlives here.")
     (13, 22)
@@ -90,7 +89,7 @@ def _pattern(form: str) -> re.Pattern[str]:
 
 
 def _golds(problem: Problem) -> tuple[str, ...]:
-    """Flat; none where one of them says nothing when a text holds it."""
+    """Flat golds; empty if a match of one of them carries no information."""
     golds = tuple(
         dict.fromkeys(flat(gold) for question in problem.by_question for gold in question.answers if gold.strip())
     )
@@ -103,7 +102,7 @@ def _golds(problem: Problem) -> tuple[str, ...]:
 K = TypeVar("K")
 V = TypeVar("V")
 
-_LATEST = 256  # texts in words, differences
+_LATEST = 256  # cached word texts and differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +114,19 @@ class TimelineStep:
     before: Text
     after: Text
     changed: bool
-    """Whether the turn wrote a memory, be it the same."""
+    """True if the turn wrote a memory, even an equal one."""
     section: Text | None
-    """What was read; None where it isn't known, and of agents with tools."""
+    """The section read; None if unknown, and for agents with tools."""
     offset: int | None
     """Tokens of the document read before its section."""
     sight_known: bool
-    """Whether the prompt says what was in sight (`Story.sight`)."""
+    """True if the prompt shows which texts were visible (`Story.sight`)."""
     reading: ReadingTurn | None
     """None for agents with tools."""
 
 
 class Story:
-    """One episode; every member is worked out when it is first asked for."""
+    """One episode; every member is computed on first use."""
 
     def __init__(self, problem: Problem, trajectory: Trajectory, texts: SpeltTexts) -> None:
         self.problem = problem
@@ -141,7 +140,6 @@ class Story:
 
     @cached_property
     def steps(self) -> tuple[TimelineStep, ...]:
-        """In order."""
         uses_tools = any(isinstance(event.what, Pruned | SummedUp) for event in self.trajectory.events)
         return tuple(self._of_tools() if uses_tools else self._of_readings())
 
@@ -152,27 +150,26 @@ class Story:
 
     @property
     def readable(self) -> bool:
-        """Whether a tokenizer is there; without one nothing is known of what texts say."""
+        """True if a tokenizer exists; without one the content of texts is unknown."""
         return not isinstance(self.texts.codec, IdsCodec)
 
     @cached_property
     def replayed(self) -> Replayed | None:
-        """Of an episode that was played on."""
+        """The replay that produced this episode, if any."""
         return next(iter(of_type(self.trajectory.events, Replayed)), None)
 
     @property
     def edited(self) -> int | None:
-        """The turn whose memory was put in by hand; None: none."""
+        """The turn with a memory edited by hand; None: no such turn."""
         return replayed_turn(self.trajectory)
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """What an answer needs."""
         return evidence_of(self.problem)
 
     @cached_property
     def events_after(self) -> tuple[tuple[Event, ...], ...]:
-        """[turns + 1] what happened before the first turn, and after each before the next."""
+        """[turns + 1] events before the first turn, then after each turn."""
         after: list[list[Event]] = [[] for _ in range(len(self.trajectory.turns) + 1)]
         numbers = {turn.step: number for number, turn in enumerate(self.trajectory.turns, 1)}
         at = 0
@@ -182,11 +179,10 @@ class Story:
         return tuple(map(tuple, after))
 
     def words(self, text: Text) -> TokenWords:
-        """A text in words."""
         return self._words.made(id(text), lambda: self.texts.spelling.words(self._ids(text)), text)
 
     def runs(self, number: int) -> list[EqualRun]:
-        """What a step kept, in words of the memory before and after."""
+        """Word runs that a step kept, in the memory before and after."""
         runs = self._runs.get(number)
         if runs is None:
             step = self.steps[number]
@@ -195,11 +191,11 @@ class Story:
         return runs
 
     def diff(self, number: int) -> MemoryDiff:
-        """What a step made of the memory before."""
+        """Difference between the memories before and after a step."""
         return self._diffs.made(number, lambda: self._diff(number))
 
     def lost(self, number: int) -> dict[int, tuple[int, int]]:
-        """Evidence that a step lost: where it stood in the memory before, in characters."""
+        """Evidence that a step lost, to its characters in the memory before."""
         step = self.steps[number]
         spans = {}
         for at, piece in enumerate(self.evidence):
@@ -210,9 +206,9 @@ class Story:
         return spans
 
     def invented(self, number: int) -> tuple[str, ...] | None:
-        """Sentences that a step wrote and that stand in nothing it had in sight (as `measures.memory.unsupported`).
+        """Sentences that a step hallucinated: none of its visible texts contains them (`measures.memory.unsupported`).
 
-        None where that isn't known, of agents with tools, whose notes are no copies, and of a memory put in by hand.
+        None if unknown, for agents with tools (notes are not copies), and for a memory edited by hand.
         """
         if number not in self._invented:
             self._invented[number] = self._find_invented(number)
@@ -232,7 +228,7 @@ class Story:
         return tuple(sentence for sentence, form in new if not any(text.holds(form) for text in reading.sources))
 
     def sight(self, number: int) -> list[tuple[str, Text]]:
-        """Name and text of what a step had in sight, the memory before left out; what isn't known is missing."""
+        """Name and text of each visible text of a step except the memory before; unknown ones are missing."""
         step = self.steps[number]
         turn = self.trajectory.turns[step.turn]
         pieces = [(name, self.texts.of(turn.piece(name) or ())) for name in turn.spans if name != "memory"]
@@ -240,20 +236,19 @@ class Story:
         return pieces if recalled is None or "recalled" in turn.spans else [*pieces, ("recalled", recalled)]
 
     def recalled(self, number: int) -> Text | None:
-        """The recalled memory that a step had in sight; None if there was none."""
+        """The recalled memory in the prompt of a step; None without one."""
         step = self.steps[number]
         text = self.piece(self.trajectory.turns[step.turn], "recalled")
         if text is None and step.reading is not None:
-            text = step.reading.recalled  # known from the event alone: old records
+            text = step.reading.recalled  # known only from the event: old records
         return text if text is not None and (text.ids or text.text) else None
 
     def piece(self, turn: Turn, name: str) -> Text | None:
-        """The text of a named piece of a prompt."""
         ids = turn.piece(name)
         return None if ids is None else self.texts.of(ids)
 
     def section(self, index: int) -> Text | None:
-        """What a turn read; None where its prompt doesn't say."""
+        """The text that a turn read; None if its prompt does not show it."""
         number = self.step_at.get(index)
         section = None if number is None else self.steps[number].section
         return self.piece(self.trajectory.turns[index], "section") if section is None else section
@@ -271,10 +266,10 @@ class Story:
 
     @cached_property
     def _placeholder(self) -> tuple[int, ...]:
-        """[T] what the policy puts into prompts for an empty memory; () where that isn't known.
+        """[T] the policy's placeholder for an empty memory; () if unknown.
 
-        It is what the first prompt shows of an episode that began without a memory: the problem brings none, and no
-        replay did. A policy of one's own that begins with a memory that says something gives it by `Problem.memory`.
+        The first prompt of an episode that starts without a memory shows it. A custom policy sets a non-empty first
+        memory through `Problem.memory`.
         """
         replayed = self.replayed
         initial = self.problem.memory or (replayed is not None and replayed.memory and not replayed.turn)
@@ -282,7 +277,6 @@ class Story:
         return () if initial or not turns else turns[0].piece("memory") or ()
 
     def _stripped(self, memory: Text) -> Text:
-        """A memory, without the policy's words for an empty one."""
         return self._empty if memory.ids and memory.ids == self._placeholder else memory
 
     def _of_readings(self) -> list[TimelineStep]:
@@ -317,7 +311,7 @@ def _memory_of(event: Event) -> str | None:
 
 
 class _Latest(OrderedDict[K, "tuple[V, object]"]):
-    """What was made lately, and what it was made of, so that no other object takes its id."""
+    """Cache of recent results with their keys' objects, so that no other object reuses an id."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

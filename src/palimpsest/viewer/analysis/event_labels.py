@@ -1,14 +1,15 @@
-"""What happened between turns: events in a line, what a turn is called by them, and what became of a context.
+"""Event labels: one line per event, the marks of a turn, and the blocks of a context.
 
-A turn has all marks that fit, and one state, the gravest of them, which colours it in the strip. The context of an
-agent with tools is told as blocks over turns, with what each deletion freed and whether it was missed later:
+A turn has all marks that apply and one state, the most severe mark, which colours it in the strip. The context of an
+agent with tools appears as blocks over turns, with the tokens that each deletion freed and whether a later turn missed
+them:
 
     turn 2    opening 25   question 40   reply of turn 0: 19   result a: 71   reply of turn 1: 19   frame 9
     turn 3    opening 25   question 40   memory of turn 2: 48   result d: 25   frame 9     freed: result a, 109 tokens
 
-Guaranteed: the blocks of a turn are its prompt, each token in one block, in order.
-Not covered: agents whose prompts have no common end: their replies are not told apart from the frame; a text that was
-asked for again in other words than the first time, and came back in other words.
+Guaranteed: the blocks of a turn form its prompt: each token is in one block, in order.
+Not covered: agents whose prompts have no common end, whose replies count as frame; a deleted text that a differently
+worded call returns in a different form.
 """
 
 from __future__ import annotations
@@ -51,24 +52,24 @@ from palimpsest.viewer.analysis.episode_timeline import Story, TimelineStep
 
 
 STATES = {
-    "failed": "something failed: the sampler, the policy, the time or the window",
-    "malformed": "the reply could not be read",
-    "refused": "a prune was refused",
-    "tool error": "a tool call brought an error",
-    "truncated": "the reply was cut by its budget",
-    "invented": "wrote a sentence that nothing in sight says",
-    "sifted": "wrote what nothing in sight says, which was kept out of the memory",
-    "edited": "its memory was put in by hand before the episode was played on",
+    "failed": "the sampler or the policy failed, or a time or window limit",
+    "malformed": "unreadable reply",
+    "refused": "palimpsest rejected a prune",
+    "tool error": "a tool call returned an error",
+    "truncated": "the reply reached its budget",
+    "invented": "hallucinated a sentence",
+    "sifted": "hallucinated text that the grounding rule dropped",
+    "edited": "memory edited by hand before the replay",
     "pruned": "deleted results, wrote a memory",
-    "summed up": "the history gave way to a summary",
-    "recalled": "asked for an earlier memory, and one came up",
-    "wrote": "wrote a memory that differs",
-    "kept": "kept the memory as it was",
+    "summed up": "a summary replaced the history",
+    "recalled": "recalled an earlier memory",
+    "wrote": "wrote a different memory",
+    "kept": "kept the memory unchanged",
     "called": "called a tool",
     "answered": "gave the answer",
     "sampled": "sampled a reply",
 }
-"""From the gravest on, with what they mean."""
+"""States and their meaning, most severe first."""
 
 _FAILURES = SamplerFailed | TimedOut | PolicyFailed | PromptOverflowed
 _MARKS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
@@ -87,7 +88,7 @@ _MARKS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 def marks(
     turn: Turn, happened: Sequence[Event], step: TimelineStep | None, invented: bool, last: bool, edited: bool = False
 ) -> list[str]:
-    """All that fit a turn, from the gravest on."""
+    """All marks of a turn, most severe first."""
     labels = {name for name, fits in _MARKS for event in happened if fits(event.what)}
     if turn.completion.stop_reason is StopReason.LENGTH or of_type(happened, MemoryCut):
         labels.add("truncated")
@@ -107,7 +108,7 @@ def _differs(step: TimelineStep) -> bool:
 
 
 def in_words(event: Event) -> str:
-    """An event in a line."""
+    """One line per event."""
     say = _DESCRIPTIONS.get(type(event.what))
     if say is None:
         detail = ", ".join(f"{name}: {value}" for name, value in event.detail.items())
@@ -116,7 +117,7 @@ def in_words(event: Event) -> str:
 
 
 def replayed_in_words(what: Replayed) -> str:
-    """Turns are counted from 1, as on the page.
+    """The turns of a replay, counted from 1 as on the page.
 
     >>> replayed_in_words(Replayed("g, rollout 0", turn=2, memory="Ann."))
     'replayed from turn 3 with another memory'
@@ -126,23 +127,23 @@ def replayed_in_words(what: Replayed) -> str:
 
 def _recalled(what: Recalled) -> str:
     if what.chunk is None:
-        return f'looked for "{what.query}": nothing came up'
-    return f'looked for "{what.query}": the memory after chunk {what.chunk} came up'
+        return f'recall of "{what.query}": no match'
+    return f'recall of "{what.query}": the memory after chunk {what.chunk}'
 
 
 def _written(what: MemoryWritten) -> str:
-    return "the memory was written" if what.changed else "the memory stays as it was"
+    return "wrote the memory" if what.changed else "the memory stays unchanged"
 
 
 def _ungrounded(what: MemoryUngrounded) -> str:
     units = "; ".join(f'"{unit}" ({why})' for unit, why in zip(what.dropped, what.reasons, strict=True))
-    return f"kept out of the memory: {units or 'a reply without a word'}" + (
-        "" if what.changed else "; it stays as it was"
+    return f"dropped from the memory: {units or 'a reply without words'}" + (
+        "" if what.changed else "; it stays unchanged"
     )
 
 
 def _malformed(what: ReplyMalformed) -> str:
-    return f"the reply could not be read: {what.reason}" + ("; its text became the memory" if what.accepted else "")
+    return f"unreadable reply: {what.reason}" + ("; its text became the memory" if what.accepted else "")
 
 
 def _failed(what: ToolFailed) -> str:
@@ -151,30 +152,30 @@ def _failed(what: ToolFailed) -> str:
 
 def _called(what: ToolCalled) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in what.arguments.items())
-    return f"{what.tool}({arguments}) brought result {what.id}, {what.tokens} tokens"
+    return f"{what.tool}({arguments}) returned result {what.id}, {what.tokens} tokens"
 
 
 _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
-    DocumentTruncated: lambda it: f"of {it.tokens} tokens of the document {it.kept} are read ({it.how})",
+    DocumentTruncated: lambda it: f"the agent reads {it.kept} of the document's {it.tokens} tokens ({it.how})",
     MemoryWritten: _written,
-    MemoryCut: lambda it: f"the memory was cut from {it.tokens} tokens to {it.kept}",
+    MemoryCut: lambda it: f"the memory budget cut {it.tokens} tokens to {it.kept}",
     MemoryUngrounded: _ungrounded,
-    EmptyMemoryKept: lambda it: "the reply was empty: the memory stays as it was",
+    EmptyMemoryKept: lambda it: "empty reply: the memory stays unchanged",
     ReplyMalformed: _malformed,
     Recalled: _recalled,
-    PastShown: lambda it: f"the memory after chunk {it.chunk} is put into the next prompt",
-    ReadingEnded: lambda it: f"reading ends after chunk {it.chunk}, {it.unread} left unread",
+    PastShown: lambda it: f"the next prompt contains the memory after chunk {it.chunk}",
+    ReadingEnded: lambda it: f"reading ends after chunk {it.chunk}; {it.unread} unread",
     ToolCalled: _called,
     ToolFailed: _failed,
-    Pruned: lambda it: f"deleted {', '.join(it.deleted)}; {it.context_tokens} tokens of the prompt are left",
-    PruneRefused: lambda it: f"prune refused: {it.reason}",
+    Pruned: lambda it: f"deleted {', '.join(it.deleted)}; {it.context_tokens} tokens of the prompt remain",
+    PruneRefused: lambda it: f"prune rejected: {it.reason}",
     ExchangesDropped: lambda it: f"the {it.exchanges} oldest exchanges left the window",
-    SummedUp: lambda it: f"the history gave way to a summary of {it.tokens} tokens",
+    SummedUp: lambda it: f"a summary of {it.tokens} tokens replaced the history",
     SamplerFailed: lambda it: f"the sampler failed (attempt {it.attempt}): {it.message}",
-    PromptOverflowed: lambda it: f"the prompt has no room in the model's window: {it.message}",
-    TimedOut: lambda it: "the episode took longer than it may",
+    PromptOverflowed: lambda it: f"the prompt exceeds the model's window: {it.message}",
+    TimedOut: lambda it: "the episode exceeded its time limit",
     PolicyFailed: lambda it: f"the policy raised {it.type}: {it.message}" + (f" ({it.where})" if it.where else ""),
-    VariantPlayed: lambda it: f"played with other options: {dict(it.options)}",
+    VariantPlayed: lambda it: f"run with different options: {dict(it.options)}",
     Replayed: replayed_in_words,
 }
 
@@ -184,16 +185,14 @@ _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Tokens in a row of a prompt."""
+    """Consecutive tokens of a prompt."""
 
     kind: str
-    """opening, question, reply, memory (a reply that pruned), result, another piece's name, or frame: what the template
-    puts between."""
+    """opening, question, reply, memory (a reply that pruned), result, another piece's name, or frame: the template."""
     tokens: Span
     turn: int | None = None
-    """Of a reply: the turn that sampled it."""
+    """The turn that sampled a reply."""
     id: str | None = None
-    """Of a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +200,7 @@ class NeededAgain:
     """A deleted result that was needed later."""
 
     turn: int
-    """After which it came back."""
+    """The turn after which it returned."""
     how: str
     """`same call` or `same text`."""
 
@@ -212,19 +211,19 @@ class Deleted:
 
     id: str
     tokens: int | None
-    """None where no prompt showed it."""
+    """None if no prompt showed it."""
     again: NeededAgain | None
 
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What left the context after a turn."""
+    """Tokens that left the context after a turn."""
 
     turn: int
     how: str
     """`prune`, `summary` or `window`."""
     tokens: int
-    """Of the prompt of the turn that are in the next no longer; what the next adds is not counted."""
+    """Tokens of the turn's prompt that the next prompt lacks; new tokens of the next prompt do not count."""
     deleted: tuple[Deleted, ...]
 
 
@@ -236,7 +235,7 @@ def context_blocks(story: Story) -> tuple[tuple[Block, ...], ...]:
 
 
 def freed(story: Story) -> tuple[Freed, ...]:
-    """What prunes, summaries and windows took out of the context, in order."""
+    """Tokens removed by prunes, summaries and windows, in order."""
     turns, result = story.trajectory.turns, []
     for index, turn in enumerate(turns):
         happened = story.events_after[index + 1]
@@ -277,7 +276,7 @@ def _blocks(earlier: Sequence[Turn], turn: Turn, pruned: set[int]) -> Iterator[B
 
 
 def _gone(turn: Turn, after: Turn | None) -> int:
-    """Tokens of a prompt behind what the next one shares with it, less what stands in it again."""
+    """Tokens of a prompt after the prefix that the next one shares, minus tokens that occur there again."""
     if after is None:
         return 0
     repeated = sum(end - start for name, (start, end) in turn.spans.items() if after.piece(name) == turn.piece(name))
@@ -289,7 +288,6 @@ def _gone(turn: Turn, after: Turn | None) -> int:
 
 
 def _deleted(story: Story, index: int, id_: str) -> Deleted:
-    """A result that the prune after a turn deleted."""
     ids = next((ids for turn in story.trajectory.turns[: index + 1] if (ids := turn.piece(RESULT + id_))), None)
     call = _call(story.trajectory.events, id_)
     text = None if ids is None else _result_text(story, ids, id_)
@@ -317,5 +315,4 @@ def _plain(call: ToolCalled) -> str:
 
 
 def _result_text(story: Story, ids: Sequence[int], id_: str) -> str:
-    """What a result says without its id, flat."""
     return flat(story.texts.of(ids).text.replace(id_, "", 1))

@@ -1,29 +1,29 @@
-"""Memory diff: what a memory kept of the previous one, and where its new words are from.
+"""Memory diff: the parts that a memory kept from the previous one, and the origins of its new words.
 
-The diff is on token ids, with words as units (viewer/analysis/token_words.py). Each word of the memory after has the
+The diff compares token ids, with words as units (viewer/analysis/token_words.py). Each word of the memory after has the
 first origin that applies:
 
     kept        the same ids in the same order as in the memory before
-    section     in the section that was read, or a tool's result
+    section     in the section read, or in a tool's result
     recalled    in a recalled memory, or another named piece of the prompt
-    memory      in the memory before, at another place or in another spelling
+    memory      in the memory before, at another position or with another spelling
     question    in the question
-    nowhere     in none of these
-    unknown     not kept, and the record doesn't say what was in sight
+    nowhere     hallucinated: in none of these
+    unknown     not kept, and the record does not show which texts were visible
 
-Words that are not kept are assigned run by run to the source with the longest run of them. Ties go to the first source
-in this list, then to the place whose neighbour matches too. They are compared without case and surrounding marks.
+The diff assigns new words run by run to the source with the longest matching run. Ties go to the first source in this
+list, then to the position whose neighbour matches too. Comparisons ignore case and surrounding marks.
 
 Kept words come from a patience diff: the common beginning and end are kept; between them, words that occur once in
 either part divide the texts, and each stretch is compared in the same way. Small rests without such words are compared
 exactly.
 
-Guaranteed: `applied` turns the ids of the memory before into those of the memory after, each of which is in exactly one
-piece; runs ascend in both texts and are equal in them; the cost is near linear in the words, also for a fully rewritten
+Guaranteed: `applied` turns the ids of the memory before into the ids of the memory after, each in exactly one piece;
+runs ascend in both texts and are equal in them; the cost is near linear in the words, also for a fully rewritten
 memory.
-Not covered: the longest common subsequence (fewer repeated words in long stretches may be kept); meaning: a sentence
-made of words that were in sight may still be unsupported (`unsupported` in metrics/memory_metrics.py), and a paraphrase
-counts as from nowhere.
+Not covered: the longest common subsequence (the diff may keep fewer repeated words in long stretches); meaning: a
+sentence built from visible words may still be unsupported (`unsupported` in metrics/memory_metrics.py), and a
+paraphrase counts as hallucinated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from palimpsest.viewer.analysis.token_words import Tokens, TokenWords
 # ---- Alignment of two texts ----------------------------------------------------------------------------------
 
 
-_SMALL = 4096  # pairs of words that are compared exactly
+_SMALL = 4096  # pairs of words compared exactly
 _DEPTH = 12
 
 
@@ -51,9 +51,7 @@ class EqualRun(NamedTuple):
     """Equal words."""
 
     before: int
-    """Where it begins in the text before."""
     after: int
-    """Where it begins in the text after."""
     length: int
 
 
@@ -83,14 +81,14 @@ def _runs(pairs: Sequence[tuple[int, int]]) -> list[EqualRun]:
 
 
 def _legible(runs: list[EqualRun], before: int, after: int) -> list[EqualRun]:
-    """Without runs that are shorter than what changed on either side: a word that two texts share by chance."""
+    """Runs without chance matches: those shorter than the changes on either side are removed."""
     ends = [EqualRun(0, 0, 0), *runs, EqualRun(before, after, 0)]
     changed = [max(b.before - a.before - a.length, b.after - a.after - a.length) for a, b in pairwise(ends)]
     return [run for run, left, right in zip(runs, changed, changed[1:], strict=False) if run.length >= min(left, right)]
 
 
 def _pairs(before: Sequence[Hashable], after: Sequence[Hashable], part: _Part, depth: int) -> Iterator[tuple[int, int]]:
-    """Places of equal words in a part of both texts."""
+    """Positions of equal words in a part of both texts."""
     (a, a_end), (b, b_end) = part
     while a < a_end and b < b_end and before[a] == after[b]:
         yield a, b
@@ -126,7 +124,7 @@ def _exact(
 
 
 def _anchors(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Words that stand once in both, as many as ascend in both.
+    """Words that occur once in both texts, in a longest ascending chain.
 
     >>> _anchors("abcxc", "bacdc")
     [(1, 0)]
@@ -138,7 +136,7 @@ def _anchors(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[tupl
 
 
 def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """A longest part of pairs, ordered by the first, whose second ascends."""
+    """A longest subsequence of pairs, ordered by the first, whose second ascends."""
     tops: list[int] = []  # the smallest second that ends a sequence of each length
     ends: list[int] = []  # its pair
     earlier: list[int | None] = []
@@ -158,7 +156,7 @@ def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class WordOrigin(StrEnum):
-    """Where words of a memory are from."""
+    """Origin of words in a memory."""
 
     KEPT = "kept"
     SECTION = "section"
@@ -170,7 +168,7 @@ class WordOrigin(StrEnum):
 
 
 _RANK = {origin: rank for rank, origin in enumerate(WordOrigin)}
-"""Of equal sources the one with the lowest counts."""
+"""The lowest rank wins among equal sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +180,7 @@ class PromptSource:
 
     @property
     def origin(self) -> WordOrigin:
-        """What words are that stand in it.
+        """Origin of words found in this piece.
 
         >>> none = TokenWords((), (), (0,))
         >>> PromptSource("result:a", none).origin.value, PromptSource("notes", none).origin.value
@@ -195,7 +193,7 @@ class PromptSource:
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:
-    """Where words stand in a source."""
+    """Position of words in a source."""
 
     name: str
     words: Span
@@ -205,7 +203,7 @@ class SourcePlace:
 
 @dataclass(frozen=True, slots=True)
 class WordPiece:
-    """Words in a row of the memory after that have one origin."""
+    """Consecutive words of the memory after with one origin."""
 
     origin: WordOrigin
     words: Span
@@ -214,32 +212,32 @@ class WordPiece:
     ids: Tokens
     text: str
     source: SourcePlace | None
-    """None from nowhere and unknown."""
+    """None for hallucinated and unknown words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Words in a row of the memory before that were not kept."""
+    """Consecutive words of the memory before that were not kept."""
 
     words: Span
     tokens: Span
     characters: Span
     text: str
     at: int
-    """Words of the memory after before which they stood."""
+    """Position in the memory after, in words."""
     evidence: tuple[int, ...]
-    """Which of the lost evidence they are part of."""
+    """Indices of the lost evidence that contains them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryDiff:
-    """In the order of the memory after; what was dropped in the order of the memory before."""
+    """Pieces in the order of the memory after; dropped words in the order of the memory before."""
 
     pieces: tuple[WordPiece, ...]
     dropped: tuple[Dropped, ...]
 
     def applied(self, before: Sequence[int]) -> Tokens:
-        """[T] the ids of the memory after, of those of the memory before and of what is new."""
+        """[T] ids of the memory after, built from the ids before and the new ones."""
         ids: list[int] = []
         for piece in self.pieces:
             if piece.origin is WordOrigin.KEPT and piece.source is not None:
@@ -250,7 +248,7 @@ class MemoryDiff:
 
     @property
     def in_order(self) -> Iterator[WordPiece | Dropped]:
-        """Pieces, and what was dropped where it stood: before what took its place."""
+        """Pieces and dropped words in reading order: dropped words precede their replacement."""
         dropped = list(self.dropped)
         for piece in self.pieces:
             while dropped and dropped[0].at <= piece.words[0]:
@@ -266,10 +264,10 @@ def memory_diff(
     lost: Mapping[int, Span] | None = None,
     equal: Sequence[EqualRun] | None = None,
 ) -> MemoryDiff:
-    """The difference of two memories of one `Spelling`.
+    """Difference of two memories with one `Spelling`.
 
-    `sources`: what was in sight beside the memory before, None where that isn't known; `lost`: where evidence that the
-    memory after lacks stands in the memory before, in characters; `equal`: what `aligned` says, where it is known.
+    `sources`: visible texts other than the memory before, None if unknown; `lost`: characters in the memory before of
+    evidence that the memory after lacks; `equal`: the result of `aligned`, if known.
     """
     runs = aligned(before.words, after.words) if equal is None else equal
     held = PromptSource("memory", before)
@@ -289,7 +287,7 @@ def memory_diff(
 
 
 def _stretches(runs: Sequence[EqualRun], size: int) -> Iterator[tuple[int, int, EqualRun | None]]:
-    """[start, end) of each run, and of what is between."""
+    """[start, end) of each run, and of the stretches between them."""
     done = 0
     for run in runs:
         if done < run.after:
@@ -301,7 +299,6 @@ def _stretches(runs: Sequence[EqualRun], size: int) -> Iterator[tuple[int, int, 
 
 
 def _new(after: TokenWords, stretch: Span, lookups: Sequence[_Places], rest: WordOrigin) -> Iterator[WordPiece]:
-    """Pieces of words that aren't kept."""
     position, left = stretch[0], stretch[0]
     while position < stretch[1]:
         length, _, start, source = max(
@@ -319,8 +316,6 @@ def _new(after: TokenWords, stretch: Span, lookups: Sequence[_Places], rest: Wor
 
 
 class _Places:
-    """Where words that are looked for stand in a source."""
-
     def __init__(self, source: PromptSource, wanted: set[str]) -> None:
         self.source = source
         self.keys = source.words.keys
@@ -330,7 +325,7 @@ class _Places:
                 self._at.setdefault(key, []).append(position)
 
     def longest(self, keys: Sequence[str], start: int, end: int) -> tuple[int, bool, int, PromptSource]:
-        """(words, whether the word before matches too, where it begins, source) of the longest run from `start` on."""
+        """(words, previous word matches too, start, source) of the longest run from `start` on."""
         places, length = self._at.get(keys[start], []), 1
         if not places:
             return 0, False, 0, self.source
@@ -345,7 +340,7 @@ class _Places:
 
 
 def part_of(piece: WordPiece, words: Span, before: TokenWords, after: TokenWords) -> WordPiece:
-    """Some words of a piece that is kept or moved."""
+    """Some words of a kept or moved piece."""
     if piece.source is None:
         return _piece(after, words, piece.origin, None)
     moved = piece.source.words[0] - piece.words[0]
@@ -361,7 +356,6 @@ def _dropped(before: TokenWords, runs: Sequence[EqualRun], size: int, lost: Mapp
 
 
 def _dropped_runs(before: TokenWords, words: Span, at: int, lost: Mapping[int, Span]) -> Iterator[Dropped]:
-    """Dropped words in a row, cut where evidence begins or ends."""
     if words[0] == words[1]:
         return
     evidence = [_lost_at(before, word, lost) for word in range(*words)]

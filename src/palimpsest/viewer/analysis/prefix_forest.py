@@ -5,13 +5,12 @@
                                                                 │ ├ 4 (1)   └ 6 (1)
                                                                 └ 5 (1)
 
-The advantages are those of training (credit/assign.py) if the run's `credit` section is known and its rule is one of
-the library's. Otherwise (a custom rule, an unknown run, a group of very many tokens) they are the reward less the
-group's mean. `what` says which.
+Advantages equal those of training (credit/assign.py) if the run's `credit` section is known and names a shipped rule.
+Otherwise (a custom rule, an unknown run, a group with too many tokens) they are the reward minus the group's mean.
+`what` names the kind.
 
-Guaranteed: every token of every segment is in exactly one node on its way from the root; a node comes before its
-children.
-Not covered: which nodes training computes (`computed`); how the micro-batches of a step cut a forest
+Guaranteed: every token of every segment is in exactly one node on its path from the root; a node precedes its children.
+Not covered: the nodes that training computes (`computed`); how the micro-batches of a step cut a forest
 (engines/embedded/forest/layout.py).
 """
 
@@ -43,62 +42,57 @@ class Node:
     """Tokens before it, from the root."""
     end: int
     rows: tuple[int, int]
-    """[first, last) of `Forest.rows` that share it."""
+    """[first, last) of `Forest.rows` that share the node."""
     trained: int
-    """Of its tokens, those that one of the rows is trained on."""
+    """Its tokens that at least one row trains on."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupForestRow:
-    """A segment."""
-
     rollout: int
-    """Place in the group."""
     segment: int
-    """Number in its trajectory."""
     turns: tuple[int, int]
-    """The first and the last turn it trains."""
+    """The first and the last turn it trains on."""
     tokens: Tokens
     trained: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupForest:
-    """Of a group."""
+    """Prefix forest of one group."""
 
     rows: tuple[GroupForestRow, ...]
-    """Segments in lexicographic order, so that those that share a beginning are neighbours."""
+    """Segments in lexicographic order: neighbours share a prefix."""
     nodes: tuple[Node, ...]
 
     @property
     def logical_tokens(self) -> int:
-        """Of the segments on their own."""
+        """Tokens of all segments, counted separately."""
         return sum(len(row.tokens) for row in self.rows)
 
     @property
     def physical_tokens(self) -> int:
-        """Of the nodes: the distinct ones."""
+        """Distinct tokens, those of the nodes."""
         return sum(node.end - node.start for node in self.nodes)
 
     def tokens(self, node: Node) -> Tokens:
-        """Those of a node."""
+        """Token ids of a node."""
         return self.rows[node.rows[0]].tokens[node.start : node.end]
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What training computes of a group by itself."""
+    """The tokens of a group that training computes."""
 
     segments: int
-    """With a token whose advantage isn't 0; the gradient of the others is 0, and they are left out."""
+    """Segments with a nonzero advantage; the others have gradient 0 and are skipped."""
     logical_tokens: int
-    """Of these segments on their own, each without its last trained token, which is predicted and never read."""
+    """Tokens of these segments, counted separately; each omits its last trained token, which is never read."""
     physical_tokens: int
-    """The distinct ones of them."""
 
 
 def computed(segments: Sequence[tuple[Segment, Sequence[float]]]) -> Computed:
-    """Of segments with the advantage of each token: what engines/embedded/forest/layout.py leaves of them.
+    """Cost of segments with per-token advantages, after the filter of engines/embedded/forest/layout.py.
 
     >>> long = Segment((1, 2, 3, 4), (False, False, True, True), (0.0,) * 4, (-1, -1, 0, 0))
     >>> other = Segment((1, 2, 5), (False, False, True), (0.0,) * 3, (-1, -1, 0))
@@ -117,7 +111,7 @@ def computed(segments: Sequence[tuple[Segment, Sequence[float]]]) -> Computed:
 
 
 def prefix_forest(trajectories: Sequence[Trajectory]) -> GroupForest:
-    """The forest of all segments of some trajectories."""
+    """Forest of all segments of some trajectories."""
     rows = [
         _row(rollout, number, segment)
         for rollout, trajectory in enumerate(trajectories)
@@ -131,7 +125,7 @@ def prefix_forest(trajectories: Sequence[Trajectory]) -> GroupForest:
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences have in common from the start.
+    """Length of the common prefix of two sequences.
 
     >>> common_length((1, 2, 3), (1, 2, 4, 5)), common_length((), (1,))
     (2, 0)
@@ -157,7 +151,7 @@ def _grow(
     depth: int,
     parent: int | None,
 ) -> None:
-    """Add the nodes of rows [first, last), which share `depth` tokens; by a stack, as a forest may be very deep."""
+    """Add the nodes of rows [first, last), which share `depth` tokens. Uses a stack: a forest may be very deep."""
     stack = [(part, depth, parent)]
     while stack:
         (first, last), depth, parent = stack.pop()
@@ -181,37 +175,37 @@ def _grow(
 # ---- The advantages of a group's rollouts, turns and tokens --------------------------------------------------
 
 
-_MOST = 5_000_000  # tokens of prompts and completions: some seconds
-_DIFFERENCE = "reward less the mean of its group's"
+_MOST = 5_000_000  # tokens of prompts and completions; takes some seconds
+_DIFFERENCE = "reward minus the group's mean"
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """Of a group."""
+    """Advantages of one group."""
 
     what: str
-    """How they were taken, in words."""
+    """How they were computed, for display."""
     of_rollouts: tuple[float | None, ...]
-    """[G] None where ungraded."""
+    """[G] None if ungraded."""
     of_tokens: dict[tuple[int, int], tuple[float, ...]]
-    """(rollout, turn) to [T] of each sampled token; missing where all are the rollout's."""
+    """(rollout, turn) to [T], one per sampled token; missing where all equal the rollout's."""
 
     def of_turn(self, rollout: int, turn: int, size: int) -> list[float | None]:
-        """[T] of each token that a turn sampled."""
+        """[T] one per sampled token of a turn."""
         recorded = self.of_tokens.get((rollout, turn))
         return list(recorded) if recorded is not None else [self.of_rollouts[rollout]] * size
 
 
 def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
-    """What training learns from each rollout of a group."""
+    """Advantages that training uses for each rollout of a group."""
     if credit is None:
-        return _difference(group, f"{_DIFFERENCE}: the run's credit section isn't known here")
+        return _difference(group, f"{_DIFFERENCE}: the run's credit section is unknown")
     if (why := _why_not(group, credit)) is not None:
         return _difference(group, f"{_DIFFERENCE}: {why}")
     if credit.dynamic_sampling and not has_signal(group):
         nothing = tuple(None if grade.value is None else 0.0 for grade in group.grades)
         return Advantages(
-            f"by credit.adv_estimator={credit.adv_estimator}: all rewards are equal, so the group was left out",
+            f"by credit.adv_estimator={credit.adv_estimator}: all rewards are equal, so training skips the group",
             nothing,
             {},
         )
@@ -219,9 +213,7 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
     try:
         credited = credit_group(group, plain)
     except (PalimpsestError, ValueError) as error:
-        return _difference(
-            group, f"{_DIFFERENCE}: credit.adv_estimator={credit.adv_estimator} can't be taken ({error})"
-        )
+        return _difference(group, f"{_DIFFERENCE}: credit.adv_estimator={credit.adv_estimator} failed ({error})")
     of_tokens: dict[tuple[int, int], list[float]] = {}
     places = [rollout for rollout, segments in enumerate(credited.segments) for _ in range(segments)]
     for rollout, row in zip(places, credited.rows, strict=True):
@@ -233,10 +225,10 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
 
 
 def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segment, tuple[float, ...]]] | None:
-    """The segments that training is given of a group, each with the advantage of each token [T].
+    """Trained segments of a group, each with the advantage of each token [T].
 
-    None where that isn't known: without the run's credit section, under a rule of the user's own, and under
-    `credit.segments_per_group`, which draws some by the step they are of.
+    None if unknown: without the run's credit section, under a custom rule, and under `credit.segments_per_group`, whose
+    random draw depends on the step.
     """
     if credit is None or credit.segments_per_group is not None or _why_not(group, credit) is not None:
         return None
@@ -250,11 +242,11 @@ def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segmen
 
 
 def _why_not(group: Group, credit: CreditConfig) -> str | None:
-    """Why credit isn't given again for a look; None where it is."""
+    """Reason why the viewer does not assign credit again; None if it does."""
     if sum(map(tokens_of, group.trajectories)) > _MOST:
-        return "the group is too long to give credit to again for a look"
+        return "the group has too many tokens for the viewer to assign credit"
     if not {credit.adv_estimator, str(credit.options.get("outcome", "mean"))} <= {*KINDS["rule"].shipped}:
-        return f"credit.adv_estimator={credit.adv_estimator} is your own, and is not run for a look"
+        return f"credit.adv_estimator={credit.adv_estimator} is custom, and the viewer never runs it"
     return None
 
 
@@ -266,5 +258,5 @@ def _difference(group: Group, what: str) -> Advantages:
 
 
 def tokens_of(trajectory: Trajectory) -> int:
-    """Of all prompts and completions."""
+    """Number of tokens in all prompts and completions."""
     return sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns)

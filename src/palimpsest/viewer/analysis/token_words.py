@@ -1,17 +1,17 @@
-"""Token ids as words, each the tokens from one white space to the next, with its text and what it's compared by.
+"""Token ids as words: the tokens between white space, with their text and comparison key.
 
     ids        " Anna", " lives", " in", " Ro", "me", ".\\n"
     words      " Anna"  " lives"  " in"  " Rome.\\n"           keys    anna  lives  in  rome
 
-White space alone belongs to the word behind it, at the end to the one before. Where a token begins with a character of
-a script that puts no white space between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese), a word does; so does one
-where such a character begins that is spelt by several tokens. Texts are looked up by token where the tokenizer spells a
-text token by token, so that a long text costs no decoding.
+Trailing white space belongs to the last word, other white space to the word after it. In scripts without white space
+between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese), a word starts where a token starts with such a character,
+or where several tokens spell one. Tokenizers that spell a text token by token need no decoding: texts are looked up per
+token.
 
-Guaranteed: words are whole tokens, in order, all of them; tokens that make up one character stay together; one
-`Spelling` gives the same `Word` for the same ids, so that words are compared by identity.
-Not covered: words of those scripts, of which a dictionary alone would know the ends; a bound on what the cache of a
-`Spelling` holds, which grows with the different words it has seen. Keep one for a group and let it go.
+Guaranteed: words are whole tokens, in order and complete; tokens that spell one character stay together; one `Spelling`
+returns the same `Word` for the same ids, so identity compares words.
+Not covered: true word boundaries in those scripts, which need a dictionary; a bound on a `Spelling`'s cache, which
+grows with the distinct words: use one per group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 Tokens = tuple[int, ...]
 
-_BROKEN = "\ufffd"  # what a part of a character decodes to
+_BROKEN = "\ufffd"  # decoded form of a partial character
 _MARKS = string.punctuation + "“”‘’«»…–—•。、，；：！？「」『』（）"
 _UNSPACED = re.compile(
     "[\u3041-\u3096\u309d-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -44,21 +44,21 @@ _UNSPACED = re.compile(
     "\u0e81-\u0eb0\u0eb2\u0eb3\u0ebd-\u0ec6\u0ed0-\u0edf"  # Lao
     "\u1780-\u17b3\u17e0-\u17e9\u1000-\u102a\u103f-\u1055]"  # Khmer, Burmese
 )
-"""Letters that may begin a word without white space before it."""
+"""Letters that may start a word without white space before them."""
 _BEGINS, _ENDS, _BLANK, _PART = 1, 2, 4, 8
 _MAX_SPLIT = 12
-"""Tokens that spell one character together, marks of it among them."""
-_COMPARED = 8  # texts that are spelt and decoded, before spelling alone is trusted
+"""Maximum tokens that spell one character, with its marks."""
+_COMPARED = 8  # texts spelt and decoded before spelling is trusted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Word:
-    """Compared by identity: one `Spelling` makes one of its ids."""
+    """Compared by identity: one `Spelling` makes one per id sequence."""
 
     ids: Tokens
     text: str
     key: str
-    """Its text without case, white space and the marks around it; marks alone stay what they are."""
+    """Its text without case, white space and surrounding marks; a word of marks only stays unchanged."""
 
 
 class TokenWords:
@@ -69,14 +69,14 @@ class TokenWords:
         """[T]"""
         self.words = tuple(words)
         self.starts = tuple(starts)
-        """[words + 1] tokens before each word, and all."""
+        """[words + 1] tokens before each word, and the total."""
 
     def __len__(self) -> int:
         return len(self.words)
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """[words + 1] characters before each word, and all."""
+        """[words + 1] characters before each word, and the total."""
         return tuple(accumulate((len(word.text) for word in self.words), initial=0))
 
     @cached_property
@@ -89,11 +89,11 @@ class TokenWords:
         return [word.key for word in self.words]
 
     def tokens(self, words: Span) -> Span:
-        """Where some words stand in `ids`."""
+        """Position of some words in `ids`."""
         return self.starts[words[0]], self.starts[words[1]]
 
     def characters(self, words: Span) -> Span:
-        """Where some words stand in `text`."""
+        """Position of some words in `text`."""
         return self.places[words[0]], self.places[words[1]]
 
 
@@ -102,7 +102,7 @@ class Spelling:
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self._anchor = codec.encode("a")  # before a token, so that a decoder doesn't take it for a beginning
+        self._anchor = codec.encode("a")  # precedes a token, which a decoder would otherwise strip as a first one
         self._before = len(codec.decode(self._anchor, control=False))
         self._pieces = _Memo(self._piece)
         self._flags = _Memo(self._flags_of)
@@ -111,7 +111,6 @@ class Spelling:
         self._compared, self._by_token = 0, True
 
     def words(self, ids: Sequence[int]) -> TokenWords:
-        """The words of `ids` [T]."""
         key = tuple(ids)
         flags = np.frombuffer(bytearray(map(self._flags.__getitem__, key)), np.uint8)
         for at in np.flatnonzero(flags & _PART).tolist():
@@ -121,11 +120,11 @@ class Spelling:
         begins = ((here & _BEGINS > 0) | (before & _ENDS > 0)) & (before & _BLANK == 0)
         starts = [*([0] if key else []), *(np.flatnonzero(begins) + 1).tolist(), len(key)]
         if len(starts) > 2 and not self._words[key[starts[-2] :]].text.strip():
-            del starts[-2]  # no word is behind it
+            del starts[-2]  # no word follows
         return TokenWords(key, list(map(self._words.__getitem__, (key[a:b] for a, b in pairwise(starts)))), starts)
 
     def _join(self, ids: Tokens, at: int, flags: Any) -> None:
-        """Flag the tokens from `at` on that spell whole characters together; where none do, nothing begins there."""
+        """Flag tokens from `at` on that spell whole characters together; without any, no word starts there."""
         for end in range(at + 1, min(at + _MAX_SPLIT, len(ids)) + 1):
             text = self._joined[ids[at:end]]
             if _BROKEN not in text:
@@ -136,7 +135,7 @@ class Spelling:
         flags[at] = 0
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, without control tokens: equal to what the codec decodes."""
+        """The text of `ids` without control tokens, as the codec decodes it."""
         spelt = self._spelt(ids) if self._by_token else _BROKEN
         if _BROKEN in spelt:
             return self.codec.decode(ids, control=False)
@@ -148,13 +147,12 @@ class Spelling:
         return spelt
 
     def _spelt(self, ids: Sequence[int]) -> str:
-        """Token by token."""
-        if len(ids) < 2:  # of one key `itemgetter` gives the value and no tuple
+        if len(ids) < 2:  # `itemgetter` with one key returns the value, not a tuple
             return "".join(self._pieces[token_id] for token_id in ids)
-        return "".join(itemgetter(*ids)(self._pieces))  # looks thousands up faster than `map` does
+        return "".join(itemgetter(*ids)(self._pieces))  # faster than `map` for thousands
 
     def piece(self, id_: int) -> str:
-        """The text of one token amid others; U+FFFD for a part of a character, "" for a control token."""
+        """The text of one token within others; U+FFFD for part of a character, "" for a control token."""
         return self._pieces[id_]
 
     def _piece(self, id_: int) -> str:
@@ -180,7 +178,7 @@ def _flags(text: str) -> int:
 
 
 def key_of(text: str) -> str:
-    """What a word is compared by.
+    """Comparison key of a word.
 
     >>> key_of(" Rome,\\n"), key_of(" -"), key_of("don't")
     ('rome', '-', "don't")
@@ -190,8 +188,6 @@ def key_of(text: str) -> str:
 
 
 class _Memo(dict[K, V]):
-    """What is worked out of something, once."""
-
     def __init__(self, of: Callable[[K], V]) -> None:
         super().__init__()
         self._of = of
@@ -202,13 +198,12 @@ class _Memo(dict[K, V]):
 
 
 class SpeltText(Text):
-    """A text that is searched before it is brought into the form that sentences are compared in."""
+    """A text searched before its normalisation for sentence comparison."""
 
     __slots__ = ("_folded",)
 
     @property
     def folded(self) -> str:
-        """Without case."""
         try:
             return self._folded
         except AttributeError:
@@ -216,8 +211,7 @@ class SpeltText(Text):
             return self._folded
 
     def holds(self, sentence: str) -> bool:
-        """As `Text.holds` says, of a flat sentence; a text that lacks its longest word isn't flattened, nor is one that
-        has the sentence as it stands."""
+        """`Text.holds` for a flat sentence; avoids flattening where it can."""
         if _longest_word(sentence) not in self.folded:
             return False
         return stands_in(sentence, self.folded) or Text.holds(self, sentence)

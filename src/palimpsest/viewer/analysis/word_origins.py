@@ -1,21 +1,21 @@
-"""Word origins of a memory: the step that first wrote each word, and earlier inventions.
+"""Word origins of a memory: the step that first wrote each word, and earlier hallucinations.
 
-Each word is followed back through the steps that kept it, or moved it within the memory, to the step that took it from
-another source:
+The search follows each word back through the steps that kept or moved it, to the step that took it from another source:
 
     after turn 2    "Anna lives in Rome. Bob is 9."
                      turn 0, kept twice  turn 2, section
 
-`Unfounded` marks what was invented at an earlier turn and kept, words as well as sentences, which a single diff misses:
+`Unfounded` marks words and sentences that an earlier turn hallucinated and later turns kept, which a single diff
+misses:
 
-    turn 3    "Anna lives in Oslo."                nothing in sight says Oslo
-    turn 4    "Anna lives in Oslo. Bob is 9."      the difference alone calls "Oslo." kept
+    turn 3    "Anna lives in Oslo."                hallucinated: no visible text contains Oslo
+    turn 4    "Anna lives in Oslo. Bob is 9."      the diff calls "Oslo." kept
 
-Guaranteed: every id of the memory has exactly one origin; an invented word is marked with its turn while memories keep
-or move it, a sentence while it is in them; the cost is linear in the memories so far, since a section is read only
-where words entered, and sentences are searched once per episode.
-Not covered: words that the record lost sight of, where a memory does not begin as the one before ended (origin
-`unknown`); whether a later section says the same; memories put in by hand; anything behind an unknown sight.
+Guaranteed: every id of the memory has exactly one origin; a hallucinated word keeps its mark and turn while memories
+keep or move it, a sentence while memories contain it; the cost is linear in the memories so far, because only entering
+words read a section and sentences are searched once per episode.
+Not covered: words at a gap of the record, where a memory does not start as the one before ended (origin `unknown`); a
+later section with the same content; memories edited by hand; anything before a turn with unknown visible texts.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ from palimpsest.viewer.analysis.memory_diff import (
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """Words in a row of a memory that came in together."""
+    """Consecutive words of a memory that entered together."""
 
     words: Span
     tokens: Span
     characters: Span
     text: str
     turn: int
-    """Index of the turn that wrote them; -1: they were held before the first."""
+    """Index of the turn that wrote them; -1: present before the first turn."""
     age: int
-    """Turns since; of the whole episode if they were held before it."""
+    """Turns since then; the whole episode for words present before it."""
     origin: WordOrigin
-    """`memory` for words that were held before the first turn."""
+    """`memory` for words present before the first turn."""
     offset: int | None
-    """Tokens of the document read before them; None where they are from no section."""
+    """Tokens of the document before them; None if they are from no section."""
     source: SourcePlace | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """Words of the memory that is asked about, and where they stand in the memory looked at."""
+    """Words of the queried memory, and their position in an earlier one."""
 
     at: int
     length: int
     last: int
-    """Where they stand in the memory asked about."""
+    """Position in the queried memory."""
 
     def part(self, start: int, end: int) -> _Followed:
-        """Those that stand in [start, end) of the memory looked at."""
+        """The words in [start, end) of the earlier memory."""
         start, end = max(start, self.at), min(end, self.at + self.length)
         return _Followed(start, end - start, self.last + start - self.at)
 
@@ -77,11 +77,11 @@ class _Followed:
 
 
 _Trace = tuple[_Followed, int, WordPiece | None]
-"""Words, the number of the step they came in at, the piece they were then."""
+"""Words, the number of the step where they entered, and their piece there."""
 
 
 def blame(story: Story, number: int) -> tuple[Blamed, ...]:
-    """Of the memory after a step, in its order."""
+    """Origins of the words of the memory after a step, in its order."""
     memory = story.words(story.steps[number].after)
     followed = [_Followed(0, len(memory), 0)] if len(memory) else []
     traced: list[_Trace] = []
@@ -96,7 +96,7 @@ def blame(story: Story, number: int) -> tuple[Blamed, ...]:
 
 
 def _through_step(story: Story, at: int, followed: Sequence[_Followed], traced: list[_Trace]) -> Iterator[_Followed]:
-    """The words as they stood in the memory before the step; those it brought in are added to `traced`."""
+    """The words at their position before the step; words that it added go to `traced`."""
     step = story.steps[at]
     if step.before.ids and step.before.ids == step.after.ids:
         yield from followed
@@ -113,7 +113,6 @@ def _through_step(story: Story, at: int, followed: Sequence[_Followed], traced: 
 
 
 def _pieces(story: Story, at: int, words: _Followed) -> Iterator[WordPiece]:
-    """The pieces of a step's difference that hold some of the words."""
     pieces = story.diff(at).pieces
     first = bisect_right(pieces, words.at, key=lambda piece: piece.words[0]) - 1
     for piece in pieces[first:]:
@@ -123,7 +122,7 @@ def _pieces(story: Story, at: int, words: _Followed) -> Iterator[WordPiece]:
 
 
 def _between_steps(story: Story, at: int, followed: Sequence[_Followed], traced: list[_Trace]) -> Iterator[_Followed]:
-    """From the memory before a step to the one after the step before it: the same, but where the record has a gap."""
+    """From the memory before a step to the one after the previous step: equal, except at a gap of the record."""
     before, after = story.steps[at].before, story.steps[at - 1].after
     if before is after or (before.ids and before.ids == after.ids) or before.text == after.text:
         yield from followed
@@ -135,7 +134,7 @@ def _between_steps(story: Story, at: int, followed: Sequence[_Followed], traced:
 
 
 def _carried(runs: Sequence[EqualRun], followed: Sequence[_Followed]) -> tuple[list[_Followed], list[_Followed]]:
-    """Words that runs carry back, and those that they don't."""
+    """Words that runs carry back, and the rest."""
     carried, new = [], []
     for words in followed:
         done, end = words.at, words.at + words.length
@@ -156,7 +155,6 @@ def _carried(runs: Sequence[EqualRun], followed: Sequence[_Followed]) -> tuple[l
 
 
 def _merged(story: Story, traced: Sequence[_Trace]) -> Iterator[_Trace]:
-    """In the order of the memory, neighbours that came in together as one."""
     last: _Trace | None = None
     for words, at, piece in sorted(traced, key=lambda trace: trace[0].last):
         if last is not None and _together(last, (words, at, piece)):
@@ -196,7 +194,7 @@ def _blamed(story: Story, number: int, trace: _Trace) -> Blamed:
 
 
 def _source(story: Story, at: int, words: _Followed, piece: WordPiece) -> SourcePlace | None:
-    """Where these words of a piece stand in its source."""
+    """Position of a piece's words in its source."""
     assert piece.source is not None
     text = next((text for name, text in story.sight(at) if name == piece.source.name), None)
     if text is None:
@@ -210,14 +208,14 @@ def _source(story: Story, at: int, words: _Followed, piece: WordPiece) -> Source
 
 
 class Unfounded:
-    """Of one episode."""
+    """Hallucinations of one episode that later memories keep."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
         self._sentences: list[Mapping[str, tuple[str, int]]] = []
 
     def sentences(self, number: int) -> tuple[tuple[str, int], ...]:
-        """Sentences of the memory after a step that an earlier turn invented, each with the index of that turn."""
+        """Sentences of the memory after a step that an earlier turn hallucinated, each with the index of that turn."""
         while len(self._sentences) <= number:
             at = len(self._sentences)
             step = self._story.steps[at]
@@ -229,15 +227,16 @@ class Unfounded:
         return tuple(value for value in self._sentences[number].values() if value[1] < now)
 
     def words(self, number: int) -> Mapping[int, int]:
-        """Words of the memory after a step that are from nowhere, each with the index of the turn that wrote it."""
+        """Hallucinated words of the memory after a step, each to the index of the turn that wrote it."""
         if not self._story.readable:
             return {}
         origins = [one for one in blame(self._story, number) if one.origin is WordOrigin.NOWHERE]
         return {word: one.turn for one in origins if one.turn != self._story.edited for word in range(*one.words)}
 
     def marked(self, number: int) -> tuple[MemoryDiff, tuple[int | None, ...]]:
-        """The difference of a step, its kept and moved pieces cut where unfounded words begin or end; and for each
-        piece the turn that wrote it from nowhere, where that is an earlier one."""
+        """The difference of a step, cut at hallucinated words; and per piece the earlier turn that hallucinated it, or
+        None.
+        """
         diff, since = self._story.diff(number), self.words(number)
         pieces, turns = list[WordPiece](), list[int | None]()
         for piece in diff.pieces:

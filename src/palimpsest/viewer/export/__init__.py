@@ -1,1 +1,1 @@
-"""Exports: a page that opens without a server, a log of inspect's."""
+"""Exports: a page that opens without a server, and a log for inspect."""

@@ -1,21 +1,20 @@
-"""The page as one HTML file, and what an exported one holds: facts, metrics, alarms, and chosen episodes.
+"""The page as one HTML file, and the contents of an export: facts, metrics, alarms and selected episodes.
 
     import { el, show as showRuns } from "./dom.js";     ->  const { el, show: showRuns } = modules["dom.js"];
     export function el(...) {...}                        ->  function el(...) {...}   return { el };
 
-Every module becomes a function of its own, in the order in which they import each other, so that a browser asks once
-and not module by module; the answers are gzip, as base64, in an element that nothing executes. A content security
-policy names the hashes of the one script and the one style, so that nothing else runs; a page that holds its answers
-can ask nobody, another its own server alone.
+Each module becomes a function, in import order, so that a browser sends one request instead of one per module. The
+answers are gzip, as base64, in an element that nothing executes. A content security policy lists the hashes of the only
+script and the only style, so that nothing else runs. A page with answers may connect to no server, other pages only to
+the server they came from.
 
-The answers are what the page would ask a server for, by the same path without a query. Where no episodes are named,
-those of the last step that went wrong come first, the agent's before those of baselines, then others, as many as a
-bound admits.
+The answers are those a server would return for the same path without a query. If no episodes are named, the export
+takes those of the last step up to a size limit: failed episodes first, the agent's before those of baselines.
 
-Guaranteed: equal content gives equal bytes; no text of an answer can end the element it stands in; what was left out is
-told, a damaged part of a record and episodes of other types than a record's among it, which lose no other; any other
-error is a defect, and ends it.
-Not covered: any other form of import and export than those above: it is refused.
+Guaranteed: equal content yields equal bytes; no text of an answer can end its element; the export reports omissions,
+also damaged parts of a record and episodes of foreign types, which affect no other episode; any other error is a defect
+and stops the export.
+Not covered: forms of import and export other than the ones above: they are errors.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _OTHER = re.compile(r"^\s*(?:import\b|export\b).*$", re.MULTILINE)
 _HTML, _CHARSET, _TITLE = '<html lang="en">', '<meta charset="utf-8">', "<title>palimpsest</title>"
 _STYLES = re.compile(r'(?:<link rel="stylesheet" href="[\w./-]+">\n)+')
 _MAIN = f'<script type="module" src="{MAIN}"></script>'
-"""What of index.html is replaced."""
+"""Part of index.html that the inlined script replaces."""
 
 _BEGIN = """
 const held = document.getElementById("answers");
@@ -72,7 +71,7 @@ class Page:
 
     data: bytes
     policy: str
-    """Its content security policy, which stands in it too."""
+    """Its content security policy, also part of the file."""
 
 
 def single_page(
@@ -82,8 +81,9 @@ def single_page(
     *,
     follow: bool = False,
 ) -> Page:
-    """One HTML file of the page's files and the answers by their paths; without answers it asks
-    its server, and with `follow` again and again."""
+    """One HTML file from the page's files and the answers; without answers it queries its server, with `follow`
+    repeatedly.
+    """
     script = bundled({name: data.decode("utf-8") for name, data in pages.items() if name.endswith(".js")})
     index = pages["index.html"].decode("utf-8")
     before, links, behind = _parted(index)
@@ -101,16 +101,16 @@ def single_page(
 
 
 def bundled(modules: Mapping[str, str]) -> str:
-    """One script of the modules that `main.js` needs, by their names below the page's folder. Raises ValueError."""
+    """One script of the modules that `main.js` needs, named by path below the page's folder. Raises ValueError."""
     bodies = [_module(name, modules[name]) for name in in_order(modules)]
     script = "\n".join(["(async () => {", '"use strict";', _BEGIN.strip(), "const modules = {};", *bodies, "})();"])
     if "</script" in script.lower() or "<!--" in script:
-        raise ValueError("a module holds what would end the script that it is put in")
+        raise ValueError("a module contains text that would end its script element")
     return script
 
 
 def in_order(modules: Mapping[str, str], main: str = MAIN) -> list[str]:
-    """The modules that `main` needs, each behind those it imports, itself last. Raises ValueError for a cycle.
+    """The modules that `main` needs, imports first, `main` last. Raises ValueError for a cycle.
 
     >>> in_order({"main.js": 'import { a } from "./x/y.js";', "x/y.js": 'import { b } from "../z.js";', "z.js": ""})
     ['z.js', 'x/y.js', 'main.js']
@@ -119,9 +119,9 @@ def in_order(modules: Mapping[str, str], main: str = MAIN) -> list[str]:
 
     def visit(name: str, above: tuple[str, ...]) -> None:
         if name in above:
-            raise ValueError(f"modules import each other in a circle: {' -> '.join((*above, name))}")
+            raise ValueError(f"import cycle of modules: {' -> '.join((*above, name))}")
         if name not in modules:
-            raise ValueError(f"{above[-1] if above else 'the page'} imports {name}, which is no module of the page")
+            raise ValueError(f"{above[-1] if above else 'the page'} imports {name}, which is not a module of the page")
         if name not in done:
             for _, path in _IMPORT.findall(modules[name]):
                 visit(_resolved(name, path), (*above, name))
@@ -132,11 +132,11 @@ def in_order(modules: Mapping[str, str], main: str = MAIN) -> list[str]:
 
 
 def _module(name: str, text: str) -> str:
-    """A module as a function that is called at once and gives what the module exports."""
+    """A module as an immediately called function that returns the module's exports."""
     exported = _EXPORT.findall(text)
     body = _IMPORT.sub(lambda match: _bound(name, match[1], match[2]), _EXPORT.sub("", text))
     if other := _OTHER.search(body):
-        raise ValueError(f"{name}: {other[0].strip()!r} is no import or export that an exported page can hold")
+        raise ValueError(f"{name}: unsupported import or export in an exported page: {other[0].strip()!r}")
     return f"modules[{json.dumps(name)}] = (() => {{\n{body.strip()}\nreturn {{ {', '.join(exported)} }};\n}})();"
 
 
@@ -154,15 +154,14 @@ def _resolved(name: str, path: str) -> str:
 
 
 def _parted(index: str) -> tuple[str, str, str]:
-    """What stands before the links to styles, these, and what stands behind them."""
+    """The text before the style links, the links, and the text after them."""
     links = _STYLES.search(index)
     if links is None or any(index.count(part) != 1 for part in (_HTML, _CHARSET, _TITLE, _MAIN)):
-        raise ValueError("index.html lacks what a page is put together from")
+        raise ValueError("index.html lacks the style links or the script")
     return index[: links.start()], links[0], index[links.end() :]
 
 
 def _element_of(answers: Mapping[str, Any] | None) -> str:
-    """What holds the answers."""
     if answers is None:
         return ""
     packed = base64.b64encode(gzip.compress(to_json(dict(answers)), 9, mtime=0)).decode("ascii")
@@ -191,40 +190,38 @@ def page_files() -> dict[str, bytes]:
 
 
 MOST_BYTES = 20_000_000
-"""Of a file."""
 _EPISODES, _BYTES = 8, 8_000_000
-"""Episodes that are taken where none are named, and bytes after which no further one is."""
+"""Number of episodes taken by default, and the size in bytes that stops adding more."""
 EpisodeIndex = tuple[int, int]
-"""Group and rollout, places from 0."""
+"""Group and rollout, counted from 0."""
 _OVERVIEW = ("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file is to hold."""
+    """Contents of one exported file."""
 
     data: bytes
     episodes: int
     notes: Sequence[str]
-    """What was left out."""
     player: str | None = None
-    """`agent`, `agent: POLICY` or `baseline: NAME`, of a log."""
+    """`agent`, `agent: POLICY` or `baseline: NAME`; only for a log."""
     mean: float | None = None
-    """Mean score of a log; None where nothing is graded, and of a page."""
+    """Mean score of a log; None for a page, or if nothing is graded."""
 
 
 @dataclass
 class Export:
-    """Answers by path, and what is to be known of them."""
+    """Answers by path, and notes about them."""
 
     answers: dict[str, Any] = field(default_factory=dict)
     size: int = 0
-    """Bytes that they take in a file, about."""
+    """Approximate bytes in a file."""
     notes: list[str] = field(default_factory=list)
     episodes: list[EpisodeIndex] = field(default_factory=list)
 
     def add(self, answers: ViewerApi, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """What the path gives; None where there is nothing."""
+        """The answer at a path; None if missing."""
         try:
             answer = answers.get(path, query or {})
         except NotThere:
@@ -239,7 +236,7 @@ class Export:
 
 
 def collect(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex] = (), step: str | None = None) -> Export:
-    """What a file of `source` is to hold. Raises ConfigError for an episode or step that isn't there."""
+    """Contents of a file for `source`. Raises ConfigError for a missing episode or step."""
     export, chosen = _collected(answers, source, only, step)
     first: dict[str, Any] = {"run": source.key}
     if source.kind is SourceKind.RECORD:
@@ -253,7 +250,6 @@ def collect(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex] = (
 def _collected(
     answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex], step: str | None
 ) -> tuple[Export, str | None]:
-    """And the step whose episodes it holds."""
     export, at = Export(), f"/api/runs/{quote(source.key, safe='')}"
     runs = answers.get("/api/runs")["runs"]
     export.put("/api/runs", {"runs": [run for run in runs if run["key"] == source.key]})
@@ -262,30 +258,29 @@ def _collected(
     steps = export.answers.get(f"{at}/steps") or []
     chosen = chosen_step(source, steps, step)
     if chosen is None:
-        export.notes.append(f"{source.name} has no record of episodes: its figures alone")
+        export.notes.append(f"{source.name} has no record of episodes; the page has only its metrics")
         return export, None
     if len(steps) > 1:
         export.put(f"{at}/steps", [value for value in steps if str(value) == chosen])
-        export.notes.append(f"episodes are of step {chosen}, other steps have none here")
+        export.notes.append(f"only step {chosen} has episodes here")
     rows = _rows(answers, export, f"{at}/steps/{quote(chosen, safe='')}")
     if (log := answers.samples.at(source, chosen)) is not None:
         recorded = {(row["gid"], row["draw"]) for row in rows}
-        export.notes += unrecorded(log.samples, recorded, "and have no page of their own here")
+        export.notes += unrecorded(log.samples, recorded, "and have no page")
     _episodes(answers, export, f"{at}/steps/{quote(chosen, safe='')}", rows, only)
     return export, chosen
 
 
 def chosen_step(source: Source, steps: Sequence[int | str], requested: str | None) -> str | None:
-    """The step whose episodes are taken: the last, unless another is asked for; None where none is recorded."""
+    """The requested step, by default the last; None if no step is recorded."""
     recorded = [str(value) for value in steps]
     if requested is not None and requested not in recorded:
-        available = f"{recorded[0]} to {recorded[-1]} are" if recorded else "no step is"
-        raise ConfigError(f"--step {requested}: {source.name} has no record of it; {available} recorded")
+        available = f"steps {recorded[0]} to {recorded[-1]}" if recorded else "no step"
+        raise ConfigError(f"--step {requested}: not recorded in {source.name}, which has {available}")
     return requested or (recorded[-1] if recorded else None)
 
 
 def _rows(answers: ViewerApi, export: Export, at: str) -> list[dict[str, Any]]:
-    """A row for each episode of the step."""
     answer = answers.get(f"{at}/episodes")
     export.put(f"{at}/episodes", answer)
     if answer["torn"]:
@@ -295,12 +290,12 @@ def _rows(answers: ViewerApi, export: Export, at: str) -> list[dict[str, Any]]:
 
 
 def check_places(only: Sequence[EpisodeIndex], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigError for a place that no row is of."""
+    """Raise ConfigError for an index without a row."""
     recorded = {(row["group"], row["rollout"]) for row in rows}
     for episode in only:
         if episode not in recorded:
             raise ConfigError(
-                f"--only {episode[0]}/{episode[1]}: no such episode in this step; GROUP/ROLLOUT count from 0"
+                f"--episodes {episode[0]}/{episode[1]}: no such episode in this step; GROUP/ROLLOUT count from 0"
             )
 
 
@@ -314,26 +309,26 @@ def _episodes(
         if _episode(answers, export, at, episode):
             export.episodes.append(episode)
     if left := len(rows) - len(export.episodes):
-        export.notes.append(f"{left} of the step's {len(rows)} episodes are left out; --only names others")
+        export.notes.append(f"omitted {left} of the step's {len(rows)} episodes; select others with --episodes")
     _measures(answers, export, at, rows)
     _strips(answers, export)
 
 
 def _measures(answers: ViewerApi, export: Export, at: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """What memories kept and invented, of the groups that episodes are taken of."""
+    """Add measures of kept and hallucinated memory for the groups of selected episodes."""
     groups, measured = list(dict.fromkeys(group for group, _ in export.episodes)), dict[str, Any]()
     for start in range(0, len(groups), MOST_MEASURED):
         query = {"groups": ",".join(map(str, groups[start : start + MOST_MEASURED]))}
         measured |= _if_available(answers, export, f"{at}/measures", query) or {}
-    if measured:  # else nothing is, for want of a tokenizer, which the page tells
+    if measured:  # empty without a tokenizer, which the page reports
         left = [f"{row['group']}/{row['rollout']}" for row in rows if row["group"] not in groups]
         measured |= {name: {"left_out": True} for name in left}
     export.put(f"{at}/measures", measured)
 
 
 def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeIndex]:
-    """The agent's episodes, then those of baselines. Of each group one that went wrong, the lowest reward first, then
-    those without a grade; then of each one that was right; then the second ones of each group...
+    """The agent's episodes, then those of baselines. Each round takes one episode per group: first failed ones by
+    ascending reward, then ungraded ones, then correct ones; the next round takes the second ones.
 
     >>> rows = [{"group": 0, "rollout": at, "reward": value} for at, value in enumerate([1.0, 0.0, None, 0.0])]
     >>> worst_first([{"group": 1, "rollout": 0, "reward": 0.0, "player": "baseline: closed book"}, *rows])
@@ -354,13 +349,13 @@ def worst_first(rows: Sequence[Mapping[str, Any]]) -> list[EpisodeIndex]:
 
 
 def left_out(what: str, error: PalimpsestError) -> str:
-    """That it can't be told, in a line."""
+    """A note about an omission."""
     reason = " ".join(str(error).split())[:200]
-    return f"{what} is left out: it can't be told ({reason})"
+    return f"{what} omitted: unreadable ({reason})"
 
 
 def _episode(answers: ViewerApi, export: Export, at: str, index: EpisodeIndex) -> bool:
-    """Whether it is there now: whole or not at all."""
+    """Add an episode completely or not at all; True if it was added."""
     before, size = dict(export.answers), export.size
     group = f"{at}/groups/{index[0]}"
     episode, turn = f"{group}/rollouts/{index[1]}", 0
@@ -380,7 +375,7 @@ def _episode(answers: ViewerApi, export: Export, at: str, index: EpisodeIndex) -
 
 
 def _strips(answers: ViewerApi, export: Export) -> None:
-    """Tokens and blame of the turns, as far as there is room."""
+    """Add tokens and blame of the turns until the size limit."""
     left = 0
     for path in [path for path in export.answers if re.search(r"/turns/\d+$", path)]:
         if export.size > _BYTES:
@@ -390,11 +385,11 @@ def _strips(answers: ViewerApi, export: Export) -> None:
         if f"{path}/blame" not in export.answers:
             _if_available(answers, export, f"{path}/blame")
     if left:
-        export.notes.append(f"token strips and blame of {left} turns are left out")
+        export.notes.append(f"omitted token strips and blame of {left} turns")
 
 
 def _if_available(answers: ViewerApi, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
-    """What the path gives; None where it can't be told, which is told."""
+    """The answer at a path; None, with a note, if it is unavailable."""
     try:
         return export.add(answers, path, query)
     except PalimpsestError as error:

@@ -1,12 +1,12 @@
-"""Episodes as logs that `inspect view` opens: an EvalLog of inspect_ai, version 2, as the archive FILE.eval.
+"""Episodes as logs for `inspect view`: an EvalLog of inspect_ai, version 2, as the archive FILE.eval.
 
 A sample is an episode: its messages are the prompts as `user` and the replies as `assistant`, its epoch is the rollout,
-its score the reward. An evaluation's samples and scores are those of samples.jsonl; the turns come from the record,
-where the episode was recorded.
+its score the reward. Samples and scores of an evaluation come from samples.jsonl; the turns come from the record, if it
+contains the episode.
 
-Guaranteed: the same files give the same bytes; an ungraded episode has no score; an evaluation's agent, further
-policies and baselines have a log each, whose metric `mean` is the accuracy of its summary.
-Not covered: token ids and log-probabilities, for which inspect's log has no place.
+Guaranteed: the same files yield the same bytes; an ungraded episode has no score; an evaluation's agent, further
+policies and baselines have one log each, whose metric `mean` is the accuracy in its summary.
+Not covered: token ids and log-probabilities, for which inspect's log has no field.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ from palimpsest.viewer.screens.viewer_api import ViewerApi
 
 _STOPS = {StopReason.STOP: "stop", StopReason.LENGTH: "max_tokens"}
 _STATUS = {Status.FINISHED: "success", Status.RUNNING: "started"}
-"""Of an evaluation; any other is `cancelled`."""
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # of an archive's entries: the time when it was made isn't in it
+"""Status of an evaluation; any other is `cancelled`."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # time stamp of all archive entries, so that equal logs have equal bytes
 
 
 Recorded = tuple[Group, int]
-"""A group, and the place of an episode in it."""
+"""A group, and the index of an episode in it."""
 Episode = tuple[Sample, Recorded | None]
-"""Its set has no name where no evaluation played it; None: its turns were not recorded."""
+"""A sample, whose set has no name outside of evaluations, and its record; None: its turns were not recorded."""
 
 
 def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex], step: str | None) -> list[Content]:
-    """The log of a record or of a run's step; of an evaluation the agent's, then those of further policies and of
-    baselines. Raises ConfigError for what isn't recorded."""
+    """The log of a record or of a run's step; for an evaluation one per agent, further policy and baseline, in this
+    order. Raises ConfigError for unrecorded episodes.
+    """
     steps = answers.get(f"/api/runs/{source.key}/steps")
     recorded, notes, evaluated = list[Recorded](), list[str](), source.kind is SourceKind.EVALUATION
     if steps or only or step is not None or not evaluated:
         recorded, notes = _recorded(answers, source, chosen_step(source, steps, step), only)
-        notes += [f"episodes are of step {step or steps[-1]}"] if len(steps) > 1 else []
+        notes += [f"only step {step or steps[-1]} has episodes here"] if len(steps) > 1 else []
     episodes: list[Episode] = [(sample_of(*episode), episode) for episode in recorded]
     if evaluated:
         by_key = {
@@ -65,14 +66,14 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
         logged = answers.samples.all(source)
         episodes = [(sample, by_key.get(records.episode_key(sample))) for sample in logged.samples]
         notes += [Note("episodes_not_requested", count=logged.not_asked)] if logged.not_asked else []
-        notes += [f"{logged.unreadable} lines of {SAMPLES} can't be read and are left out"] if logged.unreadable else []
+        notes += [f"omitted {logged.unreadable} unreadable lines of {SAMPLES}"] if logged.unreadable else []
         if only:
             episodes = [episode for episode in episodes if episode[1] is not None]
             notes.append(
-                f"the log's score is of {counted(len(episodes), 'chosen episode')}, not of the whole evaluation"
+                f"the log's score covers {counted(len(episodes), 'selected episode')}, not the whole evaluation"
             )
     if not episodes:
-        raise ConfigError(f"--export: {source.name} holds no episode that was asked for")
+        raise ConfigError(f"--export: {source.name} contains no selected episode")
     players = dict[tuple[bool, str], list[Episode]]()
     for episode in episodes:
         players.setdefault((episode[0].baseline, episode[0].player), []).append(episode)
@@ -82,7 +83,7 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
 def _recorded(
     answers: ViewerApi, source: Source, step: str | None, only: Sequence[EpisodeIndex]
 ) -> tuple[list[Recorded], list[str]]:
-    """The chosen episodes of a step, all where none is named; and what was left out."""
+    """The selected episodes of a step, by default all, and the omissions."""
     if step is None:
         raise ConfigError(f"--export: {source.name} has no record of episodes")
     index = answers.records.index(source, step)
@@ -101,7 +102,6 @@ def _recorded(
 
 
 def _log_of(answers: ViewerApi, source: Source, episodes: Sequence[Episode], notes: Sequence[str]) -> Content:
-    """The log of an agent, or of one baseline."""
     facts, samples = answers.facts, [sample for sample, _ in episodes]
     model, cell = facts.model(source) or "unknown", samples[0].cell
     player = records.player_of(cell, {})
@@ -119,7 +119,7 @@ def _log_of(answers: ViewerApi, source: Source, episodes: Sequence[Episode], not
 
 
 def sample_of(group: Group, index: int) -> Sample:
-    """What an evaluation would log of a recorded episode."""
+    """The sample that an evaluation would log for a recorded episode."""
     problem, trajectory, grade = group.problem, group.trajectories[index], group.grades[index]
     return Sample(
         set="",
@@ -137,14 +137,14 @@ def sample_of(group: Group, index: int) -> Sample:
         prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
         sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
         metrics=dict(grade.breakdown),
-        draw=trajectory.rollout if isinstance(trajectory.rollout, int) else index,  # text: JSON had no place for it
+        draw=trajectory.rollout if isinstance(trajectory.rollout, int) else index,  # text: not a JSON number
     )
 
 
 def inspect_log(
     episodes: Sequence[Episode], codec: Codec, task: str, model: str, written: float, status: str = "success"
 ) -> dict[str, Any]:
-    """An EvalLog as JSON has it; `written`: when the record was, in seconds since 1970."""
+    """An EvalLog as JSON; `written`: time of the record in seconds since 1970."""
     samples = [_sample(*episode, codec, model) for episode in episodes]
     ids = list(dict.fromkeys(sample["id"] for sample in samples))
     key, at = _id(task, model, *ids), datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds")
@@ -174,7 +174,7 @@ def inspect_log(
 
 
 def _results(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
-    """The mean over all that are graded, and over each part where there are several; nothing where none is graded."""
+    """The mean over all graded episodes, and over each of several parts; empty without graded episodes."""
     by_part: dict[str, list[float]] = {}
     for sample, _ in episodes:
         if sample.value is not None:
@@ -255,5 +255,5 @@ def _usage(samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def _id(*fields: object) -> str:
-    """22 characters that are the same for the same parts."""
+    """22 characters, equal for equal fields."""
     return hashlib.blake2b(repr(fields).encode("utf-8", "replace"), digest_size=11).hexdigest()

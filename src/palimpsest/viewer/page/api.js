@@ -1,4 +1,4 @@
-// What the page asks for: of the server, or, in an exported file, of what is embedded under that path.
+// API requests: to the server, or to the answers embedded in an exported file.
 
 function embedded() {
   const holder = document.getElementById("embedded");
@@ -9,12 +9,12 @@ const kept = embedded();
 
 export const exported = kept !== null;
 
-// Whether the page can ask for a path: of a server always, of an exported file where it is embedded.
+// True if a path is available: always from a server, in an exported file if embedded.
 export function holds(path) {
   return kept === null || path in kept;
 }
 
-// In an exported file a search looks through the memories that it holds.
+// A search in an exported file covers its embedded memories.
 function searched(path) {
   const [, episode, asked] = /^(.*)\/search\?text=(.*)$/.exec(path) || [];
   if (!episode) return null;
@@ -32,15 +32,15 @@ export async function get(path) {
     const found = searched(path);
     if (found) return found;
     for (const name of [path, path.split("?", 1)[0]]) if (name in kept) return kept[name];
-    throw new Error("this file was exported without it: " + path);
+    throw new Error("missing from this exported file: " + path);
   }
   let answer;
   try {
-    // The origin has no key in it: an address with one, x:KEY@host, may not be fetched.
+    // The origin contains no key: fetch rejects addresses like x:KEY@host.
     answer = await fetch(location.origin + path, { headers: { accept: "application/json" } });
   } catch (error) {
     if (!(error instanceof TypeError)) throw error;
-    throw new Error(`the viewer doesn't answer (${error.message}): start palimpsest view again if it has ended`);
+    throw new Error(`the viewer does not answer (${error.message}): if it has ended, start palimpsest view again`);
   }
   const value = await answer.json().catch(() => ({ error: "the viewer answered " + answer.status }));
   if (!answer.ok) {
@@ -51,10 +51,10 @@ export async function get(path) {
   return value;
 }
 
-// Whether the page asks again by itself: palimpsest view --follow, or the button above.
+// Automatic refresh: palimpsest view --follow, or the button above.
 export const following = { now: "follow" in document.documentElement.dataset };
 
-// Calls `action` every `seconds` while the page follows and is in sight; the function that comes back stops it.
+// Calls `action` every `seconds` while the page follows and is visible; returns a function that stops it.
 export function every(seconds, action) {
   let stopped = false, timer = 0;
   async function again() {

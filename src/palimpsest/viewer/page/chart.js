@@ -1,5 +1,4 @@
-// Curves drawn as SVG: hover and arrow keys tell values, a drag zooms, a double click shows all again, a click or Enter
-// leads to a step.
+// SVG curves: hover and arrow keys show values, a drag zooms, a double click resets, a click or Enter opens a step.
 
 import { clear, el, num, svg } from "./dom.js";
 import { walk } from "./walk.js";
@@ -16,7 +15,7 @@ export function ticks(low, high, count) {
   return found;
 }
 
-// A mean over the last points that weighs late ones more; 0 leaves values as they are, 0.99 is nearly flat.
+// Exponential moving average; 0: unchanged values, 0.99: nearly flat.
 function smoothed(points, strength) {
   if (!strength) return points;
   let mean = 0, weight = 0;
@@ -27,13 +26,13 @@ function smoothed(points, strength) {
   });
 }
 
-// What the axes are called: [across, up], in the middle of each.
+// Axis names [across, up], each centred.
 export function axisNames([across, up], x, bottom, y) {
   const name = (attributes, text) => svg("text", { class: "axis-name", "text-anchor": "middle", ...attributes }, text);
   return svg("g", { class: "axes" }, name({ x, y: bottom }, across), name({ x: 11, y, transform: `rotate(-90 11 ${y})` }, up));
 }
 
-// Whether a metric is set by a schedule: a mean over its points would be a value that it never had.
+// True if a schedule sets a metric: smoothing would show values that it never had.
 export function isSet(name) {
   return name.startsWith("curriculum/") || name.endsWith("learning_rate");
 }
@@ -49,18 +48,18 @@ function extent(values, pad) {
   return [low - (high - low) * pad, high + (high - low) * pad];
 }
 
-// The class of a series' colour, by its place.
+// The colour class of a series, by its index.
 function colour(place) {
   return "c" + ((place % 6) + 1);
 }
 
-// A piece of a line in its colour, for a legend.
+// A line sample for a legend.
 export function swatch(style, dashed) {
   return svg("svg", { width: 22, height: 10, "aria-hidden": "true", class: style }, svg("path", { class: "line", d: "M1,5H21", "stroke-dasharray": dashed ? "4 3" : null }));
 }
 
 // {title, series: [{name, points: [[x, y]], band: [[x, low, high]], marks: true, dashed: true}], smoothing, domain,
-//  height, log, xName, yName, range, onpick(x), onzoom([from, to] or null), hint}; back come {draw(changes), stop()}.
+//  height, log, xName, yName, range, onpick(x), onzoom([from, to] or null), hint}; returns {draw(changes), stop()}.
 export function chart(holder, options) {
   const state = { smoothing: 0, domain: null, height: 184, series: [], ...options };
   const title = el("div", { class: "chart-title" });
@@ -176,7 +175,7 @@ export function chart(holder, options) {
     if (x !== null) tell(x);
   }
 
-  // The values of all series at one of their points.
+  // Values of all series at one x.
   function valuesAt(x) {
     const found = state.series.map((each) => [state.series.length > 1 ? each.name + " " : "", each.points.find((point) => point[0] === x)]);
     return found.filter((each) => each[1]).map(([name, point]) => [name, num(point[1])]);
@@ -198,14 +197,14 @@ export function chart(holder, options) {
     if (drawing) clear(drawing.querySelector(".cursor"));
   }
 
-  // Where there are points, from left to right, within what is shown.
+  // x of the visible points, ascending.
   function stops() {
     const all = new Set(state.series.flatMap((each) => each.points.map((point) => point[0])));
     return [...all].filter((x) => !state.domain || (x >= state.domain[0] && x <= state.domain[1])).sort((a, b) => a - b);
   }
 
   const renew = walk(area, {
-    label: () => state.title + ": arrow keys go from point to point" + (state.onpick ? ", Enter opens its step" : ""),
+    label: () => state.title + ": arrow keys move between points" + (state.onpick ? ", Enter opens its step" : ""),
     count: () => stops().length,
     words: (at) => place(stops()[at]) + ": " + valuesAt(stops()[at]).map(([name, value]) => name + value).join(", "),
     show: (at) => drawing && tell(stops()[at]),

@@ -1,4 +1,4 @@
-// The context of an agent with tools as stacked blocks over turns, what left it, and what was missed later.
+// The context of an agent with tools: stacked blocks over turns, removed blocks, and those needed later.
 
 import { el, num, svg } from "./dom.js";
 import { link, ordinal } from "./place.js";
@@ -57,7 +57,7 @@ function freedOf(each, cell, turns, most) {
 }
 
 function table(freed, place) {
-  if (!freed.length) return el("p", { class: "faint" }, "Nothing left the context.");
+  if (!freed.length) return el("p", { class: "faint" }, "No tokens left the context.");
   const rows = freed.map((each) =>
     el(
       "tr",
@@ -69,12 +69,12 @@ function table(freed, place) {
       el("td", null, missed(each, place)),
     ),
   );
-  const head = ["After", "What", "Tokens freed", "Results deleted", "Needed later"].map((name, at) => el("th", { scope: "col", class: at === 2 ? "number" : null }, name));
+  const head = ["After", "By", "Tokens freed", "Results deleted", "Needed later"].map((name, at) => el("th", { scope: "col", class: at === 2 ? "number" : null }, name));
   return el("table", { class: "rows small" }, el("thead", null, el("tr", null, head)), el("tbody", null, rows));
 }
 
 function missed(each, place) {
   const again = each.deleted.filter((one) => one.again);
   if (!again.length) return el("span", { class: "faint" }, each.deleted.length ? "no" : "–");
-  return again.map((one) => el("span", { class: "missed" }, el("span", { class: "mono" }, one.id), one.again.how === "same call" ? " was asked for again at " : " came back at ", el("a", { href: link({ ...place, turn: one.again.turn }) }, "turn " + ordinal(one.again.turn)), " "));
+  return again.map((one) => el("span", { class: "missed" }, el("span", { class: "mono" }, one.id), one.again.how === "same call" ? " requested again at " : " returned at ", el("a", { href: link({ ...place, turn: one.again.turn }) }, "turn " + ordinal(one.again.turn)), " "));
 }

@@ -31,22 +31,22 @@ export function el(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-// Attributes of an element that is there, their texts escaped as el() does.
+// Attributes of an existing element, with texts escaped as in el().
 export function set(element, attributes) {
   return fill(element, attributes, []);
 }
 
-// The same for the tags of SVG.
+// The same for SVG tags.
 export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// Control, bidirectional and invisible characters as escapes, so that no text can disguise itself.
+// Control, bidirectional and invisible characters as escapes, against disguised text.
 function visible(text) {
   return text.replace(HIDDEN, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
 }
 
-// Whole pixels that an element has room for.
+// Available width in whole pixels.
 export function roomIn(element) {
   return Math.floor(element.getBoundingClientRect().width);
 }
@@ -56,12 +56,12 @@ export function clear(element) {
   return element;
 }
 
-// null of none.
+// null for an empty array.
 export function mean(values) {
   return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
 }
 
-// A problem's question above its page.
+// A problem's question as a heading.
 export function headline(question) {
   return el("h1", { class: question.includes("\n") || question.length > 160 ? "long" : null }, question);
 }
@@ -78,14 +78,14 @@ export function num(value, digits) {
   return String(Number(value.toPrecision(4)));
 }
 
-// As `palimpsest compare` prints it: what lies exactly between two figures goes to the even one.
+// As `palimpsest compare` prints it: exact ties round to even.
 export function fixed(value, digits) {
   const scale = 10 ** digits, scaled = value * scale, below = Math.floor(scaled);
   const between = scaled - below === 0.5 && Number.isInteger(value * 2 ** (digits + 1));
   return between ? ((below + (below % 2 ? 1 : 0)) / scale).toFixed(digits) : value.toFixed(digits);
 }
 
-// Seconds in words: 48 s, 3 min, 2 h 10 min, 3 days.
+// 48 s, 3 min, 2 h 10 min, 3 days.
 export function duration(seconds) {
   if (seconds < 90) return Math.max(0, Math.round(seconds)) + " s";
   const minutes = Math.round(seconds / 60);
@@ -99,19 +99,19 @@ export function ago(seconds) {
   return seconds === null || seconds === undefined ? "–" : duration(Date.now() / 1000 - seconds) + " ago";
 }
 
-// Each status and outcome by a sign and a word, so that colour isn't needed.
+// Signs of statuses and outcomes, which words accompany: colour is never required.
 const SIGNS = { running: "▶", waiting: "◌", finished: "✓", stopped: "■", dead: "✕", gone: "⌀", file: "▤" };
 
 export function badge(word) {
   return el("span", { class: "badge badge-" + word }, el("span", { "aria-hidden": "true" }, (SIGNS[word] || "•") + " "), word.replace(/_/g, " "));
 }
 
-// What signs mean: legend([["✓", "right"], [svg(...), "held"]]).
+// legend([["✓", "right"], [svg(...), "held"]])
 export function legend(pairs) {
   return el("p", { class: "legend" }, pairs.map(([mark, text]) => el("span", { class: "legend-item" }, mark, " " + text)));
 }
 
-// Right, wrong, partly, ungraded: a sign and a word for screen readers, never colour alone.
+// Right, wrong, partly, ungraded: a sign, and a word for screen readers.
 const GRADES = { right: "✓", wrong: "✕", partly: "~", none: "?" };
 
 export function grade(value) {
@@ -122,13 +122,13 @@ export function gradeMark(name, attributes) {
   return el("span", { class: "mark mark-" + name, ...attributes }, GRADES[name]);
 }
 
-// Of these signs, and of others behind them.
+// Legend of these signs, then of others.
 export function gradeLegend(...others) {
-  const words = { right: "right", wrong: "wrong", partly: "partly right", none: "no grade" };
+  const words = { right: "right", wrong: "wrong", partly: "partly right", none: "ungraded" };
   return legend([...Object.entries(words).map(([name, text]) => [gradeMark(name, { "aria-hidden": "true" }), text]), ...others]);
 }
 
-// A line of values without axes.
+// A line chart without axes.
 export function sparkline(values, label) {
   const width = 160, height = 28;
   if (!values || values.length < 2) return el("span", { class: "faint" }, "–");
@@ -143,7 +143,7 @@ export function sparkline(values, label) {
   );
 }
 
-// What `change` makes anew under the focus keeps it: the same place among what `within` holds before and after.
+// Preserves the focus while `change` rebuilds elements: the same index among the controls in `within`.
 export function keepFocus(within, change) {
   const all = (holder) => (holder ? [...holder.querySelectorAll("a[href], button, input, select")] : []);
   const at = all(within()).indexOf(document.activeElement);

@@ -1,12 +1,12 @@
-// Links to groups and episodes, as text where an exported file left out what they lead to.
+// Links to groups and episodes; plain text if an exported file omits the target.
 
 import { holds } from "./api.js";
 import { el } from "./dom.js";
 import { asked, link } from "./place.js";
 
-const LEFT_OUT = "left out of this file";
+const LEFT_OUT = "not in this file";
 
-// Whether a place of a group or an episode is there.
+// True if a group or an episode is available.
 export function heldPlace(place) {
   return holds(asked(place.screen === "group" ? { ...place, rollout: null } : place));
 }

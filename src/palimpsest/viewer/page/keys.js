@@ -1,15 +1,15 @@
-// Keys of the present screen. They do nothing while one types into a field.
+// Keys of the current screen, inactive while the user types into a field.
 
 import { el } from "./dom.js";
 
 let bound = [];
 
-// While `holder` is on the page: a screen that comes too late has none.
+// Active while `holder` is on the page: an outdated screen has no keys.
 export function on(holder, key, help, action) {
   bound.push({ holder, key, help, action });
 }
 
-// A key that `holder` takes by itself while it has the focus: for the list alone.
+// A key that `holder` handles while focused: only for the list.
 export function tell(holder, key, help) {
   on(holder, key, help, null);
 }
@@ -22,7 +22,7 @@ function present() {
   return bound.filter((each) => each.holder.isConnected);
 }
 
-// Boxes, sliders and buttons are inputs too, and take no letters.
+// Checkboxes, sliders and buttons are inputs too, but accept no letters.
 function types(target) {
   if (target.tagName === "INPUT") return !/^(checkbox|radio|range|button|submit|reset)$/.test(target.type);
   return /^(SELECT|TEXTAREA)$/.test(target.tagName) || target.isContentEditable;
@@ -46,8 +46,8 @@ export function listen() {
 export function help() {
   const open = document.querySelector("dialog.keys");
   if (open) return open.close();
-  const several = present().filter((each, at, all) => all.findIndex((other) => other.key === each.key) === at); // drawings have the same
-  const rows = [...several, { key: "Esc", help: "out of a field, so that these keys work again" }, { key: "?", help: "this list" }].map((each) =>
+  const several = present().filter((each, at, all) => all.findIndex((other) => other.key === each.key) === at); // charts share keys
+  const rows = [...several, { key: "Esc", help: "leave a field and activate these keys" }, { key: "?", help: "this list" }].map((each) =>
     el("tr", null, el("td", null, el("kbd", null, each.key)), el("td", null, each.help)),
   );
   const shut = el("button", { type: "button", onclick: () => dialog.close() }, "Close");

@@ -1,4 +1,4 @@
-// Which screen is shown: the one its address names.
+// Shows the screen named by the address.
 
 import { clear, el } from "./dom.js";
 import { exported, following, get } from "./api.js";
@@ -32,8 +32,8 @@ async function draw() {
   const waiting = el("p", { class: "loading" }, "Reading…");
   main.append(waiting, holder);
   try {
-    if (!SCREENS[place.screen]) throw new Error("there is no page at this address");
-    if (isShort(place)) throw new Error("this short address is for a viewer of one thing alone; choose one of those that are shown");
+    if (!SCREENS[place.screen]) throw new Error("no page at this address");
+    if (isShort(place)) throw new Error("this short address needs a viewer with a single source; choose one from the list");
     const ended = await SCREENS[place.screen](holder, place);
     if (EPISODES.includes(place.screen)) ids(place, main);
     if (exported && LISTS.includes(place.screen)) await leftOut(holder);
@@ -46,7 +46,7 @@ async function draw() {
   waiting.remove();
 }
 
-// Where one reads on after a step to another screen.
+// Moves the focus to the heading of a new screen.
 function heading(main) {
   const found = main.querySelector("h1");
   if (!found || main.contains(document.activeElement)) return;
@@ -58,7 +58,7 @@ function isShort(place) {
   return EPISODES.includes(place.screen) && !place.run;
 }
 
-// An address without a run means the only one that is shown.
+// An address without a run means the only source.
 async function resolved(place) {
   if (!isShort(place)) return place;
   const runs = (await get("/api/runs").catch(() => ({ runs: [] }))).runs;
@@ -68,13 +68,13 @@ async function resolved(place) {
   return { ...place, run: key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
 }
 
-// What an exported file lacks, on every screen that has less of it than a server's.
+// A notice about omissions, on each list of an exported file.
 async function leftOut(holder) {
   const { told } = await get("/api/export").catch(() => ({ told: [] }));
-  if (told.length) holder.prepend(el("div", { class: "notice left-out" }, el("strong", null, "This file leaves something out"), told.map((text) => el("p", null, text))));
+  if (told.length) holder.prepend(el("div", { class: "notice left-out" }, el("strong", null, "This file is incomplete"), told.map((text) => el("p", null, text))));
 }
 
-// Where no tokenizer is there ids stand for text: a line says why.
+// Without a tokenizer, ids replace text: a notice explains why.
 async function ids(place, main) {
   const told = await get(asked({ run: place.run, step: place.step }) + "/decoder").catch(() => ({ why: null }));
   const said = [...main.querySelectorAll(":scope > .notice")].some((each) => each.textContent === told.why);
@@ -97,9 +97,9 @@ function header(place) {
   if (place.screen === "evaluation") trail.push(el("span", null, "problems"));
   const crumbs = trail.flatMap((part, index) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), part] : [part]));
   const tools = [
-    el("nav", { class: "crumbs", "aria-label": "Where this is" }, crumbs),
+    el("nav", { class: "crumbs", "aria-label": "Location" }, crumbs),
     el("span", { class: "grow" }),
-    exported ? null : el("button", { type: "button", class: "quiet", title: "Take new steps as they come", "aria-pressed": String(following.now), onclick: follow }, "Follow"),
+    exported ? null : el("button", { type: "button", class: "quiet", title: "Load new steps automatically", "aria-pressed": String(following.now), onclick: follow }, "Follow"),
     el("button", { type: "button", class: "quiet", title: "Keys (?)", onclick: help }, "Keys"),
     el("button", { type: "button", class: "quiet", title: "Light or dark", onclick: switchColours }, "◐", el("span", { class: "hidden" }, " Light or dark")),
   ];
@@ -125,12 +125,12 @@ function setColours(name) {
   try {
     localStorage.setItem(COLOURS, name);
   } catch {
-    // a page without storage forgets it
+    // without storage the choice is lost
   }
   dispatchEvent(new Event("colours"));
 }
 
-// An exported file opens at the first of the episodes that were named for it, else at what it is of.
+// An exported file opens at its first selected episode, otherwise at its source.
 async function opened() {
   const told = exported ? await get("/api/export").catch(() => null) : null;
   if (!told || !told.first || location.hash) return;
@@ -149,7 +149,7 @@ async function begin() {
   listen();
   const skip = document.querySelector(".skip");
   skip.addEventListener("click", (event) => {
-    event.preventDefault(); // its address is no place of the viewer's
+    event.preventDefault(); // its address is not a screen
     document.getElementById("main").focus();
   });
   addEventListener("hashchange", draw);

@@ -1,21 +1,21 @@
-// A memory as the difference to the one before, the pieces of the prompt beside it, and blame: where each word came from.
+// A memory as the difference to the previous one, the pieces of the prompt, and blame: the origin of each word.
 
 import { el, num } from "./dom.js";
 import { link, ordinal } from "./place.js";
 
 const ORIGINS = {
-  kept: ["kept", "stood in the memory before"],
-  section: ["from what was read", "stands in the section, document or tool result"],
-  recalled: ["from another piece in sight", "stands in a recalled memory or another piece of the prompt"],
-  memory: ["moved or respelt", "stood in the memory before, at another place"],
-  question: ["from the question", "stands in the question alone"],
-  nowhere: ["from nowhere", "stands in nothing that was in sight"],
-  unfounded: ["kept, from nowhere", "an earlier turn wrote it from nowhere, and it was kept"],
-  unknown: ["not recorded", "the record doesn't say what was in sight"],
-  dropped: ["dropped", "stood in the memory before and is gone"],
+  kept: ["kept", "from the memory before, unchanged"],
+  section: ["from the section", "from the section, document or tool result"],
+  recalled: ["recalled", "from a recalled memory or another piece of the prompt"],
+  memory: ["moved or respelt", "from the memory before, at another position"],
+  question: ["from the question", "only in the question"],
+  nowhere: ["hallucinated", "hallucinated: not in the prompt"],
+  unfounded: ["kept, hallucinated", "hallucinated at an earlier turn and kept"],
+  unknown: ["unknown", "the record does not show the prompt's pieces"],
+  dropped: ["dropped", "in the memory before, not in the memory after"],
 };
 
-// Text in parts at the edges of ranges [{from, to, ...}], counted in code points; paint(text, ranges) makes each part.
+// Text cut at the edges of ranges [{from, to, ...}], in code points; paint(text, ranges) renders each part.
 function cut(text, start, ranges, paint) {
   const points = Array.from(text), end = start + points.length;
   const near = ranges.filter((range) => range.to > start && range.from < end);
@@ -32,18 +32,18 @@ function ranges(view) {
 function painted(text, found) {
   const gold = found.find((range) => range.kind === "gold"), unsaid = found.find((range) => range.kind === "unsaid");
   if (!gold && !unsaid) return text;
-  const title = gold ? "what the answer needs" : unsaid.turn === undefined ? "a sentence that nothing in sight says" : `a sentence that nothing in sight said at turn ${ordinal(unsaid.turn)}, kept since`;
+  const title = gold ? "evidence" : unsaid.turn === undefined ? "hallucinated sentence" : `sentence hallucinated at turn ${ordinal(unsaid.turn)}, kept since`;
   return el("span", { class: [gold && "gold", unsaid && "unsaid"].filter(Boolean).join(" "), title }, text);
 }
 
-// The memory after a turn as a difference. light(part) is called with the part that is pointed at, null for none.
+// The memory after a turn as a difference. Calls light(part) with the part under the pointer, or null.
 export function difference(view, light) {
   const marks = ranges(view);
   const parts = view.diff.map((part, number) => {
     const blank = leading(part.text);
     if (part.origin === "dropped") {
       const lost = part.evidence.length > 0;
-      const gone = el("del", { class: lost ? "o-lost" : "o-dropped", title: lost ? "dropped: what the answer needs" : "dropped" }, spoken(lost ? "lost evidence: " : "dropped: "), part.text.slice(blank));
+      const gone = el("del", { class: lost ? "o-lost" : "o-dropped", title: lost ? "lost evidence" : "dropped" }, spoken(lost ? "lost evidence: " : "dropped: "), part.text.slice(blank));
       return [part.text.slice(0, blank), gone];
     }
     const inner = cut(part.text.slice(blank), part.characters[0] + blank, marks, painted);
@@ -55,7 +55,7 @@ export function difference(view, light) {
   return el("div", { class: "memory-text" }, parts.length ? parts : el("span", { class: "faint" }, "empty"));
 }
 
-// White space before a run of words is not painted.
+// White space before a run of words stays unmarked.
 function leading(text) {
   return text.length - text.trimStart().length;
 }
@@ -83,11 +83,11 @@ export function counts(view) {
     { class: "legend" },
     el("span", { class: "faint" }, "Words:"),
     shown.map((origin) => el("span", { class: "legend-item", title: ORIGINS[origin][1] }, el("span", { class: "swatch o-" + origin, "aria-hidden": "true" }, "abc"), `${ORIGINS[origin][0]} ${view.counts[origin]}`)),
-    view.diff.some((part) => part.evidence && part.evidence.length) ? el("span", { class: "legend-item" }, el("span", { class: "swatch o-lost", "aria-hidden": "true" }, "abc"), "dropped, and the answer needs it") : null,
+    view.diff.some((part) => part.evidence && part.evidence.length) ? el("span", { class: "legend-item" }, el("span", { class: "swatch o-lost", "aria-hidden": "true" }, "abc"), "lost evidence") : null,
   );
 }
 
-// The named pieces of a turn's prompt. {element, light(part)}: shows where a part of the memory stands.
+// The named pieces of a turn's prompt. {element, light(part)}: highlights the source of a part of the memory.
 export function pieces(view, fates) {
   const holder = el("div", { class: "pieces" }), spans = new Map();
   let lit = [];
@@ -113,12 +113,12 @@ function pieceOf(piece, view, spans, fates) {
     if (!found.length || !part.trim()) return part;
     const source = found.find((range) => range.kind === "taken"), needed = found.find((range) => range.kind === "gold");
     const classes = [source && "o-" + source.origin, needed && "gold"].filter(Boolean).join(" ");
-    const title = needed ? "what the answer needs: " + fates[needed.number].text : "words that the memory took from here";
+    const title = needed ? "evidence: " + fates[needed.number].text : "words that the memory took from here";
     const blank = leading(part), element = el("span", { class: classes, title }, part.slice(blank));
     if (source) spans.set(source.part, [...(spans.get(source.part) || []), element]);
     return blank ? [part.slice(0, blank), element] : element;
   });
-  const facts = tokens(piece.tokens) + (piece.whole ? "" : ", the first are shown");
+  const facts = tokens(piece.tokens) + (piece.whole ? "" : ", truncated");
   const box = el("div", { class: "piece-text", tabindex: piece.tokens > 200 ? 0 : null }, piece.text ? text : el("span", { class: "faint" }, "empty"));
   const open = piece.name !== "question" || view.pieces.length < 3;
   return el("details", { class: "card piece", open }, el("summary", null, el("strong", null, piece.label), el("span", { class: "faint" }, facts)), box);
@@ -135,9 +135,9 @@ function beforeOf(view, spans) {
   return el("details", { class: "card piece", open: view.memory.before_tokens < 120 }, el("summary", null, el("strong", null, "Memory before"), el("span", { class: "faint" }, tokens(view.memory.before_tokens))), el("div", { class: "piece-text" }, text));
 }
 
-// Blame: the memory with, behind each run of words, the turn it came in at; and the same as a table.
+// Blame: the memory with the turn in which each run of words entered; also as a table.
 export function blame(told, place) {
-  if (!told.spans.length) return el("p", { class: "faint" }, "No memory has been written yet.");
+  if (!told.spans.length) return el("p", { class: "faint" }, "No memory yet.");
   const oldest = Math.max(1, ...told.spans.map((span) => span.age));
   const text = told.spans.map((span, number) =>
     el("span", { class: "blamed b-" + span.origin, title: since(span), style: { "--age": (span.age / oldest).toFixed(3) }, id: "blame-" + number }, span.text, turnLink(span, place)),
@@ -150,11 +150,11 @@ export function blame(told, place) {
       el("td", { class: "number" }, span.turn < 0 ? "before the first" : el("a", { href: link({ ...place, turn: span.turn }) }, "turn " + ordinal(span.turn))),
       el("td", { class: "number" }, span.offset === null ? "–" : num(span.offset)),
       el("td", { class: "number" }, num(span.age)),
-      el("td", null, span.origin === "memory" ? "held from the start" : ORIGINS[span.origin][0]),
+      el("td", null, span.origin === "memory" ? "from the start" : ORIGINS[span.origin][0]),
     ),
   );
   const head = ["Words", "Since", "Offset in the document", "Age", "Origin"].map((name, at) => el("th", { scope: "col", class: at && at < 4 ? "number" : null }, name));
-  const says = el("p", { class: "legend" }, "A number is the turn its words came in at; the underline runs from gold (new) to blue (old). Offsets are in tokens, ages in turns.");
+  const says = el("p", { class: "legend" }, "Numbers are the turns in which words entered; underlines run from gold (new) to blue (old). Offsets are in tokens, ages in turns.");
   return el("div", null, el("div", { class: "memory-text blame-text" }, text), says, el("div", { class: "scroll" }, el("table", { class: "rows small" }, el("thead", null, el("tr", null, head)), el("tbody", null, rows))));
 }
 
@@ -164,7 +164,7 @@ function turnLink(span, place) {
 }
 
 function since(span) {
-  if (span.turn < 0) return "held before the first turn";
+  if (span.turn < 0) return "before the first turn";
   const where = span.offset === null ? "" : `, ${num(span.offset)} tokens into the document`;
   return `since turn ${ordinal(span.turn)}${where}, ${ORIGINS[span.origin][0]}, ${span.age} turns old`;
 }

@@ -1,9 +1,9 @@
-// Where in the viewer one is: the hash of the address, and nothing else.
+// The location in the viewer: only the hash of the address.
 //
 //   #/                      the list             #/r/R                the run, evaluation or file of key R
 //   #/r/R/s/S               episodes of step S   #/r/R/s/S/g/G        a group of them
 //   #/r/R/s/S/e/G/K/t/T     turn T of episode K  #/r/R/items          the problems of an evaluation
-//   #/e/G/K/t/T             short, where one thing alone is shown
+//   #/e/G/K/t/T             short, for a single source
 
 const FORMS = [
   [/^\/?$/, "runs", []],
@@ -19,7 +19,7 @@ const FORMS = [
 ];
 const NUMBERS = ["group", "rollout", "turn"];
 
-// {screen, run, step, group, rollout, turn, query}; what the address doesn't name is null.
+// {screen, run, step, group, rollout, turn, query}; missing parts are null.
 export function parse(hash) {
   const [path, query] = hash.replace(/^#/, "").split("?", 2);
   const place = { screen: "none", run: null, step: null, group: null, rollout: null, turn: null, query: {} };
@@ -45,7 +45,7 @@ function decoded(text) {
   }
 }
 
-// Turns are counted from 1 where people read them; addresses and answers count from 0.
+// Displayed turns count from 1; addresses and answers count from 0.
 export function ordinal(turn) {
   return turn + 1;
 }
@@ -68,13 +68,13 @@ export function link(place) {
   return "#" + paths[place.screen] + (query ? "?" + query : "");
 }
 
-// What the server is asked for about a place: /api/runs/RUN/steps/STEP/groups/GROUP/rollouts/ROLLOUT, as far as it is told.
+// The API path of a place: /api/runs/RUN/steps/STEP/groups/GROUP/rollouts/ROLLOUT, up to its last known part.
 export function asked({ run, step, group, rollout }) {
   const parts = [["runs", run], ["steps", step], ["groups", group], ["rollouts", rollout]];
   return "/api" + parts.filter((part) => part[1] !== null && part[1] !== undefined).map(([name, value]) => `/${name}/${encodeURIComponent(value)}`).join("");
 }
 
-// What the window is called: the nearest thing first.
+// The window title, most specific part first.
 export function titled(place) {
   const told = [
     place.turn === null ? null : "turn " + ordinal(place.turn),
@@ -92,7 +92,7 @@ export function go(place) {
   location.hash = link(place);
 }
 
-// The same place with another query, without a step of the back button.
+// The same place with another query, without a history entry.
 export function replaceQuery(place, query) {
   history.replaceState(null, "", link({ ...place, query: { ...place.query, ...query } }));
 }

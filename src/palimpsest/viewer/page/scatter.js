@@ -1,4 +1,4 @@
-// Episodes as points over two quantities: a click, or arrow keys and Enter, open one.
+// Scatter plot of episodes: a click, or arrow keys and Enter, open one.
 
 import { clear, el, num, roomIn, set, svg } from "./dom.js";
 import { axisNames, ticks } from "./chart.js";
@@ -6,14 +6,14 @@ import { walk } from "./walk.js";
 
 const HEIGHT = 184, LEFT = 64, RIGHT = 12, TOP = 8, BOTTOM = 42, MOST = 3000, NEAR = 8;
 
-// A disc, a cross, a dash. All of a kind are one path: an element each would be thousands.
+// A disc, a cross, a dash. One path per kind avoids thousands of elements.
 const SHAPES = {
   right: ({ cx, cy }) => `M${(cx - 2.6).toFixed(1)},${cy.toFixed(1)}a2.6,2.6 0 1 0 5.2,0a2.6,2.6 0 1 0 -5.2,0`,
   wrong: ({ cx, cy }) => `M${cx.toFixed(1)},${cy.toFixed(1)}m-2.4,-2.4l4.8,4.8m0,-4.8l-4.8,4.8`,
   ungraded: ({ cx, cy }) => `M${cx.toFixed(1)},${cy.toFixed(1)}m-3,0h6`,
 };
 
-// Back comes draw({rows, x, y, value(row, name), names}); open(row) is called with the episode that is chosen.
+// Returns draw({rows, x, y, value(row, name), names}); calls open(row) with the chosen episode.
 export function scatter(holder, open) {
   const tip = el("div", { class: "chart-tip", hidden: true });
   let points = [], name = "", names = [], ring = null;
@@ -35,7 +35,7 @@ export function scatter(holder, open) {
   }
 
   const renew = walk(holder, {
-    label: () => name + ": arrow keys go from episode to episode, Enter opens one",
+    label: () => name + ": arrow keys move between episodes, Enter opens one",
     count: () => points.length,
     words: wordsOf,
     show,
@@ -43,7 +43,7 @@ export function scatter(holder, open) {
     open: (at) => open(points[at].row),
   });
 
-  // The place of the point under the pointer; -1 where none is near.
+  // The index of the point under the pointer; -1 if none is near.
   function under(event) {
     const box = holder.getBoundingClientRect(), far = (point) => Math.hypot(point.cx - event.clientX + box.left, point.cy - event.clientY + box.top);
     return points.reduce((best, point, at) => (far(point) < (best < 0 ? NEAR : far(points[best])) ? at : best), -1);
@@ -71,7 +71,7 @@ export function scatter(holder, open) {
     leave();
     ring = svg("circle", { class: "ring", r: 0 });
     if (points.length) holder.append(drawn(points, `${name} of ${all.length} episodes; the table has the same`, names, Math.max(240, roomIn(holder)), ring), tip);
-    else holder.append(el("p", { class: "faint" }, "nothing to draw yet"));
+    else holder.append(el("p", { class: "faint" }, "no data yet"));
     renew();
   };
 }
@@ -98,7 +98,7 @@ function kindOf({ reward }) {
   return reward === null ? "ungraded" : reward >= 0.5 ? "right" : "wrong";
 }
 
-// Points that would hide each other stand a little apart.
+// Jitter for overlapping points.
 function apart(x, y, at) {
   return { cx: x + (((at * 104729) % 17) - 8) * 0.6, cy: y + (((at * 7919) % 13) - 6) * 0.45 };
 }

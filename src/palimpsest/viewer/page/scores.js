@@ -1,10 +1,10 @@
-// The scores of an evaluation as a table: agent and baselines, how many problems, accuracy with its interval.
+// The scores of an evaluation as a table: agent and baselines, accuracy with its interval, counts.
 
 import { el, fixed, num } from "./dom.js";
 
-const HEAD = [["Player", ""], ["Set", ""], ["Accuracy, %", "number"], ["95% interval, %", ""], ["Problems", "number"], ["Episodes", "number"], ["Ungraded", "number"]];
+const HEAD = [["Agent", ""], ["Set", ""], ["Accuracy, %", "number"], ["95% interval, %", ""], ["Problems", "number"], ["Episodes", "number"], ["Ungraded", "number"]];
 
-// The agent's parts first. `recorded(part)`, where given: how many of its episodes were recorded.
+// The agent's parts first. `recorded(part)`, if set: the number of its recorded episodes.
 export function scores(parts, recorded) {
   const rows = [...parts].sort((a, b) => Number(a.baseline) - Number(b.baseline));
   const head = [...HEAD, ...(recorded ? [["Recorded", "number"]] : [])].map(([name, style]) => el("th", { scope: "col", class: style }, name));

@@ -1,6 +1,5 @@
-// The strip of an episode's turns: a cell a turn by what happened, and below it a lane for each thing the answer needs:
-// where it was read, how long a memory held it, where it was lost. All turns are in sight: where a turn would be narrower
-// than NARROWEST, a column stands for several and is divided by what happened in them.
+// The strip of an episode's turns: one cell per turn, coloured by its state, and one lane per piece of evidence: where it
+// was read, stored and lost. All turns are visible: below NARROWEST, a column covers several turns, divided by state.
 
 import { clear, el, num, svg } from "./dom.js";
 import { ordinal } from "./place.js";
@@ -9,9 +8,10 @@ const SIGNS = {
   failed: "✕", malformed: "?", refused: "⊘", "tool error": "×", truncated: "✂", invented: "!", sifted: "~", edited: "E", pruned: "⌫", "summed up": "Σ",
   recalled: "↩", wrote: "✎", kept: "=", called: "→", answered: "A", sampled: "·",
 };
+const NAMES = { invented: "hallucinated", sifted: "ungrounded", refused: "rejected", "summed up": "summarised", "in sight": "in the prompt", "not known without a tokenizer": "unknown without a tokenizer" };
 const VERDICTS = {
-  held: "the last memory holds it", "in sight": "no memory holds it at the end, but the last prompt shows it", lost: "a memory held it, the last one doesn't",
-  "not written": "it was read, and never stood in a memory", unseen: "it stood in nothing that was read",
+  held: "the last memory contains it", "in sight": "the last memory lacks it, but the last prompt shows it", lost: "stored in memory, then lost",
+  "not written": "read but never stored in memory", unseen: "no text read contains it",
 };
 const GRAVE = new Set(["failed", "malformed", "invented", "tool error"]);
 const CELL = 26, LANE = 24, SIZE = 30, GAP = 6, MOST_LANES = 12, MOST_CELL = 320, NARROWEST = 1.5, COLUMN = 3, LEAST = 4, PAPER = 440;
@@ -20,16 +20,20 @@ export function sign(state) {
   return SIGNS[state] || "·";
 }
 
+export function nameOf(state) {
+  return NAMES[state] || state;
+}
+
 export function slug(state) {
   return state.replace(/ /g, "-");
 }
 
 export function verdictBadge(fate) {
   const kind = { held: "good", "in sight": "good", lost: "bad", "not written": "bad", unseen: "faint" }[fate.verdict] || "faint";
-  return el("span", { class: "verdict verdict-" + kind, title: VERDICTS[fate.verdict] }, fate.verdict);
+  return el("span", { class: "verdict verdict-" + kind, title: VERDICTS[fate.verdict] }, nameOf(fate.verdict));
 }
 
-// {element, mark(turn), stop()}: `mark` shows which turn is looked at.
+// {element, mark(turn), stop()}: `mark` highlights the current turn.
 export function strip(view, pick) {
   const lanes = view.fates.slice(0, MOST_LANES), rows = view.turns, count = Math.max(1, rows.length);
   const sizes = rows.some((row) => row.memory !== null);
@@ -45,7 +49,7 @@ export function strip(view, pick) {
     width = Math.max(room - 2, 120);
     const cell = Math.min(width / count, MOST_CELL), drawn = cell * count;
     per = cell < NARROWEST ? Math.ceil(COLUMN / cell) : 1;
-    clear(note).append(per > 1 ? `a column is ${per} turns, divided by what happened in them` : "");
+    clear(note).append(per > 1 ? `a column is ${per} turns, divided by state` : "");
     const image = svg("svg", { width: drawn + 2, height, viewBox: `-1 0 ${drawn + 2} ${height}`, role: "img", "aria-label": told(view) });
     const cells = svg("g", { class: cell < 14 ? "cells narrow" : "cells" });
     const gravest = Object.keys(view.states);
@@ -65,7 +69,7 @@ export function strip(view, pick) {
     place(cell);
   }
 
-  // [columns] the turns of each.
+  // [columns] turns per column.
   function columns() {
     return Array.from({ length: Math.ceil(rows.length / per) }, (_, number) => rows.slice(number * per, (number + 1) * per).map((_row, inner) => number * per + inner));
   }
@@ -75,7 +79,7 @@ export function strip(view, pick) {
     cursor.setAttribute("width", String(Math.max(cell + 1, 3)));
   }
 
-  const fit = () => draw(drawing.clientWidth), onPaper = () => draw(PAPER); // beside its labels, on any paper
+  const fit = () => draw(drawing.clientWidth), onPaper = () => draw(PAPER); // fits next to its labels on any paper
   const watcher = new ResizeObserver(() => Math.abs(drawing.clientWidth - 2 - width) > 1 && fit());
   watcher.observe(drawing);
   addEventListener("beforeprint", onPaper);
@@ -99,7 +103,7 @@ function labels(view, lanes, sizes, pick) {
   return el(
     "div",
     { class: "strip-labels" },
-    el("div", { class: "strip-label strip-label-cells" }, "what each turn did"),
+    el("div", { class: "strip-label strip-label-cells" }, "turns"),
     lanes.map((fate) =>
       el(
         "div",
@@ -113,7 +117,7 @@ function labels(view, lanes, sizes, pick) {
   );
 }
 
-// The turn that a fate is best looked at: where it was lost, else where it was written or read.
+// The most telling turn of a fate: lost, otherwise written or read.
 function first(fate) {
   return fate.lost[0] ?? fate.written ?? fate.seen[0] ?? 0;
 }
@@ -123,12 +127,12 @@ function cellOf(row, x, width, view) {
   group.append(svg("rect", { x: x + (width > 6 ? 1 : 0), y: 2, width: Math.max(width - (width > 6 ? 2 : 0), GRAVE.has(row.state) ? 3 : 1), height: CELL - 4, rx: width > 8 ? 3 : 0 }));
   if (row.unfounded) group.append(svg("rect", { class: "unfounded", x: x + (width > 6 ? 1 : 0), y: CELL - 5, width: Math.max(width - (width > 6 ? 2 : 0), 1), height: 3 }));
   if (width >= 14) group.append(svg("text", { x: x + width / 2, y: CELL / 2 + 4.5 }, sign(row.state)));
-  const holds = row.unfounded ? `; holds ${row.unfounded === 1 ? "a sentence" : row.unfounded + " sentences"} that an earlier turn invented` : "";
-  group.append(svg("title", null, `turn ${ordinal(row.turn)}: ${row.marks.join(", ")} (${view.states[row.state]})${holds}`));
+  const holds = row.unfounded ? `; keeps ${row.unfounded === 1 ? "a sentence" : row.unfounded + " sentences"} hallucinated earlier` : "";
+  group.append(svg("title", null, `turn ${ordinal(row.turn)}: ${row.marks.map(nameOf).join(", ")} (${view.states[row.state]})${holds}`));
   return group;
 }
 
-// A column from the gravest state down, each as high as its share of the turns, so that none is too low to be seen.
+// A column of states, most severe first: heights are shares of the turns, with a visible minimum.
 function columnOf(turns, rows, cell, gravest) {
   const counts = gravest.map((state) => [state, turns.filter((turn) => rows[turn].state === state).length]).filter((each) => each[1]);
   const group = svg("g", { class: "column" }), room = CELL - 4 - LEAST * counts.length;
@@ -138,11 +142,11 @@ function columnOf(turns, rows, cell, gravest) {
     group.append(svg("g", { class: "cell cell-" + slug(state) }, svg("rect", { x: turns[0] * cell, y, width: Math.max(turns.length * cell, 2), height })));
     y += height;
   }
-  group.append(svg("title", null, `turns ${ordinal(turns[0])} to ${ordinal(turns[turns.length - 1])}: ` + counts.map(([state, count]) => `${count} ${state}`).join(", ")));
+  group.append(svg("title", null, `turns ${ordinal(turns[0])} to ${ordinal(turns[turns.length - 1])}: ` + counts.map(([state, count]) => `${count} ${nameOf(state)}`).join(", ")));
   return group;
 }
 
-// The first turn of the gravest state.
+// The first turn of the most severe state.
 function gravestOf(turns, rows, gravest) {
   return turns.reduce((best, turn) => (gravest.indexOf(rows[turn].state) < gravest.indexOf(rows[best].state) ? turn : best), turns[0]);
 }
@@ -165,7 +169,7 @@ function cross(x, y, title) {
   return svg("path", { class: "lane-lost", d: `M${x - 5},${y - 5} L${x + 5},${y + 5} M${x - 5},${y + 5} L${x + 5},${y - 5}` }, svg("title", null, title));
 }
 
-// Of a column the largest.
+// The largest memory per column.
 function sizesOf(rows, columns, y, cell) {
   const most = Math.max(1, ...rows.map((row) => row.memory || 0)), group = svg("g", { class: "sizes" }), gap = cell > 6 ? 1 : 0;
   for (const turns of columns) {
@@ -185,7 +189,7 @@ function numbers(count, cell, y) {
   return group;
 }
 
-// A number has some 7 pixels a digit.
+// About 7 pixels per digit.
 function within(turn, cell, count) {
   const half = 3.5 * String(ordinal(turn)).length;
   return Math.max(half, Math.min((turn + 0.5) * cell, count * cell - half));
@@ -193,17 +197,17 @@ function within(turn, cell, count) {
 
 function legend(view, note) {
   const present = Object.keys(view.states).filter((state) => view.turns.some((row) => row.state === state));
-  const states = present.map((state) => el("span", { class: "legend-item", title: view.states[state] }, el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), state));
+  const states = present.map((state) => el("span", { class: "legend-item", title: view.states[state] }, el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), nameOf(state)));
   const mark = (kind, text) => el("span", { class: "legend-item" }, el("span", { class: "legend-mark " + kind, "aria-hidden": "true" }), text);
-  const marks = view.fates.length ? [mark("mark-seen", "read"), mark("mark-held", "held in memory"), mark("mark-lost", "lost")] : [];
+  const marks = view.fates.length ? [mark("mark-seen", "read"), mark("mark-held", "in memory"), mark("mark-lost", "lost")] : [];
   if (view.fates.some((fate) => fate.recalled.length)) marks.push(mark("mark-recalled", "recalled"));
-  if (view.turns.some((row) => row.unfounded)) marks.push(mark("mark-unfounded", "holds what an earlier turn invented"));
+  if (view.turns.some((row) => row.unfounded)) marks.push(mark("mark-unfounded", "keeps an earlier hallucination"));
   return el("p", { class: "legend" }, states, marks, note);
 }
 
 function told(view) {
   const counts = {};
   for (const row of view.turns) counts[row.state] = (counts[row.state] || 0) + 1;
-  const turns = Object.entries(counts).map(([state, count]) => `${count} ${state}`).join(", ");
-  return `${view.turns.length} turns: ${turns}. ` + view.fates.map((fate) => `${fate.text} ${fate.verdict}`).join("; ");
+  const turns = Object.entries(counts).map(([state, count]) => `${count} ${nameOf(state)}`).join(", ");
+  return `${view.turns.length} turns: ${turns}. ` + view.fates.map((fate) => `${fate.text} ${nameOf(fate.verdict)}`).join("; ");
 }

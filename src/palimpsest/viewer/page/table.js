@@ -1,11 +1,11 @@
-// A table of any length: only the rows in sight are in the page. Rows have one height.
+// A virtual table: only visible rows are in the page. Rows have one height.
 
 import { clear, el, keepFocus } from "./dom.js";
 
 const HEIGHT = 34, SPARE = 8;
 
 // {columns: [{name, title, number, sort: true, cell(row) -> node or text, width}], onsort(name), label};
-// back come {draw(rows, sort), stop(), seen() -> rows in sight}.
+// returns {draw(rows, sort), again(), stop()}.
 export function virtualTable(holder, options) {
   const head = el("div", { class: "vhead", role: "row" });
   const body = el("div", { class: "vbody" });
@@ -17,7 +17,7 @@ export function virtualTable(holder, options) {
   const widths = options.columns.map((column) => parseFloat(/([\d.]+)rem/.exec(column.width)[1]));
   frame.style.setProperty("--columns", options.columns.map((column) => column.width).join(" "));
   frame.style.setProperty("--least", widths.reduce((sum, width) => sum + width + 0.7, 1) + "rem");
-  frame.style.setProperty("--paper", widths.map((width) => `minmax(0,${width}fr)`).join(" ")); // as wide as it is
+  frame.style.setProperty("--paper", widths.map((width) => `minmax(0,${width}fr)`).join(" ")); // as wide as the paper
 
   function titles() {
     clear(head).append(...options.columns.map((column) => {
@@ -28,7 +28,7 @@ export function virtualTable(holder, options) {
     }));
   }
 
-  // As high as the page has room for, and no higher than its rows.
+  // As high as the page allows, at most the height of its rows.
   function fit() {
     const top = frame.getBoundingClientRect().top + scrollY, room = innerHeight - top - 20;
     const wanted = Math.min(Math.max(room, 12 * HEIGHT), head.offsetHeight + rows.length * HEIGHT + 4);

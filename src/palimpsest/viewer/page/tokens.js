@@ -1,11 +1,11 @@
-// The tokens of a reply as a strip: how surprising each was, its advantage, whether it is trained.
+// The tokens of a reply as a strip: surprise, advantage, trained or not.
 
 import { clear, el, num } from "./dom.js";
 
 const MODES = { surprise: "Surprise", advantage: "Advantage", trained: "Trained" };
 const USUAL = "surprise";
 
-// `mode`: what colours them at first; chosen(mode) is told another, null for the usual one.
+// `mode`: the initial colouring; calls chosen(mode) on a change, with null for the default.
 export function tokenStrip(told, mode, chosen) {
   const text = el("div", { class: "tokens" });
   const modes = Object.entries(MODES).map(([mode, name]) => el("button", { type: "button", "aria-pressed": "false", onclick: () => (show(mode), chosen(mode === USUAL ? null : mode)) }, name));
@@ -33,9 +33,9 @@ function tokenOf(token, mode, most) {
 
 function explained(told, mode) {
   const says = {
-    surprise: [`darker: less likely; mean surprise ${num(told.mean_logprob === null ? null : -told.mean_logprob)} nats a token. ${told.note}.`],
+    surprise: [`darker: less likely; mean surprise ${num(told.mean_logprob === null ? null : -told.mean_logprob)} nats per token. ${told.note}.`],
     advantage: [`blue pushes towards the token, orange away from it; ${told.advantage_is}.`],
-    trained: ["shaded tokens are learnt from; hatched ones are context alone."],
+    trained: ["shaded tokens are trained on; hatched tokens are context."],
   };
   return says[mode];
 }

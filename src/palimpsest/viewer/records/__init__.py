@@ -1,1 +1,1 @@
-"""Files that the viewer reads: which there are, their episodes, rows and metrics, while they may still grow."""
+"""Files that the viewer reads, possibly while they grow: discovery, episodes, rows and metrics."""

@@ -1,16 +1,15 @@
 """Random access into a file of episodes, one row per episode, and type checks of the groups in it.
 
-The index that was written with a record (rollout/trajectory_file.py) gives the rows of its first frames; a frame that
-it lacks is unpacked, once. In the record of a run, each frame is a group. In that of an evaluation, each frame is an
-episode: frames with the same group id form a group, and the last version of a repeated episode counts
-(evaluation/episode_files.py).
+The index file of a record (rollout/trajectory_file.py) provides the rows of its first frames; each later frame is
+unpacked once. In the record of a run, each frame is a group. In that of an evaluation, each frame is an episode: frames
+with the same group id form a group, and the last version of a repeated episode counts (evaluation/episode_files.py).
 
-The reader (rollout/trajectory_file.py) trusts what this library wrote. The viewer also opens files of others: a group
-with other types is reported in one line instead of failing later.
+The reader (rollout/trajectory_file.py) trusts files written by palimpsest. The viewer also opens foreign files: it
+reports a group with wrong types immediately, with a message.
 
-Guaranteed: files are only read; while it stays the same file, growth costs only what was added; everything after the
-first damaged piece is left out and reported (as in rollout/trajectory_file.py); of an index no line counts that doesn't
-fit the file.
+Guaranteed: files are only read; while the file stays the same, growth costs only the added part; the index reports the
+first damaged piece and skips everything after it (as in rollout/trajectory_file.py); index lines that contradict the
+file do not count.
 Not covered: a bound on the cost of a file without an index, which grows with its episodes.
 """
 
@@ -86,34 +85,29 @@ _FRAME = TypeAdapter(IndexedFrame)
 
 @dataclass(slots=True)
 class _Read:
-    """What is known of a file so far."""
+    """State of a file read so far."""
 
     identity: tuple[int, int]
-    """Device and inode."""
     next: int = 0
-    """Where the first piece begins that wasn't read."""
+    """Start of the first unread piece."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     places: list[list[tuple[int, int, int]]] = field(default_factory=list)
-    """[groups] the pieces that hold a group: (start, end, place among the groups of that piece)."""
+    """[groups] the pieces with parts of a group: (start, end, index of the group in that piece)."""
     placed: dict[str, int] = field(default_factory=dict)
-    """Group id to its place, of an evaluation's record."""
+    """Group id to its index, in an evaluation's record."""
     drawn: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
-    """Group and draw to the row, of an evaluation's record; elsewhere the number of the row in place of a draw."""
+    """Group and draw to the row, in an evaluation's record; otherwise the row number replaces the draw."""
     damage: str | None = None
-    """Why the file is not read any further."""
     size: int = 0
-    """Of the file when it was last looked at."""
+    """Size of the file at the last look."""
     changed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedRows:
-    """The rows of a file."""
-
     rows: list[dict[str, Any]]
     groups: int
     torn: str | None
-    """What was left out, in words."""
 
 
 class RecordIndex:
@@ -129,20 +123,20 @@ class RecordIndex:
         """Every episode's row. Raises NotThere."""
         with self._lock, self._opened() as file:
             read = self._current(file)
-            torn = None if read.damage is None else f"{self.path.name}: {read.damage}; the rest was left out"
+            torn = None if read.damage is None else f"{self.path.name}: {read.damage}; omitted the rest"
             return IndexedRows(list(read.rows), len(read.places), torn)
 
     def group(self, index: int) -> Group:
-        """The group at a 0-based place. Raises NotThere where there is none, DataError for what is no group."""
+        """The group at a 0-based index. Raises NotThere if it is missing, DataError for an invalid group."""
         with self._opened() as file:
             with self._lock:
                 places = self._current(file).places
             if not 0 <= index < len(places):
                 raise NotThere(f"{self.path.name}: no group {index}; it has {len(places)}")
-            try:  # without the lock: others may look at other groups meanwhile
+            try:  # without the lock: other threads may read other groups
                 groups = [self._group_at(file, *where) for where in list(places[index])]
             except (Damaged, IndexError) as error:
-                raise DataError(f"{self.path.name}: group {index} can't be read ({error})") from None
+                raise DataError(f"{self.path.name}: group {index} is unreadable ({error})") from None
         return checked(self.path, merged(groups)[0] if self._merged else groups[0])
 
     def _group_at(self, file: BinaryIO, start: int, end: int, inner: int) -> Group:
@@ -152,10 +146,9 @@ class RecordIndex:
         try:
             return open_regular(self.path)
         except OSError as error:
-            raise NotThere(f"{self.path.name}: {error.strerror}; it was moved or deleted while it was shown") from None
+            raise NotThere(f"{self.path.name}: {error.strerror}; the file was moved or deleted") from None
 
     def _current(self, file: BinaryIO) -> _Read:
-        """What is known of the file as it is now."""
         state, read = os.fstat(file.fileno()), self._read
         if read is None or not _is_same(read, state):
             read = self._read = _Read((state.st_dev, state.st_ino))
@@ -164,29 +157,33 @@ class RecordIndex:
                     break
                 self._take(read, FilePiece(frame["start"], frame["end"]), ((0, 0, row) for row in frame["rows"]))
         if read.size != state.st_size:
-            read.size, read.changed, read.damage = state.st_size, state.st_mtime_ns, None  # a cut end may be whole now
+            read.size, read.changed, read.damage = (
+                state.st_size,
+                state.st_mtime_ns,
+                None,
+            )  # a truncated end may be complete now
             self._advance(file, read)
             _number(read)
         return read
 
     def _advance(self, file: BinaryIO, read: _Read) -> None:
-        """Read the pieces that weren't, to the end or to the first that is damaged."""
+        """Read the new pieces, up to the end or the first damaged one."""
         try:
             while (piece := next_piece(file, read.next, compressed=self._compressed)) is not None:
                 content = content_of(file, piece, compressed=self._compressed)
                 self._take(read, piece, list(self._parsed(content)))
         except (Damaged, DataError, ValueError) as error:
-            read.damage = f"cut short or damaged after {len(read.places)} whole groups ({error})"
+            read.damage = f"truncated or damaged after {len(read.places)} complete groups ({error})"
 
     def _parsed(self, content: bytes) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """[start, end) of each line of a piece, and its row. Raises DataError and ValueError for what is no episode."""
+        """[start, end) of each line of a piece, and its row. Raises DataError and ValueError."""
         for number, match in enumerate(LINE.finditer(content)):
             if number == _MOST_LINES:
-                raise Damaged(f"a frame holds more than {_MOST_LINES} episodes")
+                raise Damaged(f"a frame contains more than {_MOST_LINES} episodes")
             yield *match.span(), episode_row(parse_line(Path(self.path.name), match[0]))
 
     def _take(self, read: _Read, piece: FilePiece, lines: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
-        """Add the episodes of a piece; in a plain file a group may go on from the piece before."""
+        """Add the episodes of a piece; in a plain file a group may continue from the previous piece."""
         last = None if self._compressed or not read.rows else read.rows[-1]["gid"]
         inner = -1
         for start, end, row in lines:
@@ -206,7 +203,6 @@ class RecordIndex:
         read.places[index].append(where)
 
     def _add(self, read: _Read, row: Mapping[str, Any]) -> None:
-        """A repeated draw of an evaluation takes the place of the earlier one."""
         group, draw = len(read.places) - 1, len(read.rows)
         if self._merged:
             group, draw = read.placed[row["gid"]], row["draw"]
@@ -219,7 +215,6 @@ class RecordIndex:
 
 
 def _number(read: _Read) -> None:
-    """The rollouts of each group, in the order of their draws."""
     counts = Counter[int]()
     for (group, _), row in sorted(read.drawn.items()):
         row["rollout"] = counts[group]
@@ -227,14 +222,13 @@ def _number(read: _Read) -> None:
 
 
 def _is_same(read: _Read, state: os.stat_result) -> bool:
-    """Whether a file is the one that was read, grown or not."""
     if read.identity != (state.st_dev, state.st_ino) or state.st_size < read.next:
         return False
     return state.st_size != read.size or state.st_mtime_ns == read.changed
 
 
 def _indexed(record: Path) -> Iterator[IndexedFrame]:
-    """The whole lines of a record's index, up to the first that is none; nothing where there is no index."""
+    """The complete lines of a record's index, up to the first invalid one; empty without an index."""
     path = index_of(record)
     try:
         lines = b"" if leads_out(path.parent, path) else read_regular(path, MOST_BYTES)
@@ -245,7 +239,7 @@ def _indexed(record: Path) -> Iterator[IndexedFrame]:
 
 
 def _ends_with(file: BinaryIO, end: int, check: str) -> bool:
-    """Whether the frame that ends there has this checksum."""
+    """True if the frame before `end` has this checksum."""
     if not _CHECK_BYTES <= end < 1 << 62:
         return False
     file.seek(end - _CHECK_BYTES)
@@ -256,17 +250,17 @@ def _ends_with(file: BinaryIO, end: int, check: str) -> bool:
 
 
 MOST_ID = 1 << 31
-"""Token ids are below it."""
+"""Upper bound of token ids, exclusive."""
 _Id = Annotated[int, Field(ge=0, lt=MOST_ID)]
-_Number = Annotated[float, Field(gt=-1e100, lt=1e100)]  # so that no sum or square of some is too large for a float
+_Number = Annotated[float, Field(gt=-1e100, lt=1e100)]  # sums and squares stay within floats
 
 
 def _ids(value: Any) -> Any:
-    """[T] token ids, looked at in one pass, as they are most of a record. Raises ValueError."""
+    """[T] token ids, validated in one pass because they make up most of a record. Raises ValueError."""
     try:
         ids = np.frombuffer(array("i", value), np.intc)  # a C int is below `MOST_ID`
     except (TypeError, OverflowError):
-        raise ValueError("no token ids") from None
+        raise ValueError("invalid token ids") from None
     if ids.size and ids.min() < 0:
         raise ValueError("a token id is negative")
     return value
@@ -308,7 +302,6 @@ class _Turn(_Checked):
 
 
 def _event(what: Any) -> Any:
-    """An event whose fields are of their types. Raises ValueError."""
     for name, adapter in _fields(cast(Hashable, type(what))).items():
         adapter.validate_python(getattr(what, name), strict=True)
     return what
@@ -316,7 +309,7 @@ def _event(what: Any) -> Any:
 
 @cache
 def _fields(kind: Hashable) -> Mapping[str, TypeAdapter[Any]]:
-    """Of a type of events, whose whole numbers in rows are token ids."""
+    """Validators of an event type's fields; sequences of integers are token ids."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name != "kind" or kind is Plain}
     return {name: TypeAdapter(_Ids if hint == tuple[int, ...] else hint) for name, hint in hints.items()}
 
@@ -329,7 +322,7 @@ class _Event(_Checked):
 class _Trajectory(_Checked):
     problem_id: str
     group_id: str
-    rollout: int | str  # text: an integer that JSON has no place for
+    rollout: int | str  # text: the integer exceeds JSON's range
     answer: str | None
     answers: tuple[str | None, ...]
     turns: Annotated[tuple[_Turn, ...], FailFast()]
@@ -363,12 +356,12 @@ _GROUP = TypeAdapter(_GroupTypes)
 
 
 def checked(path: Path, group: Group) -> Group:
-    """The group as it is. Raises DataError that names the file and the first value of another type."""
+    """The unchanged group. Raises DataError that names the file and the first value of a wrong type."""
     try:
         _GROUP.validate_python(group)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where, name = ".".join(map(str, first["loc"])), f"{group.trajectories[0].group_id!r:.60}"
         detail = f"{where} is {reprlib.repr(first['input'])} ({first['msg']:.60})".replace("\n", " ")
-        raise DataError(f"{path.name}: group {name} is no record of trajectories: {detail}") from None
+        raise DataError(f"{path.name}: group {name} is not a record of trajectories: {detail}") from None
     return group

@@ -1,11 +1,11 @@
 """Recorded episodes of the viewer's sources: their files, agents and tokenizers.
 
-The tokenizer is that of the run's newest checkpoint, or else of the model that its configuration names. In an
-evaluation, samples.jsonl holds every episode of the agent and of the baselines; the record holds those that
-`evaluation.record` keeps, by default the wrong ones. So a score over the record alone is no score of the agent.
+The tokenizer is that of the run's newest checkpoint, otherwise that of the configured model. In an evaluation,
+samples.jsonl lists every episode of the agent and of the baselines; the record contains only those selected by
+`evaluation.record`, by default the wrong ones. A score over the record is therefore not the agent's score.
 
-Guaranteed: only requested episodes are measured, never a whole file at once; nothing is downloaded, and a hub's model
-counts only if it is in the local cache. Without a tokenizer ids are shown, and `why` says what to provide.
+Guaranteed: the viewer measures only requested episodes, never a whole file; it downloads nothing and takes hub models
+only from the local cache. Without a tokenizer it shows ids, and `why` says how to provide one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from palimpsest.viewer.records.sources import NotThere, Source, SourceKind, chec
 
 
 class IdsCodec:
-    """Stands in for a tokenizer that isn't there: ids as numbers."""
+    """Replacement for a missing tokenizer: ids as numbers."""
 
     control_ids: frozenset[int] = frozenset()
     thinking_ids: frozenset[int] = frozenset()
@@ -54,7 +54,7 @@ class IdsCodec:
         return "".join(f"{token_id} " for token_id in ids)
 
     def encode(self, text: str) -> list[int]:
-        """One id, whatever the text is: nothing can be looked up without a tokenizer."""
+        """One id for any text: lookups need a tokenizer."""
         return [0] if text else []
 
     def strip_stop(self, ids: Sequence[int]) -> tuple[int, ...]:
@@ -63,25 +63,24 @@ class IdsCodec:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What turns ids into text."""
+    """Conversion of ids to text."""
 
     codec: Any
-    """A `Codec`, or an `IdsCodec`."""
     why: str | None
-    """Why ids are shown instead of text; None where text is."""
+    """Reason for ids instead of text; None if text is shown."""
 
 
 class Decoders:
-    """The tokenizers of sources, each opened once. Threads may share it."""
+    """The tokenizers of sources, each opened once. Thread-safe."""
 
     def __init__(self, facts: RunFacts, tokenizer: str | None = None) -> None:
-        """`tokenizer`: a folder or hub id that decodes everything, in place of what the files name."""
+        """`tokenizer`: a folder or hub id that decodes everything and overrides the files."""
         self._facts, self._tokenizer = facts, tokenizer
         self._lock = threading.Lock()
         self._opened: dict[str, Decoder] = {}
 
     def of(self, source: Source) -> Decoder:
-        """What decodes a source's episodes."""
+        """The decoder of a source's episodes."""
         tried: list[str] = []
         with self._lock:
             for name in self._names(source):
@@ -90,8 +89,8 @@ class Decoders:
                 if self._opened[name].why is None:
                     return self._opened[name]
                 tried.append(str(self._opened[name].why))
-        why = tried[0] if tried else f"{source.name} doesn't say which model it is of"
-        return Decoder(IdsCodec(), f"Token ids are shown instead of text: {why}; give --tokenizer FOLDER")
+        why = tried[0] if tried else f"{source.name} does not name its model"
+        return Decoder(IdsCodec(), f"Token ids are shown instead of text: {why}; pass --tokenizer FOLDER")
 
     def _names(self, source: Source) -> Iterator[str]:
         if self._tokenizer is not None:
@@ -112,20 +111,20 @@ class Decoders:
 
 
 def _of_model(name: str) -> Iterator[str]:
-    """A model's own name, or the newest checkpoint of the run that it names."""
-    if os.path.isfile(Path(name) / CONFIG):  # False too for a name that no file can have
+    """The tokenizer names to try for a model: its name, or the newest checkpoint of the run that it names."""
+    if os.path.isfile(Path(name) / CONFIG):  # also False for an invalid file name
         yield from (str(path) for path in reversed(checkpoint_paths(Path(name) / CHECKPOINTS)))
     yield name
 
 
 def run_of(source: Source) -> Path | None:
-    """The run that a source is, or that its file lies in."""
+    """The run of a source: the source or the folder around its file."""
     places = (source.path, *list(source.path.parents)[: 0 if source.kind is SourceKind.RUN else 4])
     return next((folder for folder in places if (folder / CONFIG).is_file()), None)
 
 
 def _open(name: str) -> Decoder:
-    """Raises nothing: a tokenizer that can't be opened says why."""
+    """A decoder; never raises: an unreadable tokenizer reports the reason."""
     here = Path(named(name))
     folder = here if name in SHIPPED or os.path.isdir(here) else cached_tokenizer(name)
     if folder is None:
@@ -138,22 +137,21 @@ def _open(name: str) -> Decoder:
 
 
 MOST_TURNS = 20_000
-"""Of an episode that is told turn by turn: what is worked out of one is held, and has a row of its own on the page."""
+"""Maximum turns of a displayed episode: its results stay in memory, and each turn has a row on the page."""
 
 
 # ---- The episodes of sources ---------------------------------------------------------------------------------
 
 
 ALL = "all"
-"""The step of a source that has one file of episodes."""
+"""The step of a source with a single file of episodes."""
 _INDEXES = 64
 MOST_MEASURED = 32
-"""Groups in one answer."""
 _STEP = re.compile(r"step-(\d{6,})\.jsonl\.zst")
 
 
 class Records:
-    """Files of episodes, each with its index. Threads may share it."""
+    """Files of episodes, each with its index. Thread-safe."""
 
     def __init__(self, decoders: Decoders) -> None:
         self._decoders = decoders
@@ -171,7 +169,7 @@ class Records:
             return index
 
     def measures(self, source: Source, step: str, places: Sequence[int]) -> dict[str, Any]:
-        """`GROUP/ROLLOUT` to what a memory kept and invented: None where there is nothing to measure."""
+        """`GROUP/ROLLOUT` to measures of kept and hallucinated memory: None if nothing can be measured."""
         decoder = self._decoders.of(source)
         if decoder.why is not None:
             return {}
@@ -181,7 +179,7 @@ class Records:
             try:
                 result |= _measured(index.group(number), number, decoder.codec)
             except DataError:
-                continue  # told where the group is looked at
+                continue  # opening the group reports it
         return result
 
 
@@ -204,9 +202,7 @@ def record_path(source: Source, step: str) -> Path:
     if path is None or not path.is_file():
         if not source.path.exists():
             raise gone(source)
-        raise NotThere(
-            f"{source.name}: no episodes are recorded of step {step[:60]} (train.record_steps says of which)"
-        )
+        raise NotThere(f"{source.name}: step {step[:60]} has no recorded episodes (see train.record_steps)")
     return path if source.kind is SourceKind.RECORD else checked_inside(source, path)
 
 
@@ -245,8 +241,8 @@ AGENT = "agent"
 
 
 def player_of(cell: Cell, titles: Mapping[str, str]) -> str:
-    """Who played an episode, in words; `titles`: what the players of a quickstart are called. A cell of an episode that
-    no evaluation played names nobody.
+    """The agent or baseline of an episode, for display; `titles`: names of the agents of a quickstart. Empty for an
+    episode outside of evaluations.
 
     >>> player_of(Cell("dev", None, None, "recall"), {}), player_of(Cell("dev", None, None, "closed book", True), {})
     ('agent: recall', 'baseline: closed book')
@@ -256,7 +252,7 @@ def player_of(cell: Cell, titles: Mapping[str, str]) -> str:
 
 
 def episode_key(sample: Sample) -> EpisodeKey:
-    """Group id and rollout of the sample's episode in the record."""
+    """Group id and rollout of the sample's recorded episode."""
     return sample.group_id, sample.draw
 
 
@@ -266,24 +262,25 @@ def by_key(samples: Iterable[Sample]) -> dict[EpisodeKey, Sample]:
 
 
 def played_row(row: Mapping[str, Any], sample: Sample | None, titles: Mapping[str, str]) -> dict[str, Any]:
-    """A row of an evaluation's record with its player, its part and the score of its sample; `sample` is None for an
-    episode that the last call did not ask for."""
+    """A row of an evaluation's record with its agent, part and score; `sample` is None if the last call did not request
+    it.
+    """
     if sample is None:
         return {**row, "player": "an earlier call", "part": None}
     return {**row, "reward": sample.value, "reason": sample.reason, **played_by(sample, titles)}
 
 
 def played_by(sample: Sample, titles: Mapping[str, str]) -> dict[str, str]:
-    """The player of an episode, and the part of the evaluation that it belongs to."""
+    """The agent of an episode, and its part of the evaluation."""
     return {"player": player_of(sample.cell, titles), "part": cell_at_length(sample).part}
 
 
 def unrecorded(samples: Sequence[Sample], recorded: Collection[EpisodeKey], consequence: str) -> list[str]:
-    """A sentence for each player some of whose episodes are not in the record."""
+    """One sentence per agent with unrecorded episodes."""
     notes = []
     for baseline, player in sorted({(sample.baseline, sample.player) for sample in samples}):
         played = [sample for sample in samples if (sample.baseline, sample.player) == (baseline, player)]
         if missing := sum(episode_key(sample) not in recorded for sample in played):
             what = f"{missing} of {counted(len(played), 'episode')} of the {player_of(played[0].cell, {})}"
-            notes.append(f"{what} were not recorded {consequence}; evaluation.record=all records every episode")
+            notes.append(f"{what} were not recorded {consequence}; set evaluation.record=all to record every episode")
     return notes

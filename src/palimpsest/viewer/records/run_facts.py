@@ -1,7 +1,7 @@
-"""What is said of a run, an evaluation or a file as a whole: status, configuration, how far it is.
+"""Facts about a run, an evaluation or a file as a whole: status, configuration, progress.
 
-Guaranteed: a configuration of another version, a damaged summary and a folder that is gone give fewer facts, told in
-`trouble`, never an error.
+Guaranteed: a configuration of another version, a damaged summary or a missing folder reduces the facts and adds a
+message to `trouble`; it is never an error.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ from palimpsest.viewer.records.sources import Source, SourceKind, gone, last_cha
 
 REWARD = "reward/mean"
 _DEPTH, _VALUES = 32, 20_000
-"""Levels and values of a configuration that is shown."""
+"""Maximum depth and values of a displayed configuration."""
 _MOST_BYTES = {".json": 4 << 20, ".yaml": 256 << 10}
-"""Of its file, by suffix: YAML is read with about a megabyte a second."""
+"""Maximum file size by suffix: YAML parses at about 1 MB/s."""
 _READ = (CONFIG, METRICS, TIMINGS, EVENTS, TRAJECTORIES, IDENTITY, SAMPLES, REQUESTED, SUMMARY, EPISODES)
-"""What is read of a run or an evaluation."""
 _ALIVE_SECONDS = 120.0
-"""An evaluation without a summary whose log has grown since counts as running."""
+"""An evaluation without a summary counts as running if its log grew within this time."""
 
 
 class RunFacts:
-    """Facts of sources, with their rows remembered. Threads may share it."""
+    """Facts about sources, with cached rows. Thread-safe."""
 
     def __init__(self) -> None:
         self.files = RowFiles()
@@ -48,7 +47,7 @@ class RunFacts:
         self._lock = threading.Lock()
 
     def row(self, source: Source) -> dict[str, Any]:
-        """A line of the list of runs."""
+        """A row in the list of runs."""
         facts = {
             "key": source.key,
             "kind": source.kind,
@@ -74,7 +73,7 @@ class RunFacts:
         }
 
     def all(self, source: Source) -> dict[str, Any]:
-        """Everything that is said of a source as a whole."""
+        """All facts about a source."""
         if not source.path.exists():
             raise gone(source)
         row = self.row(source)
@@ -95,7 +94,7 @@ class RunFacts:
         }
 
     def alarms(self, source: Source) -> list[Alarm]:
-        """Of a run, the worst first."""
+        """Alarms of a run, most severe first."""
         timings = self.files.rows(source.path / TIMINGS)
         status = self.status(source)
         return alarms(
@@ -110,24 +109,24 @@ class RunFacts:
         )
 
     def status(self, source: Source) -> Status:
-        """Of a run."""
+        """Status of a run."""
         steps = steps_of(self.config(source))
         rows = [self.files.rows(source.path / name) for name in (METRICS, EVENTS)]
         return status_of_run(source.path, rows[0], rows[1], steps)
 
     def config(self, source: Source) -> dict[str, Any]:
-        """A run's configuration, or an evaluation's identity, as its file says; empty where that can't be read."""
+        """A run's configuration, or an evaluation's identity, as stored; empty if unreadable."""
         return self._configured(source)[0]
 
     def model(self, source: Source) -> str | None:
-        """Folder or hub id of the model; None where no file names it."""
+        """Folder or hub id of the model; None if no file names it."""
         if source.kind is SourceKind.EVALUATION:
             return _text(_summary_of(source).get("model"))
         model = self.config(source).get("model")
         return _text(model.get("path")) if isinstance(model, dict) else None
 
     def policies(self, source: Source) -> tuple[str, ...]:
-        """Names of the memory policies that were played or trained; empty where no file names one."""
+        """Names of the evaluated or trained memory policies; empty if no file names one."""
         named = self.config(source).get("policies") if source.kind is SourceKind.EVALUATION else None
         if isinstance(named, dict) and named:
             return tuple(map(str, named))
@@ -136,7 +135,7 @@ class RunFacts:
         return (name,) if isinstance(name, str) else ()
 
     def _configured(self, source: Source) -> tuple[dict[str, Any], str | None]:
-        """A configuration, and in words why it can't be read."""
+        """A configuration, and the reason why it is unreadable."""
         path = source.path / (CONFIG if source.kind is SourceKind.RUN else IDENTITY)
         if leads_out(source.path, path):
             return {}, None  # `_linked_out` names it
@@ -150,7 +149,7 @@ class RunFacts:
             return self._configs[path][1:]
 
     def rows(self, source: Source, name: str, since: int, keys: Collection[str] | None = None) -> dict[str, Any]:
-        """What came of a run's `metrics`, `timings` or `events` since a step, or behind so many events."""
+        """Rows of a run's `metrics`, `timings` or `events` after a step or after a number of events."""
         if not source.path.exists():
             raise gone(source)
         path = source.path / {"metrics": METRICS, "timings": TIMINGS, "events": EVENTS}[name]
@@ -160,15 +159,15 @@ class RunFacts:
 
 
 def _linked_out(source: Source) -> str | None:
-    """The files and folders of a run or evaluation that are elsewhere, in words; None where there are none."""
+    """A message about files and folders that link out of a run or evaluation; None without any."""
     if source.kind is SourceKind.RECORD:
         return None
     names = [name for name in _READ if leads_out(source.path, source.path / name)]
-    return f"not shown, as links out of the folder are not followed: {', '.join(names)}" if names else None
+    return f"not shown, because they link out of the folder: {', '.join(names)}" if names else None
 
 
 def steps_of(config: Mapping[str, Any]) -> int | None:
-    """How many steps a run is to have; None where its configuration doesn't say."""
+    """Configured number of steps; None if unknown."""
     train = config.get("train")
     steps = train.get("max_steps") if isinstance(train, dict) else None
     return steps if type(steps) is int else None
@@ -182,7 +181,7 @@ def _memory_tokens(config: Mapping[str, Any]) -> int | None:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object in a file; None where there is none, or where a link leads out of the file's folder."""
+    """A JSON object in a file; None if it is missing, or if a link leads out of the file's folder."""
     try:
         value = None if leads_out(path.parent, path) else orjson.loads(read_regular(path))
     except (OSError, ValueError):
@@ -191,7 +190,6 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def _summary_of(source: Source) -> dict[str, Any]:
-    """Of an evaluation; empty until it ends."""
     return read_object(source.path / SUMMARY) or {}
 
 
@@ -200,7 +198,6 @@ def _text(value: object) -> str | None:
 
 
 def _accuracy(source: Source) -> list[float]:
-    """Of each part, as the evaluation wrote it down at its end."""
     rows = (read_object(source.path / SUMMARY) or {}).get("evaluations")
     scores = [row.get("accuracy") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return [float(part["mean"]) for part in scores if isinstance(part, dict) and is_number(part.get("mean"))]
@@ -218,25 +215,28 @@ def _status_of_files(source: Source) -> Status:
 
 
 def _config_in(path: Path) -> tuple[dict[str, Any], str | None]:
-    """What a configuration's file holds, and in words why nothing is shown of it."""
+    """The content of a configuration file, and the reason why it is not shown."""
     most = _MOST_BYTES[path.suffix]
     try:
         text = read_regular(path, most + 1)
         if len(text) > most:
-            return {}, f"{path.name} isn't shown: it has more than {most >> 10:,} KiB"
+            return {}, f"{path.name} is too large to show: more than {most >> 10:,} KiB"
         values = orjson.loads(text) if path.suffix == ".json" else read(text.decode("utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join((first_line(error) if isinstance(error, yaml.YAMLError) else str(error)).split())
-        return {}, f"{path.name} can't be read: {reason[:200] or type(error).__name__}"
+        return {}, f"{path.name} is unreadable: {reason[:200] or type(error).__name__}"
     if not isinstance(values, dict):
-        return {}, f"{path.name} can't be read: it holds no keys"
+        return {}, f"{path.name} is unreadable: it contains no keys"
     if not _is_bounded(values):
-        return {}, f"{path.name} isn't shown: it has more than {_DEPTH} levels or {_VALUES:,} values, aliases unrolled"
+        return (
+            {},
+            f"{path.name} is too large to show: more than {_DEPTH} levels or {_VALUES:,} values with expanded aliases",
+        )
     return values, None
 
 
 def _is_bounded(value: object) -> bool:
-    """Whether a value has few levels and few values; of an alias each use counts, and one of itself never ends."""
+    """True if a value has few levels and values; each use of an alias counts, and a recursive alias never ends."""
     level, count = list[object]([value]), 0
     for _ in range(_DEPTH):
         inner = list[object]()
@@ -254,12 +254,11 @@ def _is_bounded(value: object) -> bool:
 
 
 SPARK = 60
-"""Points of a spark line."""
 _STAGES = ("rollout_s", "learn_s")
 
 
 def rows_since(rows: Sequence[Row], since: int, keys: Collection[str] | None = None) -> dict[str, Any]:
-    """Rows of steps after `since`, with `keys` alone where they are given; `next` is what to ask with next time.
+    """Rows of steps after `since`, restricted to `keys` if set; `next` is the next call's `since`.
 
     >>> rows_since([{"step": 1, "a": 2.0, "b": 0.0}, {"step": 2, "a": 3.0}], 1, ["a"])
     {'rows': [{'step': 2, 'a': 3.0}], 'next': 2, 'last': 2}
@@ -271,7 +270,7 @@ def rows_since(rows: Sequence[Row], since: int, keys: Collection[str] | None = N
 
 
 def events_since(rows: Sequence[Row], since: int) -> dict[str, Any]:
-    """Events behind the first `since`, with their number in the file.
+    """Events after the first `since`, with their number in the file.
 
     >>> events_since([{"kind": "started"}, {"kind": "saved"}], 1)
     {'rows': [{'number': 1, 'kind': 'saved'}], 'next': 2, 'last': 2}
@@ -281,7 +280,7 @@ def events_since(rows: Sequence[Row], since: int) -> dict[str, Any]:
 
 
 def spark(rows: Sequence[Row], key: str, points: int = SPARK) -> list[float]:
-    """`key` over the run, as the means of at most `points` pieces of it.
+    """`key` over the run, as the means of at most `points` pieces.
 
     >>> spark([{"step": 1, "r": 0.0}, {"step": 2, "r": 1.0}, {"step": 3, "r": 3.0}, {"step": 4, "r": 5.0}], "r", 2)
     [0.5, 4.0]
@@ -293,12 +292,12 @@ def spark(rows: Sequence[Row], key: str, points: int = SPARK) -> list[float]:
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
-    """Every metric that a row has as a number, by name."""
+    """Names of all numeric metrics, sorted."""
     return sorted({name for row in rows for name, value in row.items() if name != "step" and is_number(value)})
 
 
 def seconds_left(timings: Sequence[Row], done: int, steps: int | None) -> float | None:
-    """Of the steps to come, at the pace of the last twenty; None where nothing is known."""
+    """Estimated time of the remaining steps at the pace of the last twenty; None if unknown."""
     paces = [sum(float(row[stage]) for stage in _STAGES if is_number(row.get(stage))) for row in timings[-20:]]
     paces = [pace for pace in paces if pace > 0]
     if steps is None or not paces or done >= steps:

@@ -1,13 +1,13 @@
-"""Status of a run: its lock, its process, and the rows of its .jsonl files as they grow; and what is wrong with it.
+"""Status of a run: its lock, its process, the rows of its growing .jsonl files, and its alarms.
 
 The viewer reads the text of the lock, which names the holder, and never tries to take it: even a short attempt can make
 a trainer that opens the folder at that moment believe it is in use. A holder that ended cleanly leaves the text empty.
-`THRESHOLDS` says when alarms are raised. Means are over the last `WINDOW` steps that have the metric; an alarm on them
-needs `FEWEST`. Advice, what could go better, is given only where no alarm is red.
+`THRESHOLDS` lists the conditions of alarms. Means cover the last `WINDOW` steps with the metric; an alarm on them needs
+`FEWEST`. Advice (possible improvements) appears only without a red alarm.
 
-Guaranteed: a half-written row is not a row; a row with a checksum is as it was written (runs/jsonl_rows.py); a link
-that leads out of the file's folder is not followed.
-Not covered: a process on another host, which counts as alive; a process whose number was reused within the second.
+Guaranteed: a half-written row does not count; a row with a checksum is intact (runs/jsonl_rows.py); links out of the
+file's folder are not followed.
+Not covered: a process on another host, which counts as alive; a process id reused within the second.
 """
 
 from __future__ import annotations
@@ -43,25 +43,23 @@ Row = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class _RowFile:
     state: tuple[int, ...]
-    """What changes with the file."""
     first: int
-    """Checksum of its first line."""
     rows: tuple[Row, ...]
 
 
 class RowFiles:
-    """Rows of files, each read again once it changed. Threads may share it."""
+    """Rows of files, each read again after a change. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._read: OrderedDict[Path, _RowFile] = OrderedDict()
 
     def rows(self, path: Path) -> Sequence[Row]:
-        """Those that are whole now; none of a missing file."""
+        """The complete rows; empty for a missing file."""
         return self._now(path).rows
 
     def identity(self, path: Path) -> int:
-        """A number that changes where the file begins otherwise than before."""
+        """A number that changes with the file's first line."""
         return self._now(path).first
 
     def _now(self, path: Path) -> _RowFile:
@@ -80,7 +78,7 @@ _EMPTY = _RowFile((), 0, ())
 
 
 def _row_file(path: Path, before: _RowFile) -> _RowFile:
-    """What a file holds; `before` where that is it still."""
+    """Content of a file; `before` if it is unchanged."""
     stat = path.stat()
     state = stat.st_ino, stat.st_size, stat.st_mtime_ns
     if state == before.state:
@@ -96,31 +94,31 @@ def _row_file(path: Path, before: _RowFile) -> _RowFile:
 
 _LOCK_BYTES = 4096
 _CLOCKS = 2.0
-"""Seconds by which the start of a process and the time in its lock may differ."""
+"""Tolerated difference in seconds between a process's start and the time in its lock."""
 
 
 class Status(StrEnum):
-    """One word for it."""
+    """Status of a run."""
 
     RUNNING = "running"
-    """A process holds it."""
+    """A process holds the folder."""
     WAITING = "waiting"
-    """A process holds it, and no step has ended yet."""
+    """A process holds the folder, and no step has ended yet."""
     FINISHED = "finished"
-    """It came to its last step."""
+    """The run reached its last step."""
     STOPPED = "stopped"
-    """It ended tidily before that: `--resume` goes on."""
+    """The run ended cleanly before its last step; `--resume` continues it."""
     DEAD = "dead"
-    """The process that held it is gone and never let go: killed, or the machine went down. `--resume` goes on."""
+    """The process died without releasing the folder: killed, or the machine went down. `--resume` continues the run."""
     GONE = "gone"
-    """Its folder was moved or deleted."""
+    """The folder was moved or deleted."""
     FILE = "file"
     """A file of episodes, which has no status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who a lock's text names."""
+    """The process named by a lock's text."""
 
     pid: int
     host: str
@@ -129,7 +127,7 @@ class Holder:
 
     @property
     def alive(self) -> bool:
-        """Whether that process is there still; True for one of another host, of which nothing is known."""
+        """True if that process still exists, or if it is on another host, where its state is unknown."""
         if self.host != socket.gethostname():
             return True
         try:
@@ -138,12 +136,12 @@ class Holder:
         except (psutil.NoSuchProcess, ValueError, OverflowError):
             return False
         except psutil.Error:
-            return True  # it is there, and somebody else's
+            return True  # it exists, and belongs to another user
         return float(began) <= claimed + _CLOCKS
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Who holds a run's folder, or held it when it died; None where nobody does."""
+    """The process that holds a run's folder, or held it when it died; None if the folder is free."""
     try:
         named = orjson.loads(read_regular(folder / LOCK, _LOCK_BYTES))
         return Holder(int(named["pid"]), str(named["host"]), str(named["started"]))
@@ -152,7 +150,7 @@ def holder_of(folder: Path) -> Holder | None:
 
 
 def status_of_run(folder: Path, metrics: Sequence[Row], events: Sequence[Row], steps: int | None) -> Status:
-    """`steps`: how many it is to have, None where its configuration can't be read."""
+    """Status from a run's files; `steps`: the configured number, None if the configuration is unreadable."""
     if not folder.is_dir():
         return Status.GONE
     done = whole(metrics[-1], "step", 0) if metrics else 0
@@ -179,25 +177,25 @@ ENTROPY_LEFT, INVENTION_MORE = 0.25, 0.10
 SLOW, SLOW_SECONDS, SILENT_SECONDS, SKIPPED = 6.0, 1.0, 60.0, 0.25
 ROLLOUT_SHARE, MEMORY_USED, FLAT_STEPS, FLAT = 0.9, 0.5, 100, 0.01
 THRESHOLDS: tuple[tuple[str, str, str], ...] = (
-    ("dead", "the process is gone without having ended the run", "red"),
-    ("no_signal", f"the rewards of more than {NO_SIGNAL:.0%} of the groups are all the same", "red"),
-    ("ungraded", f"more than {UNGRADED:.0%} of the episodes have no grade", "red"),
+    ("dead", "the process died before the run finished", "red"),
+    ("no_signal", f"the rewards of more than {NO_SIGNAL:.0%} of the groups are equal", "red"),
+    ("ungraded", f"more than {UNGRADED:.0%} of the episodes are ungraded", "red"),
     (
         "memory_cut",
-        f"more than {MEMORY_CUT:.0%} of the memories were cut by their budget; red where {BEFORE} steps are so, as "
-        "an agent may learn to write less",
+        f"more than {MEMORY_CUT:.0%} of the memories exceeded their budget; red after {BEFORE} such steps, because "
+        "an agent may learn to write less by then",
         "amber",
     ),
-    ("logprob_gap", f"sampler and learner differ by more than {LOGPROB_GAP} nats a token", "red"),
+    ("logprob_gap", f"sampler and learner differ by more than {LOGPROB_GAP} nats per token", "red"),
     (
         "entropy",
-        f"the policy's entropy, or where that isn't measured the spread of rewards, fell below {ENTROPY_LEFT:.0%} of "
-        f"what it was {BEFORE} steps before",
+        f"the policy's entropy (if unmeasured: the spread of rewards) fell below {ENTROPY_LEFT:.0%} of its value "
+        f"{BEFORE} steps before",
         "red",
     ),
     (
         "invention",
-        f"the share of sentences without a source grew by more than {INVENTION_MORE:.0%} of all in {BEFORE} steps",
+        f"the share of hallucinated sentences grew by more than {INVENTION_MORE:.0%} in {BEFORE} steps",
         "red",
     ),
     (
@@ -205,21 +203,25 @@ THRESHOLDS: tuple[tuple[str, str, str], ...] = (
         f"a stage of the last step took more than {SLOW:.0f} times its median, and over {SLOW_SECONDS:.0f} s",
         "amber",
     ),
-    ("grad_skipped", f"gradients that weren't finite were left out; red above {SKIPPED:.0%} of the steps", "amber"),
+    (
+        "grad_skipped",
+        f"training skipped steps with non-finite gradients; red above {SKIPPED:.0%} of the steps",
+        "amber",
+    ),
     (
         "silent",
-        f"the process lives, and no row came for {SLOW:.0f} times a step's median, and over {SILENT_SECONDS:.0f} s",
+        f"a living process wrote no row for {SLOW:.0f} times a step's median, and over {SILENT_SECONDS:.0f} s",
         "amber",
     ),
     ("rollout_bound", f"rollouts take more than {ROLLOUT_SHARE:.0%} of the time", "advice"),
     ("memory_unused", f"memories have less than {MEMORY_USED:.0%} of their budget on average", "advice"),
     (
         "flat",
-        f"the reward moved by less than {FLAT} over the last {FLAT_STEPS} steps of a run that isn't finished",
+        f"the reward moved by less than {FLAT} over the last {FLAT_STEPS} steps of an unfinished run",
         "advice",
     ),
 )
-"""Key, when it is raised, how grave it is; docs/viewer.md shows them."""
+"""Key, condition and severity; docs/viewer.md shows them."""
 _STAGES = {"rollout_s": "the rollouts", "learn_s": "learning", "publish/seconds": "publishing weights"}
 Severity = Literal["red", "amber", "advice"]
 _ORDER: tuple[Severity, ...] = ("red", "amber", "advice")
@@ -227,40 +229,38 @@ _ORDER: tuple[Severity, ...] = ("red", "amber", "advice")
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One thing a reader should know first."""
+    """One alarm or piece of advice."""
 
     severity: Severity
     key: str
     text: str
-    """A sentence with the figure, and one with what to do."""
+    """A sentence with the value, and one with the fix."""
     step: int
     metric: str | None = None
-    """The curve that shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What alarms are raised from."""
+    """Inputs of alarms."""
 
     metrics: Sequence[Row]
     timings: Sequence[Row] = ()
     status: Status = Status.FINISHED
     updated: float | None = None
-    """Seconds since 1970 of the last row."""
+    """Time of the last row, in seconds since 1970."""
     resume: str = "palimpsest train --resume"
     memory_tokens: int | None = None
-    """The budget of a memory."""
 
     @property
     def step(self) -> int:
         return whole(self.metrics[-1], "step", 0) if self.metrics else 0
 
     def values(self, key: str) -> list[float]:
-        """Of every step that has it."""
+        """The values of all steps with the metric."""
         return [float(row[key]) for row in self.metrics if is_number(row.get(key))]
 
     def late(self, key: str) -> float | None:
-        """The mean of the last steps; None of too few."""
+        """The mean of the last steps; None for too few."""
         return _mean(self.values(key)[-WINDOW:])
 
     def before(self, key: str) -> float | None:
@@ -269,7 +269,7 @@ class Watched:
 
 
 def alarms(watched: Watched, now: float | None = None) -> list[Alarm]:
-    """The worst first."""
+    """Alarms, most severe first."""
     raised = [alarm for rule in _RULES for alarm in rule(watched)]
     raised += _silent(watched, time.time() if now is None else now)
     if not any(alarm.severity == "red" for alarm in raised):
@@ -279,7 +279,7 @@ def alarms(watched: Watched, now: float | None = None) -> list[Alarm]:
 
 def _dead(run: Watched) -> Iterator[Alarm]:
     if run.status is Status.DEAD:
-        text = f"The process is gone without having ended the run. Go on with: {run.resume}"
+        text = f"The process died before the run finished. Resume with: {run.resume}"
         yield Alarm("red", "dead", text, run.step)
 
 
@@ -287,8 +287,8 @@ def _no_signal(run: Watched) -> Iterator[Alarm]:
     share = run.late("groups/with_signal")
     if share is not None and 1 - share > NO_SIGNAL:
         text = (
-            f"In {_percent(1 - share)} of the groups all rewards are the same, so they teach nothing. Easier or harder "
-            "problems, a larger train.group_size, or a reward with more steps between right and wrong help."
+            f"In {_percent(1 - share)} of the groups all rewards are equal, so training ignores them. Try easier "
+            "or harder problems, a larger train.group_size, or a finer reward."
         )
         yield Alarm("red", "no_signal", text, run.step, "groups/with_signal")
 
@@ -299,7 +299,7 @@ def _ungraded(run: Watched) -> Iterator[Alarm]:
     played = sum(float(count) for count in counts if is_number(count))
     lost = sum(float(row["reward/ungraded"]) for row in rows)
     if len(rows) >= FEWEST and played and lost / played > UNGRADED:
-        text = f"{_percent(lost / played)} of the episodes have no grade. Their reasons stand in the episodes' table."
+        text = f"{_percent(lost / played)} of the episodes are ungraded. The table of episodes shows the reasons."
         yield Alarm("red", "ungraded", text, run.step, "reward/ungraded")
 
 
@@ -308,13 +308,13 @@ def _memory_cut(run: Watched) -> Iterator[Alarm]:
     share, lasting = run.late(key), _mean(run.values(key)[-BEFORE:], fewest=BEFORE)
     if share is not None and share > MEMORY_CUT:
         text = (
-            f"{_percent(share)} of the memories were cut by their budget. Raise policy.options.memory_tokens, or make "
-            "length cost something (credit.overlong)."
+            f"{_percent(share)} of the memories exceeded their budget. Raise policy.options.memory_tokens, or penalise "
+            "length (credit.overlong)."
         )
         if lasting is not None and lasting > MEMORY_CUT:
             yield Alarm("red", "memory_cut", text, run.step, key)
         else:
-            text += f" Wait where it falls: an agent that is cut off may learn to write less within {BEFORE} steps."
+            text += f" If the share falls, wait: the agent may learn to write less within {BEFORE} steps."
             yield Alarm("amber", "memory_cut", text, run.step, key)
 
 
@@ -324,8 +324,8 @@ def _logprob_gap(run: Watched) -> Iterator[Alarm]:
         if gap is not None:
             if gap > LOGPROB_GAP:
                 text = (
-                    f"Sampler and learner differ by {gap:.3f} nats a token: what is learnt isn't what was sampled. "
-                    "Look at their versions and number formats; loss.importance_sampling_cap corrects a part."
+                    f"Sampler and learner differ by {gap:.3f} nats per token: training is off-policy. "
+                    "Compare their versions and number formats; loss.importance_sampling_cap corrects a part."
                 )
                 yield Alarm("red", "logprob_gap", text, run.step, key)
             return
@@ -338,7 +338,7 @@ def _entropy(run: Watched) -> Iterator[Alarm]:
     now, was = run.late(key), run.before(key)
     if now is not None and was and now < ENTROPY_LEFT * was:
         fell = f"{name} fell from {was:.3g} to {now:.3g} in {BEFORE} steps."
-        text = f"{fell} A lower optim.learning_rate or loss.entropy_coeff above 0 helps."
+        text = f"{fell} Lower optim.learning_rate, or set loss.entropy_coeff above 0."
         yield Alarm("red", "entropy", text, run.step, key)
 
 
@@ -346,8 +346,8 @@ def _invention(run: Watched) -> Iterator[Alarm]:
     now, was = run.late("memory/copy_fidelity"), run.before("memory/copy_fidelity")
     if now is not None and was is not None and was - now > INVENTION_MORE:
         text = (
-            f"{_percent(1 - now)} of the sentences written stand in nothing that was read, {_percent(1 - was)} did "
-            f"{BEFORE} steps before. reward.unsupported_penalty makes invention cost something."
+            f"{_percent(1 - now)} of the written sentences are hallucinated, compared with {_percent(1 - was)} "
+            f"{BEFORE} steps before. reward.unsupported_penalty penalises hallucination."
         )
         yield Alarm("red", "invention", text, run.step, "memory/copy_fidelity")
 
@@ -368,8 +368,8 @@ def _grad_skipped(run: Watched) -> Iterator[Alarm]:
     if share:
         severity: Severity = "red" if share > SKIPPED else "amber"
         text = (
-            f"{_percent(share)} of the last optimiser steps were skipped: their gradients weren't finite. After "
-            "10 in a row the run ends; a lower optim.learning_rate helps."
+            f"{_percent(share)} of the last optimiser steps had non-finite gradients and no effect. After "
+            "10 in a row the run ends; lower optim.learning_rate."
         )
         yield Alarm(severity, "grad_skipped", text, run.step, "optim/grad_skipped")
 
@@ -380,7 +380,7 @@ def _silent(run: Watched, now: float) -> Iterator[Alarm]:
     usual = median(_seconds(row) for row in run.timings[-BEFORE:])
     waited = now - run.updated
     if waited > max(SILENT_SECONDS, SLOW * usual):
-        text = f"No step has ended for {waited:.0f} s; one takes {usual:.1f} s. It may evaluate or save, or hang."
+        text = f"No step ended for {waited:.0f} s; a step takes {usual:.1f} s. It may be evaluating, saving or hanging."
         yield Alarm("amber", "silent", text, run.step)
 
 
@@ -389,10 +389,7 @@ def _rollout_bound(run: Watched) -> Iterator[Alarm]:
     total = sum(map(_seconds, rows))
     share = sum(float(row["rollout_s"]) for row in rows) / total if total else 0.0
     if len(rows) >= FEWEST and share > ROLLOUT_SHARE:
-        text = (
-            f"Rollouts take {_percent(share)} of the time. More engine.max_num_seqs, or train.max_off_policy_steps, "
-            "may help."
-        )
+        text = f"Rollouts take {_percent(share)} of the time. Raise engine.max_num_seqs or train.max_off_policy_steps."
         yield Alarm("advice", "rollout_bound", text, run.step, "rollout_s")
 
 
@@ -400,8 +397,8 @@ def _memory_unused(run: Watched) -> Iterator[Alarm]:
     used = run.late("memory/tokens")
     if used is not None and run.memory_tokens and used < MEMORY_USED * run.memory_tokens:
         text = (
-            f"Memories have {used:.1f} tokens of {run.memory_tokens} on average. A smaller "
-            "policy.options.memory_tokens would read as much at less cost."
+            f"Memories use {used:.1f} of {run.memory_tokens} tokens on average. A smaller "
+            "policy.options.memory_tokens reads as much at less cost."
         )
         yield Alarm("advice", "memory_unused", text, run.step, "memory/tokens")
 
@@ -412,7 +409,7 @@ def _flat(run: Watched) -> Iterator[Alarm]:
         half = FLAT_STEPS // 2
         moved = mean_of(rewards[half:]) - mean_of(rewards[:half])
         if abs(moved) < FLAT:
-            text = f"The reward moved by {moved:+.3f} over the last {FLAT_STEPS} steps. It may have learnt what it can."
+            text = f"The reward moved by {moved:+.3f} over the last {FLAT_STEPS} steps. Training may have converged."
             yield Alarm("advice", "flat", text, run.step, "reward/mean")
 
 
@@ -444,7 +441,7 @@ def _percent(share: float) -> str:
 
 
 def mean_of(values: Iterable[float]) -> float:
-    """Of one or more; infinite where their sum is too large for a float, which no chart has room for.
+    """Mean of one or more values; infinite if their sum overflows, which charts omit.
 
     >>> mean_of([0.5, 1.5]), mean_of([1e308, 1e308])
     (1.0, inf)

@@ -1,14 +1,14 @@
 """Viewer sources: runs, evaluations and episode files under a path, and the pieces of a file.
 
 A piece is a frame of a .zst (rollout/trajectory_file.py) or some megabytes of lines of a plain file. A file in a folder
-is a source if its first line is an episode; a file that a user names always is one.
+is a source if its first line is an episode; a file that a user names is always a source.
 
-Guaranteed: files are only read, and nothing is created; a source keeps its key while the library exists; a folder that
-is gone stays known, so that a page can report it; several links to one target are one source; a link out of a run's or
-evaluation's folder, or out of the folder that was named, is not followed; of more than `MOST` the newest are listed and
-the rest counted; a cut or invalid piece is reported and never read; at most `MOST_BYTES` of a frame, a line or a group
-of a plain file are held, whatever a header claims.
-Not covered: anything more than `DEPTH` folders below a given path; other files next to those of a run or evaluation.
+Guaranteed: files are only read, and nothing is created; a source keeps its key while the library exists; a deleted
+folder stays listed, so that a page can report it; several links to one target are one source; links out of a run's or
+evaluation's folder, or out of the named folder, are not followed; beyond `MOST`, only the newest sources are listed and
+the rest counted; a cut or invalid piece is reported and never read; memory use per frame, line or group of a plain file
+is at most `MOST_BYTES`, whatever a header claims.
+Not covered: files more than `DEPTH` folders below a given path; other files in the folder of a run or evaluation.
 """
 
 from __future__ import annotations
@@ -42,16 +42,14 @@ from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS
 
 
 MOST_BYTES = 256 << 20
-"""Of a frame's content."""
 _STEP = 4 << 20
-"""Bytes that are unpacked at once."""
 _SNIFFED = 64 << 10
 _RAW_LINES = 4 << 20
-"""Bytes of whole lines that a piece of a plain file has at least."""
+"""Minimum bytes of complete lines in a piece of a plain file."""
 
 
 class Damaged(Exception):
-    """A piece is cut short, or isn't what it claims."""
+    """A truncated or invalid piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class FilePiece:
 
 
 def next_piece(file: BinaryIO, start: int, *, compressed: bool) -> FilePiece | None:
-    """The piece that begins at `start`; None at the end of the file. Raises Damaged."""
+    """The piece at `start`; None at the end of the file. Raises Damaged."""
     size = os.fstat(file.fileno()).st_size
     if start >= size:
         return None
@@ -71,7 +69,7 @@ def next_piece(file: BinaryIO, start: int, *, compressed: bool) -> FilePiece | N
 
 
 def content_of(file: BinaryIO, piece: FilePiece, *, compressed: bool) -> bytes:
-    """The lines in a piece. Raises Damaged for a wrong checksum, and for more than `MOST_BYTES`."""
+    """The lines of a piece. Raises Damaged for a wrong checksum, and above `MOST_BYTES`."""
     if piece.end - piece.start > MOST_BYTES:
         raise _too_large("a piece")
     file.seek(piece.start)
@@ -83,17 +81,18 @@ def content_of(file: BinaryIO, piece: FilePiece, *, compressed: bool) -> bytes:
             raise _too_large("a frame")
         return _unpacked(data)
     except zstandard.ZstdError:
-        raise Damaged("a frame's checksum is wrong, or it isn't one") from None
+        raise Damaged("a frame is invalid or has a wrong checksum") from None
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file of episodes holds frames."""
+    """True if a file of episodes consists of frames."""
     return path.suffix == ".zst"
 
 
 def begins_with_an_episode(path: Path) -> bool:
-    """Whether a file's first line is an episode's, as far as its first `_SNIFFED` bytes tell; so is one that can't be
-    unpacked, as that is told where it is opened."""
+    """True if a file's first `_SNIFFED` bytes start with an episode; also for damaged files: opening them reports
+    it.
+    """
     try:
         state = path.stat()
         return _begins(path, state.st_size, state.st_mtime_ns)
@@ -103,7 +102,7 @@ def begins_with_an_episode(path: Path) -> bool:
 
 @lru_cache(maxsize=4096)
 def _begins(path: Path, size: int, changed: int) -> bool:
-    """Once for each state of a file. Raises OSError."""
+    """Cached per state of a file. Raises OSError."""
     with open_regular(path) as file:
         data = file.read(_SNIFFED)
     if is_compressed(path):
@@ -112,16 +111,16 @@ def _begins(path: Path, size: int, changed: int) -> bool:
         except zstandard.ZstdError:
             return True
         if not data:
-            return True  # cut within its first block
+            return True  # truncated within its first block
     return _KEYS.search(data) is not None
 
 
 _KEYS = re.compile(rb'"(?:group_id|before_turn)":')
-"""A line has the first of them among its first keys, unless events that have the other stand before it."""
+"""The first key is near the start of a line, unless events with the second precede it."""
 
 
 def _unpacked(data: bytes) -> bytes:
-    """Content of a frame, a step at a time. Raises Damaged as soon as it is too large."""
+    """Content of a frame, unpacked in steps. Raises Damaged as soon as it is too large."""
     content = io.BytesIO()
     with zstandard.ZstdDecompressor().stream_reader(data) as reader:
         while step := reader.read(_STEP):
@@ -142,12 +141,12 @@ def _frame_end(file: BinaryIO, start: int, size: int) -> int:
 
     end = frame_end(read, start, size)
     if end is None:
-        raise Damaged("a frame is cut short, or what follows is none")
+        raise Damaged("a frame is truncated or invalid")
     return end
 
 
 def _lines_end(file: BinaryIO, start: int, size: int) -> int:
-    """The end of the last whole line of a piece; the file's last may lack its newline, if it is whole."""
+    """The end of the last complete line of a piece; the file's last line may lack its newline."""
     file.seek(start)
     data = file.read(_RAW_LINES)
     while b"\n" not in data and len(data) < size - start:
@@ -156,13 +155,13 @@ def _lines_end(file: BinaryIO, start: int, size: int) -> int:
         added = file.read(len(data) + _RAW_LINES)
         data += added
         if not added:
-            break  # the file was cut back since
+            break  # truncated since
     if b"\n" in data:
         return start + data.rfind(b"\n") + 1
     try:
         orjson.loads(data)
     except orjson.JSONDecodeError:
-        raise Damaged("the last line is cut short") from None
+        raise Damaged("the last line is truncated") from None
     return start + len(data)
 
 
@@ -171,15 +170,15 @@ def _lines_end(file: BinaryIO, start: int, size: int) -> int:
 
 DEPTH = 3
 MOST = 500
-"""Sources that are listed; a link leads to the others too."""
+"""Maximum listed sources; links reach the others too."""
 _AGAIN_SECONDS = 1.0
 _NO_RECORDS = (METRICS, TIMINGS, EVENTS)
 _INNER = ("checkpoints", "trajectories", "evaluations")
-"""Folders of a run that hold no other run."""
+"""Folders of a run that never contain another run."""
 
 
 class NotThere(PalimpsestError):
-    """What was asked for isn't there, or no longer."""
+    """A requested item is missing or was removed."""
 
 
 class LinkedOut(NotThere):
@@ -187,8 +186,6 @@ class LinkedOut(NotThere):
 
 
 class SourceKind(StrEnum):
-    """What a path holds."""
-
     RUN = "run"
     """A folder with config.yaml."""
     EVALUATION = "evaluation"
@@ -199,24 +196,23 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One thing to look at."""
+    """One item to view."""
 
     key: str
     """Short, unique, safe in a URL."""
     kind: SourceKind
     path: Path
     name: str
-    """For people: the end of its path."""
+    """Display name: the end of its path."""
 
 
 class Library:
-    """The sources under some paths. Threads may share it."""
+    """The sources under some paths. Thread-safe."""
 
     def __init__(self, paths: Sequence[Path], *, wait: bool = False) -> None:
-        """`wait`: a folder may hold nothing yet. Raises RunError for a path that is missing or holds nothing."""
+        """`wait`: accept folders without sources. Raises RunError for a path that is missing or contains nothing."""
         self._lock = threading.Lock()
         self._sources: dict[Path, Source] = {}
-        """By resolved path."""
         self._by_key: dict[str, Source] = {}
         self._listed: tuple[Source, ...] = ()
         self._paths = tuple(path.absolute() for path in paths)
@@ -226,18 +222,18 @@ class Library:
         self._look()
 
     def sources(self) -> tuple[Source, ...]:
-        """Those of now, and those that were there before: the newest `MOST`."""
+        """Current and former sources: the newest `MOST`."""
         return self.listed()[0]
 
     def listed(self) -> tuple[tuple[Source, ...], int]:
-        """The sources that are listed, and how many older ones are left out."""
+        """The listed sources, and the number of omitted older ones."""
         with self._lock:
             if time.monotonic() - self._looked > _AGAIN_SECONDS:
                 self._look()
             return self._listed, len(self._sources) - len(self._listed)
 
     def awaited(self) -> tuple[str, ...]:
-        """The folders given that hold nothing to look at yet."""
+        """The given folders without any source yet."""
         return tuple(str(path) for path in self._paths if path.is_dir() and next(sources_in(path), None) is None)
 
     def source(self, key: str) -> Source:
@@ -246,7 +242,7 @@ class Library:
         with self._lock:
             if key in self._by_key:
                 return self._by_key[key]
-        raise NotThere(f"{key[:60]!r}: no run, evaluation or file of that key is shown here")
+        raise NotThere(f"{key[:60]!r}: unknown key of a run, evaluation or file")
 
     def _look(self) -> None:
         for base in self._paths:
@@ -266,7 +262,7 @@ class Library:
         self._looked = time.monotonic()
 
     def _key(self, name: str) -> str:
-        """A slug that no other source has.
+        """A unique slug.
 
         Two runs called `first` become `first` and `first-2`.
         """
@@ -276,12 +272,12 @@ class Library:
 
 
 def sources_in(path: Path) -> Iterator[tuple[SourceKind, Path]]:
-    """What is to look at in a path, itself first: nothing where it is missing."""
+    """Sources in a path, the path first; empty if it is missing."""
     if path.is_file():
         if path.name in (CONFIG, SAMPLES):
             yield from sources_in(path.parent)
         elif path.name == EPISODES and (path.parent / SAMPLES).is_file():
-            yield SourceKind.EVALUATION, path.parent  # the record alone has no score of the agent
+            yield SourceKind.EVALUATION, path.parent  # a record has no score of the agent
         elif is_record(path):
             yield SourceKind.RECORD, path
         return
@@ -291,12 +287,12 @@ def sources_in(path: Path) -> Iterator[tuple[SourceKind, Path]]:
 
 
 def is_record(path: Path) -> bool:
-    """Whether a file may hold episodes, by its name."""
+    """True if the file's name is that of a record."""
     return path.name.endswith((".jsonl", ".jsonl.zst")) and path.name not in _NO_RECORDS
 
 
 def _walked(folder: Path, within: Path, depth: int) -> Iterator[tuple[SourceKind, Path]]:
-    """What is in a folder that is itself inside `within`: no link out of that is followed."""
+    """Sources in a folder inside `within`; links out of `within` are not followed."""
     is_run, is_evaluation = (folder / CONFIG).is_file(), (folder / SAMPLES).is_file()
     if is_run:
         yield SourceKind.RUN, folder
@@ -314,8 +310,7 @@ def _walked(folder: Path, within: Path, depth: int) -> Iterator[tuple[SourceKind
 
 
 def _entries(folder: Path, within: Path) -> list[Path]:
-    """What is in a folder, by name, links last, without what is hidden or leads out of `within`; nothing where it
-    can't be read."""
+    """Entries of a folder by name, links last, except hidden ones and links out of `within`; empty if unreadable."""
     try:
         shown = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
         entries = [entry for entry in shown if not entry.is_symlink() or not leads_out(within, entry)]
@@ -325,7 +320,7 @@ def _entries(folder: Path, within: Path) -> list[Path]:
 
 
 def leads_out(folder: Path, path: Path) -> bool:
-    """Whether a path below `folder` is somewhere else, links followed."""
+    """True if a path below `folder` is elsewhere after following links."""
     return not path.resolve().is_relative_to(folder.resolve())
 
 
@@ -333,12 +328,12 @@ def checked_inside(source: Source, path: Path) -> Path:
     """A path below a source's folder. Raises LinkedOut."""
     if leads_out(source.path, path):
         name = path.relative_to(source.path).as_posix()
-        raise LinkedOut(f"{name} leads out of {source.name}: links out of its folder are not followed; copy the file")
+        raise LinkedOut(f"{name} links out of {source.name}, which palimpsest does not follow; copy the file")
     return path
 
 
 def updated(source: Source) -> float | None:
-    """When a source was last written to, in seconds since 1970; None of what is gone."""
+    """Last modification of a source, in seconds since 1970; None if it was removed."""
     names = (METRICS, EVENTS, CONFIG, SAMPLES)
     return last_change(
         [source.path / name for name in names] if source.kind is not SourceKind.RECORD else [source.path]
@@ -346,7 +341,7 @@ def updated(source: Source) -> float | None:
 
 
 def last_change(paths: Iterable[Path]) -> float | None:
-    """When any of some files was last written to, in seconds since 1970; None where none is there."""
+    """Last modification of any of the files, in seconds since 1970; None if all are missing."""
     times = []
     for path in paths:
         with suppress(OSError):
@@ -355,12 +350,11 @@ def last_change(paths: Iterable[Path]) -> float | None:
 
 
 def gone(source: Source) -> NotThere:
-    """What a page says of one that isn't there any more."""
-    return NotThere(f"{source.path} was moved or deleted while it was shown; start the viewer on its new place")
+    """The error for a removed source."""
+    return NotThere(f"{source.path} was moved or deleted; start the viewer with the new path")
 
 
 def _name(path: Path, base: Path) -> str:
-    """The end of a path: from a folder that was given on, by what it holds there."""
     if path == base or not path.is_relative_to(base):
         return path.name or str(path)
     inner = path.relative_to(base).as_posix()
@@ -369,12 +363,12 @@ def _name(path: Path, base: Path) -> str:
 
 def _refuse(path: Path, *, wait: bool) -> None:
     if not path.exists():
-        raise RunError(f"{path}: no such file or folder; give a run, an evaluation, or a .jsonl.zst of episodes")
+        raise RunError(f"{path}: no such file or folder; pass a run, an evaluation, or a .jsonl.zst of episodes")
     if next(sources_in(path), None) is None and not (wait and path.is_dir()):
         raise RunError(
-            f"{path}: no record of episodes; give a .jsonl.zst, or the folder of a run"
+            f"{path}: not a record of episodes; pass a .jsonl.zst, or the folder of a run"
             if path.is_file()
-            else f"{path}: holds no run (config.yaml), no evaluation (samples.jsonl) and no file of episodes within "
-            f"{DEPTH} folders; give the folder that palimpsest train --out, eval --out or replay --out wrote, or "
-            "--follow to wait for what begins there"
+            else f"{path}: contains no run (config.yaml), no evaluation (samples.jsonl) and no file of episodes within "
+            f"{DEPTH} folders; pass the --out folder of palimpsest train, eval or replay, or "
+            "--follow to wait for one"
         )

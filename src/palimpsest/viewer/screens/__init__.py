@@ -1,1 +1,1 @@
-"""One module per screen of the viewer's page, as values that JSON can hold."""
+"""Screens of the viewer's page as JSON values, one module per screen."""

@@ -1,12 +1,12 @@
 """Episode screen: the strip of turns, evidence over turns, context blocks, and word origins.
 
-Contents of single turns (viewer/screens/turn_screen.py) and word origins are computed on request, so that opening an
-episode of hundreds of turns is cheap: sections are searched for evidence and for sentences of memories only.
+Single turns (viewer/screens/turn_screen.py) and word origins are computed on request, so that episodes with hundreds of
+turns open fast: sections are searched only for evidence and for sentences of memories.
 
-Evidence is what `memory/evidence_retention` counts (viewer/analysis/episode_timeline.py), with the same rule for
-whether a memory holds it. Turns are indices in the episode's turns.
+Evidence and the test for its presence in a memory are those of `memory/evidence_retention`
+(viewer/analysis/episode_timeline.py). Turns are indices in the episode's turns.
 
-Not covered: facts kept in other words.
+Not covered: facts stored in other words.
 """
 
 from __future__ import annotations
@@ -39,48 +39,45 @@ from palimpsest.viewer.screens.turn_screen import turn_at
 
 
 class EvidenceStatus(StrEnum):
-    """The whole fate in a word."""
+    """Status of one piece of evidence at the end."""
 
     UNSEEN = "unseen"
-    """It stood in nothing that was read."""
+    """No text read contains it."""
     NOT_WRITTEN = "not written"
-    """It was read, and never stood in a memory."""
+    """It was read but never stored in memory."""
     LOST = "lost"
-    """A memory held it, the last one doesn't."""
+    """It was stored in memory, but the last memory lacks it."""
     HELD = "held"
-    """The last memory holds it."""
+    """The last memory contains it."""
     UNKNOWN = "not known without a tokenizer"
-    """Token ids alone don't say what was read or written."""
+    """Token ids do not show which texts were read or written."""
     SHOWN = "in sight"
-    """No memory holds it at the end, but it stood in what the last prompt shows."""
+    """The last memory lacks it, but the last prompt shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """Of one thing an answer needs."""
+    """History of one piece of evidence."""
 
     evidence: Evidence
     verdict: EvidenceStatus
     seen: tuple[int, ...]
-    """Turns whose section, document or new tool result holds it."""
+    """Turns whose section, document or new tool result contains it."""
     written: int | None
-    """The first turn after which the memory held it."""
+    """The first turn after which the memory contained it."""
     survived: int | None
-    """The last turn after which the memory held it."""
+    """The last turn after which the memory contained it."""
     gained: tuple[int, ...]
-    """Turns that brought it into the memory."""
     lost: tuple[int, ...]
-    """Turns that took it out of the memory."""
     held: tuple[int, ...]
-    """Numbers of the steps (`Story.steps`) after which the memory held it."""
+    """Numbers of the steps (`Story.steps`) after which the memory contained it."""
     recalled: tuple[int, ...]
-    """Turns whose recalled memory held it."""
     used: bool | None
-    """Whether the answer has the gold answer that it says; None where it says none, or there is no answer."""
+    """True if the answer contains its gold; None if it has no gold, or without an answer."""
 
 
 def fates(story: Story) -> tuple[Fate, ...]:
-    """Of everything an answer needs, in the data's order; empty where the data doesn't say."""
+    """The fate of each piece of evidence, in the data's order; empty if the data name none."""
     if not story.readable:
         return tuple(
             Fate(one, EvidenceStatus.UNKNOWN, (), None, None, (), (), (), (), _used(story, one))
@@ -121,10 +118,10 @@ def _verdict(ever_held: bool, held_last: bool, sighted: bool, in_sight: bool) ->
 
 
 def _in_sight(story: Story, one: Evidence) -> bool:
-    """Whether the last prompt shows it outside of a memory and the question."""
+    """True if the last prompt shows it outside of a memory and the question."""
     last = story.trajectory.turns[-1:]
     if story.steps and story.steps[-1].turn == len(story.trajectory.turns) - 1:
-        return False  # the last turn still wrote: nothing was answered from its prompt
+        return False  # the last turn wrote a memory: its prompt led to no answer
     texts = (story.piece(turn, name) for turn in last for name in turn.spans if name not in ("memory", "question"))
     return any(text is not None and one.in_text(text) for text in texts)
 
@@ -138,7 +135,7 @@ def _used(story: Story, one: Evidence) -> bool | None:
 
 
 def _read(story: Story) -> Iterator[tuple[int, Text]]:
-    """(turn, text) of what was read: sections, documents, and tool results when they first stand in a prompt."""
+    """(turn, text) of everything read: sections, documents, and tool results at their first occurrence in a prompt."""
     earlier = set[str]()
     for index, turn in enumerate(story.trajectory.turns):
         for name in turn.spans:
@@ -162,14 +159,13 @@ def _recalled(story: Story) -> Iterator[tuple[int, Text]]:
 
 
 _TICKS = ("seen", "gained", "lost", "recalled")
-"""Of a fate: where a turn may play one."""
 
 
 def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
-    """What the API says of an episode. Raises IndexError.
+    """The API's answer for an episode. Raises IndexError.
 
-    `turns` has a row for each turn; `fates` one for each thing an answer needs; `memories` counts the steps that may
-    write one; `context` is of agents with tools, else None.
+    `turns` has one row per turn; `fates` one per piece of evidence; `memories` counts the steps that may write one;
+    `context` is None except for agents with tools.
     """
     story = opened.story(rollout)
     all_fates = fates(story)
@@ -190,14 +186,14 @@ def episode_view(opened: Opened, rollout: int) -> dict[str, Any]:
 
 
 def search_view(opened: Opened, rollout: int, text: str) -> dict[str, Any]:
-    """The turns after which the memory holds a text, without regard to case and white space. Raises IndexError."""
+    """Turns after which the memory contains a text; ignores case and white space. Raises IndexError."""
     wanted = flat(text)
     steps = opened.story(rollout).steps if wanted else ()
     return {"text": text, "turns": [step.turn for step in steps if wanted in step.after.flat]}
 
 
 def kind_of(story: Story) -> str:
-    """`reading`, `tools`, or `plain` for an agent without a memory that is known of."""
+    """`reading`, `tools`, or `plain` for an agent without a known memory."""
     turns = story.trajectory.turns
     if any(name.startswith(RESULT) for turn in turns for name in turn.spans) or any(
         "tool_calls" in turn.notes for turn in turns
@@ -207,9 +203,9 @@ def kind_of(story: Story) -> str:
 
 
 def blame_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
-    """Where the words of the memory held after a turn first came from. Raises IndexError.
+    """Origins of the words in the memory after a turn. Raises IndexError.
 
-    `after` is the turn that last had it to write; None, with no `spans`, where there is no memory yet.
+    `after` is the last turn that could write it; None, with empty `spans`, without a memory.
     """
     story = opened.story(rollout)
     turn_at(story.trajectory.turns, turn)
@@ -262,7 +258,7 @@ def _turn(story: Story, index: int, turn: Turn) -> dict[str, Any]:
 
 
 def _ticks(all_fates: Sequence[Fate], turns: int) -> list[dict[str, list[int]]]:
-    """[turns] numbers of the fates that each plays a part in."""
+    """[turns] numbers of the fates that refer to each turn."""
     ticks: list[dict[str, list[int]]] = [{part: [] for part in _TICKS} for _ in range(turns)]
     for number, fate in enumerate(all_fates):
         for part in _TICKS:
@@ -290,7 +286,7 @@ def _fate_value(number: int, fate: Fate, story: Story) -> dict[str, Any]:
 
 
 def _ranges(turns: Sequence[int], among: Sequence[int]) -> list[list[int]]:
-    """Turns in a row as the first and the last of them.
+    """Consecutive turns as pairs of first and last.
 
     >>> _ranges([0, 2, 5], [0, 2, 4, 5])
     [[0, 2], [5, 5]]

@@ -1,7 +1,7 @@
-"""An evaluation as items by samples.
+"""Evaluation screen: problems by samples.
 
-Guaranteed: samples are those that were asked for last; lines that can't be read are counted; what isn't graded is shown
-as such, never as wrong; the problems about which judge and strings disagree come first, then those whose draws do.
+Guaranteed: samples are the last requested ones; unreadable lines are counted; ungraded samples are shown as ungraded,
+never as wrong; problems with a disagreement between judge and strings come first, then those whose draws differ.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _TEXT = 400
 
 
 class Samples:
-    """The samples of sources, read once while their files stay the same. Threads may share it."""
+    """Samples of sources, read again only when files change. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._read: dict[Path, tuple[object, Logged]] = {}
 
     def of(self, source: Source) -> list[tuple[str, Logged]]:
-        """Each log by its name: an evaluation's own, or a quickstart's."""
+        """Logs by name: an evaluation's log, or those of a quickstart."""
         return [(name, self._of(source, path)) for name, path in logs_of(source).items()]
 
     def all(self, source: Source) -> Logged:
-        """All logs as one."""
+        """All logs merged."""
         logs = [log for _, log in self.of(source)]
         samples = [sample for log in logs for sample in log.samples]
         return Logged(samples, sum(log.not_asked for log in logs), sum(log.unreadable for log in logs))
 
     def at(self, source: Source, step: str) -> Logged | None:
-        """The log whose episodes are recorded under `step`; None where these are no evaluation's."""
+        """The log for the episodes recorded under `step`; None outside of evaluations."""
         path = logs_of(source).get(step)
         return None if path is None else self._of(source, path)
 
@@ -57,14 +57,13 @@ class Samples:
                 if entry is None or entry[0] != state:
                     entry = self._read[path] = state, read_log(path.parent)
         except OSError:
-            raise NotThere(f"{path.parent.name}/{path.name} was moved or deleted while it was shown") from None
+            raise NotThere(f"{path.parent.name}/{path.name} was moved or deleted") from None
         except RunError as error:
             raise NotThere(str(error)) from None
         return entry[1]
 
 
 def _state(path: Path) -> tuple[int, int] | None:
-    """What changes with a file; None: it isn't there."""
     try:
         state = path.stat()
     except FileNotFoundError:
@@ -73,20 +72,20 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 
 def logs_of(source: Source) -> Mapping[str, Path]:
-    """The logs of an evaluation or of a quickstart's, by the step that its episodes stand under."""
+    """Logs of an evaluation or a quickstart, by the step of its recorded episodes."""
     if source.kind is SourceKind.EVALUATION:
         return {"all": source.path / SAMPLES}
     return logs_below(source.path) if source.kind is SourceKind.RUN else {}
 
 
 EpisodePlaces = Mapping[tuple[str, str, int], tuple[int, int]]
-"""(step, group id, draw) to (group, rollout) of an episode that was recorded."""
+"""(step, group id, draw) to (group, rollout) of a recorded episode."""
 
 
 def evaluation_view(
     logs: Sequence[tuple[str, Logged]], places: EpisodePlaces, titles: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the API says of an evaluation; `titles`: what the players of a quickstart are called."""
+    """The API's answer for an evaluation; `titles`: names of the agents of a quickstart."""
     titles = titles or {}
     items: dict[tuple[str, str], list[dict[str, Any]]] = {}
     first: dict[tuple[str, str], Sample] = {}
@@ -113,7 +112,7 @@ def evaluation_view(
 
 
 def disagreement(draws: Sequence[Mapping[str, Any]]) -> int:
-    """2 where judge and strings differ on a draw, 1 where draws differ in value, 0 where all agree.
+    """2 if judge and strings differ on a draw, 1 if draws differ in value, 0 if all agree.
 
     >>> disagreement([{"value": 1.0, "judge": 1.0, "metrics": {"sub_em": 0.0}}])
     2
@@ -158,7 +157,7 @@ def _draw(sample: Sample, log: str, places: EpisodePlaces) -> dict[str, Any]:
 
 
 def cells_view(samples: Sequence[Sample], titles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Accuracy of each part by each player, shorter ones first within a task; of all episodes, recorded or not."""
+    """Accuracy per part and agent over all episodes, recorded or not; shorter parts first within a task."""
     by_cell: dict[Cell, list[Sample]] = {}
     for sample in samples:
         by_cell.setdefault(cell_at_length(sample), []).append(sample)

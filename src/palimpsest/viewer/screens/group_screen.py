@@ -1,6 +1,6 @@
-"""A group's page: rollouts side by side by what they read, where memories part, what training shares.
+"""Group screen: rollouts side by side by section, points where memories diverge, tokens that training shares.
 
-Groups that were opened are kept with what was computed of their episodes. A group that is slow to open delays no other.
+Opened groups stay cached with their results. A group that is slow to open delays no other.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ from palimpsest.viewer.records.sources import NotThere, Source, SourceKind
 
 
 class Opened:
-    """One group. What is worked out is kept as long as this is: take a few and let them go."""
+    """One opened group. Its results stay in memory as long as the object: open few and release them."""
 
     def __init__(self, group: Group, codec: Codec, credit: CreditConfig | None = None) -> None:
-        """`credit`: by which the run gives credit, where it is known."""
         self.group = group
         self.codec = codec
         self.credit = credit
@@ -58,30 +57,29 @@ class Opened:
 
     @cached_property
     def advantages(self) -> Advantages:
-        """What training learns from each rollout."""
         return advantages(self.group, self.credit)
 
     @cached_property
     def computed(self) -> Computed | None:
-        """What training computes of the group; None where that isn't known."""
+        """The tokens that training computes; None if unknown."""
         rows = trained_rows(self.group, self.credit)
         return None if rows is None else computed(rows)
 
     def story(self, rollout: int) -> Story:
-        """The episode at a place of the group's. Raises IndexError, DataError for one of more than `MOST_TURNS`."""
+        """The episode at an index. Raises IndexError, and DataError above `MOST_TURNS` turns."""
         if not 0 <= rollout < len(self.group.trajectories):
             raise IndexError(f"rollout {rollout}: the group has {len(self.group.trajectories)}, counted from 0")
         if rollout not in self._stories:
             if (turns := len(self.group.trajectories[rollout].turns)) > MOST_TURNS:
                 raise DataError(
-                    f"rollout {rollout} has {turns:,} turns, too many to be told turn by turn ({MOST_TURNS:,} at the "
-                    "most); the table of episodes has its counts, palimpsest view --export FILE.jsonl its lines"
+                    f"rollout {rollout} has {turns:,} turns, more than the page shows ({MOST_TURNS:,}): see its counts "
+                    "in the table of episodes, or its lines with palimpsest view --export FILE.jsonl"
                 )
             self._stories[rollout] = Story(self.group.problem, self.group.trajectories[rollout], self.texts)
         return self._stories[rollout]
 
     def unfounded(self, rollout: int) -> Unfounded:
-        """What the memories of an episode hold that an earlier turn invented. Raises as `story` does."""
+        """Earlier hallucinations in an episode's memories. Raises as `story` does."""
         story = self.story(rollout)
         return self._unfounded.setdefault(rollout, Unfounded(story))
 
@@ -90,7 +88,7 @@ class Opened:
 
 
 MOST_GROUPS, MOST_TOKENS = 4, 6_000_000
-"""What is kept beside the newest; a token takes some 40 bytes."""
+"""Limits of the cache besides the newest group; a token takes about 40 bytes."""
 T = TypeVar("T")
 _Key = tuple[Path, int, int, int]
 
@@ -98,13 +96,12 @@ _Key = tuple[Path, int, int, int]
 @dataclass(slots=True)
 class _CachedGroup:
     opened: Opened | None = None
-    """None until the first look has read it."""
     tokens: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class OpenedGroups:
-    """Groups by source, step and place. Threads may share it."""
+    """Groups by source, step and index. Thread-safe."""
 
     def __init__(self, records: Records, decoders: Decoders, facts: RunFacts) -> None:
         self._records, self._decoders, self._facts = records, decoders, facts
@@ -112,7 +109,7 @@ class OpenedGroups:
         self._groups: OrderedDict[_Key, _CachedGroup] = OrderedDict()
 
     def look(self, source: Source, step: str, index: int, at: Callable[[Opened], T]) -> T:
-        """What `at` finds in a group. Raises NotThere for what isn't in it, DataError for what can't be read."""
+        """The result of `at` for a group. Raises NotThere for a missing item, DataError for an unreadable group."""
         key, entry = self._of(source, step, index)
         with entry.lock:
             if entry.opened is None:
@@ -134,7 +131,7 @@ class OpenedGroups:
             return key, entry
 
     def _open(self, source: Source, step: str, index: int, key: _Key) -> Opened:
-        """Raises NotThere and DataError as a record's index does; the group is then forgotten."""
+        """Read a group. Raises NotThere and DataError as a record's index does, and then forgets the group."""
         try:
             group = self._records.index(source, step).group(index)
             return Opened(group, self._decoders.of(source).codec, self._credit(source))
@@ -155,7 +152,7 @@ class OpenedGroups:
         )
 
     def _credit(self, source: Source) -> CreditConfig | None:
-        """By which a run gives credit; None where it is of no run, or of one of another version."""
+        """Credit section of a run; None outside of runs, and for a run of another version."""
         run = run_of(source)
         if run is None:
             return None
@@ -170,18 +167,18 @@ class OpenedGroups:
 # ---- A group as its page shows it ----------------------------------------------------------------------------
 
 
-_MOST = 5_000_000  # tokens of prompts and completions of which a forest is made: some seconds
+_MOST = 5_000_000  # maximum tokens of prompts and completions in a forest; takes some seconds
 _SHOWN = 400  # nodes
-_HEAD = 24  # tokens of a node that are shown as its text
+_HEAD = 24  # displayed tokens of a node
 _TEXT = 400  # characters of a memory in a cell
 
 
 def group_view(opened: Opened) -> dict[str, Any]:
-    """What the API says of a group.
+    """The API's answer for a group.
 
-    `rollouts` has a row for each with `cells`, one a step of its memory, in the order of reading; equal memories after
-    the same step have the same `memory_id`. `parts` says for each step how many different memories there are, and
-    `first_parting` the first at which there is more than one (None: never).
+    Each row of `rollouts` has `cells`, one per step of its memory, in reading order; equal memories after the same step
+    share a `memory_id`. `parts` counts the distinct memories per step, and `first_parting` is the first step with more
+    than one (None: never).
     """
     group = opened.group
     stories = [opened.story(rollout) for rollout in range(len(group.trajectories))]
@@ -211,7 +208,7 @@ def problem_value(problem: Problem) -> dict[str, Any]:
 
 
 def rollout_value(opened: Opened, rollout: int) -> dict[str, Any]:
-    """How an episode ended, and what that was worth."""
+    """The end and the reward of an episode."""
     story, grade = opened.story(rollout), opened.group.grades[rollout]
     return {
         "rollout": rollout,
@@ -262,7 +259,7 @@ def _cell(story: Story, number: int) -> dict[str, Any]:
 
 
 def _partings(rows: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """For each step the different memories, the most frequent first, and the rollouts that have no such step."""
+    """Distinct memories per step, most frequent first, and the rollouts without that step."""
     partings = []
     for step in range(max(map(len, rows), default=0)):
         counts = Counter(row[step]["memory_id"] for row in rows if step < len(row))
@@ -274,7 +271,7 @@ def _forest(opened: Opened) -> dict[str, Any]:
     trajectories = opened.group.trajectories
     tokens = sum(map(tokens_of, trajectories))
     if tokens > _MOST:
-        return {"left_out": f"{tokens} tokens: a forest is drawn of up to {_MOST}"}
+        return {"left_out": f"{tokens} tokens: the limit of a forest is {_MOST}"}
     try:
         forest = prefix_forest(trajectories)
     except ValueError as error:
@@ -295,7 +292,7 @@ def _forest(opened: Opened) -> dict[str, Any]:
 
 
 def _largest(forest: GroupForest) -> list[int]:
-    """The nodes that are shown: those that most is saved by, with all above them, in their order."""
+    """The displayed nodes, in order: those that save most, with all their ancestors."""
 
     def saved(index: int) -> int:
         node = forest.nodes[index]

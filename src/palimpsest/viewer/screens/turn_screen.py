@@ -1,11 +1,11 @@
-"""Turn screen: the memory as a difference, what was in sight, and the sampled tokens.
+"""Turn screen: the memory as a difference, the visible texts, and the sampled tokens.
 
-Characters are counted in Unicode code points of the accompanying text. Only the pieces of this turn are decoded. A
-sampled token has its text, log-probability, whether it is trained, and its advantage, whose kind is in `advantage_is`
+Character offsets count Unicode code points of the accompanying text. Only this turn's pieces are decoded. A sampled
+token has its text, log-probability, a flag for training, and its advantage, whose kind is in `advantage_is`
 (viewer/analysis/prefix_forest.py).
 
-Not covered: entropy, since the record has log-probabilities of sampled tokens only. `-logprob` is the surprise of a
-token, whose mean over many tokens estimates the entropy.
+Not covered: entropy: the record has log-probabilities of sampled tokens only. `-logprob` is the surprise of a token;
+its mean over many tokens estimates the entropy.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from palimpsest.viewer.screens.group_screen import Opened
 
 
 def token_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
-    """What one turn sampled. Raises IndexError.
+    """The sampled tokens of a turn. Raises IndexError.
 
-    `tokens` has a row for each: text ("" for a part of a character but the last), log-probability in nats, trained,
-    advantage (None: ungraded, or not trained).
+    `tokens` has one row per token: text ("" for all but the last part of a character), log-probability in nats,
+    trained, advantage (None: ungraded, or not trained).
     """
     story = opened.story(rollout)
     sampled = turn_at(story.trajectory.turns, turn)
@@ -60,19 +60,19 @@ def token_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
             {"start": one.start, "end": one.end, "value": one.value} for one in grade.spans if one.turn == turn
         ],
         "entropy": None,
-        "note": "entropy is not recorded; the surprise of a token is -logprob",
+        "note": "the record lacks entropy; the surprise of a token is -logprob",
     }
 
 
 def turn_at(turns: tuple[Turn, ...], turn: int) -> Turn:
-    """The turn of an index. Raises IndexError."""
+    """The turn at an index. Raises IndexError."""
     if not 0 <= turn < len(turns):
         raise IndexError(f"turn {turn}: the episode has {len(turns)}, counted from 0")
     return turns[turn]
 
 
 def _texts(opened: Opened, ids: tuple[int, ...]) -> list[str]:
-    """[T] text of each token; a character of several tokens stands at the last of them."""
+    """[T] text of each token; the last of several tokens gets their common character."""
     texts: list[str] = []
     open_ids: list[int] = []
     for id_ in ids:
@@ -95,18 +95,18 @@ def _texts(opened: Opened, ids: tuple[int, ...]) -> list[str]:
 
 
 UNFOUNDED = "unfounded"
-"""Origin of words that an earlier turn wrote from nowhere, and that are kept or moved."""
-_LONGEST = 20_000  # tokens of a prompt without named pieces that are shown
+"""Origin of kept or moved words that an earlier turn hallucinated."""
+_LONGEST = 20_000  # displayed tokens of a prompt without named pieces
 
 
 def turn_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
-    """What the API says of a turn. Raises IndexError.
+    """The API's answer for a turn. Raises IndexError.
 
-    `diff` (None where the turn may write no memory) has the pieces in the order of reading, dropped ones among them; a
-    kept or moved one has the origin `unfounded` where the turn `since` wrote it from nowhere. `pieces` are the named
-    pieces of the prompt, each with the `spans` of it that the memory took, by the place in `diff`, and the evidence in
-    it. `invented` are the sentences of this turn that nothing in sight says, `unfounded` those of earlier turns that
-    the memory still holds, `kept_out` what the policy's rule kept out of it, with the reason.
+    `diff` (None if the turn may write no memory) lists the pieces in reading order, including dropped ones; a kept or
+    moved piece has the origin `unfounded` if the turn `since` hallucinated it. `pieces` are the named pieces of the
+    prompt, each with its evidence and the `spans` that the memory took, by index in `diff`. `invented` lists the
+    sentences hallucinated in this turn, `unfounded` those of earlier turns that the memory still contains, `kept_out`
+    the sentences that the policy's rule dropped, with the reason.
     """
     story = opened.story(rollout)
     this = turn_at(story.trajectory.turns, turn)
@@ -183,7 +183,6 @@ def _part_value(part: WordPiece | Dropped, since: int | None) -> dict[str, Any]:
 
 
 def _counts(diff: MemoryDiff, since: Sequence[int | None]) -> dict[str, int]:
-    """Words by origin, and how many were dropped."""
     counts = Counter({UNFOUNDED: 0, **{origin.value: 0 for origin in WordOrigin}})
     for piece, turn in zip(diff.pieces, since, strict=True):
         counts[piece.origin.value if turn is None else UNFOUNDED] += piece.words[1] - piece.words[0]
@@ -191,7 +190,7 @@ def _counts(diff: MemoryDiff, since: Sequence[int | None]) -> dict[str, int]:
 
 
 def _places(text: str, sentences: Sequence[str]) -> list[dict[str, Any]]:
-    """Sentences with where they stand in a text, one after the other."""
+    """Sentences and their consecutive positions in a text."""
     rows, at = [], 0
     for sentence in sentences:
         start = text.find(sentence, at)
@@ -201,13 +200,12 @@ def _places(text: str, sentences: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _held(story: Story, number: int, sentences: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Sentences that earlier turns invented, where they stand in the memory, and since which turn."""
+    """Sentences hallucinated earlier, their position in the memory, and their turn."""
     text = story.words(story.steps[number].after).text
     return [{**_places(text, [sentence])[0], "turn": turn} for sentence, turn in sentences]
 
 
 def _evidence(story: Story, text: Text) -> list[dict[str, Any]]:
-    """Evidence that a text holds, and where."""
     shown = story.words(text).text
     rows: list[dict[str, Any]] = []
     for number, one in enumerate(story.evidence):
@@ -217,7 +215,7 @@ def _evidence(story: Story, text: Text) -> list[dict[str, Any]]:
 
 
 def _pieces(story: Story, turn: Turn, number: int | None, diff: MemoryDiff | None) -> Iterator[dict[str, Any]]:
-    """The named pieces of a prompt but the memory before; or what there is of the prompt, where it names none."""
+    """The named pieces of a prompt except the memory before; the available prompt text if it names none."""
     sight = dict(story.sight(number)) if number is not None else {}
     if "memory" in turn.spans and number is None:
         sight["memory"] = story.texts.of(turn.piece("memory") or ())
@@ -241,14 +239,13 @@ def _pieces(story: Story, turn: Turn, number: int | None, diff: MemoryDiff | Non
 
 
 def _rank(name: str, turn: Turn) -> tuple[int, int]:
-    """What was read comes first, the question last; tool results with the newest first."""
+    """Sort key: texts read come first, the question last; newest tool results first."""
     order = {"section": 0, "document": 1, "memory": 2, "recalled": 3, "question": 9}
     start: Span = turn.spans.get(name, (0, 0))
     return (order.get(name, 4), -start[0])
 
 
 def _label(name: str, turn: Turn) -> str:
-    """What a piece is called on the page."""
     if name.startswith(RESULT):
         return f"Result {name.removeprefix(RESULT)}"
     chunk = turn.notes.get("chunk")
@@ -258,7 +255,7 @@ def _label(name: str, turn: Turn) -> str:
 
 
 def _taken(diff: MemoryDiff, name: str) -> list[dict[str, Any]]:
-    """Where in a piece words of the memory stand, with their number in `diff`; in the order of the piece."""
+    """Positions in a piece of words that the memory took, with their number in `diff`; in the piece's order."""
     rows = [
         {"characters": list(part.source.characters), "tokens": list(part.source.tokens), "part": number}
         for number, part in enumerate(diff.in_order)

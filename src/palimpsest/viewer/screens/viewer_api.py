@@ -1,6 +1,6 @@
-"""What the page asks for, as values that JSON can hold: a function of a path and a query, without a server.
+"""Viewer API: JSON values as a function of a path and a query, without a server.
 
-The paths stand in `_PATHS` and `_VIEWS`; an export asks for them in advance and keeps what they gave.
+`_PATHS` and `_VIEWS` list the paths; an export requests them in advance and stores the answers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PATHS = (
     (f"{_STEP}/decoder", "_decoder"),
     (f"{_STEP}{_GROUP}{_ROLLOUT}/search", "_search"),
 )
-"""What stands behind a run's path, to the method that answers it."""
+"""The rest of a run's path, to the method that answers it."""
 _VIEWS: tuple[tuple[str, Callable[..., dict[str, Any]]], ...] = (
     ("", group_view),
     (_ROLLOUT, episode_view),
@@ -53,14 +53,14 @@ _VIEWS: tuple[tuple[str, Callable[..., dict[str, Any]]], ...] = (
     (f"{_ROLLOUT}{_TURN}/tokens", token_view),
     (f"{_ROLLOUT}{_TURN}/blame", blame_view),
 )
-"""What stands behind a group's path, to the function that tells it."""
+"""The rest of a group's path, to the function that answers it."""
 
 
 class ViewerApi:
-    """The API over a library. Threads may share it."""
+    """The API over a library. Thread-safe."""
 
     def __init__(self, library: Library, *, tokenizer: str | None = None) -> None:
-        """`tokenizer`: decodes everything in place of what the files name."""
+        """`tokenizer`: decodes everything and overrides the files."""
         self.library = library
         self.facts = RunFacts()
         self.decoders = Decoders(self.facts, tokenizer)
@@ -71,7 +71,7 @@ class ViewerApi:
         self._routes += [(re.compile(_RUN + _STEP + _GROUP + path), partial(self._view, view)) for path, view in _VIEWS]
 
     def get(self, path: str, query: Query | None = None) -> Any:
-        """The answer to a path. Raises NotThere for one that is none, and for what isn't there any more."""
+        """The answer to a path. Raises NotThere for an unknown path or a removed item."""
         if path == "/api/runs":
             return self._runs()
         for pattern, answer in self._routes:
@@ -81,8 +81,7 @@ class ViewerApi:
         raise NotThere(f"{path[:200]!r}: no such path")
 
     def read_ahead(self) -> None:
-        """Open the first episode where one file is all that is shown: a long one takes a second, and is there when the
-        page asks for it. Raises as `get` does."""
+        """Open the first episode of a single-file library, so that it is ready for the page. Raises as `get` does."""
         sources = self.library.sources()
         if len(sources) == 1 and sources[0].kind is SourceKind.RECORD:
             self.get(f"/api/runs/{sources[0].key}/steps/{ALL}/groups/0/rollouts/0")
@@ -99,7 +98,7 @@ class ViewerApi:
 
     def _rows(self, query: Query, source: Source, name: str) -> Any:
         if source.kind is not SourceKind.RUN:
-            raise NotThere(f"{source.key!r} is no run: it has no steps")
+            raise NotThere(f"{source.key!r} is not a run and has no steps")
         keys = query["keys"].split(",") if query.get("keys") else None
         return self.facts.rows(source, name, number(query, "since", 0 if name == "events" else -1), keys)
 
@@ -109,11 +108,10 @@ class ViewerApi:
     def _items(self, query: Query, source: Source) -> Any:
         logs = self.samples.of(source)
         if not logs:
-            raise NotThere(f"{source.name} holds no evaluation; palimpsest eval {source.path} --out DIR makes one")
+            raise NotThere(f"{source.name} contains no evaluation; run palimpsest eval {source.path} --out DIR")
         return evaluation_view(logs, self._places(source), self._titles_of(source))
 
     def _places(self, source: Source) -> EpisodePlaces:
-        """Of the episodes that an evaluation recorded."""
         episodes = {}
         for step in logs_of(source):
             try:
@@ -150,7 +148,7 @@ class ViewerApi:
     def _view(
         self, view: Callable[..., dict[str, Any]], query: Query, source: Source, step: str, group: str, *places: str
     ) -> Any:
-        """Of a group or an episode of an evaluation also its player and part."""
+        """The view of a group or episode; in an evaluation also with its agent and part."""
         answer = self.opened.look(source, step, int(group), lambda opened: view(opened, *map(int, places)))
         log = self.samples.at(source, step) if "group" in answer else None
         draws = (sample for sample in log.samples if episode_key(sample)[0] == answer["group"]) if log else iter(())
@@ -158,15 +156,14 @@ class ViewerApi:
         return answer if sample is None else {**answer, **played_by(sample, self._titles_of(source))}
 
     def _titles_of(self, source: Source) -> Mapping[str, str]:
-        """What the players of a quickstart are called; empty for anything else."""
         evaluation = self.facts.config(source).get("evaluation") if source.kind is SourceKind.RUN else None
         labels = evaluation.get("labels") if isinstance(evaluation, dict) else None
         return labels if isinstance(labels, dict) else {}
 
 
 def number(query: Query, name: str, default: int) -> int:
-    """A whole number of a query. Raises NotThere for what is none."""
+    """An integer of a query. Raises NotThere for other values."""
     text = query.get(name, str(default))
     if not re.fullmatch(r"-?\d{1,15}", text):
-        raise NotThere(f"{name}={text[:60]!r}: give a whole number")
+        raise NotThere(f"{name}={text[:60]!r}: not a whole number")
     return int(text)

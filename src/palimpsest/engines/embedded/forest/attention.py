@@ -1,27 +1,27 @@
 """Attention over prefix forests: flash attention on ranges (CPU), FlexAttention (CUDA), a dense mask.
 
-A place attends to its path: the earlier places of its node and all places of the nodes above. Three implementations
-give the same result:
+A place attends to its path: earlier places of its node and all places of its ancestors. Three implementations give the
+same result:
 
 - `parts` (CPU): flash attention on ranges of queries and keys, merged by their log-sum-exps;
 - `flex` (CUDA): FlexAttention with a block mask (Dong et al., arXiv 2412.05496), two comparisons per pair, which skips
   blocks of 128 x 128 places that no path crosses. Compiled with `dynamic=True`; there are a dozen variants;
-- `dense` (any device): a mask of all pairs. The reference, and the one for keys and values of different sizes.
+- `dense` (any device): a mask of all pairs. The reference; also used for keys and values of different sizes.
 
-`parts` divides the forest so that every pair of a place and one it attends to is in exactly one part:
+`parts` divides the forest so that every attending pair is in exactly one part:
 
 - for a long node, a triangle: its places, causal;
 - for a node with descendants, a rectangle: the queries of all its descendants, which are one range, on its keys;
 - for small adjacent subtrees, one square with a mask, which is faster than many small calls.
 
-Where only some places have a query (the last layer), ranges of queries count those. Layers with a window narrower than
-the forest is deep use `AttentionPlan.near`, on a CPU a mask of all pairs. The backward pass of `parts` keeps nothing of
-single parts: with the merged result and log-sum-exp their gradients are exact and add up (as in ring attention, Liu et
+If only some places have a query (the last layer), query ranges count only those. Layers with a window narrower than the
+forest's depth use `AttentionPlan.near`, on a CPU a mask of all pairs. The backward pass of `parts` stores no partial
+results: with the merged result and log-sum-exp, gradients of parts are exact and add up (as in ring attention, Liu et
 al., arXiv 2310.01889).
 
-Guaranteed: equal to attention over each segment alone, to rounding; the same bytes for the same forest. Uncompiled
-FlexAttention, which would hold all pairs, never runs. Without a forest a call is plain `sdpa`, or the class's own eager
-attention where scores are capped or have sinks; with a forest such attention is rejected.
+Guaranteed: equal to attention over each separate segment, to rounding; the same bytes for the same forest. Uncompiled
+FlexAttention, which would store all pairs, never runs. Without a forest a call is plain `sdpa`, or the class's own
+eager attention for capped scores or sinks; with a forest such attention is rejected.
 Not covered: dropout (switched off at loading); in `flex`, training on a CPU and heads smaller than 16. Forests of under
 about 1,000 tokens gain nothing from `flex`.
 
@@ -51,14 +51,14 @@ from palimpsest.errors import ModelError
 # ---- FlexAttention on CUDA -----------------------------------------------------------------------------------
 
 
-VARIANTS = 64  # compiled forms of one function; torch's own limit of 8 is met by one model's steps
+VARIANTS = 64  # compiled forms of one function; one model's steps reach torch's default limit of 8
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def mask_mod(exits: Tensor, places: Tensor, depths: Tensor | None = None, window: int = 0) -> Sees:
-    """Whether query `q` sees key `k`, as FlexAttention asks for it; `exits` [T], `places` [Q] of the queries.
+    """FlexAttention's mask function: True if query `q` sees key `k`; `exits` [T], `places` [Q] of the queries.
 
-    With `depths` [T], only as far back as `window`.
+    With `depths` [T], at most `window` back.
     """
 
     def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def _compiled() -> tuple[Any, Any]:
 
 
 def block_mask(exits: Tensor, places: Tensor, depths: Tensor | None = None, window: int = 0) -> Any:
-    """The BlockMask that `flex` takes: made once for a forest, used by every layer."""
+    """The BlockMask for `flex`, built once per forest and used by every layer."""
     create, sees = _compiled()[0], mask_mod(exits, places, depths, window)
     with dynamo.patch(recompile_limit=VARIANTS):
         return create(sees, None, None, len(places), len(exits), device=exits.device)
@@ -105,8 +105,8 @@ def flex(query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float | 
 # ---- Attention as a list of parts, each a range of queries on a range of keys --------------------------------
 
 
-SQUARE = 128  # places of a masked square at the most
-TILE = 1024  # queries of a rectangle at the most: its partial result is merged while it is in the cache
+SQUARE = 128  # places of a masked square, at most
+TILE = 1024  # queries of a rectangle, at most: its partial result is merged while in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,12 @@ class AttentionPart:
     keys: slice
     causal: bool = False
     mask: Tensor | None = None
-    """[1, 1, queries, keys] 0 where a key is seen, -inf where not; None: all are, or as `causal` says."""
+    """[1, 1, queries, keys] 0 for visible keys, -inf otherwise; None: all visible, or see `causal`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What the attention of one forest needs to know."""
+    """Precomputed masks and ranges for the attention of one forest."""
 
     parts: tuple[AttentionPart, ...]
     """For the CPU; empty on CUDA."""
@@ -131,17 +131,17 @@ class AttentionPlan:
     blocks: Any = None
     """FlexAttention's BlockMask on CUDA."""
     window: int | None = None
-    """Places that layers with a window see back, their own included; None where no path is longer."""
+    """Window in places, including the current one; None if no path is longer."""
     near: Any = None
-    """For these layers: a BlockMask on CUDA, else [1, 1, Q, T] what is added to scores."""
+    """For layers with a window: a BlockMask on CUDA, otherwise [1, 1, Q, T] additive mask."""
 
 
 def plan_of(
     forest: Forest, dtype: torch.dtype, places: Tensor | None = None, *, window: int | None = None
 ) -> AttentionPlan:
-    """Attention of queries at `places` [Q], ascending; at all places if None. `dtype` is that of the model.
+    """Plan for queries at `places` [Q], ascending; None: all places. `dtype` is that of the model.
 
-    `window`: what its sliding layers see.
+    `window`: of the sliding layers.
     """
     device, exits, depths = forest.input_ids.device, forest.exits, forest.positions
     where = torch.arange(forest.physical_tokens, device=device) if places is None else places
@@ -159,7 +159,7 @@ def plan_of(
 
 
 def on_path(exits: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
-    """[Q, K] whether the place of each key is on the path of the place of each query."""
+    """[Q, K] True if the key's place is on the path of the query's place."""
     return (keys <= queries[:, None]) & (queries[:, None] < exits[keys])
 
 
@@ -199,7 +199,7 @@ class _Planner:
         return slice(int(self._before[begin]), int(self._before[end]))
 
     def _triangle(self, start: int, end: int) -> None:
-        """Places of a node on themselves: for each run of queries, what stands before it, then its own triangle."""
+        """Places of a node on themselves: per run of queries, the places before it, then its own triangle."""
         queries = self._queries(start, end)
         if queries.stop - queries.start == end - start:
             self.parts.append(AttentionPart(queries, slice(start, end), causal=True))
@@ -231,14 +231,14 @@ class _Planner:
 
 NAME, PRECISE = "palimpsest_forest", "palimpsest_precise"
 FOREIGN = ("softcap", "s_aux", "position_bias")  # arguments that change scores in ways no path here computes
-DROPPED = ("softcap", "s_aux")  # those that transformers' sdpa takes and leaves out
+DROPPED = ("softcap", "s_aux")  # arguments that transformers' sdpa accepts and ignores
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def register() -> None:
-    """Make `NAME` known to transformers, and `PRECISE`, by which its rounding is judged."""
+    """Register `NAME` with transformers, and `PRECISE`, the reference for its rounding."""
     for name, function in ((NAME, _interface), (PRECISE, _precise)):
         AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, sdpa_mask)
@@ -254,19 +254,19 @@ def _interface(
     forest: AttentionPlan | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What a model's attention layers call, with [1, H, Q, D] queries and [1, G, T, D] keys; gives [1, Q, H, D]."""
+    """Attention function for transformers: [1, H, Q, D] queries and [1, G, T, D] keys to [1, Q, H, D]."""
     if forest is None:
         if any(options.get(name) is not None for name in DROPPED):
             return eager(module, query, key, value, attention_mask, scaling=scaling, **options)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     refused = [name for name in FOREIGN if options.get(name) is not None]
     if refused:
-        raise ModelError(f"attention with {refused[0]} is not supported")
+        raise ModelError(f"unsupported attention with {refused[0]}")
     window = options.get("sliding_window")
     if window is None or forest.window is None:
         return attend(query, key, value, forest, scaling), None
     if window != forest.window:
-        raise ModelError(f"a layer with a window of {window} beside those of {forest.window} is not supported")
+        raise ModelError(f"unsupported: layers with windows of {window} and {forest.window}")
     if query.is_cuda:
         return flex(query, key, value, forest.near, scaling), None
     return _masked(query, key, value, forest.near, scaling), None
@@ -275,7 +275,7 @@ def _interface(
 def eager(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """The attention that the module's class is written with; `attention_mask` as `sdpa` takes it."""
+    """Eager attention of the module's class; `attention_mask` as for `sdpa`."""
     mask = attention_mask
     if mask is None:  # causal
         size = query.shape[2], key.shape[2]
@@ -289,7 +289,7 @@ def eager(
 def _precise(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """`eager` in twice the precision, its result rounded once."""
+    """`eager` in twice the precision, with its result rounded once."""
     wider = torch.float64 if query.dtype == torch.float32 else torch.promote_types(query.dtype, torch.float32)
     result = eager(module, query.to(wider), key.to(wider), value.to(wider), attention_mask, **options)[0]
     return result.to(query.dtype), None

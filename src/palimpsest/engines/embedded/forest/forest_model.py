@@ -1,17 +1,17 @@
 """Forward pass over prefix forests: hidden states and log-probabilities of the trained tokens.
 
-Only the places before a trained token need the last layer beyond its keys and values: its queries, feed-forward part
-and final norm are computed for those alone. With prompts of 75 tokens and completions of 12 that spares six sevenths of
-the largest products of one layer. The vocabulary projection runs in chunks of rows; where all logits exceed
-`KEPT_ELEMENTS`, the backward pass computes those of each chunk again instead of keeping them.
+The last layer's queries, feed-forward part and final norm are computed only for places before a trained token. With
+prompts of 75 tokens and completions of 12 that saves six sevenths of the largest products of one layer. The vocabulary
+projection runs in chunks of rows; if all logits exceed `KEPT_ELEMENTS`, the backward pass recomputes each chunk's
+logits.
 
 Memory in the backward pass, for a projection of P weights in bfloat16: 4 P bytes for the sum of gradients and 2 P for
 the gradient of a chunk (3.3 GB for the 0.54 billion of a 7B model; 2 P + 2 P if summed in bfloat16). A chunk's logits
-are at most 256 MiB in float32 on an accelerator, of which the backward pass holds about four copies.
+take at most 256 MiB in float32 on an accelerator; the backward pass needs about four copies.
 
 Guaranteed: `adopt` compares the forest's logits with those of the separate segments on a small forest, to rounding; a
 model whose attention can't take a forest (custom attention, ALiBi, capped scores, sinks) is rejected by name. A model
-whose last layer is not plain (engines/embedded/architecture.py) runs its own decoder whole. Without a forest the model
+whose last layer is not plain (engines/embedded/architecture.py) runs its full decoder. Without a forest the model
 computes as before. The projection's gradient is summed over chunks in float32 or wider and rounded once.
 Not covered: numbers that differ only at lengths beyond the probe's (engines/embedded/parity.py).
 
@@ -41,15 +41,15 @@ from palimpsest.types import Segment
 
 
 def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> Tensor:
-    """[U, W] last hidden states at `forest.places`; `model` is one that `forest_model.adopt` has taken.
+    """[U, W] last hidden states at `forest.places`; call `adopt` on `model` first.
 
-    `dtype`: what is computed in, where that isn't the weights' own.
+    `dtype`: compute dtype, if not the weights'.
     """
     decoder = model.get_decoder()
     ids, positions = forest.input_ids[None], forest.positions[None]
     plan = plan_of(forest, dtype or model.dtype, window=context_of(model).sliding)
     if plan.window is not None or not last_layer_is_plain(model):
-        # A mask of four dimensions is passed on as it is, and not read: the forest says what is seen.
+        # transformers passes a mask of four dimensions on unread: the forest determines visibility.
         unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
         states: Tensor = decoder(
             input_ids=ids, position_ids=positions, attention_mask=unread, use_cache=False, forest=plan
@@ -67,7 +67,7 @@ def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> T
 
 
 def _attention_at(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], forest: Forest) -> Tensor:
-    """[U, W] what an attention layer makes of `hidden` [1, T, W], with queries at `forest.places` alone."""
+    """[U, W] output of an attention layer for `hidden` [1, T, W], with queries only at `forest.places`."""
     plan = plan_of(forest, hidden.dtype, forest.places)
     everywhere = slice(None)
     query = _heads(layer, "q", hidden, rotation, forest.places)
@@ -91,16 +91,16 @@ def _heads(layer: Any, name: str, hidden: Tensor, rotation: tuple[Tensor, Tensor
 # ---- Check of a model's attention over prefix forests --------------------------------------------------------
 
 
-# A prefix of three, below it branches of one level and of two, and a row of its own: a forest with every kind of part.
+# A prefix of three, below it branches of one level and of two, and a separate row: a forest with every kind of part.
 _PROBE = ((1, 2, 3, 4, 5), (1, 2, 3, 6, 7, 8), (1, 2, 3, 6, 7, 9, 10), (11, 12, 13))
 
 
 def adopt(model: Any) -> None:
-    """Make `model` take forests; raises ModelError if it can't."""
+    """Adapt `model` to forests; raises ModelError if impossible."""
     register()
-    refusal = f"{type(model).__name__} can be sampled but not trained"
+    refusal = f"{type(model).__name__} supports sampling but not training"
     if not model._can_set_attn_implementation():
-        raise ModelError(f"{refusal}: it has attention of its own, outside transformers' attention interface")
+        raise ModelError(f"{refusal}: its attention bypasses transformers' attention interface")
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     places = [(row, at) for row, tokens in enumerate(_PROBE) for at in range(len(tokens) - 1)]
@@ -126,7 +126,7 @@ def _together(model: Any, rows: list[Ids]) -> Tensor:
 
 
 def _trained(row: tuple[int, ...]) -> TrainSegment:
-    """A segment in which all but the first token is trained."""
+    """Segment with all tokens but the first trained."""
     size = len(row)
     mask = (False,) + (True,) * (size - 1)
     segment = Segment(row, mask, (0.0,) * size, (-1,) + (0,) * (size - 1))
@@ -136,10 +136,10 @@ def _trained(row: tuple[int, ...]) -> TrainSegment:
 # ---- Log-probabilities of trained tokens, without all logits in memory ---------------------------------------
 
 
-KEPT_ELEMENTS = 1 << 23  # logits kept for the backward pass at most: 32 MiB in float32
+KEPT_ELEMENTS = 1 << 23  # logits stored for the backward pass, at most: 32 MiB in float32
 CHUNK_ELEMENTS = 1 << 26  # logits of a chunk: 441 rows at 151,936 ids, enough for a product to be bound by arithmetic
 CACHED_ELEMENTS = 1 << 19  # the same on a CPU: several passes go over them, which the cache makes cheap
-CPU_ROWS = 64  # rows of a chunk on a CPU at least: every chunk reads all weights of the projection
+CPU_ROWS = 64  # rows of a chunk on a CPU, at least: every chunk reads all weights of the projection
 
 
 def token_logprobs(
@@ -155,9 +155,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """[N] nats of `targets` [N], each after the state in row `rows` [N] of `hidden` [U, W]; [N] entropies in nats.
 
-    A row may be asked for several targets; it is projected once. The log-probabilities are differentiable; the
-    entropies only with `entropy_gradient`, else they cost no memory. `chunk_rows`: rows of chunks that aren't kept;
-    None for what suits the device, and for keeping few logits.
+    A row with several targets is projected once. The log-probabilities are differentiable; the entropies only with
+    `entropy_gradient`, otherwise they cost no memory. `chunk_rows`: rows per recomputed chunk; None: chosen for the
+    device, and few logits are stored.
     """
     order = torch.argsort(rows, stable=True)
     rows, targets = rows[order], targets[order]
@@ -178,7 +178,7 @@ def token_logprobs(
 
 
 def _chunk_rows(hidden: Tensor, vocab: int, keep: bool) -> int:
-    """Rows of a chunk. Where autograd would sum the chunks' gradients in less than float32, there is one chunk."""
+    """Rows of a chunk. One chunk if autograd would sum the chunks' gradients in less than float32."""
     if keep and hidden.dtype.itemsize < torch.float32.itemsize:
         return max(1, len(hidden))
     if hidden.device.type == "cpu":
@@ -188,7 +188,7 @@ def _chunk_rows(hidden: Tensor, vocab: int, keep: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """What is asked for, cut by the rows of the states that predict."""
+    """Targets, split by the rows of the predicting states."""
 
     head: Head
     size: int
@@ -197,12 +197,12 @@ class _Chunks:
     """[N] ascending."""
     targets: Tensor
     bounds: Sequence[int]
-    """Where in `rows` each chunk begins, and the end."""
+    """Start of each chunk in `rows`, and the end."""
     temperature: float
     entropy_gradient: bool
 
     def of(self, number: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of one chunk, of its own states."""
+        """Log-probabilities and entropies of one chunk from its states."""
         wanted = slice(self.bounds[number], self.bounds[number + 1])
         rows = self.rows[wanted] - number * self.size
         every = log_probabilities(self.head(hidden), self.temperature)
@@ -218,7 +218,7 @@ class _Chunks:
 
 
 class _Recomputed(torch.autograd.Function):
-    """`_Chunks.all_of` that keeps no logits, and sums the gradients of the head's weights in float32."""
+    """`_Chunks.all_of` without stored logits; sums the gradients of the head's weights in float32."""
 
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, hidden: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,7 +232,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Chunks last to first, the order in which autograd itself would sum them."""
+        """Chunks last to first, autograd's own order."""
         chunks: _Chunks = ctx.chunks
         hidden, *weights = ctx.saved_tensors
         hidden_grad, sums = torch.empty_like(hidden), [_Sum(weight.dtype) for weight in weights]
@@ -253,7 +253,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 class _Sum:
-    """A sum of gradients in float32, or in what is wider."""
+    """Sum of gradients in float32 or wider."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype

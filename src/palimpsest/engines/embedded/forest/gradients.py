@@ -1,9 +1,8 @@
-"""Gradients of forests: what a learner of one process and a rank among many have in common.
+"""Gradients of forests, shared by a learner of one process and a rank among many.
 
-Guaranteed: the gradients of forests add up, each collected before the next is computed; a forest that holds no segment
-(one that makes up the number where ranks have to take the same number of passes) counts in no sum.
-Not covered: which forests there are (layout.py), how a model computes one (the caller's `Forward`), what is done with
-the gradient (optim.py).
+Guaranteed: the gradients of forests add up, each collected before the next is computed; a forest without segments
+(padding, so that all ranks take the same number of passes) counts in no sum.
+Not covered: building forests (layout.py), a model's forward (the caller's `Forward`), using the gradient (optim.py).
 
 Axes: N trained tokens.
 """
@@ -26,20 +25,20 @@ from palimpsest.engines.protocol import Objective, TrainSegment, UpdateStats
 from palimpsest.types import Segment
 
 OldLogprobs = dict[int, Tensor]
-"""By the place of each segment in its step, [N] nats of its trained tokens."""
+"""Segment index in the step to [N] nats of its trained tokens."""
 
 Forward = Callable[[Forest, bool], tuple[Tensor, Tensor]]
-"""[N] log-probabilities and [N] entropies of a forest's trained tokens; True: of the model that the run began with."""
+"""[N] log-probabilities and [N] entropies of a forest's trained tokens; True: of the run's initial model."""
 
 
 def skips_silent(objective: Objective, loss: LossConfig) -> bool:
-    """Whether a segment without an advantage has no gradient."""
+    """True if a segment without an advantage has no gradient."""
     return objective == "policy" and loss.kl_loss_coef == 0 and loss.entropy_coeff == 0
 
 
 @torch.no_grad()
 def logprobs_of(forests: Sequence[Forest], forward: Forward) -> OldLogprobs:
-    """Log-probabilities of each segment's trained tokens under the present weights."""
+    """Log-probabilities of each segment's trained tokens under the current weights."""
     result: OldLogprobs = {}
     for forest in forests:
         logprobs = forward(forest, False)[0]
@@ -49,7 +48,7 @@ def logprobs_of(forests: Sequence[Forest], forward: Forward) -> OldLogprobs:
 
 
 def scores_of(ids: Sequence[int], forward: Forward, max_context: int, device: torch.device) -> tuple[float, ...]:
-    """[T - 1] nats of each of `ids` after those before it."""
+    """[T - 1] nats of each of `ids` after its predecessors."""
     size = len(ids)
     segment = Segment(tuple(ids), (False, *(True,) * (size - 1)), (0.0,) * size, (-1, *(0,) * (size - 1)))
     forests = build_forests([TrainSegment(segment, (0.0,) * size, (0.0,) * size)], size, max_context, device)
@@ -58,7 +57,7 @@ def scores_of(ids: Sequence[int], forward: Forward, max_context: int, device: to
 
 
 class ForestGradients:
-    """Adds gradients to those of a model's parameters."""
+    """Accumulates gradients in a model's parameters."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class ForestGradients:
         self._objective, self._config, self._has_reference = objective, loss, has_reference
 
     def accumulate(self, forests: Sequence[Forest], forward: Forward, old: OldLogprobs | None = None) -> UpdateStats:
-        """Add the gradient of all `forests`; `old` is the ratio's old side, None what is computed here."""
+        """Add the gradient of all `forests`; `old`: the ratio's old log-probabilities, None: those computed here."""
         started = time.perf_counter()
         sums: dict[str, float] = {}
         loss = largest_gap = 0.0
@@ -103,7 +102,8 @@ class ForestGradients:
     def _micro_step(
         self, forest: Forest, forward: Forward, old: OldLogprobs | None
     ) -> tuple[Tensor, dict[str, Tensor], float]:
-        """Gradient of one micro-batch; its loss and sums, and the largest gap to the sampler's log-probabilities."""
+        """Add the gradient of one micro-batch; returns loss, sums and the largest log-probability gap to the
+        sampler."""
         logprobs, entropy = forward(forest, False)
         if self._objective == "nll":
             loss, sums = nll_loss(logprobs=logprobs, weights=forest.weights)
@@ -121,7 +121,7 @@ class ForestGradients:
         return loss.detach(), sums, float((learner - forest.sampler_logprobs).abs().max())
 
     def _before(self, forest: Forest, logprobs: Tensor, old: OldLogprobs | None) -> Tensor:
-        """Old side of the ratio, [N]."""
+        """[N] old log-probabilities of the ratio."""
         if self._config.old_logprobs == "sampler":
             return forest.sampler_logprobs
         if old is None or not forest.indices:

@@ -1,20 +1,20 @@
 """Prefix forest layout: packs segments so that each distinct prefix token is computed once.
 
-The computation is shared; training stays per segment. Where segments part, one place predicts several next tokens, and
-a token sampled in two trajectories is trained twice, with each one's own advantage:
+The computation is shared; training stays per segment. At a branch one place predicts several next tokens; a token
+sampled in two trajectories is trained twice, with the advantage of each:
 
     segments    1 2 3 4     1 2 5     (4 and 5 are trained)
     places      1 2 3   (a row ends before its last trained token)
     predicts    the place of 3 predicts 4, that of 2 predicts 5
 
-Lexicographic order of the rows is the depth-first order of their trie, so the layout follows from how much each row
-shares with the one before (`shared`): a row adds only the tokens after that. No loop runs over tokens.
+Lexicographic order of the rows is the depth-first order of their trie, so the layout follows from the prefix each row
+shares with the previous one (`shared`): a row adds only later tokens. No loop runs over tokens.
 
-Guaranteed: every trained token is predicted exactly once, at the place that holds its context. Within a tree every
-distinct prefix has one place, and the descendants of a token are the places from it up to its exit. The same rows give
-the same layout, in any order. A forest is within the token budget unless a single segment is longer; forests over the
-budget are cut where the least is computed twice.
-Not covered: sharing across micro-batches, and of anything but a prefix that begins at the first token.
+Guaranteed: every trained token is predicted exactly once, at the place of its context. Within a tree every distinct
+prefix has one place, and the descendants of a token are the places from it up to its exit. The same rows give the same
+layout, in any order. A forest is within the token budget unless a single segment is longer; larger forests are cut
+where the least is computed twice.
+Not covered: sharing across micro-batches, or of other parts than a prefix from the first token.
 
 Axes: T places, U places that predict, N trained tokens, R segments (rows), K nodes, S tokens of a row, M trained tokens
 of a row.
@@ -41,11 +41,11 @@ class SegmentRow:
     """One segment as arrays."""
 
     index: int
-    """Its place in the step's segments."""
+    """Index in the step's segments."""
     tokens: NDArray[np.int64]
-    """[S] the tokens that are read."""
+    """[S] input tokens."""
     before: NDArray[np.int64]
-    """[M] place in `tokens` after which a trained token follows; the next four are aligned with it."""
+    """[M] index in `tokens` before each trained token; the next four are aligned with it."""
     targets: NDArray[np.int64]
     advantages: NDArray[np.float64]
     weights: NDArray[np.float64]
@@ -53,7 +53,7 @@ class SegmentRow:
 
 
 def row_of(item: TrainSegment, index: int) -> SegmentRow | None:
-    """The row of a segment, None if nothing of it is trained.
+    """The row of a segment, None if none of its tokens is trained.
 
     Raises ValueError for a trained token without context.
     """
@@ -63,7 +63,7 @@ def row_of(item: TrainSegment, index: int) -> SegmentRow | None:
     if not len(where):
         return None
     if where[0] == 0:
-        raise ValueError(f"segment {index}: its first token can't be trained, nothing stands before it")
+        raise ValueError(f"segment {index}: its first token has no context, so it can't be trained")
     tokens = np.fromiter(segment.token_ids, np.int64, len(mask))
 
     def trained(values: Sequence[float]) -> NDArray[np.float64]:
@@ -81,10 +81,10 @@ def row_of(item: TrainSegment, index: int) -> SegmentRow | None:
 
 
 def with_signal(segments: Sequence[TrainSegment]) -> list[int]:
-    """Places of the segments with a trained token whose advantage isn't 0; of the shortest if there is none.
+    """Indices of the segments with a trained token of non-zero advantage; of the shortest segment if there is none.
 
-    A clipped policy gradient is exactly 0 for the others. One is always left, so that even a step without a signal
-    has a gradient (of zeros) and metrics.
+    A clipped policy gradient is exactly 0 for other segments. At least one remains, so that a step without a signal
+    also has a gradient (of zeros) and metrics.
     """
     trained = [index for index, item in enumerate(segments) if any(item.segment.loss_mask)]
     selected = [i for i in trained if any(compress(segments[i].advantages, segments[i].segment.loss_mask))]
@@ -98,7 +98,7 @@ Ids = NDArray[np.int64]
 
 
 def in_order(rows: Sequence[Ids]) -> list[int]:
-    """Indices of `rows` in lexicographic order, a prefix before what it is a prefix of, equal rows by index.
+    """Indices of `rows` in lexicographic order, prefixes first, equal rows by index.
 
     >>> in_order([np.array([5, 1]), np.array([2, 300, 7]), np.array([2, 300]), np.array([2, 4])])
     [3, 2, 1, 0]
@@ -108,7 +108,7 @@ def in_order(rows: Sequence[Ids]) -> list[int]:
 
 
 def shared_lengths(rows: Sequence[Ids]) -> Ids:
-    """[R] tokens that each row has in common with the one before it, from the start; 0 for the first.
+    """[R] length of the prefix that each row shares with the previous one; 0 for the first.
 
     >>> shared_lengths([np.array([1, 2]), np.array([1, 2, 3]), np.array([1, 4]), np.array([7])]).tolist()
     [0, 2, 1, 0]
@@ -124,11 +124,11 @@ def shared_lengths(rows: Sequence[Ids]) -> Ids:
 
 
 def cut(lengths: Ids, shared: Ids, budget: int, overhead: int) -> list[int]:
-    """Rows at which a new forest begins, so that each stays within `budget` places at the least cost.
+    """Rows at which a new forest starts, so that each has at most `budget` places at the least cost.
 
-    A cut costs what its two neighbours share, which is computed twice then, and `overhead` for the call of its own.
-    A row longer than the budget gets a forest of its own; a row that is a prefix of the next one costs nothing beside
-    it and stays there. Four rows of 4 tokens, of which the middle two share only 1:
+    A cut costs the shared prefix of its neighbours, then computed twice, plus `overhead` for the extra call. A row
+    longer than the budget gets a separate forest; a row that is a prefix of the next one costs nothing and stays with
+    it. Four rows of 4 tokens, of which the middle two share only 1:
 
     >>> cut(np.full(4, 4), np.array([0, 3, 1, 3]), budget=8, overhead=2)
     [0, 2]
@@ -139,7 +139,7 @@ def cut(lengths: Ids, shared: Ids, budget: int, overhead: int) -> list[int]:
     allowed[1:] = shared[1:] < lengths[:-1]
     price = np.where(allowed, shared + overhead, np.iinfo(np.int64).max // 4)
     price[0] = 0
-    cost = np.zeros(count + 1, np.int64)  # of the first so many rows
+    cost = np.zeros(count + 1, np.int64)  # of the first N rows
     origin = np.zeros(count, np.int64)
     low = 0
     for r in range(count):
@@ -161,17 +161,17 @@ class Trie:
     """Rows laid out together; see `lay_out`."""
 
     places: list[Ids]
-    """For each row, the place of each of its tokens."""
+    """Places of each row's tokens."""
     owner: Ids
-    """[T] row that a place was laid out for: the first that has it."""
+    """[T] first row that has the place."""
     depths: Ids
-    """[T] tokens before it on the path from its root."""
+    """[T] tokens before the place on the path from its root."""
     exits: Ids
     """[T] one past the last place that descends from it."""
 
 
 def lay_out(lengths: Ids, shared: Ids) -> Trie:
-    """Places of rows in lexicographic order, of which each shares `shared` tokens with the one before.
+    """Lay out rows in lexicographic order; each shares `shared` tokens with the previous one.
 
     Rows `1 2 3`, `1 2 4` and `1 5` share `1 2` and `1`:
 
@@ -193,7 +193,7 @@ def lay_out(lengths: Ids, shared: Ids) -> Trie:
     exits, stop = np.empty(total, np.int64), np.full(deepest, total)
     for begin, end, keep, length in reversed(list(zip(begins, ends, shared, lengths, strict=True))):
         exits[begin:end] = stop[keep:length]
-        stop[keep:] = begin  # what the rows before have at these depths ends here
+        stop[keep:] = begin  # the previous rows' places at these depths end here
     return Trie(places, np.repeat(np.arange(len(lengths)), added), depths, exits)
 
 
@@ -201,7 +201,7 @@ def lay_out(lengths: Ids, shared: Ids) -> Trie:
 
 
 CUT_OVERHEAD = 64  # tokens whose computation costs as much as one more pass
-MIN_SHARED = 8  # a shorter common prefix is computed again: attending to it apart would cost more
+MIN_SHARED = 8  # a shorter common prefix is computed again: separate attention would cost more
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +213,11 @@ class Nodes:
     ends: Ids
     """[K] one past the last place of the run."""
     exits: Ids
-    """[K] one past the last place of its subtree; the descendants of a node are [end, exit)."""
+    """[K] one past the last place of its subtree; descendants are at [end, exit)."""
 
     @classmethod
     def of(cls, owner: Ids, exits: Ids) -> Nodes:
-        """Of places with their row [T] and exits [T].
+        """Nodes of places with rows [T] and exits [T].
 
         >>> nodes = Nodes.of(np.array([0, 0, 0, 1, 2]), np.array([5, 4, 3, 4, 5]))
         >>> nodes.starts.tolist(), nodes.ends.tolist(), nodes.exits.tolist()
@@ -229,10 +229,10 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """One micro-batch. Place j is seen from place i if j <= i < exits[j]."""
+    """One micro-batch. Place i sees place j if j <= i < exits[j]."""
 
     indices: tuple[int, ...]
-    """[R] place of each segment in the step's segments."""
+    """[R] index of each segment in the step's segments."""
     input_ids: Tensor
     """[T]"""
     positions: Tensor
@@ -241,9 +241,9 @@ class Forest:
     """[T] one past the last place that descends from it."""
     nodes: Nodes
     places: Tensor
-    """[U] places after which a trained token follows, ascending."""
+    """[U] places before a trained token, ascending."""
     predicts: Tensor
-    """[N] index into `places` for each trained token; segment after segment, as the next four."""
+    """[N] index into `places` per trained token, in order of segments, as the next four."""
     targets: Tensor
     advantages: Tensor
     weights: Tensor
@@ -251,7 +251,7 @@ class Forest:
     counts: tuple[int, ...]
     """[R] trained tokens of each segment."""
     logical_tokens: int
-    """Tokens of the segments on their own, each as far as it is read."""
+    """Input tokens of the segments without sharing."""
 
     @property
     def physical_tokens(self) -> int:
@@ -259,19 +259,19 @@ class Forest:
 
     @property
     def reuse(self) -> float:
-        """Segments' tokens for each computed one."""
+        """Segments' tokens per computed token."""
         return self.logical_tokens / self.physical_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The rows of one forest, in lexicographic order, before each token has its place."""
+    """The rows of one forest, in lexicographic order, before layout."""
 
     rows: tuple[SegmentRow, ...]
     lengths: Ids
-    """[R] tokens of each row that are read."""
+    """[R] input tokens of each row."""
     shared: Ids
-    """[R] those of them that the row before has too, from the start; 0 for the first."""
+    """[R] length of the prefix shared with the previous row; 0 for the first."""
 
     @property
     def physical_tokens(self) -> int:
@@ -291,7 +291,7 @@ def build_forests(
     dtype: torch.dtype = torch.float32,
     min_shared: int = MIN_SHARED,
 ) -> list[Forest]:
-    """Forests that hold every segment with a trained token exactly once; of the `chosen` if given.
+    """Forests with every segment (or every one of `chosen`) that has a trained token, exactly once.
 
     `max_tokens` bounds the places of a forest; `dtype` is that of advantages, weights and log-probabilities. Raises
     ValueError for a segment longer than the model's window (`max_context`) or trained at its first token.
@@ -309,13 +309,13 @@ def rows_of(
     for row in rows:
         if len(row.tokens) + 1 > max_context:
             raise ValueError(
-                f"segment {row.index} has {len(row.tokens) + 1} tokens, the model's window holds {max_context}"
+                f"segment {row.index} has {len(row.tokens) + 1} tokens, the model's window has {max_context}"
             )
     return [rows[i] for i in in_order([row.tokens for row in rows])]
 
 
 def pack(rows: Sequence[SegmentRow], max_tokens: int, min_shared: int = MIN_SHARED) -> list[Packed]:
-    """Forests of at most `max_tokens` places, if no row alone has more, of rows in lexicographic order."""
+    """Pack rows in lexicographic order into forests of at most `max_tokens` places, unless a single row has more."""
     if not rows:
         return []
     shared = shared_lengths([row.tokens for row in rows])

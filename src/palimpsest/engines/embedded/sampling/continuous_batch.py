@@ -1,14 +1,14 @@
 """Continuous batching: one token per step for every sequence in flight; also scores given tokens.
 
-A step admits waiting requests into free rows, decodes one token for every row in use, and returns finished requests.
-New prompts and decoded tokens share one call of the model. A prefix that another request has computed is copied
-(`kv_cache.py`). `score` computes log-probabilities of given tokens with one forward of the model's own class.
+A step admits waiting requests into free rows, decodes one token per used row, and returns finished requests. New
+prompts and decoded tokens share one model call. Prefixes computed by other requests are copied (`kv_cache.py`). `score`
+computes log-probabilities of given tokens with one forward of the model's own class.
 
 Guaranteed: token t of a request is drawn with the uniform of (its seed, t); the same requests in the same steps give
 the same bytes. Stored prefixes are dropped when the weights change and by `reset`.
-Not covered: independence of a logit's last bits from the rest of the batch, since matrix products of other heights
-round differently. Measured in float32 with 128, 16 and 5 rows, with and without sharing, fused and not, and with the
-prefix cache on, off or full: all of 12,160 sampled ids equal, log-probabilities within 1e-6 nats.
+Not covered: independence of a logit's last bits from the rest of the batch, as matrix products of other sizes round
+differently. Measured in float32 with 128, 16 and 5 rows, with and without sharing, fused and not, and with the prefix
+cache on, off or full: all of 12,160 sampled ids equal, log-probabilities within 1e-6 nats.
 
 Axes: T scored tokens, V vocabulary.
 """
@@ -34,12 +34,12 @@ from palimpsest.types import Completion, SamplingParams, StopReason
 # ---- Log-probabilities of given tokens -----------------------------------------------------------------------
 
 
-CHUNK = 512  # tokens whose [V] log-probabilities are in memory at once
+CHUNK = 512  # tokens whose [V] log-probabilities are in memory together
 
 
 @torch.inference_mode()
 def score(model: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
-    """[T] nats of each of `ids` after the prompt and those before it, at temperature 1."""
+    """[T] nats of each of `ids` after the prompt and its predecessors, at temperature 1."""
     head, device = head_of(model), model.get_output_embeddings().weight.device
     sequence = torch.tensor([[*prompt_ids, *ids[:-1]]], device=device)
     hidden = model.get_decoder()(input_ids=sequence, use_cache=False).last_hidden_state[0, len(prompt_ids) - 1 :]
@@ -63,24 +63,24 @@ class Request:
     prompt: NDArray[np.int64]
     params: SamplingParams
     streamed: bool = False
-    """Whether somebody wants its tokens before it ends."""
+    """True if the caller streams its tokens."""
     row: int = -1
-    """Of the batch, once it is admitted."""
+    """Row of the batch, once admitted."""
     computed: int = 0
     """Prompt tokens that were not copied."""
     stored: int = 0
-    """Tokens of its sequence that the prefix cache has."""
+    """Tokens of its sequence in the prefix cache."""
     version: int = 0
-    """Of the weights when it was admitted."""
+    """Version of the weights at admission."""
 
 
 @dataclass(slots=True)
 class Stepped:
-    """What came out of a step."""
+    """Result of a step."""
 
     ended: list[tuple[Request, Completion | SamplerError]] = field(default_factory=list)
     streamed: list[tuple[Request, int, float]] = field(default_factory=list)
-    """Id and log-probability of a token, for each request that is streamed."""
+    """Id and log-probability of a token, per streamed request."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class ContinuousBatch:
         cache_tokens: int = CACHE_TOKENS,
         fused: bool = True,
     ) -> None:
-        """`cache_tokens=0` computes every prompt whole; `fused=False` keeps the model's own forward."""
+        """`cache_tokens=0` computes every prompt in full; `fused=False` uses the model's own forward."""
         self._model = model
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.version = 0
@@ -123,11 +123,11 @@ class ContinuousBatch:
 
     @property
     def evicted(self) -> int:
-        """Tokens that the prefix cache has dropped to make room."""
+        """Tokens evicted from the prefix cache."""
         return self._cache.evicted
 
     def step(self, arrivals: Sequence[Request], dropped: Collection[Request]) -> Stepped:
-        """One token for every request in flight, after taking in `arrivals` and letting go of `dropped`."""
+        """Compute one token per request in flight, after adding `arrivals` and removing `dropped`."""
         started = time.perf_counter()
         self._stepped = stepped = Stepped()
         self._drop(dropped)
@@ -137,11 +137,11 @@ class ContinuousBatch:
         return stepped
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
-        """See `Sampler.score`; beside what is in flight, of which it takes no part."""
+        """See `Sampler.score`; independent of the requests in flight."""
         return score(self._model, prompt_ids, ids)
 
     def reset(self) -> None:
-        """Nothing is in flight: forget what was computed."""
+        """Clear the prefix cache; only without requests in flight."""
         self._requests.clear()
         self._waiting.clear()
         self._rows = PoolRows(self._slots, self.vocab)
@@ -149,9 +149,9 @@ class ContinuousBatch:
         self._cache.clear()
 
     def publish(self, version: int) -> None:
-        """The model's weights are now those of `version`; sequences in flight go on with them.
+        """Switch to the weights of `version`; sequences in flight continue with them.
 
-        What they hold already was computed with other weights, so it is never shared.
+        Their earlier keys and values are of other weights, so they are never shared.
         """
         self.version = version
         self._forward.refresh()
@@ -164,14 +164,13 @@ class ContinuousBatch:
         self._waiting = [r for r in self._waiting if r not in dropped]
 
     def _leave(self, request: Request) -> None:
-        """Free the row, keeping its sequence as a prefix for others."""
         row = request.row
         del self._requests[row]
         self._rows.release(row)
         self._store(request)
 
     def _store(self, request: Request) -> None:
-        """Let later requests begin with what is computed of this one, unless it is little."""
+        """Store this request's computed tokens as a prefix, unless there are few."""
         row, length = request.row, int(self._rows.valid[request.row])
         if length - request.stored >= MIN_SHARED and request.version == self.version:
             self._cache.insert(self._rows.tokens[row, :length], row)
@@ -180,7 +179,7 @@ class ContinuousBatch:
     # ---- one step -------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """One token for every row in use, and the first one for those admitted now."""
+        """Compute one token per used row, and the first one of new requests."""
         self._compact()
         batch: list[Request] = []
         if self._waiting and self._rows.free:
@@ -213,7 +212,6 @@ class ContinuousBatch:
         return Prefill(rows, [r.prompt[start:] for r, start in zip(batch, starts, strict=True)], starts)
 
     def _sample(self, logits: torch.Tensor, rows: NDArray[np.int64]) -> None:
-        """Draw one token for each of `rows` and hand back those that are done."""
         state = self._rows
         u = torch.from_numpy(uniforms(state.seed[rows], state.count[rows])).to(logits.device)
         with torch.inference_mode():
@@ -250,15 +248,14 @@ class ContinuousBatch:
     # ---- rows -----------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Grow the pool to the longest waiting request."""
         self._pool.reserve(self._slots, max(len(r.prompt) + r.params.max_tokens for r in self._waiting))
         self._rows.widen(self._pool.capacity)
 
     def _admit(self) -> list[Request]:
-        """Give free rows to waiting requests and copy the prefixes that are stored.
+        """Assign free rows to waiting requests and copy stored prefixes.
 
-        A request that shares much more with another of this step than with anything stored waits for the next step,
-        so that the rollouts of a group compute their common prompt once.
+        A request that shares more with another of this step than with the cache waits for the next step, so that the
+        rollouts of a group compute their common prompt once.
         """
         batch: list[Request] = []
         copies: list[Copy] = []
@@ -286,7 +283,7 @@ class ContinuousBatch:
         return batch
 
     def _assign_row(self, request: Request, stored: int) -> None:
-        """Take the lowest free row, of which `stored` tokens are about to be copied from the cache."""
+        """Assign the lowest free row; the caller copies `stored` tokens into it from the cache."""
         request.row = self._rows.assign(request.prompt, request.params)
         request.stored, request.computed, request.version = stored, len(request.prompt) - stored, self.version
         self._rows.valid[request.row] = stored
@@ -296,7 +293,7 @@ class ContinuousBatch:
         self.counters.computed_prompt_tokens += request.computed
 
     def _pending(self, request: Request, batch: list[Request]) -> int:
-        """Tokens the request will find stored after this step because one of `batch` computes them."""
+        """Tokens of the request that `batch` computes in this step."""
         if not self._cache.capacity or not batch:
             return 0
         shared = int(self._rows.common(request.prompt, np.array([r.row for r in batch])).max())
@@ -318,7 +315,7 @@ class ContinuousBatch:
 
 
 def _common(values: NDArray[np.float32], like: torch.Tensor) -> torch.Tensor | float:
-    """The one value of all rows as a number, else [N] on the device of `like`."""
+    """The common value of all rows as a number, or [N] on the device of `like`."""
     if (values == values[0]).all():
         return float(values[0])
     return torch.from_numpy(values).to(like.device)

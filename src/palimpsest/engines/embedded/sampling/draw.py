@@ -1,6 +1,6 @@
-"""Draws tokens: one uniform number per request and position, put through the inverse distribution function.
+"""Draws tokens by inverse transform of one uniform number per request and position.
 
-Guaranteed: the uniform of token t of a request depends on (seed, t) alone; a token of probability 0 is never drawn.
+Guaranteed: the uniform of token t of a request depends only on (seed, t); a token of probability 0 is never drawn.
 Not covered: equality over machines (the logits differ in their last bits).
 
 Axes: N rows, V vocabulary.
@@ -63,7 +63,7 @@ def nucleus(probs: Tensor, top_p: Tensor) -> Tensor:
 def draw(logits: Tensor, temperature: Tensor | float, top_p: Tensor | float, u: Tensor) -> tuple[Tensor, Tensor]:
     """[N] sampled ids and [N] their log-probabilities at the temperature, before top-p.
 
-    A row with a non-finite logit gets a non-finite log-probability, by which the caller knows it.
+    A row with a non-finite logit gets a non-finite log-probability, which the caller checks.
     """
     logprobs = log_probabilities(logits, temperature)
     if not isinstance(temperature, Tensor) and temperature == 0.0:

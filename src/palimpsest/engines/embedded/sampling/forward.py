@@ -5,13 +5,13 @@
 - query, key and value (and gate and up) are one product; the norm before it is folded into its weights;
 - the two halves that a rotation mixes are adjacent, so a rotation is one complex product (queries and keys are permuted
   alike, their products are unchanged);
-- a prefill has no padding: products run over all tokens of all rows end to end, attention row by row;
+- a prefill has no padding: products run over all tokens of all rows together, attention row by row;
 - the last layer of a prefill computes only each row's last token.
 
-Guaranteed: `FusedForward` serves only models made of the modules it knows (engines/embedded/architecture.py), after
-`pick_forward` has compared its logits with the model's own on a probe.
-Not covered by `FusedForward`: models on a GPU, in bfloat16 or above `MAX_PARAMETERS` (copies of the weights would cost
-memory and save nothing); position encodings that change with the length. `HFForward` takes those.
+Guaranteed: `FusedForward` runs only models of known modules (engines/embedded/architecture.py), after `pick_forward`
+has compared its logits with the model's own on a probe. Not covered by `FusedForward`: models on a GPU, in bfloat16 or
+above `MAX_PARAMETERS` (copies of the weights would cost memory and save nothing); position encodings that change with
+the length. `HFForward` runs these models.
 
 Axes: A decoded rows, B prefilled rows, S tokens of the longest, N tokens of the call, W hidden size, H query heads,
 G key-value heads, D head size, L keys, V vocabulary.
@@ -36,41 +36,41 @@ from palimpsest.engines.embedded.sampling.kv_cache import KVPool
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Rows that go on by one token."""
+    """Rows that continue by one token."""
 
     rows: NDArray[np.int64]
     """[A] ascending."""
     tokens: NDArray[np.int64]
     """[A]"""
     lengths: NDArray[np.int64]
-    """[A] tokens each row holds already; the new one goes to this position."""
+    """[A] tokens in each row; the position of the new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Rows that begin: suffix i goes into row `rows[i]` from position `starts[i]` on."""
+    """New rows: suffix i is written to row `rows[i]` from position `starts[i]`."""
 
     rows: NDArray[np.int64]
     """[B]"""
     suffixes: Sequence[NDArray[np.int64]]
     starts: NDArray[np.int64]
-    """[B] tokens each row holds already."""
+    """[B] tokens in each row."""
 
 
 class Forward(Protocol):
-    """The one call that sampling needs."""
+    """Forward pass for sampling."""
 
     def step(self, decode: Decode | None, prefill: Prefill | None) -> Tensor:
         """[A + B, V] logits after each decoded token, then after each suffix. Writes keys and values into the pool."""
         ...
 
     def refresh(self) -> None:
-        """The weights have changed."""
+        """Read changed weights."""
         ...
 
 
 class PoolCache(Cache):
-    """What a model's attention layers see as their cache during one call."""
+    """Cache object for a model's attention layers during one call."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class PoolCache(Cache):
 
 
 class Masks:
-    """What a model's layers are told each token sees, in the form that its class and its attention take."""
+    """Attention masks in the form that the model's class and attention need."""
 
     def __init__(self, model: Any) -> None:
         context = context_of(model)
@@ -108,9 +108,9 @@ class Masks:
         self._additive = model.dtype if model.config._attn_implementation == "eager" else None
 
     def __call__(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
-        """[N, 1, S, length] of tokens at `positions` [N, S], each of which sees itself and those before it.
+        """[N, 1, S, length] causal mask of tokens at `positions` [N, S].
 
-        By kind of layer where only some slide.
+        A dictionary by kind of layer if only some slide.
         """
         at = positions[:, None, :, None]
         keys = torch.arange(length, device=positions.device)
@@ -121,7 +121,7 @@ class Masks:
         return {FULL: self._form(full), SLIDING: near} if self._mixed else near
 
     def _form(self, mask: Tensor) -> Tensor:
-        """Eager attention adds its mask, and would add True as 1."""
+        """Additive for eager attention, which would add True as 1."""
         if self._additive is None:
             return mask
         lowest = max(torch.finfo(self._additive).min, torch.finfo(torch.float32).min)
@@ -139,7 +139,7 @@ class HFForward:
         self._device = pool.shape.device
 
     def refresh(self) -> None:
-        """Nothing to do: the model's own weights are read."""
+        """Does nothing: it reads the model's own weights."""
 
     @torch.inference_mode()
     def step(self, decode: Decode | None, prefill: Prefill | None) -> Tensor:
@@ -191,7 +191,7 @@ TOLERANCE = 1e-4  # of the probe's logits, relative to their spread
 
 
 def pick_forward(model: Any, pool: KVPool) -> Forward:
-    """The fused forward if the model is one it knows and a probe agrees, else the generic one."""
+    """The fused forward if it supports the model and a probe agrees, otherwise the generic one."""
     if not _supported(model):
         return HFForward(model, pool)
     probe = KVPool(pool.shape)
@@ -212,7 +212,7 @@ def _supported(model: Any) -> bool:
 
 
 def _agree(generic: Forward, fused: FusedForward, pool: KVPool) -> bool:
-    """Whether both give the same logits for two short rows, prefilled in part after a stored prefix, then decoded."""
+    """True if both compute the same logits for two short rows, partly prefilled after a stored prefix, then decoded."""
     results = []
     ids = (np.arange(12, dtype=np.int64) * 7919) % fused.vocab
     pool.reserve(2, 16)
@@ -242,23 +242,23 @@ class _Layer:
 
 Span = tuple[
     int, int, int, int
-]  # row of the pool, position of the first token, its place in the call, one past the last
+]  # row of the pool, position of the first token, its index in the call, one past the last
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """All tokens of a call end to end: the decoded ones, then each suffix."""
+    """All tokens of a call: the decoded ones, then each suffix."""
 
     tokens: NDArray[np.int64]
     """[N]; the next two are aligned with it."""
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
     decoded: int
-    """A: the first so many tokens are decoded ones."""
+    """A: the first A tokens are decoded ones."""
     spans: list[Span]
-    """One for each suffix."""
+    """One per suffix."""
     last: NDArray[np.int64]
-    """[A + B] places of the tokens whose logits are wanted."""
+    """[A + B] indices of the tokens whose logits are needed."""
 
     @classmethod
     def of(cls, decode: Decode | None, prefill: Prefill | None) -> _Work:
@@ -289,12 +289,12 @@ class _Work:
         )
 
     def last_spans(self) -> list[Span]:
-        """The spans when only `last` is carried on."""
+        """The spans if only `last` continues."""
         return [(row, start + b - a - 1, i, i + 1) for i, (row, start, a, b) in enumerate(self.spans, self.decoded)]
 
 
 class _Decoded:
-    """Attention of the decoded rows over views of the pool, in one batched product for all of them."""
+    """Attention of all decoded rows over views of the pool, in one batched product."""
 
     def __init__(self, work: Decode, groups: int, dim: int) -> None:
         self._groups, self._dim = groups, dim
@@ -308,7 +308,7 @@ class _Decoded:
         self._mask = mask.view(self._width * groups, 1, self._length)
 
     def attend(self, query: Tensor, pool: Tensor) -> Tensor:
-        """[A, H, D] from queries of that shape; rows between them that are not decoded are computed and dropped."""
+        """[A, H, D] from queries of that shape; unused rows in between are computed and dropped."""
         shape = query.shape
         if self._rows is not None:
             query = query.new_zeros(self._width, *shape[1:]).index_copy_(0, self._rows, query)
@@ -336,7 +336,7 @@ class FusedForward:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the weights anew."""
+        """Copy the weights again."""
         base = self._model.get_decoder()
         self._embedding = base.embed_tokens.weight.detach()
         self._layers = [self._fuse(layer) for layer in base.layers]
@@ -367,7 +367,7 @@ class FusedForward:
         )
 
     def _pair(self, weight: Tensor) -> Tensor:
-        """Rows of each head in the order that puts the two numbers of a rotation side by side."""
+        """Reorder the rows of each head so that the two numbers of a rotation are adjacent."""
         heads: Tensor = weight.unflatten(0, (-1, self._dim))
         return heads[:, self._pairs].flatten(0, 1)
 
@@ -397,7 +397,7 @@ class FusedForward:
         return F.linear(self._unit(hidden), self._head)
 
     def _attend(self, query: Tensor, pool: Tensor, spans: list[Span], result: Tensor) -> None:
-        """Write the attention of each row's queries [a:b], which stand at `start` and after, into `result`."""
+        """Write the attention of each row's queries [a:b], at positions from `start`, into `result`."""
         query = query.transpose(0, 1)[None]
         grouped = self._heads != self._groups
         for row, start, a, b in spans:
@@ -413,7 +413,7 @@ class FusedForward:
             )[0].transpose(0, 1)
 
     def _causal(self, start: int, length: int) -> Tensor:
-        """[length - start, length] 0 where a query may look, -inf elsewhere; a view of one stored square."""
+        """[length - start, length] 0 for visible keys, -inf elsewhere; a view of one stored square."""
         if self._triangle.shape[0] < length:
             self._triangle = torch.full((self._pool.capacity,) * 2, -torch.inf).triu_(1)
         return self._triangle[start:length, :length]
@@ -423,7 +423,7 @@ class FusedForward:
     # ---- parts ----------------------------------------------------------------------------------------------
 
     def _unit(self, x: Tensor) -> Tensor:
-        """`x` over its root mean square: a norm whose weight is folded into what follows."""
+        """`x` over its root mean square: a norm with its weight folded into the next product."""
         return x * x.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
 
     def _project(self, hidden: Tensor, layer: _Layer, turn: Tensor) -> Tensor:

@@ -3,20 +3,20 @@
 A request in flight owns one row of the pool. Rows in use are kept near the front, so a decode step reads `pool[:n]` as
 a view, without gathering; `PoolRows` holds each row's state as arrays, so it needs no Python loop over rows.
 
-The prefix cache keeps prompts and finished sequences, each distinct prefix once. An edge of its tree is a run of ids,
-and every id owns one slot of a store of fixed size. The longest stored prefix of a prompt is found by walking down from
-the root, and its slots are gathered into the row of the new request:
+The prefix cache stores prompts and finished sequences, each distinct prefix once. An edge of its tree is a run of ids,
+and every id owns one slot of a store of fixed size. A walk from the root finds the longest stored prefix of a prompt;
+its slots are gathered into the row of the new request:
 
     stored          [s e c t i o n] -> [q u e s t i o n] -> [m e m 1]
                                                          -> [m e m 2]
     new prompt      [s e c t i o n   q u e s t i o n   m e m 3]         only m e m 3 is computed, and added
 
-Whole sequences in rows of the pool would need less code, but 16 rollouts that read one section of 1,000 tokens would
-keep it 16 times. Measured with 8 to 16 decoded rows and six documents at once, such a store reached 3.7 to 4.3 of the
-4.6 times fewer prompt tokens that one copy of each section makes possible.
+Storing whole sequences in rows of the pool would need less code, but 16 rollouts over one section of 1,000 tokens would
+store it 16 times. Measured with 8 to 16 decoded rows and six documents, such a store computes 3.7 to 4.3 times fewer
+prompt tokens, one copy of each section 4.6 times fewer.
 
 Guaranteed: at most `capacity` tokens are stored; the least recently used leaf is evicted first. Using a sequence also
-uses its prefixes, so a prefix is never evicted before what continues it.
+uses its prefixes, so a prefix is never evicted before its continuations.
 Not covered: paging. Memory is all rows times the longest request so far, rounded up: on a large model choose
 `engine.max_num_seqs` accordingly. Entries of other weights: the owner calls `clear` when the weights change.
 
@@ -46,7 +46,7 @@ CAPACITY_STEP = 64
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token's keys and values look like in a model."""
+    """Shape of one token's keys and values in a model."""
 
     layers: int
     heads: int
@@ -57,19 +57,17 @@ class KVShape:
     @classmethod
     @torch.no_grad()
     def of(cls, model: Any) -> KVShape:
-        """Read off the cache of one forward, since families name these numbers differently.
+        """Read the shape from the cache of one forward, since families name these numbers differently.
 
-        Layers may differ, and keys from values: the pool has room for the largest. Raises ModelError for a model that
-        keeps anything but keys and values.
+        Layers may differ, and keys from values: the pool has room for the largest. Raises ModelError for a model with
+        another state than keys and values.
         """
         weight = model.get_input_embeddings().weight
         token = torch.zeros((1, 1), dtype=torch.long, device=weight.device)
         cache = getattr(model.get_decoder()(input_ids=token, use_cache=True), "past_key_values", None)
         layers = list(getattr(cache, "layers", ()))
         if not layers or not {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
-            raise ModelError(
-                f"{type(model).__name__} keeps a state that is not keys and values, which is not supported"
-            )
+            raise ModelError(f"{type(model).__name__} has an unsupported state other than keys and values")
         layers = [layer for layer in layers if layer.is_initialized]  # others read the keys and values of one before
         shapes = [part.shape for layer in layers for part in (layer.keys, layer.values)]
         heads, dim = max(s[1] for s in shapes), max(s[3] for s in shapes)
@@ -86,7 +84,7 @@ class KVPool:
         self.layers: list[Tensor] = []
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """Make room for so many rows of so many tokens; what is stored stays."""
+        """Grow to `rows` rows of `capacity` tokens, keeping their contents."""
         if rows <= self.rows and capacity <= self.capacity:
             return
         rows = max(rows, self.rows)
@@ -108,7 +106,7 @@ class KVPool:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
     def places(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """[N * 2 * H] places of each token's keys, then values, among a layer's [2, R, H, C] vectors."""
+        """[N * 2 * H] indices of each token's keys, then values, among a layer's [2, R, H, C] vectors."""
         blocks = np.arange(2)[None, :, None] * self.rows + rows[:, None, None]
         places = (blocks * self.shape.heads + np.arange(self.shape.heads)) * self.capacity + positions[:, None, None]
         return torch.from_numpy(places.reshape(-1)).to(self.shape.device)
@@ -126,12 +124,12 @@ Copy = tuple[int, int, Ids]  # row of the pool, position of the first token, slo
 @dataclass(slots=True, eq=False)
 class _Node:
     edge: bytes
-    """The ids that lead here."""
+    """Ids on the edge to this node."""
     slots: Ids
-    """[N] where their keys and values lie."""
+    """[N] slots of their keys and values."""
     parent: _Node | None
     children: dict[bytes, _Node] = field(default_factory=dict)
-    """By the first id of their edge."""
+    """Children by the first id of their edge."""
 
     @property
     def first(self) -> bytes:
@@ -141,40 +139,40 @@ class _Node:
 class PrefixCache:
     """`capacity` tokens of keys and values of the sequences in `pool`; 0 stores nothing.
 
-    What `insert` was told is copied by the next `flush`, all of it in one go: rows must not change between the two.
+    `flush` copies all inserted sequences together: rows must not change between `insert` and `flush`.
     """
 
     def __init__(self, pool: KVPool, capacity: int) -> None:
         self.capacity = capacity
         self.evicted = 0
-        """Tokens that had to make room so far."""
+        """Tokens evicted so far."""
         self._pool = pool
         self._layers: list[Tensor] = []  # each [S, 2, H, D]: one token is one stretch of memory
         self.clear()
 
     def clear(self) -> None:
-        """Drop everything; the memory is kept for what comes."""
+        """Drop all entries; the memory stays allocated."""
         self._root = _Node(b"", np.zeros(0, np.int64), None)
         self._order: OrderedDict[_Node, None] = OrderedDict()  # by last use; a parent is always after its children
         self._free = np.arange(self.capacity)
-        self._unused = self.capacity  # the first so many of `_free` are free slots
+        self._unused = self.capacity  # the first N of `_free` are free slots
         self._pending: list[Copy] = []
 
     @property
     def tokens(self) -> int:
-        """Tokens stored now."""
+        """Stored tokens."""
         return self.capacity - self._unused
 
     def match(self, prompt: Ids) -> Ids:
-        """[N] slots of the longest stored prefix of `prompt`, which counts as used now."""
+        """[N] slots of the longest stored prefix of `prompt`, marked as used."""
         path, inside = self._walk(prompt.tobytes())
         self._touch(path[-1])
         return np.concatenate([*(node.slots for node in path[:-1]), path[-1].slots[:inside]])
 
     def insert(self, ids: Ids, row: int) -> None:
-        """Store what is new of `ids` [N], whose keys and values are the first N tokens of a row of the pool.
+        """Store the new part of `ids` [N], whose keys and values are the first N tokens of a row of the pool.
 
-        Where nothing is left to make room but what leads to them, as many of the new tokens as fit.
+        Stores as many of the new tokens as fit without evicting their own prefix.
         """
         if self.capacity == 0:
             return
@@ -197,7 +195,7 @@ class PrefixCache:
         self._pending.append((row, length, slots))
 
     def load(self, copies: list[Copy]) -> None:
-        """Copy what the slots hold into rows of the pool."""
+        """Copy the slots' contents into rows of the pool."""
         if not copies:
             return
         slots, places = self._indices(copies)
@@ -206,7 +204,7 @@ class PrefixCache:
             vectors.index_copy_(0, places, store.index_select(0, slots).view(-1, layer.shape[-1]))
 
     def flush(self) -> None:
-        """Copy what was inserted since the last call out of the pool."""
+        """Copy sequences inserted since the last call out of the pool."""
         if not self._pending:
             return
         slots, places = self._indices(self._pending)
@@ -216,7 +214,7 @@ class PrefixCache:
             store.index_copy_(0, slots, vectors.index_select(0, places).view(-1, *store.shape[1:]))
 
     def _indices(self, copies: list[Copy]) -> tuple[Tensor, Tensor]:
-        """[N] slots and [N * 2 * H] places in the pool of the same tokens."""
+        """[N] slots and [N * 2 * H] pool indices of the same tokens."""
         slots = np.concatenate([slots for _, _, slots in copies])
         rows = np.repeat([row for row, _, _ in copies], [len(slots) for _, _, slots in copies])
         positions = np.concatenate([np.arange(start, start + len(slots)) for _, start, slots in copies])
@@ -236,13 +234,12 @@ class PrefixCache:
         return path, len(node.slots)
 
     def _touch(self, node: _Node) -> None:
-        """Used now; parents after their children, so that the first in the order never has any."""
+        """Mark as used; parents after their children, so that the oldest entry is always a leaf."""
         while node.parent is not None:
             self._order.move_to_end(node)
             node = node.parent
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Cut an edge in two; returns the new node in its middle."""
         assert node.parent is not None
         cut = at * ID_BYTES
         upper = _Node(node.edge[:cut], node.slots[:at], node.parent)
@@ -256,7 +253,7 @@ class PrefixCache:
     # ---- slots ----------------------------------------------------------------------------------------------
 
     def _take(self, count: int, above: _Node) -> Ids:
-        """[at most count] free slots; leaves go, oldest first, but not `above` and what leads to it."""
+        """[at most count] free slots; evicts leaves, oldest first, but not `above` and its ancestors."""
         if not self._layers:
             self._allocate()
         while self._unused < count and self._order:
@@ -269,7 +266,7 @@ class PrefixCache:
         return self._free[self._unused : self._unused + count].copy()
 
     def _allocate(self) -> None:
-        """The whole store at its first use: on a CPU, pages that nothing was written to cost nothing."""
+        """Allocate the whole store on first use: on a CPU, untouched pages cost nothing."""
         shape = self._pool.shape
         size = (self.capacity, 2, shape.heads, shape.head_dim)
         self._layers = [torch.empty(size, dtype=shape.dtype, device=shape.device) for _ in range(shape.layers)]
@@ -277,7 +274,7 @@ class PrefixCache:
     def _evict(self, leaf: _Node) -> None:
         assert leaf.parent is not None
         assert not leaf.children
-        self.flush()  # the leaf may be among what was told, and its slots are given away
+        self.flush()  # the leaf may be among the inserted ones, and its slots are reused
         del self._order[leaf]
         del leaf.parent.children[leaf.first]
         self._free[self._unused : self._unused + len(leaf.slots)] = leaf.slots
@@ -286,7 +283,7 @@ class PrefixCache:
 
 
 def _agreeing(one: bytes, other: bytes) -> int:
-    """Ids in common at the beginning of two runs that differ, or of which the second is the shorter.
+    """Length of the common prefix of two runs that differ, or of which the second is shorter.
 
     >>> _agreeing(np.array([5, 6, 7]).tobytes(), np.array([5, 6, 8, 9]).tobytes())
     2
@@ -304,11 +301,11 @@ class PoolRows:
     slots: int
     vocab: int
     tokens: NDArray[np.int64] = field(init=False)
-    """[R, C] ids; meaningful up to what was assigned or sampled."""
+    """[R, C] ids; valid for assigned and sampled tokens."""
     valid: NDArray[np.int64] = field(init=False)
-    """[R] tokens whose keys and values are in the pool; the next one fed goes to this position."""
+    """[R] tokens whose keys and values are in the pool; the position of the next one."""
     active: NDArray[np.bool_] = field(init=False)
-    """[R] a request in flight owns the row."""
+    """[R] True if a request in flight owns the row."""
     count: NDArray[np.int64] = field(init=False)
     """[R] tokens sampled so far."""
     limit: NDArray[np.int64] = field(init=False)
@@ -322,7 +319,7 @@ class PoolRows:
     stops: NDArray[np.bool_] = field(init=False)
     """[stop sets, vocabulary]"""
     free: list[int] = field(init=False)
-    """Sorted; the lowest is taken first, which keeps rows in use at the front."""
+    """Sorted; the lowest is used first, which keeps used rows at the front."""
     _stop_index: dict[tuple[int, ...], int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -342,12 +339,12 @@ class PoolRows:
 
     @property
     def width(self) -> int:
-        """Rows a decode step must cover: one more than the highest in use."""
+        """Rows of a decode step: one more than the highest in use."""
         used = np.flatnonzero(self.active)
         return int(used[-1]) + 1 if len(used) else 0
 
     def widen(self, capacity: int) -> None:
-        """Follow the pool's capacity."""
+        """Grow to the pool's capacity."""
         extra = capacity - self.tokens.shape[1]
         if extra > 0:
             self.tokens = np.pad(self.tokens, ((0, 0), (0, extra)), constant_values=-1)
@@ -365,7 +362,7 @@ class PoolRows:
         return np.where(same[np.arange(len(same)), first], len(prompt), first)
 
     def assign(self, prompt: NDArray[np.int64], params: SamplingParams) -> int:
-        """Give the lowest free row to a request; its prefix is not yet in the pool."""
+        """Assign the lowest free row to a request; its prefix is not yet in the pool."""
         row = self.free.pop(0)
         self.tokens[row, : len(prompt)] = prompt
         self.valid[row] = 0
@@ -379,12 +376,12 @@ class PoolRows:
         return row
 
     def release(self, row: int) -> None:
-        """The request is over."""
+        """Free the row of a finished request."""
         self.active[row] = False
         bisect.insort(self.free, row)
 
     def move(self, row: int, target: int) -> None:
-        """Hand the request of `row` over to the free row `target` (the pool is copied by the caller)."""
+        """Move the request of `row` to the free row `target` (the caller copies the pool)."""
         for array in (
             self.tokens,
             self.valid,
@@ -404,7 +401,7 @@ class PoolRows:
     def record(
         self, rows: NDArray[np.int64], ids: NDArray[np.int64], logprobs: NDArray[np.float32]
     ) -> NDArray[np.int64]:
-        """Append one sampled token to each of `rows`; returns the rows that are done."""
+        """Append one sampled token to each of `rows`; returns finished rows."""
         where = self.valid[rows]
         self.tokens[rows, where] = ids
         self.logprobs[rows, where] = logprobs

@@ -1,16 +1,14 @@
 """The embedded engine's sampler: any number of callers on the event loop, one batch on the compute thread.
 
-Every `generate` is a request. One task hands the requests that have come in to the next step of the batch
-(`continuous_batch.py`), waits for it on the compute thread while the loop goes on, hands out what ended, and lets the
-loop run the
-episodes that were waiting for it; there is no barrier between turns, episodes or groups.
+Every `generate` is a request. One task passes new requests to the next step of the batch (`continuous_batch.py`),
+awaits the step on the compute thread, returns finished completions, and lets the loop run the waiting episodes; there
+is no barrier between turns, episodes or groups.
 
-Guaranteed: what is in a step depends on what was asked for before it and on nothing that happens while it is computed,
-so the same episodes give the same bytes; a failure of one request fails that request alone; whatever breaks, every
-caller gets an answer. A batch never depends on the one before: what was computed is forgotten when nothing is in
-flight.
-Not covered: episodes that wait for anything but this sampler (a judge, a clock): their next request comes when it
-comes, and takes part in the step after that.
+Guaranteed: a step's contents depend only on earlier requests, never on events during its computation, so the same
+episodes give the same bytes; a failure of one request fails only that request; every caller gets an answer after any
+error. A batch never depends on the previous one: the cache is cleared when nothing is in flight.
+Not covered: episodes that also wait for something other than this sampler (a judge, a clock): the step of their next
+request varies.
 """
 
 from __future__ import annotations
@@ -36,20 +34,18 @@ from palimpsest.engines.protocol import CompletionDelta, SamplerStats, check_pro
 from palimpsest.errors import PalimpsestError, SamplerError
 from palimpsest.types import Completion, SamplingParams
 
-_SETTLE = 3  # a finished future, its episode, and what wraps that take a turn of the loop each
+_SETTLE = 3  # a finished future, its episode and its wrapper each take a turn of the loop
 
 
 @dataclass(slots=True)
 class _Caller:
-    """Who waits for a request."""
-
     future: asyncio.Future[Completion]
     deltas: asyncio.Queue[CompletionDelta | None] = field(default_factory=asyncio.Queue)
-    """Tokens of a stream; None: it ended, the future knows how."""
+    """Tokens of a stream; None: the end, with the result in the future."""
 
 
 class Steps(Protocol):
-    """What samples: a `Batch`, or one in another process. Called on the compute thread."""
+    """Interface of a `Batch`, here or in another process. Called on the compute thread."""
 
     vocab: int
     version: int
@@ -76,9 +72,9 @@ class BatchSampler:
         self._thread = thread
         self._batch: Any = batch  # tests look into it
         self._incoming: list[Request] = []
-        """Requests that no step has seen."""
+        """Requests not yet in a step."""
         self._callers: dict[Request, _Caller] = {}
-        """Of every request that has not ended."""
+        """Callers of all unfinished requests."""
         self._driver: asyncio.Task[None] | None = None
         self._failed = self._cancelled = 0
         self._closed = False
@@ -91,7 +87,7 @@ class BatchSampler:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
     ) -> Completion:
-        """See `Sampler.generate`. Prompts that begin alike share what is computed whatever their session."""
+        """See `Sampler.generate`. Prompts share a computed prefix in any session."""
         return await self._submit(prompt_ids, params).future
 
     async def stream(
@@ -107,7 +103,7 @@ class BatchSampler:
             caller.future.cancel()
 
     async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
-        """See `Sampler.score`; one forward over all of it."""
+        """See `Sampler.score`; one forward over the whole sequence."""
         self._refuse_closed()
         if not ids:
             return ()
@@ -121,7 +117,6 @@ class BatchSampler:
             raise SamplerError(f"scoring failed: {type(error).__name__}: {error}") from error
 
     def stats(self) -> SamplerStats:
-        """See `SamplerStats`."""
         return SamplerStats(
             **asdict(self._batch.counters),
             evicted_tokens=self._batch.evicted,
@@ -130,15 +125,15 @@ class BatchSampler:
         )
 
     async def publish(self, version: int) -> None:
-        """The model's weights are now those of `version`; see `Batch.publish`."""
+        """Switch to the weights of `version`; see `Batch.publish`."""
         await self._thread.run(self._batch.publish, version)
 
     async def close(self) -> None:
-        """Cancel what is in flight, on whatever event loop it waits, and end the thread; a second call does nothing."""
+        """Cancel all requests, on any event loop, and end the thread; a second call does nothing."""
         self._closed = True
         driver, self._driver = self._driver, None
         if driver is None or driver.get_loop().is_closed():
-            pass  # nobody waits
+            pass  # no caller waits
         elif driver.get_loop() is asyncio.get_running_loop():
             self._stop(driver)
             await asyncio.gather(driver, return_exceptions=True)
@@ -149,7 +144,7 @@ class BatchSampler:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise SamplerError("the engine is closed: open another one")
+            raise SamplerError("the engine is closed: open a new one")
 
     def _check(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
         check_prompt(prompt_ids, max_tokens, vocab=self._batch.vocab, max_context=self.max_context, reason=self._reason)
@@ -182,7 +177,7 @@ class BatchSampler:
                 self._deliver(await self._thread.run(self._batch.step, arrivals, dropped))
                 for _ in range(_SETTLE):
                     await asyncio.sleep(0)
-        except Exception as error:  # noqa: BLE001 - border: whatever broke, every caller gets an answer
+        except Exception as error:  # noqa: BLE001 - border: every caller gets an answer after any error
             reason = "the engine was closed" if self._closed else f"sampling failed: {type(error).__name__}: {error}"
             self._fail_all(error if isinstance(error, PalimpsestError) else SamplerError(reason))
         except asyncio.CancelledError:
@@ -192,12 +187,12 @@ class BatchSampler:
         self._forget()  # not in a `finally`: an abandoned task is destroyed at any later time
 
     def _stop(self, driver: asyncio.Task[None]) -> None:
-        """Cancel `driver`, and the callers here: a task that is cancelled before it began tells nobody."""
+        """Cancel `driver` and, since a task cancelled before its start notifies no one, the callers."""
         driver.cancel()
         self._fail_all(None)
 
     def _forget(self) -> None:
-        """Have what was computed forgotten before anything else is computed."""
+        """Clear the cache before any other computation."""
         with suppress(RuntimeError):  # the thread was closed: nothing is computed any more
             self._thread.post(self._batch.reset)
 
@@ -225,7 +220,7 @@ class BatchSampler:
         self._incoming.clear()
 
     def _abandon(self) -> None:
-        """Drop what another event loop, which is closed by now, left behind: its callers are gone."""
+        """Drop the requests of another event loop that has closed: their callers are gone."""
         self._cancelled += len(self._callers)
         self._driver = None
         self._callers.clear()
@@ -247,7 +242,7 @@ class EmbeddedSampler(BatchSampler):
         cache_tokens: int = CACHE_TOKENS,
         fused: bool = True,
     ) -> None:
-        """`thread`: the one that also trains `model`, where one does; `version`: its weights'. The others: `Batch`."""
+        """`thread`: the one that also trains `model`, if any; `version`: of its weights. Others: see `Batch`."""
         batch = ContinuousBatch(
             model, max_num_seqs=max_num_seqs, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, fused=fused
         )

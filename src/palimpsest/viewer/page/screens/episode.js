@@ -1,24 +1,24 @@
-// An episode: the strip of its turns with the fate of what the answer needs, one turn's memory as a difference beside
-// what it was written from, blame, context blocks, tokens.
+// An episode: the strip of its turns with the fate of the evidence; per turn the memory as a difference, the prompt,
+// blame, context blocks and tokens.
 
 import { badge, clear, el, headline, keepFocus, num } from "../dom.js";
 import { get } from "../api.js";
 import { asked, link, ordinal, titled } from "../place.js";
 import { leads } from "../held.js";
 import { on, tell } from "../keys.js";
-import { sign, slug, strip, verdictBadge } from "../strip.js";
+import { nameOf, sign, slug, strip, verdictBadge } from "../strip.js";
 import { blame, counts, difference, pieces, plain } from "../memory.js";
 import { contextBlocks } from "../context.js";
 import { tokenStrip } from "../tokens.js";
 import { replayCommand } from "../replay.js";
 
 const VIEWS = { diff: "Difference", plain: "Plain", blame: "Blame" };
-const TABS = { reply: "Reply", tokens: "Tokens", fates: "Fates", replay: "Replay" };
+const TABS = { reply: "Reply", tokens: "Tokens", fates: "Evidence", replay: "Replay" };
 const kept = { path: null, view: null };
 
 export async function show(main, place) {
   const path = asked(place), fetched = new Map();
-  if (place.turn !== null) fetchTurn(place.turn).catch(() => null); // with the episode, not after it
+  if (place.turn !== null) fetchTurn(place.turn).catch(() => null); // in parallel with the episode
   if (kept.path !== path) Object.assign(kept, { view: await get(path), path });
   const view = kept.view;
   const state = { turn: Math.min(place.turn ?? firstTurn(view), Math.max(0, view.turns.length - 1)), drawn: 0 };
@@ -36,7 +36,7 @@ export async function show(main, place) {
   function controls() {
     const step = (by, text, title) => el("button", { type: "button", title, "aria-label": title, onclick: () => to(state.turn + by, true) }, text);
     state.field = el("input", { type: "number", min: 1, max: Math.max(1, view.turns.length), "aria-label": "Turn", onchange: () => to(Number(state.field.value) - 1, true) });
-    return el("div", { class: "tools turn-tools" }, step(-1, "‹", "turn before (k)"), el("label", null, "Turn ", state.field, el("span", { class: "faint" }, ` of ${view.turns.length}`)), step(1, "›", "next turn (j)"), jump(-1, "⟨ event", "event before (p)"), jump(1, "event ⟩", "next event (n)"), el("span", { class: "grow" }), search, hits);
+    return el("div", { class: "tools turn-tools" }, step(-1, "‹", "previous turn (k)"), el("label", null, "Turn ", state.field, el("span", { class: "faint" }, ` of ${view.turns.length}`)), step(1, "›", "next turn (j)"), jump(-1, "⟨ event", "previous event (p)"), jump(1, "event ⟩", "next event (n)"), el("span", { class: "grow" }), search, hits);
   }
 
   function jump(by, text, title) {
@@ -45,18 +45,18 @@ export async function show(main, place) {
 
   function bind() {
     on(main, "j", "next turn", () => to(state.turn + 1));
-    on(main, "k", "turn before", () => to(state.turn - 1));
-    on(main, "n", "next turn where something happened to what the answer needs, or was invented", () => toEvent(1));
-    on(main, "p", "the one before", () => toEvent(-1));
-    on(main, "[", "episode before", () => toEpisode(-1));
+    on(main, "k", "previous turn", () => to(state.turn - 1));
+    on(main, "n", "next turn with a change of evidence, or with a hallucination", () => toEvent(1));
+    on(main, "p", "the previous one", () => toEvent(-1));
+    on(main, "[", "previous episode", () => toEpisode(-1));
     on(main, "]", "next episode", () => toEpisode(1));
     on(main, "d", "memory as a difference, or plain", () => choose(shown.mode === "diff" ? "plain" : "diff"));
-    on(main, "b", "blame: where each word of the memory came from", () => choose(shown.mode === "blame" ? "diff" : "blame"));
+    on(main, "b", "blame: the origin of each word of the memory", () => choose(shown.mode === "blame" ? "diff" : "blame"));
     on(main, "t", "tokens of the reply", () => pickTab(shown.tab === "tokens" ? "reply" : "tokens"));
     on(main, "g", "the group", () => (location.hash = link({ ...place, screen: "group" })));
     on(main, "/", "search in memories", () => search.focus());
-    tell(search, "Enter", "in the search: the next turn whose memory holds it");
-    tell(search, "Shift+Enter", "the one before");
+    tell(search, "Enter", "in the search: the next turn with a match");
+    tell(search, "Shift+Enter", "the previous one");
     search.addEventListener("keydown", (event) => event.key === "Enter" && find(event.shiftKey ? -1 : 1));
     search.addEventListener("input", () => (state.found = null));
   }
@@ -97,13 +97,13 @@ export async function show(main, place) {
   }
 
   async function draw() {
-    if (!main.isConnected) return null; // another screen came meanwhile
+    if (!main.isConnected) return null; // replaced by another screen
     const mine = ++state.drawn, turn = state.turn;
     bar.mark(turn);
     if (context) context.mark(turn);
     state.field.value = String(ordinal(turn));
     titled({ ...place, turn });
-    if (!view.turns.length) return clear(parts.turn).append(el("p", { class: "notice" }, "This episode took no turn: " + view.outcome.replace(/_/g, " ") + "."));
+    if (!view.turns.length) return clear(parts.turn).append(el("p", { class: "notice" }, "This episode has no turns: " + view.outcome.replace(/_/g, " ") + "."));
     const told = await fetchTurn(turn).catch((error) => ({ error }));
     if (mine !== state.drawn) return null;
     if (told.error) return clear(parts.turn).append(el("div", { class: "notice notice-bad", role: "alert" }, told.error.message));
@@ -148,7 +148,7 @@ export async function show(main, place) {
     draw();
   }
 
-  // How an episode is shown stands in its address, and goes with whoever goes on from here.
+  // The address stores the display options, which links to other episodes inherit.
   function remember(changes) {
     place.query = { ...place.query, ...changes };
     history.replaceState(null, "", link({ ...place, turn: state.turn }));
@@ -157,7 +157,7 @@ export async function show(main, place) {
   function tabs(told) {
     const buttons = Object.entries(TABS).map(([tab, name]) => el("button", { type: "button", "aria-pressed": String(shown.tab === tab), onclick: () => pickTab(tab) }, name));
     const body = el("div", { class: "tab-body" });
-    clear(parts.tabs).append(el("div", { class: "card-head" }, el("div", { class: "tools segmented", role: "group", "aria-label": "Beside the memory" }, buttons), el("span", { class: "faint" }, tabFacts(told, view))), body);
+    clear(parts.tabs).append(el("div", { class: "card-head" }, el("div", { class: "tools segmented", role: "group", "aria-label": "Details" }, buttons), el("span", { class: "faint" }, tabFacts(told, view))), body);
     if (shown.tab === "reply") body.append(el("pre", { class: "reply" }, told.reply.text || "(empty)"));
     if (shown.tab === "replay") replayCommand(body, { ...place, turn: told.turn }, told);
     if (shown.tab === "fates") body.append(fates(view, place));
@@ -167,7 +167,7 @@ export async function show(main, place) {
   async function find(by) {
     const text = search.value.trim();
     if (!text) return;
-    if (view.readable === false) return clear(hits).append("not known without a tokenizer");
+    if (view.readable === false) return clear(hits).append("unknown without a tokenizer");
     if (!state.found) state.found = (await get(`${path}/search?text=${encodeURIComponent(text)}`).catch((error) => (clear(hits).append(error.message), { turns: [] }))).turns;
     const found = state.found;
     const next = by > 0 ? found.find((turn) => turn > state.turn) ?? found[0] : [...found].reverse().find((turn) => turn < state.turn) ?? found[found.length - 1];
@@ -176,7 +176,7 @@ export async function show(main, place) {
   }
 }
 
-// Both ways: what is pointed at in a piece lights up in the memory too.
+// The reverse: pointing at a piece highlights the memory.
 function point(body, told, beside) {
   for (const [part, elements] of beside.spans) {
     const target = body.querySelector(`[data-part="${part}"]`);
@@ -192,7 +192,7 @@ function matters(row) {
   return row.lost.length || row.gained.length || row.seen.length || row.recalled.length || !["wrote", "kept", "called", "sampled"].includes(row.state);
 }
 
-// Where one looks first: where evidence was lost, else where something was invented, else where it was written.
+// The first turn to show: evidence lost, otherwise gained, otherwise hallucinated.
 function firstTurn(view) {
   const lost = view.turns.find((row) => row.lost.length);
   const invented = view.turns.find((row) => row.state === "invented");
@@ -213,8 +213,8 @@ function head(view, place) {
       { class: "facts" },
       fact("Answer", answerOf(view), "answer"),
       fact("Gold", gold.slice(0, 4).join(" / ") + (gold.length > 4 ? ` and ${gold.length - 4} more` : "")),
-      fact("Reward", grade === null ? "ungraded: " + (view.grade.reason || "no reason told") : num(grade), grade === null ? null : grade > 0 ? "good" : "bad"),
-      view.player ? fact("Player", `${view.player}, ${view.part}`) : null,
+      fact("Reward", grade === null ? "ungraded: " + (view.grade.reason || "unknown reason") : num(grade), grade === null ? null : grade > 0 ? "good" : "bad"),
+      view.player ? fact("Agent", `${view.player}, ${view.part}`) : null,
       fact("Ended", badge(view.outcome.replace(/_/g, " "))),
       fact("Facts", el("span", { title: view.advantage_is }, facts)),
       view.rollouts > 1 ? fact("Rollout", el("span", { class: "chips" }, others.slice(0, 32), leads({ ...place, screen: "group", turn: null }, null, "side by side"))) : null,
@@ -235,8 +235,8 @@ function fact(name, value, kind) {
 
 function turnHead(told, view) {
   const row = view.turns[told.turn];
-  const marks = told.marks.map((mark) => el("span", { class: "turn-mark turn-mark-" + slug(mark), title: view.states[mark] }, el("span", { "aria-hidden": "true" }, sign(mark) + " "), mark));
-  const facts = [told.name, told.role && "role " + told.role, row.chunk === null ? null : "chunk " + row.chunk, row.offset === null ? null : `${num(row.offset)} tokens read before`, `${num(told.prompt_tokens)} in, ${num(told.sampled_tokens)} out`, told.stop_reason === "stop" ? null : "ended by " + told.stop_reason, told.trained ? null : "not trained"].filter(Boolean);
+  const marks = told.marks.map((mark) => el("span", { class: "turn-mark turn-mark-" + slug(mark), title: view.states[mark] }, el("span", { "aria-hidden": "true" }, sign(mark) + " "), nameOf(mark)));
+  const facts = [told.name, told.role && "role " + told.role, row.chunk === null ? null : "chunk " + row.chunk, row.offset === null ? null : `after ${num(row.offset)} tokens`, `${num(told.prompt_tokens)} in, ${num(told.sampled_tokens)} out`, told.stop_reason === "stop" ? null : "stopped by " + told.stop_reason, told.trained ? null : "not trained"].filter(Boolean);
   const lines = [...evidenceLines(row, view), ...told.events.map((event) => el("li", null, event.text))];
   return el("div", { class: "turn-head" }, el("div", { class: "turn-line" }, el("h2", null, "Turn " + ordinal(told.turn)), marks, el("span", { class: "faint" }, facts.join(" · "))), lines.length ? el("ul", { class: "happened" }, lines) : null);
 }
@@ -248,39 +248,39 @@ function evidenceLines(row, view) {
 
 function unsaid(told) {
   if (!told.invented || !told.invented.length) return null;
-  return el("p", { class: "notice notice-bad" }, told.invented.length === 1 ? "Nothing in sight says: " : `Nothing in sight says these ${told.invented.length} sentences: `, told.invented.map((one, at) => [at ? " " : "", el("q", null, one.text)]));
+  return el("p", { class: "notice notice-bad" }, told.invented.length === 1 ? "Hallucinated: " : `${told.invented.length} hallucinated sentences: `, told.invented.map((one, at) => [at ? " " : "", el("q", null, one.text)]));
 }
 
-// What the reply said and the policy's rule kept out of the memory.
+// Sentences of the reply that the policy's grounding rule dropped.
 function keptOut(told) {
   if (!told.kept_out.length) return null;
-  return el("p", { class: "notice" }, "Kept out of the memory: ", told.kept_out.map((one, at) => [at ? " " : "", el("del", { class: "o-dropped", title: one.reason }, one.text), ` (${one.reason})`]));
+  return el("p", { class: "notice" }, "Dropped by the grounding rule: ", told.kept_out.map((one, at) => [at ? " " : "", el("del", { class: "o-dropped", title: one.reason }, one.text), ` (${one.reason})`]));
 }
 
-// What earlier turns invented stays marked for as long as the memory holds it.
+// Hallucinations of earlier turns stay marked while the memory contains them.
 function unfounded(told, place) {
   if (!told.unfounded.length) return null;
-  return el("p", { class: "notice notice-bad" }, "Kept, though nothing in sight said it: ", told.unfounded.map((one, at) => [at ? " " : "", el("q", null, one.text), " (", el("a", { href: link({ ...place, turn: one.turn }) }, "turn " + ordinal(one.turn)), ")"]));
+  return el("p", { class: "notice notice-bad" }, "Hallucinated earlier and kept: ", told.unfounded.map((one, at) => [at ? " " : "", el("q", null, one.text), " (", el("a", { href: link({ ...place, turn: one.turn }) }, "turn " + ordinal(one.turn)), ")"]));
 }
 
 function held(told, view) {
   if (!view.fates.length) return null;
   const row = view.turns[told.turn];
-  return el("p", { class: "legend" }, el("span", { class: "legend-item" }, el("span", { class: "gold" }, "underlined twice"), view.readable === false ? "what the answer needs: not known without a tokenizer" : `what the answer needs: ${row.held.length} of ${view.fates.length} held`));
+  return el("p", { class: "legend" }, el("span", { class: "legend-item" }, el("span", { class: "gold" }, "underlined twice"), view.readable === false ? "evidence: unknown without a tokenizer" : `evidence: ${row.held.length} of ${view.fates.length} in memory`));
 }
 
-// The version of the weights counts optimiser steps of a training; an evaluation plays one model.
+// The version of the weights counts optimiser steps; an evaluation has a single model.
 function tabFacts(told, view) {
   return `${num(told.reply.tokens)} tokens sampled` + (view.player ? "" : ` by version ${told.policy_version} of the weights`);
 }
 
 function fates(view, place) {
-  if (!view.fates.length) return el("p", { class: "faint" }, "The data doesn't say what the answer needs.");
+  if (!view.fates.length) return el("p", { class: "faint" }, "The data name no evidence.");
   const turn = (at) => (at === null || at === undefined ? "–" : el("a", { href: link({ ...place, turn: at }) }, "turn " + ordinal(at)));
   const some = (list) => (list.length ? [list.slice(0, 8).map((at, number) => [number ? ", " : "", turn(at)]), list.length > 8 ? ` and ${list.length - 8} more` : ""] : "–");
   const rows = view.fates.map((fate) =>
-    el("tr", null, el("td", { class: "memory-cell" }, fate.text, fate.kind === "answer" ? el("small", null, "gold answer: the data names no single sentences") : null), el("td", null, verdictBadge(fate)), [some(fate.seen), turn(fate.written), turn(fate.survived), some(fate.lost), some(fate.recalled)].map((value) => el("td", null, value)), el("td", null, fate.used === null ? "–" : fate.used ? "yes" : "no")),
+    el("tr", null, el("td", { class: "memory-cell" }, fate.text, fate.kind === "answer" ? el("small", null, "gold answer: the data name no single sentences") : null), el("td", null, verdictBadge(fate)), [some(fate.seen), turn(fate.written), turn(fate.survived), some(fate.lost), some(fate.recalled)].map((value) => el("td", null, value)), el("td", null, fate.used === null ? "–" : fate.used ? "yes" : "no")),
   );
-  const names = ["What the answer needs", "Fate", "Read at", "Written at", "Survived to", "Lost at", "Recalled at", "Used in the answer"];
+  const names = ["Evidence", "Status", "Read at", "Written at", "Kept until", "Lost at", "Recalled at", "Used in the answer"];
   return el("div", { class: "scroll" }, el("table", { class: "rows small" }, el("thead", null, el("tr", null, names.map((name) => el("th", { scope: "col" }, name)))), el("tbody", null, rows)));
 }

@@ -1,4 +1,4 @@
-// The episodes of a step, or of a file: a histogram of rewards, a scatter, a table; what is filtered stands in the address.
+// The episodes of a step or a file: a histogram of rewards, a scatter plot, a table; the address stores filters.
 
 import { badge, clear, el, legend, mean, num, roomIn, svg } from "../dom.js";
 import { get } from "../api.js";
@@ -11,7 +11,7 @@ import { scores } from "../scores.js";
 import { virtualTable } from "../table.js";
 
 const BINS = 20;
-const AXES = { reward: "reward", group: "group", turns: "turns", prompt_tokens: "tokens read", sampled_tokens: "tokens sampled", retention: "evidence kept", invention: "invented" };
+const AXES = { reward: "reward", group: "group", turns: "turns", prompt_tokens: "tokens read", sampled_tokens: "tokens sampled", retention: "evidence kept", invention: "hallucinated" };
 const MEASURED = ["retention", "invention"];
 const EVERYONE = "all";
 
@@ -20,17 +20,17 @@ export async function show(main, place) {
   const state = { rows: [], scored: null, torn: null, measures: new Map(), asked: new Set(), stopped: false };
   const query = { ...place.query };
   const parts = layout(main, place);
-  let table = null; // its columns follow from the first answer
+  let table = null; // created with the first answer
   const at = (row) => ({ screen: "episode", run: place.run, step: place.step, group: row.group, rollout: row.rollout });
   const points = scatter(parts.scatter, (row) => heldPlace(at(row)) && go(at(row)));
   const watcher = new ResizeObserver(pictures);
   watcher.observe(parts.histogram);
   parts.search.value = query.q || "";
   on(main, "j", "next step", () => beside(1));
-  on(main, "k", "step before", () => beside(-1));
+  on(main, "k", "previous step", () => beside(-1));
   on(main, "/", "search in questions and answers", () => parts.search.focus());
   const unfiltered = { outcome: null, from: null, to: null, q: null, group: null, player: null };
-  on(main, "x", "take all filters off", () => set(unfiltered));
+  on(main, "x", "clear all filters", () => set(unfiltered));
   parts.search.addEventListener("input", () => set({ q: parts.search.value || null }));
   parts.outcome.addEventListener("change", () => set({ outcome: parts.outcome.value || null }));
   for (const axis of ["x", "y"]) parts[axis].addEventListener("change", () => set({ [axis]: parts[axis].value }));
@@ -54,7 +54,7 @@ export async function show(main, place) {
     const at = state.steps.indexOf(place.step);
     if (at < 0 || all.length < 2) return;
     const choose = el("select", { "aria-label": "Step", onchange: () => go({ screen: "episodes", run: place.run, step: choose.value, query }) }, all.map((step) => el("option", { value: step, selected: String(step) === place.step }, "step " + step)));
-    clear(parts.steps).append(el("button", { type: "button", disabled: at === 0, title: "step before (k)", onclick: () => beside(-1) }, "‹"), choose, el("button", { type: "button", disabled: at === all.length - 1, title: "next step (j)", onclick: () => beside(1) }, "›"));
+    clear(parts.steps).append(el("button", { type: "button", disabled: at === 0, title: "previous step (k)", onclick: () => beside(-1) }, "‹"), choose, el("button", { type: "button", disabled: at === all.length - 1, title: "next step (j)", onclick: () => beside(1) }, "›"));
   }
 
   function beside(by) {
@@ -79,12 +79,12 @@ export async function show(main, place) {
     return row[name];
   }
 
-  // Of an evaluation the agent's episodes, unless another player is chosen.
+  // The selected agent or baseline of an evaluation, by default the agent.
   function player() {
     return query.player || agent();
   }
 
-  // Everyone where several agents played.
+  // The only agent; everyone if there are several.
   function agent() {
     const names = new Set((state.scored || []).filter((part) => !part.baseline).map((part) => part.player));
     return names.size === 1 ? [...names][0] : EVERYONE;
@@ -103,7 +103,7 @@ export async function show(main, place) {
   function unrecorded() {
     const all = state.scored.reduce((sum, part) => sum + part.episodes, 0), held = state.rows.filter((row) => row.part !== null).length;
     if (held >= all) return "";
-    return el("p", { class: "soft" }, `${num(held)} of ${num(all)} episodes were recorded; everything below is of those. By default an evaluation records the episodes that went wrong (evaluation.record=all records every one).`);
+    return el("p", { class: "soft" }, `${num(held)} of ${num(all)} episodes were recorded, and everything below covers only these. By default an evaluation records failed episodes; evaluation.record=all records all.`);
   }
 
   function kept(row, without) {
@@ -139,7 +139,7 @@ export async function show(main, place) {
     const ungraded = shown.filter((row) => row.reward === null).length;
     const rewards = shown.filter((row) => row.reward !== null).map((row) => row.reward);
     const of = state.scored ? `recorded episodes in ${num(groups)} groups (${player() === EVERYONE ? "agent and baselines" : player()})` : `episodes in ${num(groups)} groups`;
-    const told = [`${num(shown.length)} of ${num(state.rows.length)} ${of}`, state.scored ? null : `mean reward ${num(mean(rewards))}`, ungraded ? `${num(ungraded)} without a grade` : null];
+    const told = [`${num(shown.length)} of ${num(state.rows.length)} ${of}`, state.scored ? null : `mean reward ${num(mean(rewards))}`, ungraded ? `${num(ungraded)} ungraded` : null];
     clear(parts.count).append(told.filter(Boolean).join(" · "));
     parts.clear.hidden = !["outcome", "from", "q", "group", "player"].some((key) => key in query);
     clear(parts.torn).append(state.torn ? el("div", { class: "notice notice-bad", role: "alert" }, state.torn) : "");
@@ -147,7 +147,7 @@ export async function show(main, place) {
     if (wanted) everything();
   }
 
-  // As wide as there is room, so that their words keep their size.
+  // Drawn at full width, so that text keeps its size.
   function pictures() {
     if (!state.shown || state.stopped) return;
     histogram(parts.histogram, state.rows.filter((row) => kept(row, "reward")), query, set);
@@ -165,7 +165,7 @@ export async function show(main, place) {
     parts.outcome.value = query.outcome || "";
   }
 
-  // Retention and invention need every prompt decoded: of the groups in sight, or of all where they order the table.
+  // Retention and hallucination need decoded prompts: of the visible groups, or of all if they order the table.
   async function measure(rows) {
     const groups = [...new Set(rows.map((row) => row.group))].filter((group) => !state.asked.has(group)).slice(0, 16);
     if (!groups.length || state.stopped) return;
@@ -173,7 +173,7 @@ export async function show(main, place) {
     const told = await get(path + "/measures?groups=" + groups.join(",")).catch(() => ({}));
     for (const [key, each] of Object.entries(told)) state.measures.set(key, each);
     const left = [...state.measures.values()].filter((each) => each.left_out).length;
-    if (left) clear(parts.unmeasured).append(`Evidence kept and invented of ${num(left)} episodes were not measured for this file (…).`);
+    if (left) clear(parts.unmeasured).append(`This file lacks the evidence kept and hallucinations of ${num(left)} episodes (…).`);
     if (!state.stopped && Object.keys(told).length) table.again();
     return measure(rows);
   }
@@ -196,9 +196,9 @@ function layout(main, place) {
   const parts = { notice: el("div", null), torn: el("div", null), unmeasured: el("p", { class: "faint" }), steps: el("span", { class: "steps" }), count: el("p", { class: "soft about", "aria-live": "polite" }) };
   parts.search = el("input", { type: "search", placeholder: "Search questions and answers…", "aria-label": "Search" });
   parts.outcome = el("select", { "aria-label": "Outcome" });
-  parts.player = el("select", { "aria-label": "Player", hidden: true });
+  parts.player = el("select", { "aria-label": "Agent", hidden: true });
   parts.scores = el("div", null);
-  parts.clear = el("button", { type: "button" }, "Take filters off");
+  parts.clear = el("button", { type: "button" }, "Clear filters");
   const axis = (name) => el("select", { "aria-label": name }, Object.entries(AXES).map(([key, words]) => el("option", { value: key }, words)));
   Object.assign(parts, { x: axis("Across"), y: axis("Up"), histogram: el("div", { class: "chart-area" }), scatter: el("div", { class: "chart-area" }), table: el("div", null) });
   const title = place.step === "all" ? "Episodes" : /^\d+$/.test(place.step) ? "Episodes of step " + place.step : "Episodes of " + place.step;
@@ -218,32 +218,32 @@ function columns(place, state) {
   return [
     { name: "group", title: "Group", sort: true, width: "3.4rem", cell: (row) => leads({ ...at(row), screen: "group" }, null, "g" + row.group) },
     { name: "rollout", title: "Rollout", sort: true, width: "4.4rem", cell: (row) => leads({ ...at(row), screen: "episode" }, null, (heldPlace({ ...at(row), screen: "episode" }) ? "open " : "") + row.rollout) },
-    ...(state.scored ? [{ name: "player", title: "Player", sort: true, width: "minmax(4.5rem,1fr)", cell: (row) => el("span", { title: row.part || "" }, row.player) }] : []),
+    ...(state.scored ? [{ name: "player", title: "Agent", sort: true, width: "minmax(4.5rem,1fr)", cell: (row) => el("span", { title: row.part || "" }, row.player) }] : []),
     { name: "reward", title: "Reward", sort: true, number: true, width: "4.8rem", cell: (row) => (row.reward === null ? el("span", { title: row.reason || "", class: "faint" }, "ungraded") : num(row.reward)) },
     { name: "outcome", title: "Outcome", sort: true, width: "9.8rem", cell: (row) => badge(row.outcome) },
     { name: "turns", title: "Turns", sort: true, number: true, width: "3.8rem", cell: (row) => num(row.turns) },
     { name: "prompt_tokens", title: "Read", hint: "tokens of all prompts", sort: true, number: true, width: "4.6rem", cell: (row) => num(row.prompt_tokens) },
     { name: "sampled_tokens", title: "Sampled", hint: "tokens the model wrote", sort: true, number: true, width: "5.2rem", cell: (row) => num(row.sampled_tokens) },
     { name: "retention", title: "Kept", hint: "share of the evidence in the final memory", sort: true, number: true, width: "3.6rem", cell: (row) => figure(measured(row), "retention") },
-    { name: "invention", title: "Invented", hint: "share of sentences written that stand in nothing read", sort: true, number: true, width: "5.2rem", cell: (row) => figure(measured(row), "invention") },
+    { name: "invention", title: "Halluc.", hint: "share of written sentences that are hallucinated: in no text read", sort: true, number: true, width: "5.2rem", cell: (row) => figure(measured(row), "invention") },
     { name: "question", title: "Question", width: "minmax(11rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
     { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.answer || "" }, row.answer === null ? "–" : row.answer) },
     { name: "gold", title: "Gold", width: "minmax(5rem,1fr)", cell: (row) => el("span", { title: row.golds.join(" | ") }, row.golds.join(" | ")) },
   ];
 }
 
-// A dash where there is nothing to measure; what an exported file leaves out is no such case.
+// A dash if nothing can be measured; an omission of an exported file shows "…".
 function figure(measured, name) {
   return measured.left_out ? el("span", { class: "faint", title: "not measured for this file" }, "…") : num(measured[name]);
 }
 
-// The first quantity that isn't the same in every episode.
+// The first quantity that differs between episodes.
 function varied(rows) {
   const names = ["sampled_tokens", "prompt_tokens", "turns", "group"];
   return names.find((name) => rows.some((row) => row[name] !== rows[0][name])) || "group";
 }
 
-// Edges of the bars, which the address has too: a bar counts the rewards that a click on it leaves.
+// Bar edges, also stored in the address: a bar counts the rewards that a click on it selects.
 function edgesOf(rewards) {
   const low = rewards.reduce((a, b) => Math.min(a, b), 0), high = rewards.reduce((a, b) => Math.max(a, b), 1);
   return Array.from({ length: BINS + 1 }, (_, at) => (at === 0 ? low : at === BINS ? high : Number((low + ((high - low) * at) / BINS).toPrecision(12))));
@@ -252,7 +252,7 @@ function edgesOf(rewards) {
 function histogram(holder, rows, query, set) {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
   clear(holder);
-  if (!rewards.length) return holder.append(el("p", { class: "faint" }, "no episode has a grade"));
+  if (!rewards.length) return holder.append(el("p", { class: "faint" }, "all episodes are ungraded"));
   const width = Math.max(240, roomIn(holder)), height = 184, edges = edgesOf(rewards), low = edges[0], high = edges[BINS];
   const counts = new Array(BINS).fill(0);
   for (const reward of rewards) counts[Math.min(BINS, edges.filter((edge) => edge <= reward).length) - 1] += 1;

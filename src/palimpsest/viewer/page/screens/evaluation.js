@@ -1,4 +1,4 @@
-// An evaluation: accuracy of its parts, then every problem by its samples; what judge and strings disagree about first.
+// An evaluation: accuracy of its parts, then problems by samples; disagreements of judge and strings come first.
 
 import { clear, el, grade, gradeLegend, gradeMark, mean, num } from "../dom.js";
 import { get } from "../api.js";
@@ -8,7 +8,7 @@ import { on } from "../keys.js";
 import { scores } from "../scores.js";
 import { virtualTable } from "../table.js";
 
-const SHOWS = { all: "every problem", disagree: "judge and strings disagree", differ: "draws differ", wrong: "wrong", right: "right", ungraded: "without a grade" };
+const SHOWS = { all: "every problem", disagree: "judge and strings disagree", differ: "draws differ", wrong: "wrong", right: "right", ungraded: "ungraded" };
 
 export async function show(main, place) {
   const told = await get(asked(place) + "/items");
@@ -20,8 +20,8 @@ export async function show(main, place) {
   const count = el("p", { class: "soft about", "aria-live": "polite" });
   const holder = el("div", null);
   main.append(el("h1", null, "Problems of " + place.run));
-  if (told.unreadable) main.append(el("div", { class: "notice notice-bad" }, `${told.unreadable} lines of the log can't be read; they are left out`));
-  if (told.not_asked) main.append(el("p", { class: "soft" }, `${told.not_asked} episodes of earlier calls stay in the log and are in no figure: the last call didn't ask for them`));
+  if (told.unreadable) main.append(el("div", { class: "notice notice-bad" }, `${told.unreadable} unreadable lines of the log are omitted`));
+  if (told.not_asked) main.append(el("p", { class: "soft" }, `${told.not_asked} episodes of earlier calls stay in the log but are excluded: the last call did not request them`));
   main.append(scores(told.cells), el("div", { class: "tools" }, choose, which, search), count, gradeLegend(...(told.judged ? [[el("span", { class: "flag" }, "≠"), "judge and strings disagree"]] : [])), holder);
   const table = virtualTable(holder, { columns: columns(place, told), onsort: (name) => set({ sort: query.sort === "-" + name ? name : "-" + name }), label: "Problems" });
   on(main, "/", "search", () => search.focus());
@@ -70,7 +70,7 @@ function ordered(rows, sort) {
 
 function mark(value, words) {
   const name = grade(value);
-  if (name === "none") return gradeMark(name, { title: words + ": no grade" });
+  if (name === "none") return gradeMark(name, { title: words + ": ungraded" });
   return gradeMark(name, { title: `${words}: ${num(value)}`, role: "img", "aria-label": `${words} ${name}` });
 }
 

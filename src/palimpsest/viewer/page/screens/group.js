@@ -1,12 +1,12 @@
-// A group: its rollouts side by side by what they read, where their memories part, and the prefix forest, whose
-// shared beginnings training computes once.
+// A group: rollouts side by side by section, the point where memories diverge, and the prefix forest, whose shared
+// prefixes training computes once.
 
 import { badge, clear, el, headline, legend, mean, num, roomIn, svg } from "../dom.js";
 import { get } from "../api.js";
 import { asked, link, ordinal } from "../place.js";
 import { heldPlace, leads } from "../held.js";
 import { on } from "../keys.js";
-import { sign, slug } from "../strip.js";
+import { nameOf, sign, slug } from "../strip.js";
 
 const WIDE = 8, LEAST = 690;
 
@@ -14,34 +14,34 @@ export async function show(main, place) {
   const view = await get(asked(place));
   const to = (by) => place.group + by >= 0 && (location.hash = link({ ...place, group: place.group + by }));
   on(main, "j", "next group", () => to(1));
-  on(main, "k", "group before", () => to(-1));
+  on(main, "k", "previous group", () => to(-1));
   on(main, "]", "next group", () => to(1));
-  on(main, "[", "group before", () => to(-1));
+  on(main, "[", "previous group", () => to(-1));
   main.append(head(view), el("section", { class: "card" }, el("h2", null, "Rollouts side by side"), parting(view), signs(view), matrix(view, place)), forestCard(view, place));
 }
 
 function head(view) {
   const rewards = view.rollouts.map((row) => row.grade.value).filter((value) => value !== null);
-  const facts = [["Gold", view.problem.answers.slice(0, 4).join(" / ")], ["Mean reward", num(mean(rewards))], ["Rollouts", num(view.rollouts.length)], ["Advantage", view.advantage_is], ...(view.player ? [["Player", `${view.player}, ${view.part}`]] : [])];
-  return el("header", { class: "episode-head" }, headline(view.problem.question), el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value)))), view.evidence.length ? el("p", { class: "soft" }, "The answer needs ", view.evidence.map((text, at) => [at ? ", " : "", el("q", { class: "gold" }, text)])) : null);
+  const facts = [["Gold", view.problem.answers.slice(0, 4).join(" / ")], ["Mean reward", num(mean(rewards))], ["Rollouts", num(view.rollouts.length)], ["Advantage", view.advantage_is], ...(view.player ? [["Agent", `${view.player}, ${view.part}`]] : [])];
+  return el("header", { class: "episode-head" }, headline(view.problem.question), el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value)))), view.evidence.length ? el("p", { class: "soft" }, "Evidence: ", view.evidence.map((text, at) => [at ? ", " : "", el("q", { class: "gold" }, text)])) : null);
 }
 
 function parting(view) {
-  if (!view.parts.length) return el("p", { class: "faint" }, "These agents have no memory that could differ.");
+  if (!view.parts.length) return el("p", { class: "faint" }, "These agents have no memory to compare.");
   if (view.first_parting === null) return el("p", { class: "soft" }, "All rollouts wrote the same memories.");
-  return el("p", { class: "soft" }, "Memories first part after ", el("strong", null, columnOf(view, view.first_parting)), `: ${view.parts[view.first_parting].memories} different ones. Equal letters in a column are equal memories; A is the most frequent.`);
+  return el("p", { class: "soft" }, "Memories first diverge after ", el("strong", null, columnOf(view, view.first_parting)), `: ${view.parts[view.first_parting].memories} distinct memories. Equal letters in a column are equal memories; A is the most frequent.`);
 }
 
 function signs(view) {
   const states = [...new Set(view.rollouts.flatMap((row) => row.cells.filter(Boolean).map((cell) => cell.state)))];
-  const marks = states.map((state) => [el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), state]);
-  return legend([["A", "the most frequent memory of its column"], ...marks, [el("span", { class: "star" }, "★"), "holds what the answer needs"], [el("span", { class: "star soft" }, "▼"), "read what the answer needs"]]);
+  const marks = states.map((state) => [el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), nameOf(state)]);
+  return legend([["A", "the most frequent memory of its column"], ...marks, [el("span", { class: "star" }, "★"), "contains evidence"], [el("span", { class: "star soft" }, "▼"), "read evidence"]]);
 }
 
 function matrix(view, place) {
   const steps = view.parts.length, wide = steps <= WIDE;
   const letters = view.parts.map((part) => new Map(Object.keys(part.counts).map((id, at) => [id, letter(at)])));
-  const head = el("tr", null, ["Rollout", "Reward", "Advantage", "Ended"].map((name) => el("th", { scope: "col" }, name)), view.parts.map((part) => el("th", { scope: "col", class: part.step === view.first_parting ? "parting" : null, title: part.step === view.first_parting ? "memories first part here" : null }, wide ? columnOf(view, part.step) : String(ordinal(part.step)))), el("th", { scope: "col" }, "Answer"));
+  const head = el("tr", null, ["Rollout", "Reward", "Advantage", "Ended"].map((name) => el("th", { scope: "col" }, name)), view.parts.map((part) => el("th", { scope: "col", class: part.step === view.first_parting ? "parting" : null, title: part.step === view.first_parting ? "memories first diverge here" : null }, wide ? columnOf(view, part.step) : String(ordinal(part.step)))), el("th", { scope: "col" }, "Answer"));
   const order = [...view.rollouts].sort((a, b) => (b.grade.value ?? -1) - (a.grade.value ?? -1) || a.rollout - b.rollout);
   const rows = order.map((row) => {
     const to = (turn) => ({ ...place, screen: "episode", rollout: row.rollout, turn });
@@ -51,7 +51,7 @@ function matrix(view, place) {
   return el("div", { class: "scroll" }, el("table", { class: "rows small matrix" + (wide ? " wide" : "") }, el("thead", null, head), el("tbody", null, rows)));
 }
 
-// The turn; where rollouts wrote their memories at different turns, the memory's number.
+// The turn; the memory's number if rollouts wrote it at different turns.
 function columnOf(view, step) {
   const turns = new Set(view.rollouts.filter((row) => row.cells[step]).map((row) => row.cells[step].turn));
   return turns.size === 1 ? `turn ${ordinal([...turns][0])}` : `memory ${ordinal(step)}`;
@@ -64,8 +64,8 @@ function letter(at) {
 function cell(found, letters, wide, to) {
   if (!found) return el("td", { class: "faint" }, "–");
   const name = letters.get(found.memory_id), held = found.held.length > 0;
-  const title = `turn ${ordinal(found.turn)}: ${found.marks.join(", ")}; ${found.tokens} tokens${held ? "; holds what the answer needs" : ""}\n${found.memory}`;
-  return el("td", { class: "step" }, leads(to(found.turn), { class: `same same-${Math.min(5, name.charCodeAt(0) - 65)}`, title }, el("span", { class: "same-letter" }, name), el("span", { class: "legend-cell legend-" + slug(found.state), "aria-hidden": "true" }, sign(found.state)), held ? el("span", { class: "star", title: "holds what the answer needs" }, "★") : null, found.seen.length ? el("span", { class: "star soft", title: "what the answer needs was read here" }, "▼") : null, wide ? el("span", { class: "same-text" }, found.memory.trim().slice(0, 160) || "empty") : null));
+  const title = `turn ${ordinal(found.turn)}: ${found.marks.map(nameOf).join(", ")}; ${found.tokens} tokens${held ? "; contains evidence" : ""}\n${found.memory}`;
+  return el("td", { class: "step" }, leads(to(found.turn), { class: `same same-${Math.min(5, name.charCodeAt(0) - 65)}`, title }, el("span", { class: "same-letter" }, name), el("span", { class: "legend-cell legend-" + slug(found.state), "aria-hidden": "true" }, sign(found.state)), held ? el("span", { class: "star", title: "contains evidence" }, "★") : null, found.seen.length ? el("span", { class: "star soft", title: "evidence read here" }, "▼") : null, wide ? el("span", { class: "same-text" }, found.memory.trim().slice(0, 160) || "empty") : null));
 }
 
 function advantage(value, rows) {
@@ -77,16 +77,16 @@ function advantage(value, rows) {
 function forestCard(view, place) {
   const forest = view.forest;
   if (forest.left_out) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, forest.left_out));
-  if (!forest.rows.length) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, "There is nothing to train in this group."));
+  if (!forest.rows.length) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, "This group has no trained tokens."));
   const share = forest.logical_tokens / Math.max(1, forest.physical_tokens);
-  return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "soft" }, `The ${num(forest.rows.length)} segments of this group have ${num(forest.logical_tokens)} tokens, ${num(forest.physical_tokens)} of them distinct (`, el("strong", null, `${share.toFixed(2)} to 1`), `). ${computed(forest.computed)}A line is a segment, its tokens run to the right; a block across several lines is shared by them.`), drawing(forest, place), el("p", { class: "legend" }, [["node-4", "shared by many"], ["node-1", "shared by two"], ["node-0", "one segment's own"], ["node-trained", "sampled: trained"]].map(([kind, text]) => el("span", { class: "legend-item" }, el("span", { class: "legend-cell " + kind, "aria-hidden": "true" }), text)), forest.nodes_left_out ? el("span", { class: "faint" }, `${num(forest.nodes_left_out)} smaller nodes are left out`) : null));
+  return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "soft" }, `The ${num(forest.rows.length)} segments of this group have ${num(forest.logical_tokens)} tokens, ${num(forest.physical_tokens)} of them distinct (`, el("strong", null, `${share.toFixed(2)} to 1`), `). ${computed(forest.computed)}Each line is a segment with its tokens from left to right; a block across several lines is shared.`), drawing(forest, place), el("p", { class: "legend" }, [["node-4", "shared by many"], ["node-1", "shared by two"], ["node-0", "in one segment"], ["node-trained", "sampled: trained"]].map(([kind, text]) => el("span", { class: "legend-item" }, el("span", { class: "legend-cell " + kind, "aria-hidden": "true" }), text)), forest.nodes_left_out ? el("span", { class: "faint" }, `${num(forest.nodes_left_out)} smaller nodes omitted`) : null));
 }
 
-// What training feeds its model, where that is known.
+// The tokens that training computes, if known.
 function computed(of) {
   if (!of) return "";
-  if (!of.segments) return "No token has an advantage other than 0, so training computes none of them. ";
-  return `Of the ${num(of.segments)} with an advantage other than 0, each without its last token, which is predicted alone, training needs ${num(of.logical_tokens)} and computes ${num(of.physical_tokens)}. `;
+  if (!of.segments) return "All advantages are 0, so training computes no token. ";
+  return `The ${num(of.segments)} segments with a nonzero advantage have ${num(of.logical_tokens)} tokens without their last ones, which are only predicted; training computes ${num(of.physical_tokens)}. `;
 }
 
 // Neighbouring lines of the same turns.
@@ -100,7 +100,7 @@ function runs(rows) {
   return found;
 }
 
-// As wide as there is room, so that its words keep their size.
+// Drawn at full width, so that text keeps its size.
 function drawing(forest, place) {
   const holder = el("div", { class: "scroll" });
   let drawn = 0;

@@ -1,4 +1,4 @@
-// A run: how it stands, what is wrong first, curves that follow it, its configuration. Evaluations and files have less.
+// A run: status, alarms, live curves, configuration. Evaluations and files have fewer parts.
 
 import { ago, badge, clear, duration, el, legend, num } from "../dom.js";
 import { every, get } from "../api.js";
@@ -12,17 +12,17 @@ const GROUPS = [
   ["Memory", ["memory/evidence_retention", "memory/copy_fidelity", "memory/tokens", "memory/truncated", "memory/overwrite_rate", "memory/recall_rate", "memory/recall_hit_rate", "memory/malformed_rate"]],
   ["Policy", ["policy/entropy", "policy/clip_fraction", "policy/logprob_gap", "sampler/logprob_gap_mean", "policy/approx_kl", "policy/kl", "optim/grad_norm", "optim/learning_rate", "optim/grad_skipped"]],
   ["Episodes and tools", ["episode/turns", "episode/sampled_tokens", "episode/prompt_tokens", "tool/prunes", "tool/context_tokens", "curriculum/chunks"]],
-  ["Lessons", ["loss", "sft/loss", "accuracy", "sft/accuracy"]],
+  ["Warm-up", ["loss", "sft/loss", "accuracy", "sft/accuracy"]],
 ];
 const CLOCKS = ["rollout_s", "learn_s", "rollout_tokens_per_s", "rss_mb"];
 const EXPLAINED = {
   "reward/mean": "mean reward of the graded episodes",
-  "groups/with_signal": "share of groups whose rewards differ, so that they teach something",
-  "memory/evidence_retention": "share of the evidence that stands in the final memory",
-  "memory/copy_fidelity": "share of sentences written that stand in what was read; the rest is invented",
-  "memory/truncated": "share of memories cut by their budget",
-  "policy/entropy": "how undecided the policy is, in nats a token",
-  "policy/logprob_gap": "how far sampler and learner differ, in nats a token",
+  "groups/with_signal": "share of groups with different rewards, which training needs",
+  "memory/evidence_retention": "share of the evidence in the final memory",
+  "memory/copy_fidelity": "share of written sentences found in the texts read; the rest is hallucinated",
+  "memory/truncated": "share of memories that exceeded their budget",
+  "policy/entropy": "entropy of the policy, in nats per token",
+  "policy/logprob_gap": "difference between sampler and learner, in nats per token",
 };
 
 export async function show(main, place) {
@@ -88,7 +88,7 @@ function lost(holder, error) {
   clear(holder).append(el("div", { class: "notice notice-bad", role: "alert" }, error.message));
 }
 
-// The head of a run; what comes back brings it up to date in place, so that who stands on a link stays there.
+// The head of a run; returns a function that updates it and preserves the focus.
 function heading(holder, facts) {
   const name = facts.kind === "run" ? "Newest episodes" : "Episodes";
   const episodes = el("a", { class: "button" }, name), status = el("span", null), about = el("p", { class: "soft about" });
@@ -111,7 +111,7 @@ function aboutOf(facts) {
   const told = [
     facts.recipe,
     facts.step === null ? null : "step " + num(facts.step) + (facts.steps ? " of " + num(facts.steps) : ""),
-    live && facts.seconds_left ? "about " + duration(facts.seconds_left) + " to go" : null,
+    live && facts.seconds_left ? "about " + duration(facts.seconds_left) + " left" : null,
     "written " + ago(facts.updated),
   ];
   return told.filter(Boolean).join(" · ");
@@ -137,7 +137,7 @@ function curvesOf(holder, place, facts) {
   const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smoothing, oninput: (event) => smooth(Number(event.target.value)) });
   const picker = el("input", { type: "search", list: "metric-names", placeholder: "Add a metric…", "aria-label": "Add a metric", onchange: add });
   const whole = el("button", { type: "button", hidden: domain === null, onclick: () => zoom(null) }, "Show all steps");
-  const tools = el("div", { class: "tools" }, el("label", null, "Smoothing ", slider), picker, el("datalist", { id: "metric-names" }, facts.metrics.map((name) => el("option", { value: name }))), whole, el("span", { class: "faint" }, "Drag to zoom, click for the episodes of the recorded step nearest to it."));
+  const tools = el("div", { class: "tools" }, el("label", null, "Smoothing ", slider), picker, el("datalist", { id: "metric-names" }, facts.metrics.map((name) => el("option", { value: name }))), whole, el("span", { class: "faint" }, "Drag to zoom, click for the episodes of the nearest recorded step."));
   const grid = el("div", null);
   holder.append(tools, grid);
 
@@ -210,20 +210,20 @@ function curvesOf(holder, place, facts) {
   };
 }
 
-// An evaluation: what was played, a table of scores, and accuracy by length where there are several.
+// An evaluation: model and policies, a table of scores, and accuracy by length if there are several.
 async function evaluated(holder, path, facts) {
   const told = await get(path + "/items").catch((error) => ({ error }));
   if (told.error) {
     holder.prepend(el("div", { class: "notice notice-bad", role: "alert" }, told.error.message));
     return null;
   }
-  const what = facts.kind === "run" ? [] : [["Model", facts.model || "not recorded until it ends"], [facts.policies.length > 1 ? "Policies" : "Policy", facts.policies.join(", ") || "not recorded"]];
+  const what = facts.kind === "run" ? [] : [["Model", facts.model || "recorded at its end"], [facts.policies.length > 1 ? "Policies" : "Policy", facts.policies.join(", ") || "not recorded"]];
   const parts = el("div", null, el("h2", null, "Scores"), el("dl", { class: "facts" }, what.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value)))), scores(told.cells));
   holder.prepend(parts);
   return lengths(parts, told.cells);
 }
 
-// Accuracy by length with 95% intervals: a line per task and player, dashed for baselines.
+// Accuracy by length with 95% intervals: one line per task and agent, dashed for baselines.
 function lengths(holder, cells) {
   const several = new Set(cells.map((cell) => cell.task)).size > 1, lines = new Map();
   for (const cell of cells.filter((each) => each.size !== null && each.mean !== null)) {
@@ -232,7 +232,7 @@ function lengths(holder, cells) {
     lines.get(name).points.push([cell.size, cell.mean]);
     lines.get(name).band.push([cell.size, cell.low, cell.high]);
   }
-  if (new Set(cells.map((cell) => cell.size)).size < 2) return null; // the table says as much
+  if (new Set(cells.map((cell) => cell.size)).size < 2) return null; // the table suffices
   const area = el("div", { class: "charts wide" });
   holder.append(el("h2", null, "Accuracy by length"), area);
   const made = chart(area, { title: "accuracy, 95% intervals", yName: "accuracy", series: [...lines.values()], log: true, xName: "length", range: [0, 1.02], height: 240, legend: true });
@@ -258,6 +258,6 @@ async function events(holder, path) {
     const { number, time, kind, ...detail } = row;
     return el("tr", null, el("td", { class: "number faint" }, time || ""), el("td", null, kind), el("td", { class: "mono" }, Object.keys(detail).length ? JSON.stringify(detail) : ""));
   });
-  const note = quiet ? el("p", { class: "faint" }, `and ${num(quiet)} times refills were used up`) : null;
-  holder.append(el("details", null, el("summary", null, `What happened to the process (${rows.length})`), el("table", { class: "rows plain" }, el("tbody", null, list)), note));
+  const note = quiet ? el("p", { class: "faint" }, `refills were used up ${num(quiet)} more times`) : null;
+  holder.append(el("details", null, el("summary", null, `Events (${rows.length})`), el("table", { class: "rows plain" }, el("tbody", null, list)), note));
 }

@@ -1,4 +1,4 @@
-// The list: what there is, how it stands, how its reward went.
+// The list of sources: status, step and reward.
 
 import { ago, badge, clear, el, fixed, legend, num, sparkline } from "../dom.js";
 import { every, get } from "../api.js";
@@ -31,12 +31,12 @@ export async function show(main, place) {
     const shown = runs.filter((run) => run.name.toLowerCase().includes(search.value.toLowerCase()));
     const head = ["Name", "Status", "Step", "Reward or accuracy", "Reward curve", "Last alarm", "Written"].map((name, at) => el("th", { scope: "col", class: at === 2 || at === 3 ? "number" : "" }, name));
     clear(holder).append(el("table", { class: "rows" }, el("thead", null, el("tr", null, head)), el("tbody", null, shown.map(row))));
-    holder.append(legend([["▲", "a warning about the run"], ["✕", "an alarm"], ["%", "accuracy of each part of an evaluation; figures without it are the mean reward of the last step"]]));
-    if (left) holder.prepend(el("div", { class: "notice", role: "status" }, `These are the newest ${num(runs.length)}; ${num(left)} older ones are left out. Start the viewer on their folder to see them.`));
+    holder.append(legend([["▲", "a warning"], ["✕", "an alarm"], ["%", "accuracy of each part of an evaluation; other numbers are the mean reward of the last step"]]));
+    if (left) holder.prepend(el("div", { class: "notice", role: "status" }, `Showing the newest ${num(runs.length)}; to see the ${num(left)} older ones, start the viewer on their folder.`));
     if (focused) refocus(focused);
   }
 
-  // The table is made anew as runs go on; who stood in it stands there still.
+  // Restores the focus after the table is rebuilt.
   function refocus(before) {
     const same = [...holder.querySelectorAll(before.tagName)].find((each) => ["href", "aria-label"].every((name) => each.getAttribute(name) === before.getAttribute(name)));
     if (same) same.focus({ preventScroll: true });
