@@ -58,7 +58,6 @@ def ours(model: Any, config: Any, plan: Plan) -> float:
     sampler = EmbeddedSampler(
         model,
         max_num_seqs=engine.max_num_seqs,
-        prefill_tokens=engine.prefill_tokens,
         cache_tokens=engine.cache_tokens,
     )
 

@@ -252,7 +252,7 @@ WHY = r"\(.*File too large.*\)"
     ("of", "told"),
     [
         ("save", r"step-000001 can't be written {why}: [\d,]+ bytes were, [\d,]+ are free on the disk$"),
-        ("publish", r"at: weights can't be written {why}: [\d,]+ bytes were, {size} are needed, [\d,]+ are free"),
+        ("publish", r"at: writing the weights failed {why} after [\d,]+ of {size} bytes, with [\d,]+ free"),
     ],
 )
 async def test_a_disk_without_room_is_told_with_what_is_needed_and_there(tmp_path: Path, of: str, told: str) -> None:

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "vllm_environment.py"
     ("there", "told"),
     [
         (False, "error: pip can't install torch==2.13.0: No matching distribution found for torch==2.13.0"),
-        (True, "error: {folder}: no environment can be made there: "),
+        (True, "error: {folder}: can't create an environment there: "),
     ],
 )
 @pytest.mark.slow
