@@ -6,9 +6,11 @@
 
 Keys that the objects change:
 
-reward     reward.name; it removes the recipe's layers (config/load.py) policy     policy.name with its options data
-data.train_files; a step takes all problems of a list shorter than a batch callbacks  logging.report_to, in addition to
-the recipe's sinks other than objects model      model.path: the folder of the written copy
+    reward     reward.name; it removes the recipe's layers (config/load.py)
+    policy     policy.name with its options
+    data       data.train_files; a step takes all problems of a list shorter than a batch
+    callbacks  logging.report_to, in addition to the recipe's sinks other than objects
+    model      model.path: the folder of the written copy
 
 Light imports, as in app/config_resolution.py.
 """

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palimpsest.cli.options import OUTPUT, ApiKeyEnv, BaseUrl, Json, Tokenizer, Words, models_and_overrides, numbers
+from palimpsest.cli.options import (
+    OUTPUT,
+    ApiKeyEnv,
+    BaseUrl,
+    Json,
+    Tokenizer,
+    Words,
+    interval,
+    models_and_overrides,
+    numbers,
+    percent,
+    stdout,
+    table,
+)
 from palimpsest.errors import ConfigError
 from palimpsest.text.display_text import printable
 
@@ -71,8 +84,6 @@ _COLUMNS = ["", "side", "problems", "ungraded", "accuracy", "95%", "difference",
 
 
 def _show(comparison: Comparison, flips: int, *, diff: bool) -> None:
-    from palimpsest.cli.options import stdout, table
-
     console = stdout(160)
     title = ", ".join(side.name for side in comparison.sides)
     rows = [_row(comparison, cell, name) for cell, sides in comparison.figures.items() for name in sides]
@@ -93,8 +104,6 @@ def _show(comparison: Comparison, flips: int, *, diff: bool) -> None:
 
 
 def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
-    from palimpsest.cli.options import interval, percent
-
     figures = comparison.figures[cell][name]
     pairing = comparison.cell_pairings.get(cell, {}).get(name)
     difference = pairing.difference if pairing else None
@@ -135,8 +144,6 @@ def _sentence(name: str, first: str, pairing: Pairing) -> str:
 
 
 def _show_bands(comparison: Comparison) -> None:
-    from palimpsest.cli.options import percent, stdout, table
-
     rows = [
         [comparison.label(b.cell), str(len(b.sides)), *map(percent, (b.mean, b.low, b.high, b.deviation))]
         for b in comparison.bands
@@ -147,8 +154,6 @@ def _show_bands(comparison: Comparison) -> None:
 
 
 def _show_differs(comparison: Comparison, *, all_keys: bool) -> None:
-    from palimpsest.cli.options import stdout, table
-
     if comparison.differs and not all_keys:
         stdout().print(f"\n{len(comparison.differs)} configuration keys differ (--diff prints them)")
         return
@@ -159,8 +164,6 @@ def _show_differs(comparison: Comparison, *, all_keys: bool) -> None:
 
 
 def _show_flips(comparison: Comparison, name: str, most: int) -> None:
-    from palimpsest.cli.options import stdout
-
     console, flipped = stdout(), comparison.flips[name]
     shown = min(most, len(flipped))
     console.print(
@@ -209,7 +212,6 @@ def probe(
 
     from palimpsest.app.config_resolution import Agent, Remote
     from palimpsest.app.evaluate.length_probe import probe as probe_reads
-    from palimpsest.cli.options import stdout, table
     from palimpsest.progress.displays import Terminal
 
     models, overrides = models_and_overrides(words)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from palimpsest.cli.options import App, Columns, Force, Json, Out, named_columns, numbers, print_made, shares
+from palimpsest.cli.options import App, Columns, Force, Json, Out, named_columns, numbers, print_made, shares, stdout
 
 app = App(help="Inspect data files; build, generate and download data sets.")
 
@@ -52,7 +52,6 @@ def inspect(
       palimpsest data inspect faq.csv --map question=q,answers=gold
       palimpsest data inspect faq.xml --format my_module:MyFormat
     """
-    from palimpsest.cli.options import stdout
     from palimpsest.data.formats.problem_files import ReadOptions
     from palimpsest.data.sources.file_source import named_format
     from palimpsest.report.dataset_summary import inspect_source, render

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import OUTPUT, Json
+from palimpsest.cli.options import OUTPUT, Json, stdout
 
 if TYPE_CHECKING:
     from palimpsest.app.model_export_job import ExportedModel
@@ -39,7 +39,6 @@ def check(
       palimpsest check my_module:MyRule decay=0.8
     """
     from palimpsest.app.plugin_checks import check as check_contract
-    from palimpsest.cli.options import stdout
     from palimpsest.config.load import split_override
 
     findings = check_contract(name, dict(map(split_override, options or ())), kind)

@@ -186,6 +186,7 @@ Tokenizer = Annotated[
 Host = Annotated[
     str, typer.Option(help="Address; any other than loopback needs --server-key-env.", rich_help_panel=SERVER)
 ]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)]
 ServerKeyEnv = Annotated[
     str | None,
     typer.Option(

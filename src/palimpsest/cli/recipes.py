@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from palimpsest.cli.options import OUTPUT, App, Json, Overrides
+from palimpsest.cli.options import OUTPUT, App, Json, Overrides, stdout
 
 app = App(help="List recipes, show one, list configuration keys.")
 
@@ -132,8 +132,6 @@ def _print(columns: list[str], rows: list[list[str]], *, json: bool) -> None:
         return
     from rich.table import Table
     from rich.text import Text
-
-    from palimpsest.cli.options import stdout
 
     made = Table(header_style="bold", box=None, pad_edge=False)
     for number, column in enumerate(columns):

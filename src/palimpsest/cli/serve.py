@@ -16,6 +16,7 @@ from palimpsest.cli.options import (
     Host,
     Overrides,
     Policy,
+    Port,
     ServerKeyEnv,
     Tokenizer,
     server_key,
@@ -33,9 +34,7 @@ def serve(
     api_key_env: ApiKeyEnv = None,
     tokenizer: Tokenizer = None,
     host: Host = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)
-    ] = 8400,
+    port: Port = 8400,
     server_key_env: ServerKeyEnv = None,
     served_model_name: Annotated[
         str, typer.Option(metavar="NAME", help="Model name in the API.", rich_help_panel=SERVER)
@@ -157,9 +156,7 @@ def serve_retrieval(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=DENSE)] = "auto",
     host: Host = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)
-    ] = 8000,
+    port: Port = 8000,
     server_key_env: ServerKeyEnv = None,
 ) -> None:
     """Index a corpus and answer POST /retrieve, until SIGTERM.

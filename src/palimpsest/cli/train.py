@@ -9,7 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import INPUT, OUTPUT, DryRun, Force, Json, Overrides, Seed, numbers, resumed, resuming
+from palimpsest.cli.options import (
+    INPUT,
+    OUTPUT,
+    DryRun,
+    Force,
+    Json,
+    Overrides,
+    Seed,
+    interval,
+    numbers,
+    percent,
+    resumed,
+    resuming,
+    stdout,
+    table,
+)
 from palimpsest.config.load import quickstart_names, recipe_names
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
@@ -103,7 +118,6 @@ def _print_plan(resolved: ResolvedRun) -> None:
 def _print_summary(folder: Path) -> None:
     """Print the gain, three episodes as text, and the next commands."""
     from palimpsest.app.train.training_summary import REPORT, training_results
-    from palimpsest.cli.options import stdout
     from palimpsest.text.display_text import visible
 
     results, console = training_results(folder), stdout()
@@ -325,8 +339,6 @@ def _show(done: Quickstart, *, json: bool) -> None:
     if json:
         typer.echo(done.report.with_name("summary.json").read_text("utf-8"), nl=False)
         return
-    from palimpsest.cli.options import interval, percent, stdout, table
-
     results = done.results
     assert results is not None
     points = results.points

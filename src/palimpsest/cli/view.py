@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import OUTPUT, SERVER, Force, Host, Json, ServerKeyEnv, server_key
+from palimpsest.cli.options import OUTPUT, Force, Host, Json, Port, ServerKeyEnv, server_key
 from palimpsest.errors import ConfigError
 from palimpsest.files import NoRegularFile, read_regular
 from palimpsest.text.display_text import printable
@@ -47,9 +47,7 @@ def view(
     ] = None,
     force: Force = False,
     host: Host = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)
-    ] = 7800,
+    port: Port = 7800,
     server_key_env: ServerKeyEnv = None,
 ) -> None:
     """Browse runs, evaluations and episodes in a browser, until SIGINT or SIGTERM.

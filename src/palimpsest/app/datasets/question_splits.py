@@ -299,4 +299,4 @@ def _data_set(record: Record) -> str:
 def _licences(made: Counter[str]) -> list[str]:
     """A line per recognised set; comparison rows of 2Wiki look like no set, but its other rows identify it."""
     lines = [f"{name}: {_LICENCES[name]}" for name in sorted(made) if name]
-    return lines or ["not recognised: ask whoever published the file"]
+    return lines or ["not recognised: ask the publisher of the file"]
