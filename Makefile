@@ -48,7 +48,7 @@ test: install-dev lint               ## lint, types, fast tests
 test-slow: install-dev               ## slow tests
 	$(BIN)/python -m pytest -m "slow and not readme and not gpu" --durations=10 tests
 
-test-readme: install-dev             ## the README's commands and example, on the bundled model
+test-readme: install-dev             ## the README's commands and example, and the tutorials
 	$(BIN)/python -m pytest -m readme --durations=10 tests
 
 test-gpu:                            ## GPU tests, in ten minutes; DEVICE=cpu runs tiny sizes
@@ -56,8 +56,10 @@ test-gpu:                            ## GPU tests, in ten minutes; DEVICE=cpu ru
 
 test-all: test test-slow test-readme ## everything
 
-docs: install-dev                    ## pages from the docstrings, in build/docs
-	$(BIN)/python scripts/api_docs.py build/docs
+docs: docs-tables                    ## the documentation site, in build/site
+	$(BIN)/python -m zensical build --strict --clean
+	$(BIN)/python scripts/docs_tables.py --llms build/site
+	@echo "open build/site/index.html"
 
 docs-tables: install-dev             ## write the generated tables of the docs
 	$(BIN)/python scripts/docs_tables.py

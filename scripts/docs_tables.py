@@ -1,15 +1,24 @@
 """Write the generated tables of the docs: python scripts/docs_tables.py, or make docs-tables.
 
+    python scripts/docs_tables.py --llms build/site     # also llms.txt and llms-full.txt of the site
+
 Tables are between `<!-- name -->` and `<!-- /name -->`; tests/test_docs.py checks that they are current.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
+
+import palimpsest
+from palimpsest.cli.main import app
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.keys import all_keys, keys_of, option_keys, section_in
 from palimpsest.config.schema import RunConfig
@@ -29,6 +38,42 @@ def row(*cells: str) -> str:
 
 
 HEADER = row("key", "value", "default", "meaning") + "\n|---|---|---|---|\n"
+
+
+def commands() -> str:
+    """Every command: summary, usage, arguments and options, examples."""
+    parts = []
+    for name, command in _commands(typer.main.get_command(app), ""):
+        context = command.make_context(name, [], resilient_parsing=True)
+        about, _, examples = textwrap.dedent(command.help or "").replace("\b\n", "").partition("Examples:")
+        usage = " ".join([f"palimpsest {name}", *command.collect_usage_pieces(context)])
+        rows = [row(f"`{what}`", meaning) for p in command.params if (record := p.get_help_record(context))
+                for what, meaning in [record]]  # fmt: skip
+        table = row("argument, option", "meaning") + "\n|---|---|\n" + "\n".join(rows)
+        shown = f"\n\n```sh\n{textwrap.dedent(examples.strip(chr(10))).strip()}\n```" if examples.strip() else ""
+        parts.append(f"## {name}\n\n```text\n{usage}\n```\n\n{about.strip()}{shown}\n\n{table}")
+    return "\n\n".join(parts)
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """(name, command) of every command that is not a group."""
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for part in command.commands.values():
+        yield from _commands(part, f"{name} {part.name}".strip())
+
+
+def python_names() -> str:
+    """Names that `palimpsest` exports, functions first, each as a directive of mkdocstrings."""
+    homes = palimpsest._HOMES
+    parts = []
+    for name in sorted(homes, key=lambda name: (not name[0].islower(), name)):
+        if f"{name}_async" not in homes:
+            plain = name.removesuffix("_async")
+            heading = f"\n    options:\n      heading: {plain}, {name}" if plain != name else ""
+            parts.append(f"::: palimpsest.{homes[name]}.{name}{heading}")
+    return "\n\n".join(parts)
 
 
 def key_tables() -> str:
@@ -80,7 +125,7 @@ def data_formats() -> str:
         row(f"[`{name}`](#{name})", ", ".join(f"`{column}`" for column in format.needs), format.about)
         for name, format in FORMATS.items()
     ]
-    return row("format", "identifying columns", "what it is") + "\n|---|---|---|\n" + "\n".join(rows)
+    return row("format", "identifying columns", "content") + "\n|---|---|---|\n" + "\n".join(rows)
 
 
 def answer_pairs() -> str:
@@ -110,18 +155,49 @@ def alarms() -> str:
 
 
 GENERATED: dict[tuple[str, str], Callable[[], str]] = {
-    ("docs/recipes.md", "keys"): key_tables,
-    ("docs/recipes.md", "options"): option_tables,
-    ("docs/endpoints.md", "keys"): endpoint_keys,
-    ("docs/own-policy.md", "example"): example,
-    ("docs/own-policy.md", "roles"): example_of_a_role,
-    ("docs/own-engine.md", "engine"): example_engine,
-    ("docs/own-data.md", "formats"): data_formats,
-    ("docs/evaluation.md", "pairs"): answer_pairs,
-    ("docs/evaluation.md", "hacks"): hacks,
-    ("docs/models.md", "models"): models,
-    ("docs/viewer.md", "alarms"): alarms,
+    ("docs/reference/cli.md", "commands"): commands,
+    ("docs/reference/python.md", "names"): python_names,
+    ("docs/reference/configuration.md", "keys"): key_tables,
+    ("docs/reference/configuration.md", "endpoint"): endpoint_keys,
+    ("docs/reference/policies.md", "options"): option_tables,
+    ("docs/how-to/custom-policy.md", "example"): example,
+    ("docs/how-to/custom-policy.md", "roles"): example_of_a_role,
+    ("docs/how-to/custom-engine.md", "engine"): example_engine,
+    ("docs/reference/data-formats.md", "formats"): data_formats,
+    ("docs/reference/metrics.md", "pairs"): answer_pairs,
+    ("docs/reference/metrics.md", "hacks"): hacks,
+    ("docs/reference/models.md", "models"): models,
+    ("docs/how-to/inspect-episodes.md", "alarms"): alarms,
 }
+
+
+def navigation() -> Iterator[tuple[str, str]]:
+    """(section, page) of zensical.toml, in order; pages are relative to docs/."""
+
+    def walk(section: str, entries: Any) -> Iterator[tuple[str, str]]:
+        for entry in entries:
+            if isinstance(entry, str):
+                yield section, entry
+            else:
+                for name, inner in entry.items():
+                    yield from walk(f"{section}: {name}" if section else name, inner)
+
+    return walk("", tomllib.loads(page("zensical.toml"))["project"]["nav"])
+
+
+def write_llms(folder: Path) -> None:
+    """llms.txt, an index of the pages with a line each, and llms-full.txt, their text (https://llmstxt.org)."""
+    lines, texts, last = ["# palimpsest", "", f"> {palimpsest.__doc__.splitlines()[0]}"], [], ""
+    for section, name in navigation():
+        text = page(f"docs/{name}")
+        title, first = re.search(r"^# (.+)\n+(.+)", text, re.MULTILINE).groups()  # type: ignore[union-attr]
+        summary = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", first)
+        lines += ["", f"## {section}", ""] if section != last else []
+        lines.append(f"- [{title}]({name.removesuffix('.md')}.html): {summary}")
+        texts.append(text)
+        last = section
+    (folder / "llms.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    (folder / "llms-full.txt").write_text("\n\n".join(texts), "utf-8")
 
 
 def between(text: str, name: str) -> tuple[str, str, str]:
@@ -142,3 +218,5 @@ def write_tables() -> None:
 if __name__ == "__main__":
     sys.path.append(str(ROOT / "tests"))  # for the pairs of answers that the tests share
     write_tables()
+    if sys.argv[1:2] == ["--llms"]:
+        write_llms(Path(sys.argv[2]))

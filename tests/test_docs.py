@@ -11,6 +11,9 @@ import inspect
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import typer
 import yaml
 
 import palimpsest
-from docs_tables import GENERATED, between, page, write_tables
+from docs_tables import GENERATED, between, navigation, page, write_llms, write_tables
 from palimpsest.app.python_calls import Table
 from palimpsest.cli.main import app
 from palimpsest.config.load import load_recipe, parse_config, recipe_names, split_override
@@ -36,14 +39,42 @@ from palimpsest.types import Problem
 from support.small_run import small_run
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+SOURCE = "https://github.com/palimpsest-rl/palimpsest/blob/main/"
+WORDS = {
+    "index.md": 450, "install.md": 400, "glossary.md": 500,
+    "tutorials/first-agent.md": 1100, "tutorials/your-questions.md": 1200, "tutorials/why-it-failed.md": 1200,
+    "tutorials/write-a-policy.md": 1300, "tutorials/reward-in-python.md": 1000, "tutorials/eight-gpus.md": 1200,
+    "how-to/train.md": 1200, "how-to/choose-a-model.md": 700, "how-to/warm-start.md": 700,
+    "how-to/multi-gpu.md": 900, "how-to/vllm.md": 900, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
+    "how-to/evaluate.md": 900, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
+    "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 900,
+    "how-to/prepare-data.md": 900, "how-to/generate-data.md": 800, "how-to/retrieval.md": 600, "how-to/ask.md": 500,
+    "how-to/serve.md": 1400, "how-to/docker.md": 350, "how-to/ollama.md": 350, "how-to/python.md": 800,
+    "how-to/custom-policy.md": 1300, "how-to/custom-reward.md": 800, "how-to/custom-engine.md": 500,
+    "reference/cli.md": 150, "reference/configuration.md": 400, "reference/python.md": 200,
+    "reference/recipes.md": 500, "reference/policies.md": 1100, "reference/data-formats.md": 1100,
+    "reference/metrics.md": 1300, "reference/files.md": 1600, "reference/server-api.md": 1100,
+    "reference/models.md": 800,
+    "explanation/concepts.md": 900, "explanation/methods.md": 1000, "explanation/length-and-accuracy.md": 1200,
+    "explanation/credit-and-loss.md": 1200, "explanation/prefix-forest.md": 700,
+    "explanation/reproducibility.md": 700, "explanation/statistics.md": 700, "explanation/security.md": 600,
+    "project/status.md": 400, "project/benchmarks.md": 1200, "project/differences.md": 1300,
+    "project/architecture.md": 1000,
+}  # fmt: skip
+"""Most words of a page, without its generated tables."""
 BASE_MODEL = ROOT / "src" / "palimpsest" / "assets" / "base-model"
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def blocks(text: str, language: str) -> list[str]:
     return [body for name, body in FENCE.findall(text) if name == language]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 # ---- generated tables ----------------------------------------------------------------------------------------
@@ -59,19 +90,22 @@ def test_generated_tables_are_current(name: str, marker: str) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """GitHub's anchors of a page's headings."""
+    """Anchors of a page's headings; GitHub and the site agree on them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\- ]", "", heading.lower())) for heading in headings}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_between_pages_lead_somewhere(path: Path) -> None:
     for picture, target in LINK.findall(FENCE.sub("", path.read_text("utf-8"))):
-        if picture or target.startswith("https://"):
+        outside = target.startswith("https://") and not target.startswith(SOURCE)
+        if picture or outside:
             continue
-        place, _, anchor = target.partition("#")
-        file = (path.parent / place).resolve() if place else path
+        place, _, anchor = target.removeprefix(SOURCE).partition("#")
+        file = ((ROOT if target.startswith(SOURCE) else path.parent) / place).resolve() if place else path
         assert file.exists(), f"{path.name} links to {target}"
+        if path.is_relative_to(DOCS) and not target.startswith(SOURCE):
+            assert file.is_relative_to(DOCS), f"{path.name} links to {target}, which is not on the site"
         if anchor:
             assert anchor in anchors(file.read_text("utf-8")), f"{path.name} links to {target}"
 
@@ -84,10 +118,48 @@ def test_pictures_exist() -> None:
             assert not picture or (path.parent / target).is_file(), f"{path.name} shows {target}"
 
 
-def test_every_page_is_reached_from_the_index_and_the_index_from_the_readme() -> None:
-    linked = {target for _, target in LINK.findall(page("docs/README.md"))}
-    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
-    assert "docs/README.md" in {target for _, target in LINK.findall(page("README.md"))}
+def test_the_navigation_has_every_page_once_and_the_readme_leads_to_it() -> None:
+    pages = [name for _, name in navigation()]
+    assert sorted(pages) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+    assert sorted(pages) == sorted(WORDS)
+    assert "docs/index.md" in {target for _, target in LINK.findall(page("README.md"))}
+
+
+def words_of(name: str) -> int:
+    return len(re.sub(r"<!-- ([\w:-]+) -->\n.*?<!-- /\1 -->", "", page(f"docs/{name}"), flags=re.DOTALL).split())
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_page_has_at_most_its_words(name: str) -> None:
+    assert words_of(name) <= WORDS[name]
+
+
+def test_the_documentation_has_at_most_45_000_words() -> None:
+    assert sum(words_of(name) for name in WORDS) <= 45_000
+
+
+def test_the_index_for_language_models_names_every_page(tmp_path: Path) -> None:
+    write_llms(tmp_path)
+    index, text = ((tmp_path / name).read_text("utf-8") for name in ("llms.txt", "llms-full.txt"))
+    for _, name in navigation():
+        assert f"({name.removesuffix('.md')}.html)" in index
+        assert page(f"docs/{name}") in text
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    for name in ("docs", "src"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copy(ROOT / "zensical.toml", tmp_path)
+    subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=tmp_path, check=True, timeout=300)
+    built = tmp_path / "build" / "site"
+    assert {str(path.relative_to(built)) for path in built.rglob("*.html")} >= {
+        name.replace(".md", ".html") for _, name in navigation()
+    }
+    for path in built.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img)\b[^>]*?(?:src|href)=\"?(https?://[^\" >]+)", path.read_text("utf-8"))
+        assert not [address for address in loaded if "canonical" not in address], path
+    assert "segments" in (built / "search.js").read_text("utf-8")
 
 
 def test_the_readme_is_read_in_two_minutes() -> None:
@@ -102,7 +174,7 @@ def commands() -> list[tuple[str, str]]:
             for line in block.replace("\\\n", " ").splitlines():
                 _, called, rest = line.partition("palimpsest ")
                 if called and not line.lstrip().startswith("#"):
-                    found.append((path.name, rest.partition("  #")[0]))
+                    found.append((name_of(path), rest.partition("  #")[0]))
     return found
 
 
@@ -121,13 +193,15 @@ def test_commands_in_the_docs_parse_with_known_options_and_keys(name: str, line:
         recipe = None  # the reader's own file
     if "method" in parsed.params:
         resumed = parsed.params["resume"]  # the method's place then names a run
-        recipe = None if resumed else f"{parsed.params['method'] or 'memagent'}-quickstart"
+        method = parsed.params["method"] or "memagent"
+        overrides += [method] if "=" in method else []
+        recipe = None if resumed else f"{'memagent' if '=' in method else method}-quickstart"
     if (address := parsed.params.get("base_url")) is not None:
         overrides = ["engine.name=endpoint", f"engine.url={address}", *overrides]
     load_recipe(recipe or "memagent-7b", overrides, read_files=False)  # the reader's own
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_recipes_in_the_docs_are_valid(path: Path) -> None:
     for block in blocks(path.read_text("utf-8"), "yaml"):
         if block.startswith(("task:", "model_list:")):
@@ -144,7 +218,9 @@ def test_tests_and_files_named_in_the_docs_exist() -> None:
         defined.add(path.stem)
     for path in PAGES:
         text = path.read_text("utf-8")
-        assert set(re.findall(r"`(test_\w+)`", text)) <= defined, path.name
+        assert set(re.findall(r"\b(test_\w+)\b", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))) <= defined, (
+            path.name
+        )
         for file in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
             assert any((ROOT / top / file).is_file() for top in ("", "src/palimpsest")), f"{path.name}: {file}"
 
@@ -171,7 +247,7 @@ def test_the_hooks_before_a_commit_are_those_of_make_lint() -> None:
 
 
 def test_what_may_change_on_resume_is_told_key_by_key() -> None:
-    text = page("docs/run-folder.md")
+    text = page("docs/reference/files.md")
     for key, verdict in _RULES.items():
         (line,) = [line for line in text.splitlines() if line.startswith(f"| {verdict}")]
         assert f"`{key}`" in line, key
@@ -181,8 +257,8 @@ def test_what_may_change_on_resume_is_told_key_by_key() -> None:
 
 
 def sample_rows() -> list[tuple[str, str]]:
-    """(format, JSON) of the sections of own-data.md that are called after a format."""
-    sections = re.split(r"^### ", page("docs/own-data.md"), flags=re.MULTILINE)[1:]
+    """(format, JSON) of the sections of data-formats.md that are called after a format."""
+    sections = re.split(r"^### ", page("docs/reference/data-formats.md"), flags=re.MULTILINE)[1:]
     return [(section.split()[0], block) for section in sections for block in blocks(section, "json")]
 
 
@@ -253,7 +329,7 @@ def test_the_example_with_objects_runs(
     tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (example,) = [block for block in blocks(page("docs/python-api.md"), "python") if "data=problems" in block]
+    (example,) = [block for block in blocks(page("docs/how-to/python.md"), "python") if "data=problems" in block]
     known = {"model.path", "policy.options", "train", "logging.report_to"}
     small = {key: value for key, value in small_run(tiny_model_folder).items() if key in known}
     for given, less in {
@@ -263,10 +339,10 @@ def test_the_example_with_objects_runs(
         assert given in example
         example = example.replace(given, less)
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(example, "python-api.md", "exec"), names)
+    exec(compile(example, "python.md", "exec"), names)
     assert names["more"].metrics.column("reward/mean") == names["rewards"]
-    (figures,) = [block for block in blocks(page("docs/python-api.md"), "python") if "plot(" in block]
-    exec(compile(figures.replace("runs/first", "runs/mine"), "python-api.md", "exec"), {})
+    (figures,) = [block for block in blocks(page("docs/how-to/python.md"), "python") if "plot(" in block]
+    exec(compile(figures.replace("runs/first", "runs/mine"), "python.md", "exec"), {})
     assert Path("first.png").read_bytes().startswith(b"\x89PNG")
     assert len(names["rewards"]) == 3
     assert "Evaluation of overwrite on problems" in capsys.readouterr().out
@@ -280,7 +356,7 @@ def calls_of(block: str) -> Iterator[ast.Call]:
 
 
 def test_calls_in_the_docs_take_the_arguments_they_are_given() -> None:
-    pages = [page("README.md"), page("docs/python-api.md")]
+    pages = [page("README.md"), page("docs/how-to/python.md")]
     shown = [call for text in pages for block in blocks(text, "python") for call in calls_of(block)]
     assert {ast.unparse(call.func) for call in shown} >= {
         f"palimpsest.{name}" for name in ("train", "evaluate", "play", "quickstart", "evaluate_async")
@@ -292,7 +368,7 @@ def test_calls_in_the_docs_take_the_arguments_they_are_given() -> None:
 
 
 def test_what_the_page_on_python_promises_is_there() -> None:
-    promised = re.findall(r"`(run|evaluation|episode|table)\.(\w+)", page("docs/python-api.md"))
+    promised = re.findall(r"`(run|evaluation|episode|table)\.(\w+)", page("docs/how-to/python.md"))
     classes = {
         "run": palimpsest.Run,
         "evaluation": palimpsest.Evaluation,
@@ -320,7 +396,7 @@ def test_the_examples_are_short(name: str, lines: int) -> None:
 
 
 def test_the_answer_turn_has_a_budget_of_its_own(tiny_codec: Codec) -> None:
-    """A claim of memagent-differences.md: the original's final turn takes the memory's budget."""
+    """A claim of differences.md: the original's final turn takes the memory's budget."""
     asked = []
 
     def reply(prompt: Any, limit: int) -> list[int]:

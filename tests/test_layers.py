@@ -134,7 +134,7 @@ def allowed(found: Import) -> bool:
 
 
 def test_the_picture_in_the_docs_is_the_diagram() -> None:
-    page = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text("utf-8")
+    page = (PACKAGE.parents[1] / "docs" / "project" / "architecture.md").read_text("utf-8")
     picture = page.partition("<!-- layers -->\n")[2].partition("<!-- /layers -->")[0]
     assert [tuple(line.split()) for line in picture.splitlines()] == list(reversed(LEVELS))
 

@@ -26,7 +26,7 @@ def test_the_pictures_are_of_the_page_as_it_is() -> None:
 
 
 def test_the_pictures_are_small_and_the_docs_show_them() -> None:
-    docs = (ROOT / "docs" / "viewer.md").read_text("utf-8")
+    docs = (ROOT / "docs" / "how-to" / "inspect-episodes.md").read_text("utf-8")
     for picture in PICTURES:
         data = (IMAGES / f"{picture.name}.png").read_bytes()
         assert len(data) < LARGEST

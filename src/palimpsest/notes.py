@@ -58,7 +58,7 @@ NOTES: Mapping[str, str] = {
     "episode_record_full": "{path}: reached {megabytes:g} MB and omits further episodes (evaluation.record=all "
     "records all)",
     "episode_record_unwritable": "{path}: writing failed ({reason}), so further episodes are missing",
-    "model_of_recipe": "this evaluates {model}; the recipe's model is {recipe}: set --model {recipe} for that",
+    "model_of_recipe": "this evaluates {model}; the recipe's model is {recipe}, for palimpsest eval {recipe}",
     "trained_on_these_problems": "the model trained on these problems; set --data or data.val_files for others",
     "other_policy": "{model} trained with {trained}, not {policy}",
     "files_missing": "{folder} lacks {names}, excluded; {make}",

@@ -90,7 +90,7 @@ def test_problems_that_were_trained_on_are_told(tmp_path: Path, tiny_model_folde
 def test_another_model_than_the_recipes_is_told(tmp_path: Path) -> None:
     agent = Agent(recipe="memagent-7b")
     (told,) = agent.notes()
-    assert told.startswith("this evaluates embedded; the recipe's model is Qwen/Qwen2.5-7B-Instruct: set --model ")
+    assert told.startswith("this evaluates embedded; the recipe's model is Qwen/Qwen2.5-7B-Instruct")
     assert Agent(recipe="memagent-quickstart").notes() == []
 
 

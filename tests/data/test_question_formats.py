@@ -173,7 +173,7 @@ def test_a_question_without_a_gold_is_a_problem_without_one(tmp_path: Path, row:
             ["'question'; did you mean q?", "--map question=q (data.columns={question: q})"],
         ),
         ({"input": "Who?", "context": "Ann ran.", "output": "Ann"}, ["'ruler'", "--map outputs=output"]),
-        ({"question": "Who?", "answer": "Ann", "document": "Ann ran."}, ["'texts'", "--map answers=answer"]),
+        ({"question": "Who?", "answer": "Ann", "document": "Ann ran."}, ["'qa'", "--map context=document"]),
         ({"foo": 1, "bar": 2}, ["the row has foo, bar"]),
     ],
 )

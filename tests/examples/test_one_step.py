@@ -98,13 +98,6 @@ def test_the_same_seed_prints_the_same(result: tuple[Any, str]) -> None:
     assert played()[1] == result[1]
 
 
-def test_the_architecture_page_shows_the_parts_in_their_order(result: tuple[Any, str]) -> None:
-    parts = re.compile(r"^\d\. .*$", re.MULTILINE)
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    block = page.partition("python examples/one_step.py\n```\n")[2].split("```")[1]
-    assert parts.findall(block) == parts.findall(result[1])
-
-
 @pytest.mark.slow
 def test_the_command_prints_the_same(result: tuple[Any, str]) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT)], cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""Pairs of answers that the default scorer takes for the same, and for different: docs/evaluation.md prints these."""
+"""Pairs of answers that the default scorer takes for the same, and for different: see docs/reference/metrics.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models of the classes that transformers has, and what becomes of each: the table of docs/models.md.
+"""Tiny models of the classes that transformers has, and what becomes of each: the table of docs/reference/models.md.
 
 tests/engines/embedded/test_architectures.py holds every row.
 """
@@ -226,7 +226,7 @@ def class_of(name: str) -> str:
 
 
 def table() -> str:
-    """Rows of docs/models.md."""
+    """Rows of docs/reference/models.md."""
     lines = ["| class | for example | sampled | trained | |", "|---|---|---|---|---|"]
     for name, case in CASES.items():
         yes = ("no" if case.refused else "yes", "no" if case.refused or case.untrained else "yes")

@@ -140,7 +140,7 @@ def rejections() -> dict[str, int]:
 
 
 def table() -> str:
-    """The table of docs/evaluation.md: what each comparison accepts, then which of them accept what."""
+    """The table of docs/how-to/evaluate.md: what each comparison accepts, then which of them accept what."""
     right, rejected = sum(map(len, REWORDED.values())), rejections()
     totals = "\n".join(
         f"| `{name}` | {count} of {len(HACKS)} | {rejected[name]} of {right} |" for name, count in counts().items()

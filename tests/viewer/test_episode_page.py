@@ -198,7 +198,7 @@ def test_the_command_that_plays_on_with_the_memory_in_sight_is_told(browser: Any
             words = shlex.split(page.locator(".command").inner_text())
             assert words[:2] == ["palimpsest", "replay"]
             assert locate_episode(words[2]) == place
-            assert words[3:] == ["--turn", "2", "--memory", memory]
+            assert words[3:] == ["--turn", "3", "--memory", memory]
         page = watched.go("#/r/alone.jsonl.zst/s/all/e/0/0/t/1?tab=replay")
         page.wait_for_selector("text=Replay needs")
 

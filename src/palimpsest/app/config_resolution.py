@@ -90,7 +90,8 @@ def check_quickstart(method: str) -> None:
     """Raise ConfigError for a method without a quickstart."""
     names = quickstart_names()
     if method not in names:
-        raise ConfigError(f"quickstart {method}: no such method{nearest(method, names)}; known: {', '.join(names)}")
+        hint = nearest(method, names) or f"; known: {', '.join(names)}"
+        raise ConfigError(f"quickstart {method}: no such method{hint}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,9 @@ def resumed_run(request: RunRequest) -> Path | None:
         if recipe is not None:
             raise ConfigError(f"resume={run}: the run has its recipe; omit the recipe, and change keys with overrides")
     if run is None:
+        words = request.overrides if isinstance(request.overrides, list) else []
+        if resume and words and "=" not in words[0]:
+            raise ConfigError(f"--resume: omit {recipe}: palimpsest {request.command} --resume {words[0]}")
         return None
     if out is not None and Path(out).resolve() != run.resolve():
         raise ConfigError(f"out={out}: {run} resumes in its own folder; omit out")

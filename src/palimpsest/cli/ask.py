@@ -138,6 +138,11 @@ def _show(result: Asked, *, json: bool = False) -> None:
         print(f"  {printable(quote.file)}:{quote.start}-{quote.end}  {printable(text)}")
     for sentence in result.unsupported:
         print(f"  not in the files: {printable(sentence)}")
+    if "unknown" in result.answers and result.toy_model:
+        Terminal().message(
+            'the bundled model knows only sentences like "Omar sells tea."; for other text use a Hugging Face model: '
+            "palimpsest ask Qwen/Qwen3-4B FILE... QUESTION"
+        )
     if result.kept_out:
         units = counted(result.kept_out, "statement")
         Terminal().message(f"{units} dropped: not in the text that the agent read (policy.options.grounded)")

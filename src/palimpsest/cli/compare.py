@@ -155,7 +155,7 @@ def _show_bands(comparison: Comparison) -> None:
 
 def _show_differs(comparison: Comparison, *, all_keys: bool) -> None:
     if comparison.differs and not all_keys:
-        stdout().print(f"\n{len(comparison.differs)} configuration keys differ (--diff prints them)")
+        stdout().print(f"\nconfiguration keys that differ: {len(comparison.differs)} (--diff prints them)")
         return
     rows = [[key, *(printable(f"{value!s:.40}") for value in values)] for key, values in comparison.differs.items()]
     if rows:

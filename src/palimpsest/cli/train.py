@@ -102,7 +102,8 @@ def _print_recipes_of(method: str | None, *, dry_run: bool) -> bool:
 
     print_recipes(names)
     if not dry_run:
-        raise ConfigError(f"{method} is a method; train one of its recipes, e.g. palimpsest train {names[-1]}")
+        start = next((name for name in names if name.endswith("-quickstart")), names[0])
+        raise ConfigError(f"{method} is a method; train one of its recipes, e.g. palimpsest train {start}")
     return True
 
 

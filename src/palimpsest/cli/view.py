@@ -114,7 +114,7 @@ def replay(
         str,
         typer.Argument(help="FILE.jsonl.zst#GROUP/ROLLOUT, or a run or evaluation with the viewer's link, RUN#/r/..."),
     ],
-    turn: Annotated[int | None, typer.Option(help="First turn to sample again, from 0.")] = None,
+    turn: Annotated[int | None, typer.Option(min=1, help="First turn to sample again, from 1.")] = None,
     memory: Annotated[
         str | None,
         typer.Option(metavar="TEXT|@FILE", help='Memory at that turn, "" for an empty one; default: unchanged.'),
@@ -144,7 +144,8 @@ def replay(
     from palimpsest.app.agent.replay_run import replay as play_on
 
     text = _text(memory)
-    played = play_on(episode, turn=turn, memory=text, step=step, group=group, rollout=rollout, model=model, out=out)
+    first = None if turn is None else turn - 1
+    played = play_on(episode, turn=first, memory=text, step=step, group=group, rollout=rollout, model=model, out=out)
     if json:
         from json import dumps
 
@@ -171,13 +172,13 @@ def _text(memory: str | None) -> str | None:
 def _show(played: Replay) -> None:
     for line in (played.weights, played.document):
         typer.echo(printable(line), err=True)
-    print(f"re-run from turn {played.turn}{_changed(played)}")
+    print(f"re-run from turn {played.turn + 1}{_changed(played)}")
     for name, end in (("recorded", played.recorded), ("replayed", played.replayed)):
         print(_line(name, end))
     if played.parts_at is None:
-        print(f"every reply from turn {played.turn} equals the recorded one, token for token")
+        print(f"every reply from turn {played.turn + 1} equals the recorded one, token for token")
     else:
-        print(f"turn {played.parts_at} is the first with another reply")
+        print(f"turn {played.parts_at + 1} is the first with another reply")
     if played.given:
         print("the edited memory counts as input: rewards and measures count only text of the agent")
     command = f"palimpsest view {quote(str(played.path))} --tokenizer {quote(played.model)}"
@@ -193,7 +194,7 @@ def _changed(played: Replay) -> str:
         return f", as if the previous turn had written:{text}"
     if played.first_seen == played.turn:
         return f", with the memory:{text}"
-    return f"; from turn {played.first_seen}, with the memory:{text}"
+    return f"; from turn {played.first_seen + 1}, with the memory:{text}"
 
 
 def _line(name: str, end: End) -> str:

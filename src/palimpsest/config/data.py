@@ -174,7 +174,7 @@ class DataConfig(Strict):
     """`synthetic`, `synthetic_search`, a file of any known format, a folder of text files with questions,
     `hub:owner/name@split`, or several of these as a list."""
     format: str | None = None
-    """Format of files: one of the formats of own-data.md, or my_module:MyFormat; None: detected from the columns."""
+    """Format of files: a shipped format, or my_module:MyFormat; None: detected from the columns."""
     columns: Annotated[dict[str, str], BeforeValidator(columns_of)] = Field(default_factory=dict)
     """Renamed columns of files, our name first: `{question: q, answers: reward.gold}`; dots address nested objects.
     `b.csv:question` applies to that file only."""

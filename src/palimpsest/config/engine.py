@@ -45,8 +45,8 @@ class EmbeddedEngineConfig(_ShippedEngineConfig):
     """PyTorch in this process, on a CPU or one GPU."""
 
     name: Literal["embedded"] = "embedded"
-    """embedded; ray, in separate processes (`cluster`); endpoint, an address to evaluate (docs/endpoints.md lists its
-    keys); or my_module:MyEngine, which takes only `options`."""
+    """embedded; ray, in separate processes (`cluster`); endpoint, an address to evaluate, with other keys; or
+    my_module:MyEngine, which takes only `options`."""
 
 
 class RayEngineConfig(_ShippedEngineConfig):
@@ -261,7 +261,7 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 class SamplerConfig(Strict):
     name: Literal["embedded", "vllm"] = "embedded"
-    """embedded: the engine samples; vllm: vLLM servers in separate processes (docs/vllm.md)."""
+    """embedded: the engine samples; vllm: vLLM servers in separate processes (docs/how-to/vllm.md)."""
     urls: tuple[str, ...] = ()
     """Your vLLM servers on this machine, e.g. [http://127.0.0.1:8000]; $VLLM_API_KEY contains their key (--api-key).
     []: palimpsest starts servers."""

@@ -258,7 +258,7 @@ def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
                 f"{key} is a key of engine.name={' and '.join(names)}, not of {named}: omit it, or select that engine"
             )
         full = override if override and override.startswith(f"{key}.") else key
-        return f"unknown key {full}{_nearest_key(full)}"
+        return f"unknown key {full}{nearest_key(full)}"
     if detail["type"] == "missing":
         return f"{key} is missing"
     if detail["type"] == "value_error":
@@ -385,13 +385,13 @@ _OTHER_NAMES: Mapping[str, str] = {
 _GUESSED = 4  # minimum length of a last name for guesses from other sections
 
 
-def _nearest_key(key: str) -> str:
+def nearest_key(key: str) -> str:
     """Nearest key, in this order: another trainer's name in this section; a similar sibling; another trainer's name
     elsewhere; the same last part elsewhere; the section's keys. Never a section for a key in it.
 
-    >>> _nearest_key("optim.lr"), _nearest_key("train.learning_rte")
+    >>> nearest_key("optim.lr"), nearest_key("train.learning_rte")
     ('; did you mean optim.learning_rate?', '; did you mean optim.learning_rate or cold_start.learning_rate?')
-    >>> _nearest_key("cold_start.k0")
+    >>> nearest_key("cold_start.k0")
     '; cold_start has max_steps, batch_size, insight, learning_rate, warmup_steps'
     """
     section, _, leaf = key.rpartition(".")

@@ -153,7 +153,7 @@ async def using(opened: Closes, work: Coroutine[Any, Any, T]) -> T:
 def _plugin_engine(section: OwnEngineConfig, config: RunConfig, objective: Objective | None) -> Engine:
     engine: Engine = plugins.build("engine", section.name, section.options, config=config, objective=objective)
     if missing := [name for name in _NEEDED if not hasattr(engine, name)]:
-        message = f"has no {' and no '.join(missing)}; see docs/own-engine.md"
+        message = f"has no {' and no '.join(missing)}; see docs/how-to/custom-engine.md"
         raise ConfigError(message, key="engine.name", value=section.name)
     if objective is not None and engine.learner is None:
         message = f"has no learner for objective={objective!r}, so it can't train"

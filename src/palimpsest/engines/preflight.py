@@ -157,7 +157,7 @@ class Use:
 
 def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
     """Bytes per weight on a GPU: the weight, and for trained weights masters, gradients and AdamW moments, at the peak
-    of a step without activations (docs/cluster.md).
+    of a step without activations (docs/how-to/multi-gpu.md).
 
     >>> bytes_per_weight(RunConfig(), "policy"), bytes_per_weight(RunConfig(model={"dtype": "bfloat16"}), None)
     (16, 2)

@@ -1,8 +1,8 @@
 """Interface of engines: `Engine`, its `Sampler` and its `Learner`, and their data types.
 
 Computing methods are coroutines, and an engine must never block the event loop, which runs episodes, judges and tools.
-Callers use only these protocols, so any object that satisfies them is an engine (docs/own-engine.md). `engines/open.py`
-opens the engine of a configuration.
+Callers use only these protocols, so any object that satisfies them is an engine (docs/how-to/custom-engine.md).
+`engines/open.py` opens the engine of a configuration.
 
 Standard library only, so that any layer may name these types without importing torch.
 """

@@ -94,7 +94,7 @@ class FullContextPolicy(MemoryPolicy):
     answer_tokens: int = 1024
     prompts: str | Mapping[str, Any] = "standard"
     """`standard`, `short` for the embedded model, `final` and `short_final` for `reward.name=final_answer`, or a
-    YAML file of texts (docs/own-policy.md)."""
+    YAML file of texts (docs/how-to/custom-policy.md)."""
     texts: DirectPrompts = field(init=False, repr=False, compare=False)
     """The texts that `prompts` selects."""
 
@@ -298,7 +298,7 @@ class ClosedBookPolicy(MemoryPolicy):
     answer_tokens: int = 1024
     prompts: str | Mapping[str, Any] = "standard"
     """`standard`, `short` for the embedded model, `final` and `short_final` for `reward.name=final_answer`, or a
-    YAML file of texts (docs/own-policy.md)."""
+    YAML file of texts (docs/how-to/custom-policy.md)."""
     texts: ClosedBookPrompts = field(init=False, repr=False, compare=False)
     """The texts that `prompts` selects."""
 

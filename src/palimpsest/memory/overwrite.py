@@ -139,12 +139,12 @@ class OverwritePolicy(MemoryPolicy):
     """After an empty response: `overwrite` empties the memory (MemAgent), `keep` retains it (vime port)."""
     grounded: Grounded = "off"
     """Filter for replies: `off` stores all (published); `verbatim`, units in the section or the previous memory;
-    `close`, also paraphrases of these. If no unit passes, the memory stays (docs/why-it-holds.md)."""
+    `close`, also paraphrases of these. If no unit passes, the memory stays."""
     unit: Unit = "sentence"
     """Unit that `grounded` stores or drops whole: a `sentence`, an `item` of a list or a `line`."""
     prompts: str | Mapping[str, Any] = "standard"
     """`standard`, `short` for the embedded model, `final` for `reward.name=final_answer`, or a YAML file of texts
-    (docs/own-policy.md)."""
+    (docs/how-to/custom-policy.md)."""
     texts: ReadingPrompts = field(init=False, repr=False, compare=False)
     """The texts that `prompts` selects."""
 
@@ -309,15 +309,24 @@ class OverwritePolicy(MemoryPolicy):
         return result
 
 
+class LongQuestion(DataError):
+    """A question, or several together, of more than `policy.options.question_tokens`; `tokens`: its length."""
+
+    def __init__(self, problem: Problem, tokens: int, budget: int) -> None:
+        subject = f"{len(problem.questions)} questions have" if problem.questions else "question has"
+        split = ", or data.split_questions=true," if problem.questions else ""
+        super().__init__(
+            f"problem {problem.id}: its {subject} {tokens} tokens, policy.options.question_tokens={budget}; "
+            f"set policy.options.question_tokens={tokens}{split} or drop the problem"
+        )
+        self.tokens = tokens
+
+
 def admit_question(problem: Problem, codec: Codec, budget: int) -> None:
-    """Raise DataError for a question of more than `budget` tokens, or several that have more together."""
+    """Raise LongQuestion for a question of more than `budget` tokens, or several that have more together."""
     length = question_length(problem, codec)
     if length > budget:
-        subject = f"{len(problem.questions)} questions have" if problem.questions else "question has"
-        raise DataError(
-            f"problem {problem.id}: its {subject} {length} tokens, policy.options.question_tokens={budget}; "
-            f"raise that budget or drop the problem"
-        )
+        raise LongQuestion(problem, length, budget)
 
 
 def question_length(problem: Problem, codec: Codec) -> int:

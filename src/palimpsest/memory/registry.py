@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from palimpsest import plugins
+from palimpsest.config.keys import nearest_key
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
+from palimpsest.memory.overwrite import LongQuestion
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.plugin_kinds import KINDS
@@ -24,7 +26,12 @@ def policy_class(name: str) -> type[MemoryPolicy]:
 
 def build_policy(config: PolicyConfig) -> MemoryPolicy:
     """The configured policy. Raises ConfigError naming the option, its value and what it must be."""
-    policy: MemoryPolicy = plugins.build("policy", config.name, config.options)
+    try:
+        policy: MemoryPolicy = plugins.build("policy", config.name, config.options)
+    except ConfigError as error:
+        if "." in (option := option_of(error) or ".") or "did you mean" in str(error) or "is unknown" not in str(error):
+            raise
+        raise ConfigError(f"{error}{nearest_key(option)}") from None
     return policy
 
 
@@ -59,14 +66,19 @@ def admit_all(
             f"is {max_context}{note and f' ({note})'}; lower chunk_size, question_tokens, memory_tokens, answer_tokens "
             "or context_tokens"
         )
-    documents = []
+    documents, long = [], list[LongQuestion]()
     for problem in problems:
         documents.append(problem.context is not None)
         if problem.questions and not policy.answers_questions:
             raise _asks_several(problem, name)
         if problem.memory and not policy.takes_memory:
             raise _brings_memory(problem, name)
-        policy.admit(problem, codec)
+        try:
+            policy.admit(problem, codec)
+        except LongQuestion as error:
+            long.append(error)
+    if long:
+        raise max(long, key=lambda error: error.tokens)  # so that one fix suffices
     if documents and policy.reads_documents and not any(documents):
         agents = _shipped(lambda cls: issubclass(cls, ToolAgentPolicy))
         raise ConfigError(

@@ -113,6 +113,11 @@ def test_memories_are_shown_as_they_change_and_the_answer_alone_is_on_stdout(sto
     assert "section" not in done.stdout
 
 
+def test_an_answer_unknown_of_the_bundled_model_names_a_way_to_other_text(run: Run) -> None:
+    done = run("-", "Who bought the house?", input="Anna met Ben in Rome and they bought a house.\n")
+    assert (done.stdout.splitlines()[0], "Hugging Face" in done.stderr) == ("unknown", True)
+
+
 def test_a_document_on_standard_input(run: Run) -> None:
     done = run("-", "What does Anna sell?", input="Anna sells tea.\nBob sells honey.\n")
     assert done.exit_code == 0, done.stderr

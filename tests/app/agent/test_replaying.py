@@ -135,7 +135,7 @@ def test_a_given_memory_is_input_and_never_counts_as_invented_by_the_agent(
     assert result.replayed.value == pytest.approx(1.0 if share is None else share)
     assert (result.given, result.to_json()["given"]) == (True, True)
     assert replay(place, turn=turn, out=tmp_path).given is False
-    done = palimpsest("replay", place, "--turn", str(turn), "--memory", given, "--out", str(tmp_path))
+    done = palimpsest("replay", place, "--turn", str(turn + 1), "--memory", given, "--out", str(tmp_path))
     assert "the edited memory counts as input" in done.stdout
 
 
@@ -208,8 +208,8 @@ def test_an_episode_can_be_played_on_as_if_it_had_remembered_nothing(
     assert again.turns[1].piece("memory") == recorded.turns[0].piece("memory")
     begun = replay(f"{folder}#0/0", turn=0, memory=" ", out=tmp_path)
     assert begun.parts_at is None
-    done = palimpsest("replay", f"{folder}#0/0", "--turn", "1", "--memory", "", "--out", str(tmp_path))
-    assert done.stdout.splitlines()[0].startswith("re-run from turn 1")
+    done = palimpsest("replay", f"{folder}#0/0", "--turn", "2", "--memory", "", "--out", str(tmp_path))
+    assert done.stdout.splitlines()[0].startswith("re-run from turn 2")
     assert "nothing" in done.stdout.splitlines()[0]
 
 
@@ -376,7 +376,7 @@ def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b" " * 10_000_001)
     for path, told in (("/dev/full", "not a file"), (tmp_path / "pipe", "not a file"), (tmp_path / "large", "bytes")):
-        assert told in palimpsest("replay", "x#0/0", "--turn", "0", "--memory", f"@{path}").stderr
+        assert told in palimpsest("replay", "x#0/0", "--turn", "1", "--memory", f"@{path}").stderr
     assert "Invalid value for '--step'" in palimpsest("replay", "x", "--step", "-1").stderr
 
 
@@ -482,7 +482,7 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     done = palimpsest(*command, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "re-run from turn 1, with the memory: Anna"
+    assert lines[0] == "re-run from turn 2, with the memory: Anna"
     assert [line.partition(" ")[0] for line in lines[1:3]] == ["recorded", "replayed"]
     assert "the checkpoint step-000001, which sampled it" in done.stderr
     told: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
@@ -491,9 +491,9 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     one, other = (sampled(each) for each in played(Path(told["path"])))
     assert one[0] != other[0]  # what was put in is no reply that was played on
     assert told["parts_at"] == next(at for at in range(1, len(one)) if one[at] != other[at])
-    assert lines[3] == f"turn {told['parts_at']} is the first with another reply"
+    assert lines[3] == f"turn {told['parts_at'] + 1} is the first with another reply"
     same = palimpsest("replay", f"{run / record(2)}#/e/0/1/t/1", "--out", str(tmp_path)).stdout.splitlines()
-    assert same[3] == "every reply from turn 1 equals the recorded one, token for token"
+    assert same[3] == "every reply from turn 2 equals the recorded one, token for token"
     assert told["model"].endswith("checkpoints/step-000001")
 
 

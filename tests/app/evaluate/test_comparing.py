@@ -293,9 +293,9 @@ def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
     assert (pair["first"], pair["second"], pair["flipped"], len(pair["flips"])) == ("a", "b", 7, 2)
     cell = {"set": "synthetic", "size": 2, "unit": "chunks", "player": "agent", "baseline": False}
     assert pair["flips"][0]["cell"] == cell == {key: first["cells"][0][key] for key in cell}
-    page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "files.md").read_text("utf-8")
     for key in {*first, *pair, *pair["difference"], *pair["flips"][0], *first["sides"][0], *first["cells"][0]}:
-        assert f"`{key}`" in page, f"docs/compare.md doesn't tell {key}"
+        assert f"`{key}`" in page, f"docs/reference/files.md doesn't tell {key}"
 
 
 def test_plots_are_written_as_their_names_say_and_repeat(tmp_path: Path) -> None:

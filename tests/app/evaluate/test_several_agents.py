@@ -1,4 +1,4 @@
-"""Agents of three methods on the same sets, in one report: what docs/evaluation.md says of it."""
+"""Agents of three methods on the same sets, in one report: what docs/how-to/evaluate.md says of it."""
 
 from __future__ import annotations
 

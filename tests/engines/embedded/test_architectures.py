@@ -1,4 +1,4 @@
-"""Every class in the table of docs/models.md: computed as its own eager forward would, or refused in words."""
+"""Every class in the table of docs/reference/models: computed as its own eager forward would, or refused in words."""
 
 from __future__ import annotations
 

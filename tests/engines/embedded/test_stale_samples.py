@@ -67,7 +67,7 @@ def sampled_by(model: Any, draw: random.Random) -> StepBatch:
 
 
 def looped(model: Any, before: Any, reference: Any, batch: StepBatch) -> tuple[Tensor, int]:
-    """The loss token by token, as docs/credit-and-loss.md has it, and how many weights were truncated."""
+    """The loss token by token, as docs/explanation/credit-and-loss.md has it, and how many weights were truncated."""
     total, truncated = torch.zeros((), dtype=torch.float64), 0
     for item in batch.segments:
         ids = list(item.segment.token_ids)

@@ -1,4 +1,4 @@
-"""Clients that others wrote ask a served agent, as docs/serving.md says."""
+"""Clients that others wrote ask a served agent, as docs/how-to/serve.md says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.serving import body, server
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "serve.md").read_text()
 DOCS = PAGE.split("\n## Other clients\n")[1].split("\n## ")[0]
 FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(30))
 TEXT = f"<document>{FACTS}</document> What does Bob3 sell?"

@@ -1,4 +1,4 @@
-"""lm-eval and inspect ask a served agent, with the files and commands of docs/serving.md."""
+"""lm-eval and inspect ask a served agent, with the files and commands of docs/how-to/serve.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from palimpsest.data.synthetic.documents import make_problem
 from palimpsest.servers.openai.answer_text import unboxed
 from support.serving import server
 
-SECTION = (Path(__file__).parents[3] / "docs" / "serving.md").read_text().split("\n## Under lm-eval and inspect\n")[1]
+SECTION = (
+    (Path(__file__).parents[3] / "docs" / "how-to" / "serve.md")
+    .read_text()
+    .split("\n## Under lm-eval and inspect\n")[1]
+)
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", SECTION.split("\n## ")[0], re.DOTALL)
 """The section's code: (language, text)."""
 FILES = {"yaml": "problems.yaml", "python": "problems.py"}

@@ -81,6 +81,11 @@ class Asked:
         return None if self.answer is not None else failure(self.trajectory)
 
     @property
+    def toy_model(self) -> bool:
+        """Whether the model's vocabulary is as small as the bundled model's."""
+        return self._codec.vocab_size < 4096
+
+    @property
     def tokens_in(self) -> int:
         """Prompt tokens over all turns."""
         return sum(len(turn.prompt_ids) for turn in self.trajectory.turns)

@@ -73,7 +73,7 @@ def edited(memory: str, recorded: Trajectory, origin: EpisodeOrigin, turn: int, 
     if policy is None or (turn == 0 and not origin.policy.takes_memory):
         raise ConfigError(f"--memory: {name} has no memory that can be edited; omit --memory")
     if turn and recorded.turns[turn - 1].piece("section") is None:
-        raise ConfigError(f"--memory: the turn before {turn} writes no memory; use another --turn, or omit --memory")
+        raise ConfigError(f"--memory: turn {turn} writes no memory; use another --turn, or omit --memory")
     empty, was = codec.encode(policy.texts.empty_memory), codec.decode(tokens)
     if memory.strip() == was.strip() or (not memory and list(tokens) == empty):
         return Edit(memory and was, tuple(tokens), None, changes=False)
@@ -89,7 +89,7 @@ def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
     piece = recorded.turns[turn].piece("memory")
     if piece is None:
         raise ConfigError(
-            f"--memory: turn {turn} ({recorded.turns[turn].name}) shows no memory; omit --memory, or use another --turn"
+            f"--memory: turn {turn + 1} ({recorded.turns[turn].name}) shows no memory; omit it, or use another --turn"
         )
     written = (read for read in readings(recorded, GroupTexts(codec)) if turn and read.turn is recorded.turns[turn - 1])
     return next((read.memory_after.ids or codec.encode(read.memory_after.text) for read in written), piece)
@@ -204,9 +204,9 @@ replay = blocking(replay_async)
 def _checked(episode: RecordedEpisode, turn: int | None) -> int:
     """The first turn to sample."""
     if turn is None:
-        raise ConfigError("the turn to replay from is missing; set --turn, 0 for the first")
+        raise ConfigError("the turn to replay from is missing; set --turn, 1 for the first")
     if not 0 <= turn < len(episode.trajectory.turns):
-        raise ConfigError(f"--turn {turn}: the episode has {len(episode.trajectory.turns)} turns, 0 the first")
+        raise ConfigError(f"--turn {turn + 1}: the episode has turns 1 to {len(episode.trajectory.turns)}")
     if any(of_type(trajectory.events, Replayed) for trajectory in episode.group.trajectories):
         raise ConfigError(f"{episode.location.file}: is a replay; replay its original episode")
     return turn
@@ -312,7 +312,7 @@ def _first_shown(edit: Edit, trajectory: Trajectory, first: int) -> int | None:
     shown = next((at for at in range(first, len(trajectory.turns)) if edit.is_in(trajectory.turns[at])), None)
     if shown is None and edit.text:
         ended = failure(trajectory) or trajectory.outcome
-        raise ConfigError(f"--memory: no prompt from turn {first} on shows it ({ended}); give another --turn")
+        raise ConfigError(f"--memory: no prompt from turn {first + 1} on shows it ({ended}); give another --turn")
     return shown
 
 
@@ -320,10 +320,10 @@ def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: i
     """Raise RunError if the prompt of a recorded turn differs, ConfigError if the turn is missing."""
     for at, turn in enumerate(recorded.turns[:first]):
         if at >= len(trajectory.turns):
-            raise ConfigError(f"turn {at} can't be repeated: {failure(trajectory) or trajectory.outcome}")
+            raise ConfigError(f"turn {at + 1} can't be repeated: {failure(trajectory) or trajectory.outcome}")
         if trajectory.turns[at].prompt_ids != turn.prompt_ids:
             raise RunError(
-                f"turn {at}: its prompt differs from the recorded one, so the model's tokenizer, the policy or the "
+                f"turn {at + 1}: its prompt differs from the recorded one, so the model's tokenizer, the policy or the "
                 "document has changed; set --model to the recorded model"
             )
 

@@ -170,7 +170,7 @@ def files_of(
     sets: Sequence[FileSet], data: Sources | Path | None, called: str
 ) -> tuple[Sources, Path | None, list[str]]:
     """(files of an evaluation recipe in `data`, their corpus, notes on missing files). Raises ConfigError."""
-    if data is None or isinstance(data, tuple) or not Path(data).is_dir():
+    if data is None or isinstance(data, tuple) or Path(data).is_file():
         raise ConfigError(f"{called}: pass the folder of its files as --data DIR, not {data or 'nothing'}")
     folder, files, corpora = Path(data), list[str](), list[Path]()
     commands: dict[str, list[str]] = {}

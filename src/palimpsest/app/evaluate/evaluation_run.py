@@ -83,14 +83,14 @@ async def evaluate_async(
     - `reward`: a function `(problem, trajectory)` or an object with `grade`; the default is the recipe's
     - `recipe`: sets policy, budgets, reward, sampling and data. The default is the configuration of the model's run; a
       model without a run gets budgets that fit it. A published protocol, `eval/NAME`, takes the folder of its files as
-      `data` (docs/presets.md)
+      `data` (docs/how-to/benchmarks.md)
     - `overrides`: options of the policy (`chunk_size=48`) and dotted keys, as texts or as a mapping
     - `documents`: documents per context of a file; `chunks`: paragraphs per synthetic document; `objectives`: questions
       per search problem; each one number or several; `corpus`: a file of further distractors; `limit`: problems
     - `samples`: episodes per problem; `baselines`: whether to run the question only, the whole document and retrieval
       too, once each
     - `base_url`: an OpenAI-compatible endpoint, which serves `model`; `api_key_env`: the environment variable with its
-      key; `tokenizer`: a folder or hub id if the model's name is neither (docs/endpoints.md), or the loaded model's
+      key; `tokenizer`: a folder or hub id if the model's name is neither , or the loaded model's
     - `regrade`: an evaluation folder; its recorded answers are graded again, without a model, under the reward of
       `overrides`, into `out`, by default `regrade`/regraded/REWARD
     - `out`: folder for samples.jsonl, summary.json and report.html; the same call again runs only episodes without a

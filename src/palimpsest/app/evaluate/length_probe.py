@@ -65,11 +65,11 @@ def _state(hazards: Hazards, before: int, sight: int) -> dict[str, Any]:
     reads, right = int(after.sum()), after[WANTED[sight, before]]
     low, high = wilson(reads - right, reads) if reads else (None, None)
     counts = {**{f"-> {HOLDS[to]}": after[to] for to in range(3)}, "wrong": reads - right}
-    counts["any invention"] = hazards.unsupported[sight, before]
+    counts["any hallucination"] = hazards.unsupported[sight, before]
     shares = {name: float(count / reads) if reads else None for name, count in counts.items()}
     return {
         "memory holds": HOLDS[before],
-        "in sight": SIGHTS[sight],
+        "section": SIGHTS[sight],
         "reads": reads,
         **shares,
         "low": low,

@@ -169,7 +169,7 @@ class Comparison(SideBySide):
         return self.table._repr_html_()
 
     def to_json(self, flips: int | None = None) -> dict[str, Any]:
-        """Everything, with the first `flips` flips of each side (None: all); docs/compare.md lists the keys."""
+        """Everything, with the first `flips` flips of each side (None: all); docs/reference/files.md lists the keys."""
         return {
             "format": FORMAT,
             "sides": [_side_json(side) for side in self.sides],

@@ -159,7 +159,7 @@ async def train_async(
     - `overrides`: keys to change, as a mapping (`{"train.max_steps": 10}`, `{"train": {"max_steps": 10}}`) or as texts
       (`["train.max_steps=10"]`, values as YAML)
     - `reward`: a function `(problem, trajectory)` that returns a number or a `Grade`, or an object with such a method
-      `grade`; it replaces the recipe's reward and its layers (docs/extending.md)
+      `grade`; it replaces the recipe's reward and its layers (docs/how-to/custom-reward.md)
     - `data`: a list of `Problem`s or of dicts with question, answers and context, a `datasets.Dataset`, or a file
     - `policy`: a class or an object with a coroutine `run(problem, model)`; it replaces the recipe's policy and options
     - `model`, `tokenizer`: both loaded by transformers; palimpsest writes a copy next to `out`. A folder or hub id

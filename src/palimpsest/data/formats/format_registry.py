@@ -162,8 +162,20 @@ COLUMNS = dict.fromkeys(
 
 _ALIASES = {
     "question": ("q", "query", "prompt", "input", "problem", "instruction", "ask"),
-    "answers": ("a", "answer", "gold", "golds", "label", "labels", "target", "targets", "output", "ground_truth"),
-    "answer": ("a", "answers", "gold", "golds", "label", "target", "output", "ground_truth"),
+    "answers": (
+        "a",
+        "answer",
+        "gold",
+        "golds",
+        "label",
+        "labels",
+        "target",
+        "targets",
+        "output",
+        "completion",
+        "ground_truth",
+    ),
+    "answer": ("a", "answers", "gold", "golds", "label", "target", "output", "completion", "ground_truth"),
     "context": ("document", "text", "passage", "article", "story", "doc", "body"),
 }
 """Other names of the commonest columns, for hints."""
@@ -183,7 +195,9 @@ def recognise(row: Row) -> Format:
     for format in FORMATS.values():
         if fits(format, row.values):
             return format
-    lacking = [format for format in FORMATS.values() if missing(format, row.values)]
+    if {"messages", "conversations"} & set(row.values):
+        raise DataError(f"{row.where}: a conversation, for supervised training: palimpsest sft RECIPE --data FILE")
+    lacking = [format for format in FORMATS.values() if missing(format, row.values) and format.name != "texts"]
     closest = max(lacking, key=lambda format: _likeness(format, row.values))
     raise _lacks(row, closest, "no known format; the closest is")
 
@@ -203,10 +217,12 @@ def missing(format: Format, columns: Container[str | None]) -> list[str]:
     return [] if format.instead in columns else [name for name in format.needs if name not in columns]
 
 
-def _likeness(format: Format, names: Collection[str]) -> float:
-    """Share of the needed columns present; a misspelt one, or one with another name, counts about half."""
+def _likeness(format: Format, names: Collection[str]) -> tuple[float, bool]:
+    """(share of the needed columns present, where a misspelt one, or one with another name, counts about half;
+    whether it is the general format, for rows that call their text something else)."""
     guessed = {need: 0.6 if nearest(need, names) else 0.5 for need in format.needs if _other_name(need, names)}
-    return sum(1.0 if need in names else guessed.get(need, 0.0) for need in format.needs) / len(format.needs)
+    share = sum(1.0 if need in names else guessed.get(need, 0.0) for need in format.needs) / len(format.needs)
+    return share, format.name == "qa" and "context" not in names
 
 
 def _other_name(need: str, columns: Iterable[str]) -> str | None:

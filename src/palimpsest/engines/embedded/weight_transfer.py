@@ -1,8 +1,7 @@
 """Weights as a folder for another process, which reads them into a loaded model.
 
 Guaranteed: safetensors and config.json as written by transformers; an output projection tied to the embeddings is in a
-separate file, since some readers load tied weights once and silently skip the projection (docs/vllm.md); adapters are
-merged.
+separate file, since some readers load tied weights once and silently skip the projection; adapters are merged.
 Not covered: classes that can't be untied.
 """
 

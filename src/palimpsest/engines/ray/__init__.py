@@ -1,1 +1,1 @@
-"""Learners and samplers in Ray processes, on one machine or many (docs/cluster.md)."""
+"""Learners and samplers in Ray processes, on one machine or many (docs/how-to/multi-gpu.md)."""

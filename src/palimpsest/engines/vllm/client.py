@@ -1,7 +1,7 @@
 """HTTP client of one vLLM server: sampling, scoring, weight updates, and checks of its answers.
 
 The client checks every field of an answer from `/inference/v1/generate`. A probe then detects stale weights: learner
-and server score the same ids. Both of vLLM's silent faults (docs/vllm.md) show as scores that differ from the
+and server score the same ids. Both of vLLM's silent faults (docs/how-to/vllm.md) show as scores that differ from the
 learner's, or that stay bit-identical while the learner's change.
 
 Guaranteed: a result belongs to its request and was sampled by the weights published last, or an error is raised; a

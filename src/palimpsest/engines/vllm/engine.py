@@ -6,7 +6,7 @@ Guaranteed: each version is written once, even if published repeatedly; no folde
 closed or its process is killed (engines/process_guard.py). Servers sample only from the weights published last; every
 request ends within `sampler.timeout_s`.
 Not covered: the same tokens with another number of servers or another batching, since sums round differently
-(docs/vllm.md).
+(docs/how-to/vllm.md).
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class ToolAgentPolicy(MemoryPolicy):
     """Where a longer text is cut: its end, or its middle (MemAct's code)."""
     tool_timeout_s: float = 30.0
     prompts: str | Mapping[str, Any] = "standard"
-    """`standard`, `short` for the embedded model, or a YAML file of texts (docs/own-policy.md)."""
+    """`standard`, `short` for the embedded model, or a YAML file of texts (docs/how-to/custom-policy.md)."""
     texts: ToolPrompts = field(init=False, repr=False, compare=False)
     """The texts that `prompts` selects."""
     built: tuple[Tool, ...] = field(init=False, repr=False, compare=False)

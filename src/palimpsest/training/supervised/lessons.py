@@ -118,7 +118,7 @@ class Lessons:
         if taught is None:
             raise ConfigError(
                 f"cold_start can't teach {type(policy).__name__}: its teachable() returns no format of prompts and "
-                "replies (docs/own-policy.md); set cold_start=null, or start with palimpsest sft on your records"
+                "replies (docs/how-to/custom-policy.md); set cold_start=null, or start with palimpsest sft on records"
             )
         self.policy, self.codec, self.data, self.seed, self.insight = taught, codec, data, seed, insight
         self.read: Template

@@ -9,8 +9,8 @@ export async function replayCommand(body, place, told) {
   const memory = told.memory ? told.memory.after.trim() : "", turn = told.memory ? told.turn + 1 : told.turn;
   if (!facts || facts.kind === "record") return clear(body).append(el("p", { class: "faint" }, "Replay needs the episode's run or evaluation; this file has neither."));
   const edit = told.memory ? " --memory " + quoted(memory) : "";
-  const command = `palimpsest replay ${quoted(source(facts.path, place))} --turn ${turn}${edit}`;
-  const says = told.memory ? `Replays from turn ${ordinal(turn)} with your memory and the recorded seeds, and shows both ends. An unchanged memory reproduces the episode. --turn counts from 0.` : `Replays from turn ${ordinal(turn)} with the recorded seeds. --turn counts from 0.`;
+  const command = `palimpsest replay ${quoted(source(facts.path, place))} --turn ${ordinal(turn)}${edit}`;
+  const says = told.memory ? `Replays from turn ${ordinal(turn)} with your memory and the recorded seeds, and shows both ends. An unchanged memory reproduces the episode.` : `Replays from turn ${ordinal(turn)} with the recorded seeds.`;
   return clear(body).append(el("p", { class: "soft" }, says), el("pre", { class: "reply command" }, command));
 }
 

@@ -221,7 +221,7 @@ THRESHOLDS: tuple[tuple[str, str, str], ...] = (
         "advice",
     ),
 )
-"""Key, condition and severity; docs/viewer.md shows them."""
+"""Key, condition and severity; docs/how-to/inspect-episodes.md shows them."""
 _STAGES = {"rollout_s": "the rollouts", "learn_s": "learning", "publish/seconds": "publishing weights"}
 Severity = Literal["red", "amber", "advice"]
 _ORDER: tuple[Severity, ...] = ("red", "amber", "advice")
