@@ -84,8 +84,7 @@ class GatedPolicy(OverwritePolicy):
         question, memory = codec.encode(problem.question), self.first_memory(problem, codec)
         chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
-            prompt = read.fill({"question": question, "memory": memory, "section": chunk})
-            completion = await self.read(prompt, index, model)
+            completion = await self.read(index, chunks, {"question": question, "memory": memory}, read, model)
             decision = read_gates(completion.token_ids, codec, read.pieces[-1])
             if isinstance(decision, Fault):
                 model.event(ReplyMalformed(decision.reason))

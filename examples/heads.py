@@ -84,12 +84,19 @@ class HeadsPolicy(OverwritePolicy):
         read, _ = self.templates(codec)
         question, empty = codec.encode(problem.question), codec.encode(self.texts.empty_memory)
         heads = [*([] for _ in range(self.heads - 1)), codec.encode(problem.memory)]
-        for index, chunk in enumerate(self.document_chunks(document, model)):
+        chunks = self.document_chunks(document, model)
+
+        def others_of(own: int) -> list[int]:
+            return together([*heads[:own], *heads[own + 1 :]], codec)
+
+        def slots(number: int) -> dict[str, Sequence[int]]:
+            own = number % self.heads
+            return {"question": question, "other_heads": others_of(own) or empty, "memory": heads[own] or empty}
+
+        for index, chunk in enumerate(chunks):
             own = index % self.heads
-            before, others = heads[own], together([*heads[:own], *heads[own + 1 :]], codec)
-            values = {"question": question, "other_heads": others or empty, "memory": before or empty, "section": chunk}
-            prompt = read.fill(values)
-            completion = await self.read(prompt, index, model)
+            before, others = heads[own], others_of(own)
+            completion = await self.read(index, chunks, slots, read, model)
             written = without_thinking(completion.token_ids, codec, read.pieces[-1])[: self.memory_tokens]
             cut_off = completion.stop_reason is StopReason.LENGTH
             heads[own] = self.sifted(before, written, (chunk, others, before), model, cut_off)

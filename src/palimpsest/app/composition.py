@@ -47,6 +47,7 @@ from palimpsest.plugins import source_digests
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.episode import OnTurn, Roles, play
 from palimpsest.rollout.group import build_variant
+from palimpsest.rollout.speculation import Speculation
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
 from palimpsest.training.step_metrics import tool_measures
@@ -172,6 +173,7 @@ class Evaluator:
     measure: Measure | None = None
     roles: OpenRoles | None = None
     """Samplers of turns with a role; None: opened and closed by `play`."""
+    speculation: Speculation | None = None
 
     async def play(
         self,
@@ -197,6 +199,7 @@ class Evaluator:
             measure=self.measure,
             roles=self.roles.samplers,
             episodes=self._episodes(out, on_warning),
+            speculation=self.speculation,
         )
         return await play_entries(
             entries,
@@ -290,6 +293,7 @@ class OpenAgent:
     config: RunConfig
     engine: Engine
     roles: OpenRoles
+    speculation: Speculation | None = None
 
     def policy_for(self, problem: Problem) -> MemoryPolicy:
         """Its policy, fitted to the problem. Raises ConfigError or DataError if it does not fit."""
@@ -321,6 +325,7 @@ class OpenAgent:
             roles=self.roles.samplers,
             prepare=prepare,
             on_turn=on_turn,
+            speculation=self.speculation,
         )
 
     async def close(self) -> None:
@@ -333,7 +338,8 @@ async def open_agent(config: RunConfig) -> OpenAgent:
     """Open the agent of a configuration; the caller closes it."""
     engine = await asyncio.to_thread(open_engine, config, objective=None)
     try:
-        return OpenAgent(config, engine, await asyncio.to_thread(open_roles, config, engine.codec))
+        roles = await asyncio.to_thread(open_roles, config, engine.codec)
+        return OpenAgent(config, engine, roles, Speculation.of(config.engine, engine.limits.concurrency))
     except BaseException:
         await engine.close()
         raise

@@ -28,6 +28,9 @@ class _NamedEngineConfig(Strict):
         return check_name("engine", name)
 
 
+SpeculativeReads = Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "off"]
+
+
 class _ShippedEngineConfig(_NamedEngineConfig):
     num_threads: int = Field(1, ge=1, le=1024)
     """CPU threads per process. Use 1 where other processes share the cores: two threads collapse under other load."""
@@ -39,6 +42,10 @@ class _ShippedEngineConfig(_NamedEngineConfig):
     micro_batch_tokens: int = Field(16384, ge=1)
     """Tokens per prefix forest: one forward and backward pass of the learner, which bounds its memory. Larger forests
     share more; with little to share, 2,048 is fastest for a small model on a CPU (it fits the caches)."""
+    speculative_reads: SpeculativeReads | None = None
+    """Sections of a document that are read at once, as if the memory stayed unchanged; replies after a change are
+    discarded. The result is that of sequential reading. `auto`: as many as the batch has room for; null: `auto`, but
+    `off` in training."""
 
 
 class EmbeddedEngineConfig(_ShippedEngineConfig):
@@ -79,6 +86,8 @@ class EndpointEngineConfig(_NamedEngineConfig):
     """Time limit of a request, in seconds."""
     attempts: int = Field(8, ge=1)
     """Requests for one reply; between them pauses that double, from half a second to 20."""
+    speculative_reads: SpeculativeReads = "off"
+    """As for other engines. Discarded replies are billed."""
     patience_s: float = Field(120.0, ge=0, le=MAX_WAIT_S)
     """Seconds without any reply before the evaluation ends."""
 

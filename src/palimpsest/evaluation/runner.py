@@ -29,6 +29,7 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.metrics.reading_trace import GroupTexts, last_memory
 from palimpsest.reward.grading import Grades, by_question, graded
 from palimpsest.rollout.episode import Roles, failure, play
+from palimpsest.rollout.speculation import Speculation
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
@@ -80,6 +81,7 @@ class Arena:
     roles: Roles | None = None
     episodes: EpisodeFile | None = None
     """Record of episodes, token for token."""
+    speculation: Speculation | None = None
 
 
 async def play_entries(
@@ -203,6 +205,7 @@ async def _play_one(entry: Entry, problem: Problem, draw: int, arena: Arena) -> 
         timeout_s=arena.timeout_s,
         retries=arena.retries,
         roles=arena.roles,
+        speculation=arena.speculation,
     )
     return Ended(entry.cell, problem, trajectory, await graded(arena.grader, problem, trajectory))
 

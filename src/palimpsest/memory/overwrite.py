@@ -19,7 +19,7 @@ Not covered: stopping before the document ends (examples/gated.py does).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
@@ -34,7 +34,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import thoughtful, without_thinking
 from palimpsest.text.sentences import Unit
 from palimpsest.text.template import Template
-from palimpsest.types import Completion, Outcome, Problem, StopReason
+from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,17 +242,33 @@ class OverwritePolicy(MemoryPolicy):
         codec = model.codec
         read, _ = self.templates(codec)
         question = codec.encode(problem.question)
-        memory = self.first_memory(problem, codec)
-        for index, chunk in enumerate(self.document_chunks(document, model)):
-            prompt = read.fill({"question": question, "memory": memory, "section": chunk})
-            completion = await self.read(prompt, index, model)
+        memory, chunks = self.first_memory(problem, codec), self.document_chunks(document, model)
+        for index, chunk in enumerate(chunks):
+            values = {"question": question, "memory": memory}
+            completion = await self.read(index, chunks, values, read, model)
             memory = self._next_memory(memory, completion, model, read.pieces[-1], (chunk,))
         return await self.answer(problem, {"memory": memory}, model)
 
-    async def read(self, prompt: Sequence[int], index: int, model: Model) -> Completion:
-        """The turn that reads chunk number `index`."""
+    async def read(
+        self,
+        index: int,
+        chunks: Sequence[Sequence[int]],
+        slots: Mapping[str, Sequence[int]] | Callable[[int], Mapping[str, Sequence[int]]],
+        template: Template,
+        model: Model,
+    ) -> Completion:
+        """The turn that reads chunk number `index`. `slots`: contents of the prompt's other slots while no reply
+        changes the state, or a function of the chunk's number that returns them."""
+
+        def prompt(at: int) -> Prompt:
+            return template.fill({**(slots(at) if callable(slots) else slots), "section": chunks[at]})
+
+        def ahead(number: int) -> Prompt | None:
+            return prompt(index + number) if index + number < len(chunks) else None
+
         notes = {"grounded": self.grounded} if self.grounded != "off" else {}
-        return await model.generate(prompt, name="read", max_tokens=self.written_tokens, chunk=index, **notes)
+        budget = self.written_tokens
+        return await model.generate(prompt(index), name="read", max_tokens=budget, ahead=ahead, chunk=index, **notes)
 
     async def answer(self, problem: Problem, values: Mapping[str, Sequence[int]], model: Model) -> Answered:
         """One answer turn per question, all from the same `values` of the other slots."""

@@ -13,7 +13,7 @@ Its options are the parameters of its constructor (the fields of a dataclass), c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -34,7 +34,14 @@ class Model(Protocol):
     """Result of the policy's `prepare` for this problem. All episodes of a group share it: do not change it."""
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, role: str | None = None, **notes: Any
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        name: str,
+        max_tokens: int,
+        role: str | None = None,
+        ahead: Callable[[int], Sequence[int] | None] | None = None,
+        **notes: Any,
     ) -> Completion:
         """Complete `prompt_ids` and record the turn under `name`, with `notes` for metrics and the viewer.
 
@@ -43,6 +50,10 @@ class Model(Protocol):
 
         `role`: the role under `roles` in the configuration that takes the turn, e.g. an untrained one; None: the agent.
         Raises ConfigError for an unknown role.
+
+        `ahead(n)`: prompt of the n-th turn after this one, n >= 1, with the same name, budget and role, if no reply
+        changes the policy's state; None: there is none. Such turns may be sampled early, and count only if they get
+        exactly that prompt (`engine.speculative_reads`). Passing `ahead` changes no result.
 
         Raises PromptTooLong if prompt and budget exceed `max_context`: the episode ends as out_of_context.
         """

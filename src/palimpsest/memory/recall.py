@@ -215,8 +215,7 @@ class RecallPolicy(OverwritePolicy):
         chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
             values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
-            prompt = read.fill({**values, "section": chunk})
-            completion = await self.read(prompt, index, model)
+            completion = await self.read(index, chunks, values, read, model)
             reply = self._read_reply(completion, model, read.pieces[-1])
             sources = (chunk, recalled.ids) if recalled else (chunk,)
             forced = completion.stop_reason is StopReason.GIVEN
@@ -304,10 +303,11 @@ class RetrievalPolicy(OverwritePolicy):
         question = codec.encode(problem.question)
         memory = self.first_memory(problem, codec)
         history = MemoryHistory(RETRIEVERS[self.retriever](), self.min_similarity)
-        for index, chunk in enumerate(self.document_chunks(document, model)):
+        chunks = self.document_chunks(document, model)
+        for index, chunk in enumerate(chunks):
             past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())
-            prompt = read.fill({"question": question, "memory": _both(memory, past), "section": chunk})
-            completion = await self.read(prompt, index, model)
+            values = {"question": question, "memory": _both(memory, past)}
+            completion = await self.read(index, chunks, values, read, model)
             if index:  # the overwritten memory becomes a past one
                 history.add(index - 1, memory, codec.decode(memory))
             memory = self._next_memory(memory, completion, model, read.pieces[-1], (chunk, past))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from palimpsest.engines.protocol import CompletionDelta, Sampler
 from palimpsest.errors import ConfigError, EngineError, PromptTooLong, SamplerError, being_cancelled, nearest, raised_at
 from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, ToolFailed, What, as_event
 from palimpsest.memory.policy import Answered, MemoryPolicy
+from palimpsest.rollout.speculation import Ahead, Call, Guesses, Speculation
 from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Trajectory, Turn, spans_of
@@ -94,9 +96,11 @@ class Recorder:
         on_turn: OnTurn | None = None,
         on_token: OnToken | None = None,
         recorded: Sequence[Turn] = (),
+        speculation: Speculation | None = None,
     ) -> None:
         """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: the available roles.
-        `recorded`: turns of the same episode from an earlier process, reused for the same prompts."""
+        `recorded`: turns of the same episode from an earlier process, reused for the same prompts. `speculation`:
+        samples reads ahead."""
         self.codec = codec
         self.max_context = sampler.max_context
         self.prepared: Any = None
@@ -113,36 +117,61 @@ class Recorder:
         self._recorded = {turn.step: turn for turn in recorded}
         self._reported = (0, 0)  # turns and events
         self._calls = 0
+        self._guesses = None if speculation is None else Guesses(speculation)
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, role: str | None = None, **notes: Any
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        name: str,
+        max_tokens: int,
+        role: str | None = None,
+        ahead: Ahead | None = None,
+        **notes: Any,
     ) -> Completion:
         """Complete `prompt_ids` [P] and record the turn, with the spans of its pieces if it is a `Prompt`.
 
         Raises PromptTooLong, SamplerError once the retries are used up, or ConfigError for an unknown role.
         """
-        sampler = sampler_of(role, self._roles, self._sampler)
+        sampler_of(role, self._roles, self._sampler)
         self.notify()
-        step, self._calls = self._calls, self._calls + 1
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            temperature=self._sampling.temperature,
-            top_p=self._sampling.top_p,
-            stop_ids=self.codec.stop_ids,
-            seed=derive_seed(*self._key, step),
-        )
-        prompt = tuple(prompt_ids)
-        on_token = self._on_token if name == ANSWER else None
-        recorded = self._recorded.get(step)
-        if recorded is not None and (recorded.name, recorded.role, recorded.prompt_ids) == (name, role, prompt):
-            completion = _checked(recorded.completion, params)
-            if on_token is not None:
-                _emit_tokens(completion.token_ids, on_token)
+        call = Call(self._calls, name, tuple(prompt_ids), max_tokens, role)
+        self._calls += 1
+        recorded = self._recorded.get(call.step)
+        if recorded is not None and (recorded.name, recorded.role, recorded.prompt_ids) == (name, role, call.prompt):
+            completion = _checked(recorded.completion, self._params(call))
+            if self._on_token is not None and name == ANSWER:
+                _emit_tokens(completion.token_ids, self._on_token)
         else:
-            completion = await self._sample(prompt, params, sampler, on_token)
+            completion = await self._complete(call, ahead)
         spans = spans_of(prompt_ids)
-        self.turns.append(Turn(prompt, completion, step, name, notes, spans, role=role, trained=role is None))
+        self.turns.append(Turn(call.prompt, completion, call.step, name, notes, spans, role=role, trained=role is None))
         return completion
+
+    async def _complete(self, call: Call, ahead: Ahead | None) -> Completion:
+        """The completion of a turn, sampled now or guessed before; failed attempts become events."""
+        guesses, failures = self._guesses, list[SamplerFailed]()
+        guess = guesses.take(call) if guesses else None
+        if guesses and ahead and not guess:
+            guesses.start(call, ahead, self._attempts)
+        try:
+            if guess:
+                failures = guess.failures
+                completion = await guess.task
+            else:
+                with guesses.shared.request() if guesses else nullcontext():
+                    completion = await self._attempts(call, failures)
+        finally:
+            for failed in failures:
+                self.event(failed)
+        if guesses and ahead:
+            guesses.count(call, completion)
+        return completion
+
+    def close(self) -> None:
+        """Cancel requests that no turn awaits."""
+        if self._guesses is not None:
+            self._guesses.discard()
 
     def event(self, what: What | str, /, **detail: Any) -> None:
         """Record something that happened before the next turn."""
@@ -157,20 +186,29 @@ class Recorder:
                 last = number == len(self.turns) - 1
                 self._on_turn(self.turns[number], self.events[events:] if last else [])
 
-    async def _sample(
-        self, prompt: tuple[int, ...], params: SamplingParams, sampler: Sampler, on_token: OnToken | None
-    ) -> Completion:
+    def _params(self, call: Call) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=call.max_tokens,
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            stop_ids=self.codec.stop_ids,
+            seed=derive_seed(*self._key, call.step),
+        )
+
+    async def _attempts(self, call: Call, failures: list[SamplerFailed]) -> Completion:
+        sampler, params = sampler_of(call.role, self._roles, self._sampler), self._params(call)
+        on_token = self._on_token if call.name == ANSWER else None
         streamed = list[int]()  # a second attempt samples the same ones
         for attempt in range(self._retries + 1):
             try:
                 if on_token is None:
-                    completion = await sampler.generate(prompt, params, session=self._session)
+                    completion = await sampler.generate(call.prompt, params, session=self._session)
                 else:
-                    deltas = sampler.stream(prompt, params, session=self._session)
+                    deltas = sampler.stream(call.prompt, params, session=self._session)
                     completion = await _streamed(deltas, streamed, on_token)
                 return _checked(completion, params)
             except SamplerError as error:
-                self.event(SamplerFailed(attempt, str(error)))
+                failures.append(SamplerFailed(attempt, str(error)))
                 if attempt == self._retries:
                     raise
             await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
@@ -225,12 +263,13 @@ async def play(
     on_turn: OnTurn | None = None,
     on_token: OnToken | None = None,
     recorded: Sequence[Turn] = (),
+    speculation: Speculation | None = None,
 ) -> Trajectory:
     """Run one episode of `problem`; the seed of turn t is derive_seed(*key, problem.id, rollout, t).
 
     A request that fails with SamplerError is retried `retries` times, with the same seed. `prepare` returns, or
     raises, the result of the policy's `prepare`; None: it is called here. An exception of `on_turn` ends the episode
-    as a failure of the policy. With `on_token` answers are streamed; `recorded` turns are reused (see Recorder).
+    as a failure of the policy. With `on_token` answers are streamed; for `recorded` and `speculation` see Recorder.
     """
     recorder = Recorder(
         sampler=sampler,
@@ -242,9 +281,14 @@ async def play(
         on_turn=on_turn,
         on_token=on_token,
         recorded=recorded,
+        speculation=speculation,
     )
     prepare = prepare or partial(policy.prepare, problem, codec)
-    answered = await _ending(problem, policy, recorder, prepare, timeout_s)
+    with speculation.episode() if speculation else nullcontext():
+        try:
+            answered = await _ending(problem, policy, recorder, prepare, timeout_s)
+        finally:
+            recorder.close()
     return Trajectory(
         problem_id=problem.id,
         group_id=group_id,

@@ -33,6 +33,7 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy, option_of
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import Roles, play
+from palimpsest.rollout.speculation import Speculation
 from palimpsest.seeding import Key, keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
@@ -110,6 +111,7 @@ class Player:
     variant: Variant | None = None
     """Replaces the policy in its share of the episodes."""
     roles: Roles = field(default_factory=dict)
+    speculation: Speculation | None = None
 
     async def groups(
         self,
@@ -200,6 +202,7 @@ class Player:
             timeout_s=self.timeout_s,
             retries=self.retries,
             roles=self.roles,
+            speculation=self.speculation,
             prepare=prepared[1 if variant else 0],
         )
         return variant.marked(trajectory) if variant else trajectory

@@ -106,8 +106,12 @@ class Collector:
             version=version,
             stage=stage,
             metrics=group_metrics(groups, self.player.codec),
-            timings=timings | rates(counters, sampler.stats(), seconds),
+            timings=timings | rates(counters, sampler.stats(), seconds) | self._speculation(),
         )
+
+    def _speculation(self) -> dict[str, float]:
+        speculation = self.player.speculation
+        return speculation.take_metrics() if speculation else {}
 
     async def _groups(self, step: int, size: int | None) -> list[Group]:
         """Groups of a step: the first round and the replacements of silent groups."""

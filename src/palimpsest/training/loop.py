@@ -49,6 +49,7 @@ from palimpsest.notes import Note
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.episode import Roles
 from palimpsest.rollout.group import Player, build_variant
+from palimpsest.rollout.speculation import Speculation
 from palimpsest.runs.driver import Driver, Evaluate, Finished, StepReport
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
@@ -269,6 +270,7 @@ class Trainer:
             timeout_s=train.episode_timeout_s,
             variant=build_variant(self.config),
             roles=self.roles,
+            speculation=Speculation.of(self.config.engine, self.learner.limits.concurrency, training=True),
         )
         self._collector = Collector(self.config, player, self.source, self.folder, self.loggers)
 

@@ -297,7 +297,7 @@ def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path)
     stray.write_bytes(file.read_bytes())
     cases: list[tuple[type[PalimpsestError], str, str, dict[str, Any]]] = [
         (ConfigError, "set --turn", f"{file}#0/0", {}),
-        (ConfigError, "--turn 99: the episode has", f"{file}#0/0", {"turn": 99}),
+        (ConfigError, "--turn 100: the episode has", f"{file}#0/0", {"turn": 99}),
         (ConfigError, "group is missing", str(file), {"turn": 0}),
         (ConfigError, "#here names no episode", f"{file}#here", {"turn": 0}),
         (ConfigError, "set --step", f"{run}#/e/0/0/t/0", {}),
@@ -394,7 +394,7 @@ def test_a_policy_without_a_form_for_its_memory_is_played_on_unchanged_alone(
     result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
     assert result.parts_at is None
     assert "from the episode's data" in result.document
-    with pytest.raises(ConfigError, match=r"--memory: turn 0 \(answer\) shows no memory"):
+    with pytest.raises(ConfigError, match=r"--memory: turn 1 \(answer\) shows no memory"):
         replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
 
 

@@ -348,7 +348,7 @@ def test_the_command_prints_differences_flips_and_what_is_configured_otherwise(t
     assert "b compared with a: +41.7 points" in done.stdout
     assert "McNemar's exact test" in done.stdout
     assert "6 better, 1 worse" in done.stdout
-    assert "1 configuration keys differ (--diff" in done.stdout
+    assert "configuration keys that differ: 1 (--diff" in done.stdout
     assert "seed" in palimpsest("compare", str(a), str(b), "--diff").stdout
     assert "b: 7 changed, 1 shown" in done.stdout
     told = json.loads(palimpsest("compare", str(a), str(b), "--json").stdout)

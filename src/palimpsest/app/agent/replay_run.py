@@ -269,6 +269,7 @@ async def _play(
         roles=agent.roles.samplers,
         prepare=prepare,
         recorded=turns,
+        speculation=agent.speculation,
     )
 
 

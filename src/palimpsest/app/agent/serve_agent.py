@@ -225,6 +225,7 @@ class ServedAgent:
             on_turn=on_turn,
             on_token=on_token,
             recorded=recorded,
+            speculation=self._opened.speculation,
         )
 
     def rest(self) -> None:

@@ -40,6 +40,7 @@ from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.reward.grading import build_reward, check_reward, closing
+from palimpsest.rollout.speculation import Speculation
 
 PROBLEM_LIST = "problems"
 """Name of the data if the caller passes problems."""
@@ -225,7 +226,8 @@ async def _play(
     progress: Progress,
 ) -> Samples:
     reward = build_reward(plan.config.reward, engine.codec, out)
-    evaluator = Evaluator(plan.config, engine, reward.answer, measure=measure_memory)
+    speculation = Speculation.of(plan.config.engine, engine.limits.concurrency)
+    evaluator = Evaluator(plan.config, engine, reward.answer, measure=measure_memory, speculation=speculation)
     playing = evaluator.play(
         entries,
         out=out,

@@ -49,6 +49,7 @@ from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluation.sample_log import SAMPLES, Cell, Sample, read_samples, set_aside_other
 from palimpsest.memory.registry import admit_all
 from palimpsest.reward.grading import build_reward, closing
+from palimpsest.rollout.speculation import Speculation
 from palimpsest.runs.checkpoint import CHECKPOINTS, step_name
 from palimpsest.runs.run_folder import open_run
 
@@ -243,7 +244,10 @@ class Shard:
         for each in own:
             admit_all(each.policy, each.problems, engine.codec, engine.sampler.max_context)
         reward = build_reward(config.reward, engine.codec, Path(self.folder))
-        evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure_memory)
+        speculation = Speculation.of(config.engine, engine.limits.concurrency)
+        evaluator = Evaluator(
+            config, engine, reward.answer, key="quickstart", measure=measure_memory, speculation=speculation
+        )
         policies = {name: grid.players[name] for name in self.names}
         identity = {**evaluation_identity(config, policies), "trained": grid.planned}  # points are multiples of it
         if aside := set_aside_other(self.path, identity):
