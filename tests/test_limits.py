@@ -71,7 +71,7 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2684, 15),
-    "app": (9009, 42),
+    "app": (9012, 42),
     "cli": (2460, 12),
     "config": (2489, 11),
     "credit": (889, 7),
@@ -85,7 +85,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "report": (1252, 6),
     "retrieval": (734, 5),
     "reward": (1558, 8),
-    "rollout": (1464, 6),
+    "rollout": (1477, 6),
     "runs": (1728, 9),
     "servers": (3372, 16),
     "text": (3080, 14),

@@ -155,11 +155,11 @@ class Recorder:
         if guesses and ahead and not guess:
             guesses.start(call, ahead, self._attempts)
         try:
-            if guess:
-                failures = guess.failures
-                completion = await guess.task
-            else:
-                with guesses.shared.request() if guesses else nullcontext():
+            with guesses.shared.request() if guesses else nullcontext():
+                if guess:
+                    failures = guess.failures
+                    completion = await guess.task
+                else:
                     completion = await self._attempts(call, failures)
         finally:
             for failed in failures:

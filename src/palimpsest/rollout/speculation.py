@@ -45,6 +45,8 @@ class Speculation:
     """Prompt and sampled tokens of these reads."""
     discarded: int = 0
     """Prompt and sampled tokens of discarded reads; a cancelled one counts its prompt."""
+    wasted: int = 0
+    """Discarded reads."""
 
     @classmethod
     def of(cls, engine: Any, capacity: int, *, training: bool = False) -> Speculation | None:
@@ -60,6 +62,13 @@ class Speculation:
             return self.reads
         free = min(self.capacity, AUTO_MOST) - self.in_flight
         return max(1, free // max(1, self.episodes))
+
+    def summary(self) -> str | None:
+        """A line for the user; None if no guess counted."""
+        if self.steps == self.read:
+            return None
+        share = self.discarded / max(1, self.tokens + self.discarded)
+        return f"speculative reading: {self.read / self.steps:.1f} sections per step, {share:.1%} of tokens discarded"
 
     def take_metrics(self) -> dict[str, float]:
         """`reading/sections_per_step` and `reading/discarded_tokens` since the last call; empty without a read."""
@@ -128,6 +137,7 @@ class Guesses:
                 self.discard()
             return None
         del self._pending[call.step]
+        self.shared.in_flight -= 1
         if not self._pending:
             self._block *= 2
         return guess
@@ -141,8 +151,8 @@ class Guesses:
                 break
             later, failures = replace(call, step=call.step + number, prompt=tuple(prompt)), list[SamplerFailed]()
             task = asyncio.create_task(attempts(later, failures))
+            task.add_done_callback(_seen)
             self.shared.in_flight += 1
-            task.add_done_callback(self._ended)
             self._pending[later.step] = Guess(later, task, failures)
         if not self._pending:
             self._block = 2  # no guess, so none was wrong
@@ -156,12 +166,15 @@ class Guesses:
         for guess in self._pending.values():
             self.shared.discarded += len(guess.call.prompt) + _sampled(guess.task)
             guess.task.cancel()
+        self.shared.in_flight -= len(self._pending)
+        self.shared.wasted += len(self._pending)
         self._pending.clear()
 
-    def _ended(self, task: asyncio.Task[Completion]) -> None:
-        self.shared.in_flight -= 1
-        if not task.cancelled():
-            task.exception()  # retrieved, in case that no one awaits it
+
+def _seen(task: asyncio.Task[Completion]) -> None:
+    """Retrieve the exception of a task that no one may await."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _sampled(task: asyncio.Task[Completion]) -> int:

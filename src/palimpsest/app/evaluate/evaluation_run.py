@@ -235,7 +235,10 @@ async def _play(
         on_sample=counted,
         on_warning=progress.message,
     )
-    return await using(engine, closing(reward, playing))
+    samples = await using(engine, closing(reward, playing))
+    if speculation and (line := speculation.summary()):
+        progress.message(line)
+    return samples
 
 
 def _identity(plan: EvalPlan, engine: Engine) -> dict[str, Any]:

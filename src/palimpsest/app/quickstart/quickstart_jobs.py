@@ -253,7 +253,7 @@ class Shard:
         if aside := set_aside_other(self.path, identity):
             report.message(f"weights or settings changed: evaluating again, old episodes are in {aside}")
         playing = evaluator.play(own, out=self.path, identity=identity, on_warning=report.message)
-        reporting = asyncio.create_task(_report_turns(engine.sampler, report))
+        reporting = asyncio.create_task(_report_turns(engine.sampler, speculation, report))
         try:
             await using(engine, closing(reward, playing))
         finally:
@@ -261,7 +261,7 @@ class Shard:
             await asyncio.wait([reporting])
 
 
-async def _report_turns(sampler: Sampler, report: JobReport) -> None:
+async def _report_turns(sampler: Sampler, speculation: Speculation | None, report: JobReport) -> None:
     """Report started turns until cancelled: long episodes run concurrently and end at the same time."""
     reported, playing = 0, True
     while playing:
@@ -269,7 +269,7 @@ async def _report_turns(sampler: Sampler, report: JobReport) -> None:
             await asyncio.sleep(_REPORT_EVERY_S)
         except asyncio.CancelledError:
             playing = False
-        started = sampler.stats().requests
+        started = sampler.stats().requests - (speculation.wasted if speculation else 0)
         if started > reported:
             report.part(started - reported)
             reported = started
