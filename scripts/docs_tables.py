@@ -47,8 +47,8 @@ def commands() -> str:
         context = command.make_context(name, [], resilient_parsing=True)
         about, _, examples = textwrap.dedent(command.help or "").replace("\b\n", "").partition("Examples:")
         usage = " ".join([f"palimpsest {name}", *command.collect_usage_pieces(context)])
-        rows = [row(f"`{what}`", meaning) for p in command.params if (record := p.get_help_record(context))
-                for what, meaning in [record]]  # fmt: skip
+        records = filter(None, (parameter.get_help_record(context) for parameter in command.params))
+        rows = [row(f"`{name_and_type}`", meaning) for name_and_type, meaning in records]
         table = row("argument, option", "meaning") + "\n|---|---|\n" + "\n".join(rows)
         shown = f"\n\n```sh\n{textwrap.dedent(examples.strip(chr(10))).strip()}\n```" if examples.strip() else ""
         parts.append(f"## {name}\n\n```text\n{usage}\n```\n\n{about.strip()}{shown}\n\n{table}")

@@ -103,6 +103,10 @@ def takes_any(target: Callable[..., Any]) -> bool:
     return signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
+class UnknownOption(ConfigError):
+    """An option that the target lacks, and that resembles none of its options."""
+
+
 def check_options(
     target: Callable[..., Any],
     options: Mapping[str, Any],
@@ -125,9 +129,10 @@ def check_options(
     if not takes_any(target):
         for option in options:
             if option not in allowed:
+                near = nearest(option, allowed)
                 there = f"known: {', '.join(allowed)}" if allowed else "it has no options"
-                message = f"is unknown to {name}{nearest(option, allowed)}; {there}"
-                raise ConfigError(message, key=f"{key}.{option}")
+                error = ConfigError if near else UnknownOption
+                raise error(f"is unknown to {name}{near}; {there}", key=f"{key}.{option}")
     for option, parameter in allowed.items():
         if parameter.required and option not in options:
             raise ConfigError(f"is missing: {name} has no default for it", key=f"{key}.{option}")

@@ -39,6 +39,8 @@ FILES: dict[str, str | bytes] = {
     "no_rows.json": "[]",
     "no_question.json": json.dumps([without("question")]),
     "no_answer.json": json.dumps([ROW, without("answer")]),
+    "chat.json": json.dumps([{"messages": [{"role": "user", "content": "Who?"}]}]),
+    "renamed.json": json.dumps([{"prompt": "Who wrote it?", "completion": "Mary", "document": "Mary wrote it."}]),
     "binary.json": bytes(range(128, 256)),
     "cut.jsonl": json.dumps({"id": "a", "question": "?", "answers": ["b"], "context": "c"}) + '\n{"id": "b", "que',
     "foreign.parquet": "no parquet",
@@ -61,6 +63,8 @@ BAD_DATA = [
     ("no_rows.json", "no rows", ""),
     ("no_question.json", "row 1", "'question'"),
     ("no_answer.json", "row 2", "'answer'"),
+    ("chat.json", "row 1", "palimpsest sft"),
+    ("renamed.json", "row 1", "--map question=prompt,answer=completion,context=document"),
     ("binary.json", "neither JSON, JSON lines nor parquet", ""),
     ("foreign.parquet", "neither JSON, JSON lines nor parquet", ""),
 ]
@@ -90,6 +94,8 @@ BAD_SETTINGS = [
     ("train.max_steps=none", "train.max_steps='none'"),
     ("train.max_steps=0", "train.max_steps=0"),
     ("policy.options.chunksize=3", "did you mean chunk_size?"),
+    ("policy.options.temperature=1", "policy.options.temperature is unknown to overwrite"),
+    ("train.variant={share: 0.5, options: {colour: 1}}", "train.variant.options.colour is unknown to overwrite"),
     ("policy.name=overwrit", "did you mean overwrite?"),
     ("credit.overlong={max_tokens: 10, buffer: 20}", "credit.overlong.buffer=20 exceeds credit.overlong.max_tokens=10"),
     ("loss.importance_sampling_cap=2", "set loss.old_logprobs=recompute"),
@@ -116,9 +122,13 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(
         (("train", "memagent-7"), "did you mean memagent-7b?"),
         (("train", "nowhere.yaml"), "nowhere.yaml"),
         (("quickstart", "memagnet"), "did you mean memagent?"),
+        (("train", "memagent"), "palimpsest train memagent-quickstart"),
+        (("train", "memagent-quickstart", "--resume", "runs/x"), "palimpsest train --resume runs/x"),
+        (("eval", "--recipe", "eval/ruler-hqa", "--data", "nowhere"), "palimpsest data download"),
         (("quickstart", "train.max_steps=none"), "train.max_steps='none'"),
         (("eval", "--chunks", "4,x"), "expected lengths such as 4,64,256"),
         (("eval", "--data", "dev.json", "--chunks", "4"), "--documents"),
+        (("eval", "temperature=0.7"), "eval_sampling.temperature"),
         (("eval", "--data", "sythetic"), "did you mean synthetic?"),
         (("eval", "--policy", "nowhere:Policy"), "nowhere"),
         (("sft", "memagent-quickstart", "--from", "nowhere.jsonl"), "nowhere.jsonl"),
@@ -194,8 +204,9 @@ def test_a_question_over_its_budget_is_refused_at_load_wherever_it_stands_in_the
     place: str, refused: Refused, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     long = {**ROW, "_id": "wordy", "question": "Is it so? " * 40}
+    less = {**ROW, "_id": "shorter", "question": "Is it so? " * 30}
     (tmp_path / "fine.json").write_text(json.dumps([{**ROW, "_id": f"q{i}"} for i in range(9)]))
-    (tmp_path / "long.json").write_text(json.dumps([*({**ROW, "_id": f"q{i}"} for i in range(9)), long]))
+    (tmp_path / "long.json").write_text(json.dumps([*({**ROW, "_id": f"q{i}"} for i in range(9)), less, long]))
     sources = {"data.train_files": "fine.json", "data.val_files": "fine.json"} | {place: "long.json"}
     message = refused(
         *TRAIN, f"model.path={tiny_model_folder}", *ONE_STEP, *SMALL, "train.eval_steps=1",

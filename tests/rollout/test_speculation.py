@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,15 +75,14 @@ class Marks:
             self.now -= 1
 
 
-def episode(sampler: Any, reads: int | str = "off", *, capacity: int = 64, **options: Any) -> Trajectory:
-    class Engine:
-        speculative_reads = reads
+async def read(sampler: Any, speculation: Speculation | None, problem: Problem = PROBLEM, **options: Any) -> Trajectory:
+    given: dict[str, Any] = {"key": (0,), "group_id": "g", "rollout": 0, "speculation": speculation, **options}
+    return await play(problem, policy=Letters(), sampler=sampler, codec=CODEC, sampling=SamplingConfig(), **given)
 
-    given: dict[str, Any] = {"key": (0,), "group_id": "g", "rollout": 0, **options}
-    given["speculation"] = given.get("speculation") or Speculation.of(Engine(), capacity)
-    return asyncio.run(
-        play(PROBLEM, policy=Letters(), sampler=sampler, codec=CODEC, sampling=SamplingConfig(), **given)
-    )
+
+def episode(sampler: Any, reads: int | str = "off", *, speculation: Speculation | None = None, **options: Any) -> Any:
+    engine = SimpleNamespace(speculative_reads=reads)
+    return asyncio.run(read(sampler, speculation or Speculation.of(engine, 64), **options))
 
 
 @pytest.mark.parametrize("reads", [2, 3, 7, 64, "auto"])
@@ -116,21 +116,7 @@ def test_a_change_discards_the_reads_after_it() -> None:
 def test_auto_takes_only_free_places() -> None:
     async def work(count: int, capacity: int) -> tuple[Marks, Speculation]:
         sampler, speculation = Marks(), Speculation("auto", capacity)
-        episodes = (
-            play(
-                replace(PROBLEM, id=f"p{index}"),
-                policy=Letters(),
-                sampler=sampler,
-                codec=CODEC,
-                sampling=SamplingConfig(),
-                key=(0,),
-                group_id="g",
-                rollout=0,
-                speculation=speculation,
-            )
-            for index in range(count)
-        )
-        await asyncio.gather(*episodes)
+        await asyncio.gather(*(read(sampler, speculation, replace(PROBLEM, id=f"p{index}")) for index in range(count)))
         return sampler, speculation
 
     alone, speculation = asyncio.run(work(1, 16))
@@ -167,18 +153,7 @@ def test_an_episode_that_ends_early_leaves_no_request() -> None:
     async def work() -> Marks:
         sampler = Marks("", {".d": [SamplerError("lost")] * 3})
         speculation = Speculation(64, 64)
-        await play(
-            PROBLEM,
-            policy=Letters(),
-            sampler=sampler,
-            codec=CODEC,
-            sampling=SamplingConfig(),
-            key=(0,),
-            group_id="g",
-            rollout=0,
-            retries=0,
-            speculation=speculation,
-        )
+        await read(sampler, speculation, retries=0)
         for _ in range(5):
             await asyncio.sleep(0)
         assert (sampler.now, speculation.in_flight, speculation.episodes) == (0, 0, 0)

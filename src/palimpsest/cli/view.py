@@ -133,7 +133,8 @@ def replay(
     """Re-run a recorded episode from a turn, optionally with an edited memory, and compare both.
 
     Random draws are those of the run: with the same weights and an unchanged memory, the episode reproduces its
-    recorded tokens. `palimpsest view` shows the file with both episodes side by side.
+    recorded tokens. `palimpsest view` shows the file with both episodes side by side. Links and --json count turns from
+    0, as records do.
 
     \b
     Examples:

@@ -12,6 +12,7 @@ from palimpsest.memory.overwrite import LongQuestion
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.plugin_kinds import KINDS
+from palimpsest.plugin_options import UnknownOption
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
@@ -28,10 +29,9 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
     """The configured policy. Raises ConfigError naming the option, its value and what it must be."""
     try:
         policy: MemoryPolicy = plugins.build("policy", config.name, config.options)
-    except ConfigError as error:
-        if "." in (option := option_of(error) or ".") or "did you mean" in str(error) or "is unknown" not in str(error):
-            raise
-        raise ConfigError(f"{error}{nearest_key(option)}") from None
+    except UnknownOption as error:
+        error.message += nearest_key(option_of(error) or "")  # perhaps a key of another section
+        raise
     return policy
 
 

@@ -91,7 +91,7 @@ async def evaluate_async(
     - `samples`: episodes per problem; `baselines`: whether to run the question only, the whole document and retrieval
       too, once each
     - `base_url`: an OpenAI-compatible endpoint, which serves `model`; `api_key_env`: the environment variable with its
-      key; `tokenizer`: a folder or hub id if the model's name is neither , or the loaded model's
+      key; `tokenizer`: a folder or hub id if the model's name is neither, or the loaded model's
     - `regrade`: an evaluation folder; its recorded answers are graded again, without a model, under the reward of
       `overrides`, into `out`, by default `regrade`/regraded/REWARD
     - `out`: folder for samples.jsonl, summary.json and report.html; the same call again runs only episodes without a

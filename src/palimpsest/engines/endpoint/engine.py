@@ -71,8 +71,8 @@ class EndpointSampler:
         if name and self._result.model and name != self._result.model:
             raise EngineError(
                 f"{self._client.url}: model {name!r:.80} now replies instead of {self._result.model!r:.80}; "
-                "finished episodes stay saved, but can't be mixed with another model's: set one model "
-                "in model.path"
+                "finished episodes stay saved, but can't be mixed with another model's: set one model in "
+                "model.path"
             )
         if probed.exact and not answered.exact:
             raise RetryableError("the reply lacks token ids, unlike earlier ones")
