@@ -63,15 +63,20 @@ def missing(quoted: Sequence[str], printed: str) -> str | None:
     return None
 
 
+TERMINAL = {"COLUMNS": "120", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
 def environment() -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "src"), **TERMINAL}
 
 
 def run(command: Sequence[str], folder: Path) -> str:
-    """What a command prints, errors included."""
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=1800)
-    return f"{done.stdout}\n{done.stderr}"
+    """What a command prints, in the order of a terminal."""
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.run(
+        command, cwd=folder, env=environment(), stdout=pipe, stderr=both, text=True, timeout=1800, check=False
+    ).stdout
 
 
 def follow(name: str, folder: Path) -> None:
