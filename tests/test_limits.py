@@ -82,7 +82,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "metrics": (850, 4),
     "models": (712, 4),
     "progress": (590, 4),
-    "report": (1252, 6),
+    "report": (1251, 6),
     "retrieval": (734, 5),
     "reward": (1558, 8),
     "rollout": (1477, 6),

@@ -73,8 +73,7 @@ def times(size: int, trained: int) -> str:
     >>> times(64, 4), times(64, 3), times(2, 4)
     ('16', '21.3', '0.5')
     """
-    multiple = round(size / trained, 1)
-    return f"{multiple:,.0f}" if multiple.is_integer() else f"{multiple:,}"
+    return f"{round(size / trained, 1):g}"
 
 
 DOCUMENTS = AxisWords(
