@@ -166,11 +166,13 @@ def test_a_run_begun_when_ranks_had_no_gpus_by_default_is_read_as_it_was() -> No
         ("bfloat16", 0, ["model.dtype=bfloat16"], "bfloat16"),
     ],
 )
-def test_a_model_that_is_only_sampled_from_is_held_as_its_files_are_on_a_gpu(
+@pytest.mark.parametrize("fast_cpu", [False, True])
+def test_a_model_that_is_only_sampled_from_is_held_as_its_files_are_on_fast_devices(
     stored: str,
     gpus: int,
     override: list[str],
     dtype: str,
+    fast_cpu: bool,
     tiny_model_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -180,8 +182,11 @@ def test_a_model_that_is_only_sampled_from_is_held_as_its_files_are_on_a_gpu(
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(described | {"dtype": stored}))
     monkeypatch.setattr(compute, "memories", lambda: dict.fromkeys(map(str, range(gpus)), H100))
+    monkeypatch.setattr(compute, "multiplies_bfloat16", lambda: fast_cpu)
     config = Agent(model=folder, overrides=override).config({})
-    assert with_dtype(config, None).model.dtype == dtype
+    unsaid = not any("dtype" in one for one in override)
+    wanted = "bfloat16" if fast_cpu and unsaid and stored == "bfloat16" else dtype
+    assert with_dtype(config, None).model.dtype == wanted
 
 
 def test_training_names_its_dtype() -> None:

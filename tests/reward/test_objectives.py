@@ -17,7 +17,7 @@ from palimpsest.errors import ConfigError, JudgeError
 from palimpsest.evaluation.runner import Arena, Entry, play_entries
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.reward.answer_match import ConstraintLayer, FinalAnswerGrader
-from palimpsest.reward.grading import Reward, build_reward, graded
+from palimpsest.reward.grading import Reward, build_reward, graded, training_layers
 from palimpsest.rollout.group import Player
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy
@@ -255,6 +255,20 @@ def test_the_penalty_is_for_broken_limits_alone(outcome: Outcome, value: float) 
     assert found.breakdown == {"em": 0.5, "outcome": 0.5}
     lost = ConstraintLayer(0.1)(ONE, ended(None, outcome), Grade(None, reason="judge: down"))
     assert (lost.value, lost.reason) == (None, "judge: down")
+
+
+@pytest.mark.parametrize("penalty", [1.0, 0.25])
+def test_a_truncated_answer_loses_its_share_in_training_alone(penalty: float, tiny_codec: Any) -> None:
+    config = RewardConfig(name="em", truncated_penalty=penalty)
+    rewarding = build_reward(config, tiny_codec)
+    cut, whole = (ended("\\boxed{Anna}", outcome) for outcome in (Outcome.ANSWER_TRUNCATED, Outcome.ANSWERED))
+    problem = Problem("p", "Who?", ("Anna",))
+    found = asyncio.run(rewarding.grade(problem, cut))
+    assert found.value == pytest.approx(1 - penalty)
+    assert found.breakdown["outcome"] == 1.0
+    assert asyncio.run(rewarding.grade(problem, whole)).value == 1.0
+    assert asyncio.run(graded(rewarding.answer, problem, cut)).value == 1.0
+    assert training_layers(config) == [f"reward.truncated_penalty={penalty:g}"]
 
 
 def test_the_worth_of_the_answer_below_another_layer_is_kept() -> None:

@@ -39,6 +39,11 @@ def raised(metrics: Any, **more: Any) -> dict[str, str]:
             {"reward__ungraded": 2.0, "outcome__answered": 90.0, "outcome__sampler_failed": 10.0},
         ),
         ("memory_cut", {"memory__truncated": 0.26}, {"memory__truncated": 0.24}),
+        (
+            "answers_cut",
+            {"outcome__answered": 20, "outcome__answer_truncated": 12},
+            {"outcome__answered": 25, "outcome__answer_truncated": 7},
+        ),
         ("logprob_gap", {"sampler__logprob_gap_mean": 0.06}, {"sampler__logprob_gap_mean": 0.04}),
         ("logprob_gap", {"policy__logprob_gap": 0.06}, {"policy__logprob_gap": 0.04}),
         (

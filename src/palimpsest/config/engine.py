@@ -39,6 +39,9 @@ class _ShippedEngineConfig(_NamedEngineConfig):
     cache_tokens: int = Field(65_536, ge=0)
     """Tokens whose keys and values the sampler caches for shared prompt prefixes (least recently used are evicted).
     Their memory adds to the rows in use. 0 computes every prompt whole."""
+    kv_cache_gb: float | None = Field(None, gt=0)
+    """Memory for keys and values in GB, half for sequences in flight and half for cached prefixes. Long sequences wait
+    for each other if it is full. null: a quarter of the device's memory."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Tokens per prefix forest: one forward and backward pass of the learner, which bounds its memory. Larger forests
     share more; with little to share, 2,048 is fastest for a small model on a CPU (it fits the caches)."""
@@ -393,9 +396,9 @@ class ModelConfig(Strict):
     """`embedded`: the bundled model; `embedded-tools`: the same model after SFT on tool calls; or a Hugging Face folder
     or hub id such as Qwen/Qwen3-4B."""
     dtype: Dtype | Literal["auto"] = "float32"
-    """Number type for storing weights and computing; auto: bfloat16 on a GPU if the model's files use it, otherwise
-    float32. auto is for models that only sample: the default of eval, ask and serve unless a run or recipe sets
-    another."""
+    """Number type for storing weights and computing; auto: bfloat16 if the model's files use it, on a GPU or a CPU
+    with avx512_bf16 or AMX; otherwise float32. auto is for models that only sample: the default of eval, ask and serve
+    unless a run or recipe sets another."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1"""
     gradient_checkpointing: bool = False

@@ -11,7 +11,7 @@ from palimpsest.plugin_kinds import KINDS, check_name
 
 REWARDS = tuple(KINDS["reward"].shipped)
 """The shipped rewards."""
-LAYERS = ("state", "unsupported_penalty", "final_answer.constraint_penalty", "layers")
+LAYERS = ("state", "unsupported_penalty", "truncated_penalty", "final_answer.constraint_penalty", "layers")
 """Keys that only training reads: changes to the answer's grade, in this order."""
 
 
@@ -130,6 +130,9 @@ class RewardConfig(Strict):
     unsupported_penalty: float = Field(0.0, ge=0)
     """Training only: penalty against hallucination. Multiplies the reward by max(0, 1 - this value x the share of new
     memory sentences found neither in the section nor in the previous memory)."""
+    truncated_penalty: float = Field(0.0, ge=0, le=1)
+    """Training only: multiplies the reward by 1 - this value if the answer exceeded its budget. 0 as published: a right
+    box within a reply that never ends earns the full reward; 1: none."""
     timeout_s: float | None = Field(600.0, gt=0)
     """Seconds per call of a custom reward or layer; a slower episode is ungraded. null: no limit."""
     state: StateRewardConfig | None = None

@@ -30,8 +30,8 @@ def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
     if objective is not None:
         raise ConfigError("model.dtype=auto works only for sampling: set float32 or bfloat16")
     on_gpu = model.device != "cpu" and bool(compute.memories())
-    base = adapters_of(model_path(model))[1] if on_gpu else ""
-    dtype = "bfloat16" if on_gpu and stored_dtype(base) == "bfloat16" else "float32"
+    fast = on_gpu or compute.multiplies_bfloat16()
+    dtype = "bfloat16" if fast and stored_dtype(adapters_of(model_path(model))[1]) == "bfloat16" else "float32"
     return config.model_copy(update={"model": ModelConfig.model_validate(model.model_dump() | {"dtype": dtype})})
 
 

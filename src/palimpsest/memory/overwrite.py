@@ -102,8 +102,9 @@ SHORT = ReadingPrompts(
 
 
 @lru_cache(maxsize=32)
-def newline_ids(codec: Codec) -> frozenset[int]:
-    return frozenset(i for i in range(codec.vocab_size) if "\n" in codec.decode([i]))
+def newline_ids(codec: Codec, count: int = 1) -> frozenset[int]:
+    """Tokens with at least `count` line breaks in a row."""
+    return frozenset(i for i in range(codec.vocab_size) if "\n" * count in codec.decode([i]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,8 @@ class OverwritePolicy(MemoryPolicy):
     layout: Layout = "memory_first"
     """`section_first` shares every section's prefix among all rollouts of a group and all questions on a document."""
     chunk_boundary: Boundary = "token"
-    """`line` cuts after the last line break that fits; `token` at exactly chunk_size, as published."""
+    """`token` cuts at exactly chunk_size, as published; `line` after the last line break that fits; `paragraph` after
+    the last blank line that fits, otherwise as `line`."""
     empty_memory: Literal["overwrite", "keep"] = "overwrite"
     """After an empty response: `overwrite` empties the memory (MemAgent), `keep` retains it (vime port)."""
     grounded: Grounded = "off"
@@ -203,8 +205,9 @@ class OverwritePolicy(MemoryPolicy):
         """The chunks an episode reads, in order."""
         if self.max_chunks is not None:
             ids = truncate(ids, self.max_chunks * self.chunk_size, self.overlong)
-        newlines = newline_ids(codec) if self.chunk_boundary == "line" else frozenset()
-        return [list(chunk) for chunk in split(ids, self.chunk_size, newlines)]
+        newlines = newline_ids(codec) if self.chunk_boundary != "token" else frozenset()
+        blank_lines = newline_ids(codec, 2) if self.chunk_boundary == "paragraph" else None
+        return [list(chunk) for chunk in split(ids, self.chunk_size, newlines, blank_lines)]
 
     def prepare(self, problem: Problem, codec: Codec) -> Document | None:
         self.admit(problem, codec)

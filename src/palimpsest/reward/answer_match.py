@@ -350,6 +350,20 @@ def _breakdown(marked: Sequence[Marked], named: NamedAnswers, rule: str) -> dict
 
 
 @dataclass(frozen=True, slots=True)
+class TruncatedLayer:
+    """Penalty for an answer that exceeded its budget; for training only."""
+
+    penalty: float
+
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """Times 1 - `penalty` if the answer exceeded its budget; `breakdown` has the first value as `outcome`."""
+        if grade.value is None:
+            return grade
+        factor = 1.0 - self.penalty if trajectory.outcome is Outcome.ANSWER_TRUNCATED else 1.0
+        return replace(grade, value=grade.value * factor, breakdown={"outcome": grade.value, **grade.breakdown})
+
+
+@dataclass(frozen=True, slots=True)
 class ConstraintLayer:
     """Penalty for broken limits: minus `penalty` becomes the value. For training only; evaluation grades the answer."""
 

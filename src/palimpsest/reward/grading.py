@@ -4,7 +4,7 @@
     Layer     modifies a grade: rewards of single turns, penalties
 
     answer    reward.name: a shipped comparison, a judge, or a custom function or class
-    layers    in this order: reward.state, reward.unsupported_penalty,
+    layers    in this order: reward.state, reward.unsupported_penalty, reward.truncated_penalty,
               reward.final_answer.constraint_penalty, then those of reward.layers
 
 Evaluation uses only the answer (`reward.answer`), training the whole `reward`. Only a call that waits is a coroutine,
@@ -39,7 +39,7 @@ from palimpsest import plugins
 from palimpsest.config.reward import LAYERS, REWARDS, RewardConfig
 from palimpsest.errors import ConfigError, closed_after
 from palimpsest.notes import Note
-from palimpsest.reward.answer_match import AnswerJudge, ConstraintLayer, FinalAnswerGrader, MatchGrader
+from palimpsest.reward.answer_match import AnswerJudge, ConstraintLayer, FinalAnswerGrader, MatchGrader, TruncatedLayer
 from palimpsest.reward.custom_reward import Caller, CustomLayer, CustomReward, fault_of
 from palimpsest.reward.judge.model_judge import Judge
 from palimpsest.reward.turn_rewards import FaithfulLayer, StateLayer
@@ -252,6 +252,8 @@ def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:
         yield StateLayer(codec, config.state)
     if config.unsupported_penalty:
         yield FaithfulLayer(codec, config.unsupported_penalty)
+    if config.truncated_penalty:
+        yield TruncatedLayer(config.truncated_penalty)
     if config.final_answer.constraint_penalty:
         yield ConstraintLayer(config.final_answer.constraint_penalty)
     for layer in config.layers:

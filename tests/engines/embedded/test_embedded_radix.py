@@ -21,7 +21,7 @@ VOCAB = 50
 
 def cache_over(capacity: int, *, rows: int = 4, length: int = 64) -> tuple[PrefixCache, KVPool]:
     pool = KVPool(KVShape(layers=2, heads=2, head_dim=3, dtype=torch.float32, device=torch.device("cpu")))
-    pool.reserve(rows, length)
+    pool.resize(rows, length)
     return PrefixCache(pool, capacity), pool
 
 

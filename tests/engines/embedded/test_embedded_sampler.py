@@ -117,6 +117,52 @@ def test_a_forward_that_disagrees_with_the_model_is_not_used(model: Any, monkeyp
     assert isinstance(EmbeddedSampler(model)._batch._forward, HFForward)
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3", "qwen2"])
+def test_bfloat16_is_as_close_to_float32_as_the_class_itself(family: str) -> None:
+    exact = build_llama(VOCAB, **FAMILIES[family]) if family in FAMILIES else other_family(family)
+    rounded = copy.deepcopy(exact).bfloat16()
+    exact.load_state_dict(rounded.state_dict())
+    batch, gaps = grouped(3, 5), {}
+    for fused in (True, False):
+        sampler = EmbeddedSampler(rounded, max_num_seqs=8, fused=fused)
+        assert isinstance(sampler._batch._forward, FusedForward if fused else HFForward)
+        done = zip(batch, complete(sampler, batch, temperature=1.0), strict=True)
+        gaps[fused] = max(largest_gap(exact, prompt, completion) for prompt, completion in done)
+    assert gaps[True] < max(1.5 * gaps[False], 0.02)
+
+
+def test_the_pool_holds_the_rows_in_use_and_stays_within_its_memory(model: Any) -> None:
+    batch = grouped(4, 6)
+    wanted = complete(EmbeddedSampler(model), batch)
+    one = EmbeddedSampler(model)
+    complete(one, batch[:1])
+    assert one._batch._pool.rows == 1
+    token = one._batch._pool.shape.token_bytes
+    small = EmbeddedSampler(model, memory=2 * 3 * 64 * token)  # half of it: three rows of 64 tokens
+    assert [c.token_ids for c in complete(small, batch)] == [c.token_ids for c in wanted]
+    assert small._batch._pool.rows == 3
+    long = [*batch[:5], *[prompt * 4 for prompt in batch[5:7]], *batch[7:]]  # longer than three rows allow
+    assert [c.token_ids for c in complete(small, long)] == [c.token_ids for c in complete(EmbeddedSampler(model), long)]
+    assert small._batch._pool.rows == 1
+    assert small._batch._cache.capacity == 3 * 64
+
+
+def test_a_pool_without_memory_names_its_size_and_the_key(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = EmbeddedSampler(model)
+    exact = torch.zeros
+
+    def full(size: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(size, tuple) and len(size) == 5:
+            raise RuntimeError("can't allocate memory")
+        return exact(size, *args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros", full)
+        with pytest.raises(SamplerError, match=r"GB; set engine\.max_num_seqs"):
+            complete(sampler, prompts(1))
+    assert len(complete(sampler, prompts(1))) == 1
+
+
 def test_completions_end_at_a_stop_token_or_at_their_budget(model: Any) -> None:
     completions = complete(EmbeddedSampler(model), prompts(60))
     for index, completion in enumerate(completions):

@@ -18,6 +18,7 @@ from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.model_loading import load_model, save_adapter, trainable
+from palimpsest.engines.embedded.sampling.forward import FusedForward
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.errors import ModelError
 from palimpsest.types import SamplingParams
@@ -96,6 +97,7 @@ def test_adapters_alone_are_trained(tiny_model_folder: Path) -> None:
 @pytest.mark.parametrize("checkpointing", ["false", "true"])
 def test_the_sampler_reads_the_adapted_weights(checkpointing: str, tiny_model_folder: Path) -> None:
     engine = trained(tiny_model_folder, f"model.gradient_checkpointing={checkpointing}")
+    assert isinstance(engine.sampler._batch._forward, FusedForward) or checkpointing == "true"
     done = asyncio.run(engine.sampler.generate(PROMPT, SamplingParams(max_tokens=6, seed=1)))
     ids = [*PROMPT, *done.token_ids]
     places = torch.arange(len(PROMPT) - 1, len(ids) - 1)

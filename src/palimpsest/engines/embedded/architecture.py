@@ -14,7 +14,7 @@ Not covered: behaviour of a class that its configuration does not state; `parity
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -163,8 +163,28 @@ HEAD_NORMS = {"q_norm", "k_norm"}
 MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
+def base_of(model: Any) -> Any:
+    """The model inside peft's wrapper, with its adapters; any other model is returned."""
+    return getattr(model, "get_base_model", lambda: model)()
+
+
+def merged_weight(layer: Any, gather: Callable[[Tensor], Tensor] = Tensor.detach) -> Tensor:
+    """[out, in] weight of a linear layer, with peft's adapter merged in at least float32.
+
+    `gather` joins the shares of a weight.
+    """
+    value = gather((layer if type(layer) is nn.Linear else layer.base_layer).weight)
+    if type(layer) is nn.Linear:
+        return value
+    value = value.to(torch.promote_types(value.dtype, torch.float32))
+    (key,) = layer.active_adapters
+    a, b = (gather(part[key].weight).to(value.dtype) for part in (layer.lora_A, layer.lora_B))
+    merged: Tensor = value + layer.scaling[key] * (b @ a)
+    return merged
+
+
 def is_plain(model: Any) -> bool:
-    """True if the fused forward computes everything in `model`."""
+    """True if the fused forward computes everything in `model`, which may have adapters."""
     return (
         type(model).__module__.startswith("transformers.models.")
         and type(model).__name__ in ROOT
@@ -188,7 +208,7 @@ def _plain_layer(layer: Any, root: str) -> bool:
     projections: list[Any] = [attention[name] for name in ("q_proj", "k_proj", "v_proj")]
     outward: list[Any] = [attention["o_proj"], *(mlp[name] for name in ("gate_proj", "up_proj", "down_proj"))]
     return (
-        all(type(part) is nn.Linear for part in (*projections, *outward))
+        all(_is_linear(part) for part in (*projections, *outward))
         and len({part.bias is None for part in projections}) == 1
         and all(part.bias is None for part in outward)
         and type(mlp["act_fn"]).__name__ in ("SiLU", "SiLUActivation")
@@ -202,7 +222,7 @@ def last_layer_is_plain(model: Any) -> bool:
 
     Linear layers are called there, so any kind is allowed; the modules that call them must be unaltered.
     """
-    base = getattr(model, "get_base_model", lambda: model)()
+    base = base_of(model)
     if not type(base).__module__.startswith("transformers.models.") or type(base).__name__ not in ROOT:
         return False
     decoder = base.get_decoder()
@@ -227,6 +247,20 @@ def _has_last_layer_modules(layer: Any, root: str) -> bool:
         and all(_is_norm(getattr(layer.self_attn, name), root) for name in norms)
         and _is_norm(layer.input_layernorm, root)
         and _is_norm(layer.post_attention_layernorm, root)
+    )
+
+
+def _is_linear(module: Any) -> bool:
+    """True for a linear layer, and for one with a single plain adapter of peft."""
+    if type(module) is nn.Linear:
+        return True
+    kind, names = type(module), {name.partition(".")[0] for name, _ in module.named_parameters()}
+    return (
+        (kind.__module__, kind.__name__) == ("peft.tuners.lora.layer", "Linear")
+        and type(module.base_layer) is nn.Linear
+        and names == {"base_layer", "lora_A", "lora_B"}
+        and len(module.active_adapters) == 1
+        and not module.lora_variant
     )
 
 

@@ -21,7 +21,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
 import torch
@@ -78,6 +80,28 @@ def memories() -> dict[str, int]:
         name: torch.cuda.get_device_properties(number).total_memory if available else 0
         for number, name in enumerate(gpus_but(()))
     }
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this machine's CPU has products of bfloat16 (avx512_bf16 or AMX), several times as fast as float32."""
+    has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+
+
+def kv_bytes(gigabytes: float | None, device: torch.device) -> int:
+    """Bytes for keys and values: `engine.kv_cache_gb`, or a quarter of the device's memory."""
+    return int(gigabytes * 1e9) if gigabytes is not None else memory_of(device) // 4
+
+
+def memory_of(device: torch.device) -> int:
+    """Memory of a GPU, or of this machine within the limit of its control group, in bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # not Linux, another version of control groups, or "max"
+            limits.append(int(Path("/sys/fs/cgroup", file).read_text()))
+    return min(limits)
 
 
 # ---- Keeps freed memory in the process, so that the next tensor of that size needs no new pages --------------

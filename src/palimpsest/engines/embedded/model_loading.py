@@ -31,7 +31,7 @@ from torch import Tensor
 
 from palimpsest.config.engine import SHIPPED, AdapterConfig, ModelConfig, model_path
 from palimpsest.config.install_hints import install_line
-from palimpsest.engines.embedded.architecture import check_class
+from palimpsest.engines.embedded.architecture import check_class, merged_weight
 from palimpsest.engines.embedded.parity import admit
 from palimpsest.errors import ModelError
 from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, refusing
@@ -116,12 +116,8 @@ def merged_weights(
     for name, weight in model.named_parameters(remove_duplicate=not tied):
         if ".lora_" in name:
             continue
-        value = gather(weight)
-        if name.endswith(".base_layer.weight"):
-            value = value.to(torch.promote_types(weight.dtype, torch.float32))
-            layer, key = modules[name.removesuffix(".base_layer.weight")], model.active_adapter
-            a, b = (gather(part[key].weight).to(value.dtype) for part in (layer.lora_A, layer.lora_B))
-            value = value + layer.scaling[key] * (b @ a)
+        adapted = name.endswith(".base_layer.weight")
+        value = merged_weight(modules[name.removesuffix(".base_layer.weight")], gather) if adapted else gather(weight)
         yield plain_name(name), value.to(dtype)
 
 

@@ -170,7 +170,7 @@ def admit(model: Any) -> None:
 @torch.no_grad()
 def steps(forward: Forward, pool: KVPool, rows: list[Ids]) -> Tensor:
     """[U, V] logits at `PLACES` of two rows, prefilled in part after a stored prefix, then decoded."""
-    pool.reserve(2, 16)
+    pool.resize(2, 16)
     first, second = (np.array(row, np.int64) for row in rows)
     both = np.arange(2)
     calls = (

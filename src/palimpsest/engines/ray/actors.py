@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines.embedded.compute import set_threads
+from palimpsest.engines.embedded.compute import kv_bytes, set_threads
 from palimpsest.engines.embedded.model_loading import load_model, pick_device
 from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Counters, Request
 from palimpsest.engines.protocol import Objective, UpdateStats
@@ -120,6 +120,7 @@ class SamplerCopy:
             self._model,
             max_num_seqs=settings.max_num_seqs,  # type: ignore[union-attr]
             cache_tokens=settings.cache_tokens,  # type: ignore[union-attr]
+            memory=kv_bytes(settings.kv_cache_gb, self._model.device),  # type: ignore[union-attr]
         )
         self._batch.version = version
         self._requests: dict[int, Request] = {}

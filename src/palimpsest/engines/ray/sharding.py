@@ -51,7 +51,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from palimpsest import files
 from palimpsest.config.engine import ClusterConfig, model_path
 from palimpsest.config.schema import ModelConfig
-from palimpsest.engines.embedded.architecture import ROOT, check_class, head_of, text_config
+from palimpsest.engines.embedded.architecture import ROOT, base_of, check_class, head_of, text_config
 from palimpsest.engines.embedded.checkpoint_state import FACTS, CheckpointFacts, facts_of_shares
 from palimpsest.engines.embedded.forest.forest_model import adopt, hidden_at, token_logprobs
 from palimpsest.engines.embedded.forest.layout import Forest
@@ -178,14 +178,10 @@ def shard(
     root = ForestModel(model, temperature, computed_in(config), entropy_gradient)
     _fully_shard(root, cluster, mesh["dp"], computed_in(config), device)
     root.to_empty(device="cpu" if cluster.cpu_offload else device)
-    _base(model).tie_weights()
+    base_of(model).tie_weights()
     _fill_buffers(model, small, device)
     _read(model, source, adapters)
     return root.eval()
-
-
-def _base(model: Any) -> Any:
-    return getattr(model, "get_base_model", lambda: model)()
 
 
 def _with_adapters(model: Any, config: ModelConfig, source: ModelSource) -> tuple[Any, dict[str, Tensor]]:
@@ -206,7 +202,7 @@ def divide(model: Any, mesh: DeviceMesh) -> None:
     """Apply tensor parallelism. Raises ModelError for classes without a plan."""
     if mesh.size() == 1:
         return
-    name, described = type(_base(model)).__name__, text_config(_base(model))
+    name, described = type(base_of(model)).__name__, text_config(base_of(model))
     if name not in ROOT:
         raise ModelError(
             f"cluster.tensor_parallel_size={mesh.size()}: unsupported for {name}; supported: {', '.join(ROOT)}"
@@ -245,7 +241,9 @@ def _fill_buffers(model: Any, small: Any, device: torch.device) -> None:
     for name, _ in list(model.named_buffers()):
         plain = plain_name(name)
         if plain not in computed:
-            raise ModelError(f"{type(_base(model)).__name__}: sharding does not support layers with a table ({plain})")
+            raise ModelError(
+                f"{type(base_of(model)).__name__}: sharding does not support layers with a table ({plain})"
+            )
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner).register_buffer(leaf, computed[plain].to(device), persistent=False)
 
@@ -261,7 +259,7 @@ def _read(model: Any, source: ModelSource, adapters: dict[str, Tensor]) -> None:
                 f"model {source.path}: weight {name} of {tuple(weight.shape)} is missing from its files; "
                 "engine.name=ray needs the weight names of the model class"
             )
-    tied = {"lm_head.weight"} if text_config(_base(model)).tie_word_embeddings else set()
+    tied = {"lm_head.weight"} if text_config(base_of(model)).tie_word_embeddings else set()
     check_used(source.path, there.keys() - weights.keys() - tied)
     load(weights, storage_reader=HuggingFaceStorageReader(str(source.folder)))
     for name, weight in model.named_parameters():
@@ -401,7 +399,7 @@ def _describe(model: Any, folder: Path, config: ModelConfig, *, adapters: bool, 
         model.peft_config[model.active_adapter].save_pretrained(folder)
         sort_targets(folder)
         return
-    base = getattr(model, "get_base_model", lambda: model)()
+    base = base_of(model)
     (untied(base.config) if merged else base.config).save_pretrained(folder)
     described = json.loads((folder / "config.json").read_text())
     described |= {"architectures": [type(base).__name__], "dtype": config.dtype}

@@ -172,7 +172,7 @@ _ENDS = ("finished", "interrupted", "resumed", "started")
 
 
 WINDOW, FEWEST, BEFORE = 10, 5, 50
-NO_SIGNAL, UNGRADED, MEMORY_CUT, LOGPROB_GAP = 0.5, 0.02, 0.25, 0.05
+NO_SIGNAL, UNGRADED, MEMORY_CUT, ANSWERS_CUT, LOGPROB_GAP = 0.5, 0.02, 0.25, 0.25, 0.05
 ENTROPY_LEFT, INVENTION_MORE = 0.25, 0.10
 SLOW, SLOW_SECONDS, SILENT_SECONDS, SKIPPED = 6.0, 1.0, 60.0, 0.25
 ROLLOUT_SHARE, MEMORY_USED, FLAT_STEPS, FLAT = 0.9, 0.5, 100, 0.01
@@ -186,6 +186,7 @@ THRESHOLDS: tuple[tuple[str, str, str], ...] = (
         "an agent may learn to write less by then",
         "amber",
     ),
+    ("answers_cut", f"more than {ANSWERS_CUT:.0%} of the answers exceeded their budget", "red"),
     ("logprob_gap", f"sampler and learner differ by more than {LOGPROB_GAP} nats per token", "red"),
     (
         "entropy",
@@ -293,6 +294,18 @@ def _no_signal(run: Watched) -> Iterator[Alarm]:
         yield Alarm("red", "no_signal", text, run.step, "groups/with_signal")
 
 
+def _share_of_outcomes(run: Watched, outcome: str) -> float | None:
+    """Share of an outcome in the episodes of the last steps; None for too few steps."""
+    rows = [
+        [(key, float(row[key])) for key in row if key.startswith("outcome/") and is_number(row[key])]
+        for row in run.metrics[-WINDOW:]
+    ]
+    played = sum(count for row in rows for _, count in row)
+    if len(rows) < FEWEST or not played:
+        return None
+    return sum(count for row in rows for key, count in row if key == f"outcome/{outcome}") / played
+
+
 def _ungraded(run: Watched) -> Iterator[Alarm]:
     rows = [row for row in run.metrics if is_number(row.get("reward/ungraded"))][-WINDOW:]
     counts = [row[key] for row in rows for key in row if key.startswith("outcome/")]
@@ -316,6 +329,16 @@ def _memory_cut(run: Watched) -> Iterator[Alarm]:
         else:
             text += f" If the share falls, wait: the agent may learn to write less within {BEFORE} steps."
             yield Alarm("amber", "memory_cut", text, run.step, key)
+
+
+def _answers_cut(run: Watched) -> Iterator[Alarm]:
+    now = _share_of_outcomes(run, "answer_truncated")
+    if now is not None and now > ANSWERS_CUT:
+        text = (
+            f"{_percent(now)} of the answers exceeded their budget. Set reward.truncated_penalty=1, or raise "
+            "policy.options.answer_tokens."
+        )
+        yield Alarm("red", "answers_cut", text, run.step, "outcome/answer_truncated")
 
 
 def _logprob_gap(run: Watched) -> Iterator[Alarm]:
@@ -419,6 +442,7 @@ _RULES: tuple[Rule, ...] = (
     _no_signal,
     _ungraded,
     _memory_cut,
+    _answers_cut,
     _logprob_gap,
     _entropy,
     _invention,

@@ -105,16 +105,22 @@ class ContinuousBatch:
         max_num_seqs: int = 128,
         prefill_tokens: int = 8192,
         cache_tokens: int = CACHE_TOKENS,
+        memory: int | None = None,
         fused: bool = True,
     ) -> None:
-        """`cache_tokens=0` computes every prompt in full; `fused=False` uses the model's own forward."""
+        """`cache_tokens=0` computes every prompt in full; `fused=False` uses the model's own forward.
+
+        `memory`: bytes for keys and values, half for the rows and half for stored prefixes; None: no bound.
+        """
         self._model = model
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.version = 0
         self.counters = Counters()
         self._prefill_tokens, self._slots = prefill_tokens, max_num_seqs
-        self._pool = KVPool(KVShape.of(model))
-        self._cache = PrefixCache(self._pool, cache_tokens)
+        shape, half = KVShape.of(model), None if memory is None else memory // 2
+        self._pool = KVPool(shape, half)
+        stored = cache_tokens if half is None else min(cache_tokens, half // shape.token_bytes)
+        self._cache = PrefixCache(self._pool, stored)
         self._rows = PoolRows(max_num_seqs, self.vocab)
         self._forward: Forward = pick_forward(model, self._pool) if fused else HFForward(model, self._pool)
         self._waiting: list[Request] = []
@@ -248,7 +254,9 @@ class ContinuousBatch:
     # ---- rows -----------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        self._pool.reserve(self._slots, max(len(r.prompt) + r.params.max_tokens for r in self._waiting))
+        wanted = len(self._requests) + len(self._waiting)
+        rows = min(self._slots, 1 << (wanted - 1).bit_length())  # doubles, so that growing copies little
+        self._pool.fit(self._rows.width, rows, max(map(_length, self._waiting)))
         self._rows.widen(self._pool.capacity)
 
     def _admit(self) -> list[Request]:
@@ -262,7 +270,7 @@ class ContinuousBatch:
         left: list[Request] = []
         width = 0
         for index, request in enumerate(self._waiting):
-            if not self._rows.free:
+            if not self._has_room(request):
                 left += self._waiting[index:]
                 break
             stored = self._cache.match(request.prompt[:-1])  # the last token's logits are always computed
@@ -281,6 +289,10 @@ class ContinuousBatch:
         self._cache.load(copies)
         self._waiting = left
         return batch
+
+    def _has_room(self, request: Request) -> bool:
+        free = self._rows.free
+        return bool(free) and free[0] < self._pool.rows and _length(request) <= self._pool.capacity
 
     def _assign_row(self, request: Request, stored: int) -> None:
         """Assign the lowest free row; the caller copies `stored` tokens into it from the cache."""
@@ -312,6 +324,11 @@ class ContinuousBatch:
                 state.move(row, target)
                 request = self._requests[target] = self._requests.pop(row)
                 request.row = target
+
+
+def _length(request: Request) -> int:
+    """Longest possible sequence of a request, in tokens."""
+    return len(request.prompt) + request.params.max_tokens
 
 
 def _common(values: NDArray[np.float32], like: torch.Tensor) -> torch.Tensor | float:

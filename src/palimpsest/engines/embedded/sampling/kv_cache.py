@@ -17,8 +17,8 @@ prompt tokens, one copy of each section 4.6 times fewer.
 
 Guaranteed: at most `capacity` tokens are stored; the least recently used leaf is evicted first. Using a sequence also
 uses its prefixes, so a prefix is never evicted before its continuations.
-Not covered: paging. Memory is all rows times the longest request so far, rounded up: on a large model choose
-`engine.max_num_seqs` accordingly. Entries of other weights: the owner calls `clear` when the weights change.
+Not covered: paging. Memory is the most rows used at once times the longest request so far, within a budget: long
+requests get fewer rows. Entries of other weights: the owner calls `clear` when the weights change.
 
 Axes: L layers, R rows, S slots, N tokens (in `PoolRows`: decoded rows), H key-value heads, C capacity in tokens,
 D head size.
@@ -38,7 +38,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from palimpsest.errors import ModelError
+from palimpsest.errors import ModelError, SamplerError
+from palimpsest.text.display_text import counted
 from palimpsest.types import SamplingParams
 
 CAPACITY_STEP = 64
@@ -73,29 +74,54 @@ class KVShape:
         heads, dim = max(s[1] for s in shapes), max(s[3] for s in shapes)
         return cls(len(layers), heads, dim, layers[0].keys.dtype, weight.device)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return 2 * self.layers * self.heads * self.head_dim * self.dtype.itemsize
+
 
 class KVPool:
     """`layers[l]` is [2, R, H, C, D]: keys at 0, values at 1."""
 
-    def __init__(self, shape: KVShape) -> None:
+    def __init__(self, shape: KVShape, budget: int | None = None) -> None:
+        """`budget`: bytes for `fit`; None: no bound."""
         self.shape = shape
         self.rows = 0
         self.capacity = 0
         self.layers: list[Tensor] = []
+        self._budget = budget
 
-    def reserve(self, rows: int, capacity: int) -> None:
-        """Grow to `rows` rows of `capacity` tokens, keeping their contents."""
-        if rows <= self.rows and capacity <= self.capacity:
+    def fit(self, used: int, rows: int, length: int) -> None:
+        """Make room for `rows` rows of `length` tokens, or as many as the budget allows, keeping the first `used`.
+
+        Changes nothing while the rows in use have no room at that length. The budget always allows one row.
+        """
+        capacity = max(_rounded(length), self.capacity)
+        most = rows if self._budget is None else max(1, self._budget // (capacity * self.shape.token_bytes))
+        if used <= most:
+            self.resize(min(most, max(rows, self.rows)), capacity, used)
+
+    def resize(self, rows: int, capacity: int, used: int = 0) -> None:
+        """Reserve `rows` rows of `capacity` tokens, keeping the first `used`. Raises SamplerError without memory."""
+        capacity = _rounded(capacity)
+        if (rows, capacity) == (self.rows, self.capacity):
             return
-        rows = max(rows, self.rows)
-        capacity = max(-(-capacity // CAPACITY_STEP) * CAPACITY_STEP, self.capacity)
         old, s = self.layers, self.shape
         self.layers = []
         for index in range(s.layers):
-            # Zeros, not empty: a masked position still enters products, and NaN times 0 is NaN.
-            layer = torch.zeros((2, rows, s.heads, capacity, s.head_dim), dtype=s.dtype, device=s.device)
+            try:
+                # Zeros, not empty: a masked position still enters products, and NaN times 0 is NaN.
+                layer = torch.zeros((2, rows, s.heads, capacity, s.head_dim), dtype=s.dtype, device=s.device)
+            except RuntimeError:
+                self.rows, self.capacity, self.layers = 0, 0, []
+                raise SamplerError(
+                    f"no memory for keys and values: {counted(rows, 'sequence')} of up to {capacity:,} tokens need "
+                    f"{rows * capacity * s.token_bytes / 1e9:.1f} GB; set engine.max_num_seqs, or shorten the prompts "
+                    "and replies of the policy"
+                ) from None
+            if used:
+                layer[:, :used, :, : self.capacity] = old[index][:, :used]
             if old:
-                layer[:, : self.rows, :, : self.capacity] = old[index]
                 old[index] = layer  # frees the smaller one at once
             self.layers.append(layer)
         self.rows, self.capacity = rows, capacity
@@ -110,6 +136,10 @@ class KVPool:
         blocks = np.arange(2)[None, :, None] * self.rows + rows[:, None, None]
         places = (blocks * self.shape.heads + np.arange(self.shape.heads)) * self.capacity + positions[:, None, None]
         return torch.from_numpy(places.reshape(-1)).to(self.shape.device)
+
+
+def _rounded(length: int) -> int:
+    return -(-length // CAPACITY_STEP) * CAPACITY_STEP
 
 
 # ---- Prefix cache --------------------------------------------------------------------------------------------

@@ -240,11 +240,18 @@ class EmbeddedSampler(BatchSampler):
         max_num_seqs: int = 128,
         prefill_tokens: int = 8192,
         cache_tokens: int = CACHE_TOKENS,
+        memory: int | None = None,
         fused: bool = True,
     ) -> None:
-        """`thread`: the one that also trains `model`, if any; `version`: of its weights. Others: see `Batch`."""
+        """`thread`: the one that also trains `model`, if any; `version`: of its weights. Others: see
+        `ContinuousBatch`."""
         batch = ContinuousBatch(
-            model, max_num_seqs=max_num_seqs, prefill_tokens=prefill_tokens, cache_tokens=cache_tokens, fused=fused
+            model,
+            max_num_seqs=max_num_seqs,
+            prefill_tokens=prefill_tokens,
+            cache_tokens=cache_tokens,
+            memory=memory,
+            fused=fused,
         )
         batch.version = version
         super().__init__(batch, context_of(model), thread or ComputeThread())
