@@ -18,6 +18,7 @@ from palimpsest.config.load import (
     dump_config,
     load_recipe,
     parse_config,
+    quickstarts,
     recipe_names,
     recipe_text,
     split_override,
@@ -29,7 +30,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import build_policy
 
 SHIPPED = recipe_names()
-PUBLISHED = [name for name in SHIPPED if not name.endswith("-quickstart")]
+PUBLISHED = [name for name in SHIPPED if name not in quickstarts().values()]
 
 
 def refused(*overrides: str, text: str = "") -> str:

@@ -73,6 +73,11 @@ def test_hotpotqa_layouts_give_one_problem(tmp_path: Path, layout: str, suffix: 
             "type": "bridge",
             "level": "hard",
             "supporting_titles": ("Norway", "Oslo"),
+            "supporting_sentences": (
+                "Norway has a king.",
+                "Oslo lies on a fjord.",
+                "It is the capital of Norway.",
+            ),
             "num_docs": 3,
             "evidence": (TEXTS[2], TEXTS[0]),
             "evidence_positions": (3, 1),

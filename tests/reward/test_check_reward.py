@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest.app.plugin_checks import check, kind_of
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, ModelError
 from palimpsest.memory.policy_check import Finding
 from palimpsest.text.codec import Codec
 
@@ -122,3 +122,13 @@ def test_what_is_of_no_kind_is_rejected() -> None:
     assert (failure.value.key, failure.value.value) == ("--kind", "snik")
     with pytest.raises(ConfigError, match=r"such as my_policy\.py:MyPolicy"):
         check("my_policy.py", {})
+
+
+def test_a_policy_must_fit_the_window_of_a_model_that_is_named(tiny_model_folder: Path) -> None:
+    sizes = {"question_tokens": 40, "memory_tokens": 20, "answer_tokens": 20, "prompts": "short"}
+    for chunk_size, fits in ((60, True), (600, False)):
+        options = {**sizes, "chunk_size": chunk_size}
+        found = check("overwrite", options, model=str(tiny_model_folder))
+        assert [one.passed for one in found if one.name == "window"] == [fits]
+    with pytest.raises(ModelError):
+        check("overwrite", sizes, model="nowhere/at-all")

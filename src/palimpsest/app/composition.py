@@ -57,6 +57,10 @@ from palimpsest.types import Grade, Group, Problem, Trajectory
 
 
 SMALL_WINDOW = 4096
+PUBLISHED_WINDOW = 32_768
+"""Window of the models with published budgets. Replies get less in a smaller one: small models repeat themselves to the
+end of a budget."""
+_REPLIES = {"memory_tokens", "answer_tokens"}
 SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart", "memact-quickstart")
 
 
@@ -69,6 +73,9 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
         options = {**_small_options(config.name), **options}
     chosen = PolicyConfig(name=config.name, options=options)
     names = options_of(policy_class(config.name))
+    for name in _REPLIES & names.keys() - options.keys():
+        published = _value(chosen, name)
+        chosen = _with(chosen, **{name: min(published, published * max_context // PUBLISHED_WINDOW)})
     if "question_tokens" in names and "question_tokens" not in config.options:
         longest = max((question_length(problem, codec) for problem in problems), default=0)
         chosen = _with(chosen, question_tokens=max(longest, _value(chosen, "question_tokens")))

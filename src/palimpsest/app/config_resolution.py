@@ -14,7 +14,7 @@ from typing import Any
 
 from palimpsest.config.data import GENERATED, Sources, listed
 from palimpsest.config.engine import ClusterConfig, EmbeddedEngineConfig, OwnEngineConfig, SamplerConfig
-from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstart_names, split_overrides
+from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstarts, split_overrides
 from palimpsest.config.prompt_file import OPTION as PROMPTS
 from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import PolicyConfig, RunConfig
@@ -88,7 +88,7 @@ def default_folder(config: RunConfig) -> Path:
 
 def check_quickstart(method: str) -> None:
     """Raise ConfigError for a method without a quickstart."""
-    names = quickstart_names()
+    names = list(quickstarts())
     if method not in names:
         hint = nearest(method, names) or f"; known: {', '.join(names)}"
         raise ConfigError(f"quickstart {method}: no such method{hint}")

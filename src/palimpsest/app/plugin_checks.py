@@ -43,6 +43,7 @@ from palimpsest.credit.outcome import Rule, TurnAdvantage, rule_advantages, turn
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.policy_check import Finding, check_policy
 from palimpsest.memory.registry import build_policy
+from palimpsest.models.model_folder import window_of
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import signature_of
 from palimpsest.reward.grading import Reward, build_reward
@@ -56,11 +57,18 @@ TIMEOUT_S = 10.0
 """Time limit of a reward's call; a run has `reward.timeout_s`."""
 
 
-def check(name: str, options: Mapping[str, Any], kind: str | None = None, codec: Codec | None = None) -> list[Finding]:
+def check(
+    name: str,
+    options: Mapping[str, Any],
+    kind: str | None = None,
+    codec: Codec | None = None,
+    model: str | None = None,
+) -> list[Finding]:
     """Check `name`, with these options, against each point of its contract.
 
-    `kind`: one of `KINDS`, if `name` doesn't show it; `codec`: by default that of the shipped model. Raises ConfigError
-    for a plugin that doesn't load or has another shape.
+    `kind`: one of `KINDS`, if `name` doesn't show it; `model`: a folder or hub id, whose tokenizer and window count for
+    a policy, instead of the shipped tokenizer and `WINDOW`; `codec`: a tokenizer already loaded. Raises ConfigError for
+    a plugin that doesn't load or has another shape, ModelError for an unusable model.
     """
     if dotted := [key for key in options if "." in key]:
         raise ConfigError(f"{dotted[0]}: options have plain names, e.g. chunk_size=48")
@@ -69,7 +77,10 @@ def check(name: str, options: Mapping[str, Any], kind: str | None = None, codec:
         raise ConfigError(f"choose one of {', '.join(KINDS)}{nearest(kind, KINDS)}", key="--kind", value=kind)
     if kind == "policy":
         policy = build_policy(PolicyConfig(name=name, options=dict(options)))
-        return check_policy(policy, codec or Codec.load(ModelConfig()), WINDOW)
+        named = ModelConfig() if model is None else ModelConfig(path=model)
+        return check_policy(
+            policy, codec or Codec.load(named), WINDOW if model is None else (window_of(model) or WINDOW)
+        )
     if kind in ("reward", "layer"):
         return asyncio.run(_check_reward(kind, name, options, codec or Codec.load(ModelConfig())))
     if kind == "rule":

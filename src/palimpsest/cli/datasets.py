@@ -194,6 +194,36 @@ def combine(
     print_made(made)
 
 
+# ---- palimpsest data wiki ------------------------------------------------------------------------------------
+
+
+@app.command("wiki")
+def wiki(
+    source: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="HotpotQA, 2WikiMultiHopQA or MuSiQue files, or rows {title, text}."),
+    ],
+    out: Out,
+    held_out: Annotated[int, typer.Option(min=1, help="Titles whose questions are for evaluation.")] = 300,
+    seed: Annotated[int, typer.Option(help="Seed of the split, the distractors and the order.")] = 0,
+    force: Force = False,
+) -> None:
+    """Make single-hop questions on real paragraphs ("Who directed X?"), with the sentence that answers each.
+
+    Writes train.jsonl, and dev.jsonl with the questions of held-out titles, in HotpotQA's layout.
+
+    \b
+    Examples:
+      palimpsest data download hotpotqa-dev --out data
+      palimpsest data wiki data/hotpot_dev_distractor_v1.json --out data/wiki
+      palimpsest train memagent-smollm2 model.path=HuggingFaceTB/SmolLM2-135M-Instruct
+    """
+    from palimpsest.app.datasets.wiki_questions import make_wiki_questions
+    from palimpsest.progress.displays import Terminal
+
+    print_made(make_wiki_questions(source, out=out, held_out=held_out, seed=seed, force=force, progress=Terminal()))
+
+
 # ---- palimpsest data ruler -----------------------------------------------------------------------------------
 
 

@@ -310,6 +310,14 @@ def _print_ungraded(evaluation: Evaluation) -> None:
     without_gold = sum(sample.without_gold for sample in evaluation.samples)
     if without_gold:
         console.print(f"{without_gold} questions have no gold answer in the data: ungraded, not in the accuracy")
+    unmarked = [sample.metrics for sample in evaluation.samples if sample.metrics.get("answered") == 0.0]
+    if holding := [one["string_match_part"] for one in unmarked if "string_match_part" in one]:
+        console.print(
+            f"{len(holding):,} of {len(evaluation):,} replies have no marked answer, such as \\boxed{{}}; "
+            f"{sum(holding) / len(holding):.0%} of these contain a gold (reward.name=string_match_part counts them)",
+            markup=False,
+            soft_wrap=True,
+        )
     lost = sum(not sample.is_final for sample in evaluation.samples)
     if lost and evaluation.ungraded == len(evaluation):
         typer.echo(f"error: nothing could be graded; the most frequent reason: {evaluation.commonest_reason}", err=True)

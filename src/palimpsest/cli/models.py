@@ -25,6 +25,10 @@ def check(
         str | None,
         typer.Option(help="policy, reward, layer, rule, tool, format, sink or engine; default: by its signature."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model whose tokenizer and window a policy must fit; default: the bundled one and 32,768."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check a policy, reward, layer, credit rule or other plugin against its contract.
@@ -35,13 +39,14 @@ def check(
     Examples:
       palimpsest check my_module:MyPolicy
       palimpsest check overwrite chunk_size=48
+      palimpsest check my_module:MyPolicy --model Qwen/Qwen3-4B
       palimpsest check rewards/mine.py:my_reward
       palimpsest check my_module:MyRule decay=0.8
     """
     from palimpsest.app.plugin_checks import check as check_contract
     from palimpsest.config.load import split_override
 
-    findings = check_contract(name, dict(map(split_override, options or ())), kind)
+    findings = check_contract(name, dict(map(split_override, options or ())), kind, model=model)
     failed = sum(not finding.passed for finding in findings)
     if json:
         from dataclasses import asdict

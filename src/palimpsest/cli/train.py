@@ -25,7 +25,7 @@ from palimpsest.cli.options import (
     stdout,
     table,
 )
-from palimpsest.config.load import quickstart_names, recipe_names
+from palimpsest.config.load import quickstarts, recipe_names
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.runs.resume_rules import origin_of, resume_command
@@ -262,7 +262,7 @@ def _min_grade(text: str) -> float | None:
 def quickstart(
     method: Annotated[
         str | None,
-        typer.Argument(help=f"One of {', '.join(quickstart_names())}; default: memagent; with --resume a run."),
+        typer.Argument(help=f"One of {', '.join(quickstarts())}; default: memagent; with --resume a run."),
     ] = None,
     settings: Overrides = None,
     seed: Annotated[

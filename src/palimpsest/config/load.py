@@ -120,9 +120,10 @@ def recipe_names(prefix: str = "") -> list[str]:
     return sorted(prefix + entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def quickstart_names() -> list[str]:
-    """Methods that have a quickstart: one shipped recipe each."""
-    return [name.removesuffix("-quickstart") for name in recipe_names() if name.endswith("-quickstart")]
+def quickstarts() -> dict[str, str]:
+    """Recipe of each quickstart by its name on the command line."""
+    found = {name.removesuffix("-quickstart"): name for name in recipe_names() if name.endswith("-quickstart")}
+    return {**found, "memagent-smollm2": "memagent-smollm2"}
 
 
 def recipe_text(name_or_path: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.data import GENERATED, DataConfig
+from palimpsest.config.data import DataConfig
 from palimpsest.config.engine import (
     COPIES,
     ClusterConfig,
@@ -207,9 +207,10 @@ class TrainConfig(Strict):
 
 
 class ColdStartConfig(Strict):
-    """SFT examples in the form of the policy's replies, before training with rewards.
+    """SFT examples in the form of the policy's replies, before training with rewards: from the synthetic world, or
+    scripted episodes on problems of `data.train_files` that name their evidence.
 
-    Built by training/supervised/lessons.py.
+    Built by training/supervised/lessons.py and scripted_episodes.py.
     """
 
     max_steps: int = Field(100, ge=1)
@@ -351,11 +352,6 @@ class RunConfig(Strict):
             raise ValueError(
                 "data.order and data.min_distance place the gold paragraphs of assembled contexts: set data.documents "
                 "and a file as data.train_files, or take data.synthetic.order and data.synthetic.min_distance"
-            )
-        if self.cold_start is not None and self.data.train_files not in GENERATED:
-            raise ValueError(
-                "cold_start builds SFT examples from the synthetic world: data.train_files must be synthetic or "
-                "synthetic_search; for other data start with palimpsest sft"
             )
         check_served(self)
         check_cluster(self)

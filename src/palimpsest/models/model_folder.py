@@ -30,6 +30,7 @@ from palimpsest.models.model_files import (
     check_weights,
     count,
     read_object,
+    sections,
     weight_names,
 )
 
@@ -191,6 +192,13 @@ def stored_dtype(name: str) -> str | None:
     config = read_object(name, opened(name) / "config.json")
     dtype = config.get("dtype") or config.get("torch_dtype")
     return dtype if isinstance(dtype, str) else None
+
+
+def window_of(name: str) -> int | None:
+    """Context window in tokens that the model's configuration names; None: it names none. Raises ModelError."""
+    config = read_object(name, opened(adapters_of(name)[1]) / "config.json")
+    found = (values.get("max_position_embeddings") for _, values in sections(config))
+    return next((value for value in found if type(value) is int), None)
 
 
 def adapters_of(name: str) -> tuple[list[Path], str]:

@@ -6,7 +6,7 @@ with their unit; `{size}` a size with its unit, `{times}` the same as a multiple
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,15 @@ DOCUMENTS = AxisWords(
     "to the document's length, because each call sees one section and a memory of fixed size.",
     samples="The agent's last memory and answer on the first documents of the greatest length.",
 )
+
+PARAGRAPHS = replace(
+    DOCUMENTS,
+    key="documents",
+    one="paragraph",
+    many="paragraphs",
+    axis="document length in paragraphs and as a multiple of the training length",
+)
+"""For files, whose contexts are assembled."""
 
 QUESTIONS = AxisWords(
     key="objectives",

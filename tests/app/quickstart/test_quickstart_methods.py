@@ -11,7 +11,7 @@ import pytest
 from palimpsest.app.composition import fitted
 from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart
 from palimpsest.app.quickstart.quickstart_results import Results, lead, summary_json, write_report
-from palimpsest.config.load import load_recipe, parse_config, quickstart_names, recipe_names
+from palimpsest.config.load import load_recipe, parse_config, quickstarts, recipe_names
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.runner import Entry
@@ -38,7 +38,7 @@ def grid(method: str, *overrides: str, seed: int = 0) -> Grid:
     return Grid(resolve_quickstart(method, overrides, seed=seed).config)
 
 
-@pytest.mark.parametrize("name", quickstart_names())
+@pytest.mark.parametrize("name", sorted(quickstarts()))
 def test_each_method_has_a_label_for_every_player(name: str) -> None:
     asked = grid(name, seed=3)
     assert asked.config.seed == 3
@@ -49,7 +49,7 @@ def test_each_method_has_a_label_for_every_player(name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "setting", "message"),
     [
-        ("memagent", "data={train_files: a.json}", "data.train_files=a.json: .* needs synthetic or synthetic_search;"),
+        ("memagent", "data={train_files: a.json}", "data.train_files=a.json: .*data.documents.*data.val_files"),
         ("memagent", "data={train_files: synthetic_search}", r"evaluation.sizes=.* from 1 to data.search.people="),
         ("memact", "evaluation.sizes=[2, 25]", r"evaluation.sizes=\[2, 25\].* from 1 to data.search.people=24"),
         ("memact", "evaluation.sizes=[2, 2]", "use each number once"),

@@ -18,7 +18,7 @@ from palimpsest.app.train import supervised_training
 from palimpsest.app.train.supervised_training import run_cold_start
 from palimpsest.app.train.training_run import open_setup, train_in_folder
 from palimpsest.config.data import SyntheticConfig
-from palimpsest.config.load import load_recipe, parse_config
+from palimpsest.config.load import load_recipe
 from palimpsest.data.synthetic.world import PEOPLE, RELATIONS
 from palimpsest.errors import ConfigError
 from palimpsest.memory.document_baselines import FullContextPolicy
@@ -194,8 +194,6 @@ def test_a_policy_without_a_form_is_refused(tiny_codec: Any) -> None:
         ConfigError, match="cold_start can't teach FullContextPolicy: its teachable\\(\\) returns no format"
     ):
         Lessons(FullContextPolicy(), tiny_codec, DATA, 0)
-    with pytest.raises(ConfigError, match="cold_start builds SFT examples from the synthetic world"):
-        parse_config("data: {train_files: a.json}\ncold_start: {}")
 
 
 def test_training_begins_with_the_cold_start_and_does_it_once(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -21,8 +21,8 @@ from palimpsest.memory.registry import build_policy
 from palimpsest.memory.tool_baselines import ToolWindowPolicy
 from palimpsest.reward.answer_match import FinalAnswerGrader
 from palimpsest.text.tool_calls import ToolCall, find_calls
-from palimpsest.training.supervised import lessons as tool_lessons
-from palimpsest.training.supervised.lessons import ToolLessons
+from palimpsest.training.supervised import scripted_episodes as tool_lessons
+from palimpsest.training.supervised.scripted_episodes import ToolLessons
 from palimpsest.types import Outcome, Trajectory, Turn
 from support.agents import base_codec
 from support.fakes import first_lessons

@@ -1,6 +1,7 @@
 """Evaluation plan of a quickstart, from its configuration; the quickstart that the options of a call mean.
 
-The data determines the axis: documents of `synthetic` get longer, problems of `synthetic_search` have more questions. A
+The data determines the axis: documents of `synthetic` and contexts of files get longer, problems of `synthetic_search`
+have more questions. A
 point of the axis is a whole number, which names it in summary.json: a multiple of the planned training length, or a
 number of questions.
 
@@ -18,7 +19,7 @@ from palimpsest.app.composition import policy_of
 from palimpsest.app.config_resolution import check_quickstart
 from palimpsest.app.resume import QUICKSTART, ResolvedRun, Resume, RunRequest, resolve_run, resumed_run
 from palimpsest.config.data import GENERATED, LONGEST, SearchDataConfig
-from palimpsest.config.load import Overrides, quickstart_names
+from palimpsest.config.load import Overrides, quickstarts
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.file_source import build_source
 from palimpsest.errors import ConfigError, RunError
@@ -26,7 +27,7 @@ from palimpsest.evaluation.runner import Entry
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import T_975
 from palimpsest.memory.registry import build_policy, evaluated
-from palimpsest.report.axis_labels import DOCUMENTS, QUESTIONS, AxisWords
+from palimpsest.report.axis_labels import DOCUMENTS, PARAGRAPHS, QUESTIONS, AxisWords
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.text.display_text import counted
 from palimpsest.types import Problem
@@ -59,7 +60,8 @@ class Grid:
     @cached_property
     def axis(self) -> AxisWords:
         """Axis of the evaluation."""
-        return DOCUMENTS if self.config.data.train_files == "synthetic" else QUESTIONS
+        found = {"synthetic": DOCUMENTS, "synthetic_search": QUESTIONS}
+        return found.get(str(self.config.data.train_files), PARAGRAPHS)
 
     @cached_property
     def others(self) -> dict[str, PolicyConfig]:
@@ -78,6 +80,9 @@ class Grid:
         if self.axis is QUESTIONS:
             return max(self._search.objectives)
         data = self.config.data
+        if self.axis is PARAGRAPHS:
+            assert data.documents is not None
+            return data.documents
         return data.curriculum.chunks[-1] if data.curriculum else data.synthetic.chunks
 
     @cached_property
@@ -116,12 +121,16 @@ class Grid:
 
     def problems(self, point: int) -> list[Problem]:
         """The held-out problems of a point."""
-        source = build_source(self.config.data, self.config.seed, split="eval")
+        data = self.config.data
+        if self.axis is PARAGRAPHS:
+            data = data.model_copy(update={"documents": self.size(point)})
+        source = build_source(data, self.config.seed, split="eval")
         return source.problems(step=0, count=self.count(point), size=self.size(point))
 
     def cell(self, player: str, point: int) -> Cell:
         """Cell of a player at a point."""
-        source, unit = str(self.config.data.train_files), self.axis.key
+        data, unit = self.config.data, self.axis.key
+        source = Path(str(data.val_files)).stem if self.axis is PARAGRAPHS else str(data.train_files)
         return Cell(source, self.size(point), unit, player, baseline=player != self.agent)
 
     def entries(self, names: Sequence[str], index: int = 0, shards: int = 1) -> list[Entry]:
@@ -161,23 +170,24 @@ def resolve_quickstart(
     folder = Path(out or FOLDER)
     if resume is True and method is None and (folder / CONFIG).is_file():
         resume = folder
-    named = None if method in quickstart_names() else method
+    named = None if method in quickstarts() else method
     run = resumed_run(RunRequest(named, overrides, seed, out, resume, QUICKSTART))
     if run is not None:
         request = RunRequest(None, overrides, seed, None, run, QUICKSTART)
     else:
         check_quickstart(method or METHOD)
-        request = RunRequest(f"{method or METHOD}-quickstart", overrides, seed or 0, folder, resume, QUICKSTART)
+        request = RunRequest(quickstarts()[method or METHOD], overrides, seed or 0, folder, resume, QUICKSTART)
     resolved = resolve_run(request)
     _check(resolved.config)
     return resolved
 
 
 def _check(config: RunConfig) -> None:
-    if config.data.train_files not in GENERATED:
+    if config.data.train_files not in GENERATED and not (config.data.documents and config.data.val_files):
         raise ConfigError(
-            f"data.train_files={config.data.train_files}: quickstart evaluates beyond the training length, so it needs "
-            f"{' or '.join(GENERATED)}; palimpsest train takes any file"
+            f"data.train_files={config.data.train_files}: quickstart evaluates beyond the training length, so files "
+            "need data.documents, the paragraphs of a training context, and data.val_files with held-out questions; "
+            "palimpsest train takes any file"
         )
     grid = Grid(config)
     assert grid.points

@@ -98,7 +98,7 @@ def results_of(config: RunConfig, out: Path, samples: Mapping[Cell, Sequence[Sam
     """Results of the quickstart in `out`."""
     rows, grid = with_number(read_rows(out / METRICS), "reward/mean"), Grid(config)
     if grid.axis.reads:
-        sizes = [whole(row, "curriculum/chunks", config.data.synthetic.chunks) for row in rows]
+        sizes = [whole(row, "curriculum/chunks", grid.planned) for row in rows]
     else:
         sizes = [grid.planned] * len(rows)
     cells = {name: {point: grid.cell(name, point) for point in grid.points} for name in grid.players}

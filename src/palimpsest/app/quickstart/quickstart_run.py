@@ -316,6 +316,7 @@ _SECONDS = {
     "memagent-quickstart": (0.3, 1.0, 0.0006),
     "rememr1-quickstart": (0.4, 2.5, 0.004),
     "memact-quickstart": (0.3, 6.5, 0.03),
+    "memagent-smollm2": (20.0, 50.0, 0.15),
 }
 """Rough times on two cores of a cold-start step, a training step and an evaluation turn (all processes together). An
 ETA scales them by the pace of the machine."""

@@ -17,9 +17,11 @@ from pathlib import Path
 from palimpsest.app.composition import policy_of
 from palimpsest.app.python_calls import blocking
 from palimpsest.app.resume import COLD_START, SFT, resumable
-from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.data import GENERATED, SearchDataConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig
+from palimpsest.data.formats.problem_files import is_question_file
+from palimpsest.data.sources.file_source import FileSource, build_source
 from palimpsest.engines.open import check_models, open_engine, using
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.episode_files import EPISODES
@@ -37,7 +39,8 @@ from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.training.supervised.conversations import load_conversations
 from palimpsest.training.supervised.imitation_source import Imitated
-from palimpsest.training.supervised.lessons import Lessons, ToolLessons
+from palimpsest.training.supervised.lessons import Lessons
+from palimpsest.training.supervised.scripted_episodes import EvidenceLessons, ToolLessons
 from palimpsest.training.supervised.supervised_loop import (
     Selection,
     SupervisedTrainer,
@@ -70,7 +73,7 @@ async def imitate_async(
         progress.message(note)
     if chosen:
         _refuse_other_tokenizer(imitated, chosen, engine.codec.digest)
-    trajectories = audible(chosen.trajectories if chosen else _conversations(config, imitated, window, progress))
+    trajectories = audible(chosen.trajectories if chosen else _made(config, imitated, engine.codec, window, progress))
     check_fit(trajectories, vocab=engine.limits.vocab, max_context=window)
     if chosen:
         progress.message(f"{imitated.records}: {chosen}")
@@ -95,7 +98,7 @@ imitate = blocking(imitate_async)
 
 
 def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
-    if imitated.records is None:
+    if imitated.records is None or is_question_file(imitated.records):
         return None
     recorded = imitated.records / EPISODES
     return read_trajectories(
@@ -104,6 +107,22 @@ def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
         per_problem=imitated.per_problem,
         warn=progress.message,
     )
+
+
+def _made(
+    config: RunConfig, imitated: Imitated, codec: Codec, max_context: int, progress: Progress
+) -> Sequence[Trajectory]:
+    """Conversations, or one scripted episode per question of a file that names its evidence."""
+    if imitated.data is not None:
+        return _conversations(config, imitated, max_context, progress)
+    if imitated.min_grade is not None or imitated.per_problem is not None:
+        raise ConfigError(f"{imitated.records}: questions have no grade: leave out --min-grade and --best")
+    data = config.data.model_copy(update={"train_files": str(imitated.records), "val_files": None})
+    source = build_source(data, config.seed, split="train")
+    assert isinstance(source, FileSource)
+    problems = list(source)
+    lessons = EvidenceLessons(policy_of(config), codec, problems.__getitem__)
+    return [lessons.draw(index) for index in range(len(problems))]
 
 
 def _refuse_other_tokenizer(imitated: Imitated, chosen: Selection, digest: str) -> None:
@@ -164,7 +183,7 @@ class Drawn:
 
     def __init__(
         self,
-        lessons: Lessons | ToolLessons,
+        lessons: Lessons | EvidenceLessons | ToolLessons,
         wanted: ColdStartConfig,
         check: Callable[[Sequence[Trajectory]], None],
     ) -> None:
@@ -250,10 +269,13 @@ learn_lessons = blocking(learn_lessons_async)
 
 def build_lessons(
     config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec, window: int
-) -> Lessons | ToolLessons:
+) -> Lessons | EvidenceLessons | ToolLessons:
     """SFT examples in the policy's form, for a model of `window` tokens. Raises ConfigError if none exist for it."""
     if config.data.train_files == "synthetic":
         return Lessons(policy, codec, config.data.synthetic, config.seed, wanted.insight)
+    if config.data.train_files not in GENERATED:
+        source = build_source(config.data, config.seed, split="train")
+        return EvidenceLessons(policy, codec, lambda index: source.problems(step=index, count=1)[0])
     if not isinstance(policy, ToolAgentPolicy):
         raise ConfigError(
             f"cold_start of search problems needs an agent with tools; {type(policy).__name__} has none: "

@@ -276,6 +276,17 @@ def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None
     return replace(format, parse=memagent_eval_by_index(read_corpus(corpus_path)))
 
 
+def is_question_file(path: Path) -> bool:
+    """True for a file whose first row has a question in a shipped layout; False for others, records of episodes
+    included."""
+    if not path.is_file() or path.suffix == ".zst":
+        return False
+    try:
+        return bool(format_of(path))
+    except DataError:
+        return False
+
+
 def read_corpus(path: str | Path) -> Corpus:
     """Paragraphs for distractors, from a HotpotQA or MuSiQue file or from rows {title, text}."""
     return Corpus.of(_corpus_paragraphs(row) for row in read_rows(Path(path)))

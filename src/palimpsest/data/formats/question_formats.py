@@ -156,7 +156,7 @@ def pieces(text: str, size: int) -> Iterator[str]:
 def hotpotqa(row: Row, fallback: str) -> Record:
     values = row.values
     titled = titled_paragraphs(row)
-    titles = _supporting_titles(row, values.get("supporting_facts"))
+    titles, sentences = _supporting(row, values.get("supporting_facts"))
     for title in titles:
         if not any(title == other for other, _ in titled):
             raise fields.MissingGold(
@@ -172,6 +172,7 @@ def hotpotqa(row: Row, fallback: str) -> Record:
         metadata={
             **{key: values[key] for key in ("type", "level") if values.get(key) is not None},
             "supporting_titles": tuple(titles),
+            **({"supporting_sentences": sentences} if sentences else {}),
         },
     )
 
@@ -191,11 +192,20 @@ def titled_paragraphs(row: Row) -> list[tuple[str, str]]:
     return result
 
 
-def _supporting_titles(row: Row, facts: Any) -> list[str]:
+def _supporting(row: Row, facts: Any) -> tuple[list[str], tuple[str, ...]]:
+    """Titles of the supporting paragraphs, and their supporting sentences; no sentences if a number has none."""
     if facts is None:
-        return []
+        return [], ()
     pairs = _pairs(row, facts, "supporting_facts", "sent_id")
-    return list(dict.fromkeys(fields.text(row, title, "supporting_facts title", blank=True) for title, _ in pairs))
+    titles = [fields.text(row, title, "supporting_facts title", blank=True) for title, _ in pairs]
+    paragraphs = dict(_pairs(row, row.values["context"], "context", "sentences"))
+    found = []
+    for title, (_, number) in zip(titles, pairs, strict=True):
+        sentences = paragraphs.get(title, ())
+        if type(number) is not int or not 0 <= number < len(sentences) or not sentences[number].strip():
+            return list(dict.fromkeys(titles)), ()
+        found.append(sentences[number].strip())
+    return list(dict.fromkeys(titles)), tuple(found)
 
 
 def _pairs(row: Row, value: Any, name: str, second: str) -> list[tuple[Any, Any]]:

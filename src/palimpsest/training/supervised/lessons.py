@@ -1,4 +1,4 @@
-"""Cold-start SFT examples: replies in a policy's format, and whole scripted episodes with tools.
+"""Cold-start SFT examples from the synthetic world: single replies in a policy's format.
 
 Reading examples have one turn, for a policy whose `teachable()` describes its prompts and replies (memory/policy.py):
 
@@ -14,52 +14,29 @@ that lead to the answer, from the first hop on, and if only the first hop is kno
 hop. The rest of the memory comes from the section. The policy must still learn which facts to retain before anything
 leads to them.
 
-Tool examples are episodes. The script knows the positions of the answers (`plan` in
-data/synthetic/search_problems.py), but not which facts to retain or when:
-
-    search    the objectives in order, each under the name in its question
-    prune     in one reply with the next search, from a fill of the context drawn per episode, and occasionally before;
-              deletes the last memory and most results in the prompt, writes each needed fact in the prompt with
-              probability `KEEPS`, under the name of its question, occasionally another fact, and the next search
-    answer    notes of facts in the prompt, and the answers from them; "unknown" for lost ones
-
-The policy or a baseline runs the episode, so that the prompts are those of training. The baselines use no memory
-action and the model's whole window, or summaries. Outcomes are not checked.
-
 Guaranteed: an example is a pure function of (seed, index) and the policy. The same (seed, index) draws the same world,
 facts and question for every reading policy. Without insight, writes and queries do not depend on the answer; no
 reading example spans more than one section.
-Not covered: reading examples for policies without `teachable()` (full_context, sliding_window, agents with tools),
-which are rejected; tool examples on problems without a plan.
+Not covered: policies without `teachable()` (full_context, sliding_window, agents with tools), which are rejected.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from palimpsest.config.data import SearchDataConfig, SyntheticConfig
+from palimpsest.config.data import SyntheticConfig
 from palimpsest.data.synthetic.documents import EvidenceChain, World, distractor, draw_question, near_miss, rival
-from palimpsest.data.synthetic.search_problems import SearchStep, SyntheticSearchSource, plan
 from palimpsest.data.synthetic.world import FILLER, PEOPLE
 from palimpsest.errors import ConfigError
-from palimpsest.events import Event, What, as_event
-from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
-from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.prune import PrunePolicy
+from palimpsest.memory.policy import MemoryPolicy, Teachable
 from palimpsest.memory.recall import RecallPrompts
-from palimpsest.memory.tool_baselines import SummaryPolicy
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template
-from palimpsest.text.tool_calls import calls_text
-from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason, Trajectory, Turn, spans_of
+from palimpsest.types import Completion, Outcome, Prompt, StopReason, Trajectory, Turn
 
 UNKNOWN = "unknown"
 ANSWERS = 0.4  # share of answer examples
@@ -104,6 +81,17 @@ class AnswerScene:
     """Answer, if all of `evidence` fits."""
 
 
+def taught_by(policy: MemoryPolicy) -> Teachable:
+    """Raises ConfigError for a policy without `teachable()`."""
+    taught = policy.teachable()
+    if taught is None:
+        raise ConfigError(
+            f"cold_start can't teach {type(policy).__name__}: its teachable() returns no format of prompts and replies "
+            "(docs/how-to/custom-policy.md); set cold_start=null, or start with palimpsest sft on records"
+        )
+    return taught
+
+
 class Lessons:
     """Draws SFT examples for one policy and one codec."""
 
@@ -114,12 +102,7 @@ class Lessons:
 
         Raises ConfigError for a policy without `teachable()`.
         """
-        taught = policy.teachable()
-        if taught is None:
-            raise ConfigError(
-                f"cold_start can't teach {type(policy).__name__}: its teachable() returns no format of prompts and "
-                "replies (docs/how-to/custom-policy.md); set cold_start=null, or start with palimpsest sft on records"
-            )
+        taught = taught_by(policy)
         self.policy, self.codec, self.data, self.seed, self.insight = taught, codec, data, seed, insight
         self.read: Template
         self.answer: Template
@@ -287,146 +270,3 @@ def _deal(pieces: Sequence[str], slots: Sequence[list[str]], most: int, rng: ran
 
 def _words(text: str) -> Iterator[str]:
     yield from text.replace(".", " ").replace("?", " ").split()
-
-
-# ---- SFT examples for an agent with tools --------------------------------------------------------------------
-
-
-KEEPS = 0.8  # probability of writing a needed fact
-KEEPS_OTHER = 0.2  # probability of writing one other fact too
-DELETES = 0.9  # probability of deleting a result
-FILL = (0.45, 0.6)  # range of the filled share of the context at which an example prunes
-EARLY = 0.08  # probability of an unnecessary prune per turn
-PLAIN = 0.2  # share of episodes without the memory action
-SUMMARY = 0.1  # share of episodes that sum up instead
-
-_SENTENCE = re.compile(r"[^.:\n]+\.")
-
-
-class ToolLessons:
-    """Draws SFT examples for one policy, one codec and a model of `window` tokens."""
-
-    def __init__(self, policy: ToolAgentPolicy, codec: Codec, data: SearchDataConfig, seed: int, window: int) -> None:
-        self.policy, self.codec, self.seed, self.window = policy, codec, seed, window
-        self.source = SyntheticSearchSource(data, seed, "lessons")
-
-    def draw(self, index: int) -> Trajectory:
-        rng = keyed_random(self.seed, "tool lesson", index)
-        (problem,) = self.source.problems(step=index, count=1)
-        policy = self._variant(rng)
-        teacher = Teacher(self.codec, policy, problem, rng)
-        with ThreadPoolExecutor(1) as thread:  # for callers inside an event loop
-            ended = thread.submit(asyncio.run, policy.run(problem, teacher)).result()
-        return Trajectory(
-            problem.id, f"lesson-{index}", 0, tuple(teacher.turns), ended.outcome, ended.text, tuple(teacher.events)
-        )
-
-    def _variant(self, rng: random.Random) -> ToolAgentPolicy:
-        draw = rng.random()
-        if not isinstance(self.policy, PrunePolicy) or draw >= PLAIN + SUMMARY:
-            return self.policy
-        if draw < PLAIN:
-            return replace(self.policy, prune=False, context_tokens=max(self.policy.context_tokens, self.window))
-        if not isinstance(self.policy.prompts, str):
-            return self.policy  # custom prompts for pruning do not cover summaries
-        shared = {one.name: getattr(self.policy, one.name) for one in fields(ToolAgentPolicy) if one.init}
-        return SummaryPolicy(**shared, summary_tokens=self.policy.turn_tokens)
-
-
-@dataclass
-class Teacher:
-    """The `memory.policy.Model` of one scripted episode."""
-
-    codec: Codec
-    policy: ToolAgentPolicy
-    problem: Problem
-    rng: random.Random
-    prepared: Any = None
-    turns: list[Turn] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.max_context = self.policy.context_tokens
-        self.fill = self.rng.uniform(*FILL) * self.policy.context_tokens
-        self.steps = list(plan(self.problem).steps)
-        self.searched = 0
-        self.kinds: list[str] = []
-
-    async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
-        text = self.codec.decode(prompt_ids)
-        reply = self._summary(text) if name == "summarise" else self._act(text, len(prompt_ids))
-        ids = [*self.codec.encode(reply), self.codec.tokenizer.eos_token_id]
-        reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
-        ids = ids[:max_tokens]
-        completion = Completion(tuple(ids), (0.0,) * len(ids), reason)
-        self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes, spans_of(prompt_ids)))
-        return completion
-
-    def event(self, what: What | str, /, **detail: Any) -> None:
-        self.events.append(Event(as_event(what, detail), len(self.turns)))
-
-    def _act(self, text: str, length: int) -> str:
-        calls: list[tuple[str, Mapping[str, Any]]] = []
-        if self.searched < len(self.steps):
-            in_sight = self._in_sight(text, "search")
-            if in_sight and getattr(self.policy, "prune", False) and (length > self.fill or self.rng.random() < EARLY):
-                deleted = [one for one in in_sight if self.rng.random() < DELETES] or in_sight[:1]
-                superseded = self._in_sight(text, "prune_context")
-                arguments = {"memory": self._memory(text), "delete_ids": [*superseded, *deleted]}
-                calls.append(("prune_context", arguments))
-            calls.append(("search", {"query": f" {self.steps[self.searched].query}"}))
-            self.searched += 1
-            self.kinds += [name for name, _ in calls]
-            return calls_text(calls, self.policy.style(self.codec))
-        return self._answer(text)
-
-    def _in_sight(self, text: str, kind: str) -> list[str]:
-        """Ids of one tool's results in the prompt."""
-        made = (self.policy.result_id(self.problem, number) for number, one in enumerate(self.kinds) if one == kind)
-        return [one for one in made if self.policy.shown(one, "") in text]
-
-    def _summary(self, text: str) -> str:
-        """A memory. Results of the last search did not fit: the script searches again."""
-        self.searched = max((self.steps.index(step) + 1 for step in self._visible_steps(text)), default=0)
-        return self._memory(text)
-
-    def _memory(self, text: str) -> str:
-        """Notes of facts in the prompt: most needed ones, sometimes another; last, the next search."""
-        noted = [step for step in self._visible_steps(text) if self.rng.random() < KEEPS]
-        notes = [self._note(step) for step in noted]
-        if self.rng.random() < KEEPS_OTHER or not noted:
-            sentences = (
-                fact for passage in self.problem.metadata["passages"] for fact in _SENTENCE.findall(passage["text"])
-            )
-            rest = sorted({one.strip() for one in sentences if one.strip() in text} - {s.fact for s in self.steps})
-            notes += [f" {fact}" for fact in self.rng.sample(rest, min(1, len(rest)))]
-        if self.searched < len(self.steps):
-            notes.append(f"{self._name(self.steps[self.searched])} {self.steps[self.searched].query}?")
-        return "".join(notes) or f" {UNKNOWN}."
-
-    def _answer(self, text: str) -> str:
-        """Notes of the facts in the prompt, and their answers."""
-        steps = self._visible_steps(text)
-        last = {step.objective: step for step in self.steps}
-        values = {name: self._value(name) if step in steps else UNKNOWN for name, step in last.items()}
-        notes = "".join(self._note(step) for step in steps)
-        if len(values) == 1:
-            return f"{notes} FINAL_ANSWER: {next(iter(values.values()))}"
-        inner = ", ".join(f'"{name}": " {value}"' for name, value in values.items())
-        return f"{notes} FINAL_ANSWER: {{{inner}}}"
-
-    def _visible_steps(self, text: str) -> list[SearchStep]:
-        """Earlier steps whose fact is in the prompt."""
-        return [step for step in self.steps[: self.searched] if step.fact in text]
-
-    def _note(self, step: SearchStep) -> str:
-        return f"{self._name(step)} {step.fact}"
-
-    def _name(self, step: SearchStep) -> str:
-        return f" {step.objective}" if self.problem.metadata.get("objectives") else ""
-
-    def _value(self, name: str) -> str:
-        golds: dict[str, tuple[str, ...]] = {
-            objective["name"]: objective["answers"] for objective in self.problem.metadata.get("objectives", ())
-        }
-        return golds.get(name, self.problem.answers)[0]

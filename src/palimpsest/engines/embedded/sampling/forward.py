@@ -197,7 +197,7 @@ class HFForward:
 
 
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
-MAX_BYTES = 1 << 30  # of weights, which are copied
+MAX_BYTES = 1 << 30  # of weights, since the forward copies them
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 0.1}
 """Root mean square of the differences of the probe's logits from the class's own, relative to their spread. In
 bfloat16 (8 bits) SmolLM2-135M has 0.031, where its class is 0.020 from float32 and the fused forward 0.017."""

@@ -1,0 +1,289 @@
+"""Scripted episodes as SFT examples: reading of problems that name their evidence, and an agent with tools.
+
+Examples of files are episodes on problems that name their evidence (`metadata.supporting_sentences` of HotpotQA's
+layout, otherwise `metadata.evidence`). A scripted reader adds each piece of evidence that its section contains to the
+memory. If there is none, the memory stays: an empty reply, if the policy then keeps it, otherwise a copy. It answers
+with the gold if the memory contains all evidence, or a gold, otherwise "unknown".
+
+Tool examples are episodes. The script knows the positions of the answers (`plan` in
+data/synthetic/search_problems.py), but not which facts to retain or when:
+
+    search    the objectives in order, each under the name in its question
+    prune     in one reply with the next search, from a fill of the context drawn per episode, and occasionally before;
+              deletes the last memory and most results in the prompt, writes each needed fact in the prompt with
+              probability `KEEPS`, under the name of its question, occasionally another fact, and the next search
+    answer    notes of facts in the prompt, and the answers from them; "unknown" for lost ones
+
+The policy or a baseline runs the episode, so that the prompts are those of training. The baselines use no memory
+action and the model's whole window, or summaries. Outcomes are not checked.
+
+Guaranteed: an example is a pure function of (seed, index), the policy and the problem.
+Not covered: queries of a recalling policy; tool examples on problems without a plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from palimpsest.config.data import SearchDataConfig
+from palimpsest.data.synthetic.search_problems import SearchStep, SyntheticSearchSource, plan
+from palimpsest.errors import DataError
+from palimpsest.events import Event, What, as_event
+from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
+from palimpsest.memory.policy import MemoryPolicy, Teachable
+from palimpsest.memory.prune import PrunePolicy
+from palimpsest.memory.tool_baselines import SummaryPolicy
+from palimpsest.seeding import keyed_random
+from palimpsest.text.codec import Codec
+from palimpsest.text.sentences import sentences
+from palimpsest.text.tool_calls import calls_text
+from palimpsest.training.supervised.lessons import UNKNOWN, taught_by
+from palimpsest.types import Completion, Problem, StopReason, Trajectory, Turn, spans_of
+
+
+@dataclass
+class Script:
+    """The `memory.policy.Model` of one scripted episode of `policy`."""
+
+    codec: Codec
+    problem: Problem
+    policy: MemoryPolicy
+    turns: list[Turn] = field(default_factory=list, init=False)
+    events: list[Event] = field(default_factory=list, init=False)
+    max_context: int = field(default=1 << 30, init=False)
+    prepared: Any = field(default=None, init=False)
+
+    def played(self, index: int) -> Trajectory:
+        """The episode."""
+        self.prepared = self.policy.prepare(self.problem, self.codec)
+        with ThreadPoolExecutor(1) as thread:  # for callers inside an event loop
+            ended = thread.submit(asyncio.run, self.policy.run(self.problem, self)).result()
+        turns, events = tuple(self.turns), tuple(self.events)
+        return Trajectory(self.problem.id, f"lesson-{index}", 0, turns, ended.outcome, ended.text, events)
+
+    def said(
+        self, prompt_ids: Sequence[int], reply: Sequence[int], name: str, max_tokens: int, notes: Mapping[str, Any]
+    ) -> Completion:
+        """Record a turn with this reply, cut at `max_tokens`."""
+        ids = [*reply, self.codec.tokenizer.eos_token_id]
+        reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
+        ids = ids[:max_tokens]
+        completion = Completion(tuple(ids), (0.0,) * len(ids), reason)
+        self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes, spans_of(prompt_ids)))
+        return completion
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        name: str,
+        max_tokens: int,
+        role: str | None = None,
+        ahead: Any = None,
+        **notes: Any,
+    ) -> Completion:
+        """Record and return the script's reply."""
+        return self.said(prompt_ids, self.reply(prompt_ids, name, notes), name, max_tokens, notes)
+
+    def reply(self, prompt_ids: Sequence[int], name: str, notes: Mapping[str, Any]) -> list[int]:
+        """The ids of a reply, without the stop token."""
+        raise NotImplementedError
+
+    def event(self, what: What | str, /, **detail: Any) -> None:
+        self.events.append(Event(as_event(what, detail), len(self.turns)))
+
+
+class EvidenceLessons:
+    """Scripted episodes on problems that name their evidence."""
+
+    def __init__(self, policy: MemoryPolicy, codec: Codec, problem: Callable[[int], Problem]) -> None:
+        """`problem`: the problem of an example's number. Raises ConfigError for a policy without `teachable()`."""
+        self.policy, self.codec, self.problem = policy, codec, problem
+        self.taught = taught_by(policy)
+
+    def draw(self, index: int) -> Trajectory:
+        """Raises DataError for a problem without evidence."""
+        return Reader(self.codec, self.problem(index), self.policy, self.taught).played(index)
+
+
+@dataclass
+class Reader(Script):
+    """Saves the evidence it reads, and answers from it."""
+
+    taught: Teachable
+
+    def __post_init__(self) -> None:
+        metadata = self.problem.metadata
+        named = metadata.get("supporting_sentences") or metadata.get("evidence")
+        if not named:
+            raise DataError(
+                f"problem {self.problem.id}: names no evidence, so no example can be made of it; add texts of its "
+                "context as metadata.evidence, or use a set with supporting facts, such as HotpotQA"
+            )
+        self.pieces = [self._short(text) for text in named]
+        self.keeps = self.taught.may_keep or getattr(self.policy, "grounded", "off") != "off"
+
+    def reply(self, prompt_ids: Sequence[int], name: str, notes: Mapping[str, Any]) -> list[int]:
+        spans = spans_of(prompt_ids)
+        memory = self.codec.decode(prompt_ids[slice(*spans["memory"])])
+        if name != "read":
+            return self.codec.encode(self._answer(memory, notes))
+        section = self.codec.decode(prompt_ids[slice(*spans["section"])])
+        found = [piece for piece in self.pieces if piece in section and piece not in memory]
+        kept = [piece for piece in self.pieces if piece in memory]
+        written = self._fitting([*kept, *found]) if found else [] if self.keeps else self.codec.encode(memory)
+        return self.taught.reply(self.codec, written)
+
+    def _answer(self, memory: str, notes: Mapping[str, Any]) -> str:
+        golds = self.problem.by_question[notes.get("question", 0)].answers
+        known = all(piece in memory for piece in self.pieces) or any(gold in memory for gold in golds)
+        answer = golds[0] if known else UNKNOWN
+        marked = "FINAL_ANSWER:" in getattr(self.taught.texts, "answer", "")
+        return f"FINAL_ANSWER: {answer}" if marked else f"\\boxed{{{answer}}}"
+
+    def _short(self, text: str) -> str:
+        """`text`, or its sentence that contains a gold, or its first one, if the memory has no room for all of it."""
+        if len(self.codec.encode(text)) < self.taught.memory_tokens:
+            return text
+        parts = sentences(text)
+        return next((part for part in parts if any(gold in part for gold in self.problem.answers)), parts[0])
+
+    def _fitting(self, pieces: Sequence[str]) -> list[int]:
+        """The first pieces that fit, joined."""
+        ids = list[int]()
+        for end in range(1, len(pieces) + 1):
+            joined = self.codec.encode(" ".join(pieces[:end]))
+            if len(joined) >= self.taught.memory_tokens:
+                break
+            ids = joined
+        return ids
+
+
+# ---- SFT examples for an agent with tools --------------------------------------------------------------------
+
+
+KEEPS = 0.8  # probability of writing a needed fact
+KEEPS_OTHER = 0.2  # probability of writing one other fact too
+DELETES = 0.9  # probability of deleting a result
+FILL = (0.45, 0.6)  # range of the filled share of the context at which an example prunes
+EARLY = 0.08  # probability of an unnecessary prune per turn
+PLAIN = 0.2  # share of episodes without the memory action
+SUMMARY = 0.1  # share of episodes that sum up instead
+
+_SENTENCE = re.compile(r"[^.:\n]+\.")
+
+
+class ToolLessons:
+    """Draws SFT examples for one policy, one codec and a model of `window` tokens."""
+
+    def __init__(self, policy: ToolAgentPolicy, codec: Codec, data: SearchDataConfig, seed: int, window: int) -> None:
+        self.policy, self.codec, self.seed, self.window = policy, codec, seed, window
+        self.source = SyntheticSearchSource(data, seed, "lessons")
+
+    def draw(self, index: int) -> Trajectory:
+        rng = keyed_random(self.seed, "tool lesson", index)
+        (problem,) = self.source.problems(step=index, count=1)
+        policy = self._variant(rng)
+        return Teacher(self.codec, problem, policy, rng).played(index)
+
+    def _variant(self, rng: random.Random) -> ToolAgentPolicy:
+        draw = rng.random()
+        if not isinstance(self.policy, PrunePolicy) or draw >= PLAIN + SUMMARY:
+            return self.policy
+        if draw < PLAIN:
+            return replace(self.policy, prune=False, context_tokens=max(self.policy.context_tokens, self.window))
+        if not isinstance(self.policy.prompts, str):
+            return self.policy  # custom prompts for pruning do not cover summaries
+        shared = {one.name: getattr(self.policy, one.name) for one in fields(ToolAgentPolicy) if one.init}
+        return SummaryPolicy(**shared, summary_tokens=self.policy.turn_tokens)
+
+
+@dataclass
+class Teacher(Script):
+    """The `memory.policy.Model` of one scripted episode with tools."""
+
+    policy: ToolAgentPolicy
+    rng: random.Random
+
+    def __post_init__(self) -> None:
+        self.max_context = self.policy.context_tokens
+        self.fill = self.rng.uniform(*FILL) * self.policy.context_tokens
+        self.steps = list(plan(self.problem).steps)
+        self.searched = 0
+        self.kinds: list[str] = []
+
+    def reply(self, prompt_ids: Sequence[int], name: str, notes: Mapping[str, Any]) -> list[int]:
+        text = self.codec.decode(prompt_ids)
+        return self.codec.encode(self._summary(text) if name == "summarise" else self._act(text, len(prompt_ids)))
+
+    def _act(self, text: str, length: int) -> str:
+        calls: list[tuple[str, Mapping[str, Any]]] = []
+        if self.searched < len(self.steps):
+            in_sight = self._in_sight(text, "search")
+            if in_sight and getattr(self.policy, "prune", False) and (length > self.fill or self.rng.random() < EARLY):
+                deleted = [one for one in in_sight if self.rng.random() < DELETES] or in_sight[:1]
+                superseded = self._in_sight(text, "prune_context")
+                arguments = {"memory": self._memory(text), "delete_ids": [*superseded, *deleted]}
+                calls.append(("prune_context", arguments))
+            calls.append(("search", {"query": f" {self.steps[self.searched].query}"}))
+            self.searched += 1
+            self.kinds += [name for name, _ in calls]
+            return calls_text(calls, self.policy.style(self.codec))
+        return self._answer(text)
+
+    def _in_sight(self, text: str, kind: str) -> list[str]:
+        """Ids of one tool's results in the prompt."""
+        made = (self.policy.result_id(self.problem, number) for number, one in enumerate(self.kinds) if one == kind)
+        return [one for one in made if self.policy.shown(one, "") in text]
+
+    def _summary(self, text: str) -> str:
+        """A memory. Results of the last search did not fit: the script searches again."""
+        self.searched = max((self.steps.index(step) + 1 for step in self._visible_steps(text)), default=0)
+        return self._memory(text)
+
+    def _memory(self, text: str) -> str:
+        """Notes of facts in the prompt: most needed ones, sometimes another; last, the next search."""
+        noted = [step for step in self._visible_steps(text) if self.rng.random() < KEEPS]
+        notes = [self._note(step) for step in noted]
+        if self.rng.random() < KEEPS_OTHER or not noted:
+            facts = (
+                fact for passage in self.problem.metadata["passages"] for fact in _SENTENCE.findall(passage["text"])
+            )
+            rest = sorted({one.strip() for one in facts if one.strip() in text} - {s.fact for s in self.steps})
+            notes += [f" {fact}" for fact in self.rng.sample(rest, min(1, len(rest)))]
+        if self.searched < len(self.steps):
+            notes.append(f"{self._name(self.steps[self.searched])} {self.steps[self.searched].query}?")
+        return "".join(notes) or f" {UNKNOWN}."
+
+    def _answer(self, text: str) -> str:
+        """Notes of the facts in the prompt, and their answers."""
+        steps = self._visible_steps(text)
+        last = {step.objective: step for step in self.steps}
+        values = {name: self._value(name) if step in steps else UNKNOWN for name, step in last.items()}
+        notes = "".join(self._note(step) for step in steps)
+        if len(values) == 1:
+            return f"{notes} FINAL_ANSWER: {next(iter(values.values()))}"
+        inner = ", ".join(f'"{name}": " {value}"' for name, value in values.items())
+        return f"{notes} FINAL_ANSWER: {{{inner}}}"
+
+    def _visible_steps(self, text: str) -> list[SearchStep]:
+        """Earlier steps whose fact is in the prompt."""
+        return [step for step in self.steps[: self.searched] if step.fact in text]
+
+    def _note(self, step: SearchStep) -> str:
+        return f"{self._name(step)} {step.fact}"
+
+    def _name(self, step: SearchStep) -> str:
+        return f" {step.objective}" if self.problem.metadata.get("objectives") else ""
+
+    def _value(self, name: str) -> str:
+        golds: dict[str, tuple[str, ...]] = {
+            objective["name"]: objective["answers"] for objective in self.problem.metadata.get("objectives", ())
+        }
+        return golds.get(name, self.problem.answers)[0]
