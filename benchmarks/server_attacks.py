@@ -65,9 +65,9 @@ def server(kind: str, folder: Path) -> Iterator[tuple[Address, int, str]]:
     corpus.write_text('{"id": "1", "contents": "Anna sells tea."}\n')
     words, prefix, path = {
         "serve": (
-            ["serve", "embedded", "--store", str(folder / "store"), "--api-key-env", "ATTACKED_KEY"],
+            ["serve", "embedded", "--store", str(folder / "store"), "--server-key-env", "ATTACKED_KEY"],
             "/v1",
-            "/health",
+            "/v1/models",
         ),
         "view": (["view", str(folder), "--follow", "--server-key-env", "ATTACKED_KEY"], "/", "/api/runs"),
         "retrieval": (["retrieval", "serve", str(corpus), "--server-key-env", "ATTACKED_KEY"], "", "/queue_status"),

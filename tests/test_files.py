@@ -58,3 +58,23 @@ def test_a_file_that_is_none_is_never_waited_for(tmp_path: Path) -> None:
             files.open_regular(path)
     with pytest.raises(FileNotFoundError):
         files.open_regular(tmp_path / "none")
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_APPEND, os.O_RDWR | os.O_CREAT, os.O_RDONLY])
+def test_a_pipe_is_not_waited_for_in_any_mode(flags: int, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(files.NoRegularFile) as error:
+        files.open_descriptor(tmp_path / "pipe", flags)
+    assert error.value.filename == str(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("target", ["out", "file", "none"])
+def test_a_folder_replaces_a_link_of_its_name_and_not_the_target(target: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "out").symlink_to(target)
+    hidden = files.hidden_folder(tmp_path / "out")
+    (hidden / "new").write_text("new")
+    files.publish_folder(hidden, tmp_path / "out")
+    assert not (tmp_path / "out").is_symlink()
+    assert (tmp_path / "out" / "new").read_text() == "new"
+    assert (tmp_path / "file").read_text() == "mine"

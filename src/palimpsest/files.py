@@ -19,26 +19,46 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
-from palimpsest.errors import DataError
+from palimpsest.errors import DataError, PalimpsestError
 
 _PARTIAL = ".palimpsest-partial"
 _TRASH = ".palimpsest-trash-"
 
 
-class NoRegularFile(OSError):
+class NoRegularFile(PalimpsestError, OSError):
     """A pipe, a socket, a device or a folder instead of a file."""
 
+    def __init__(self, path: Path, what: str = "a pipe or a device") -> None:
+        super().__init__(errno.EINVAL, f"{what}; remove it, or restore the file", os.fspath(path))
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, without waiting for pipes or devices. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would wait
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+def open_descriptor(path: Path, flags: int, mode: int = 0o644) -> int:
+    """`os.open` for a regular file only, without waiting for pipes or devices. Raises OSError."""
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)  # a pipe without a writer would wait
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
+            raise NoRegularFile(path) from None
+        if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
+            raise NoRegularFile(path, "a link") from None
+        raise
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
         os.close(descriptor)
-        raise NoRegularFile(errno.EINVAL, "no regular file", os.fspath(path))
-    return os.fdopen(descriptor, "rb")
+        raise NoRegularFile(path, "a folder") if stat.S_ISDIR(kind) else NoRegularFile(path)
+    return descriptor
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading. Raises OSError."""
+    return open(open_descriptor(path, os.O_RDONLY), "rb")
 
 
 def read_regular(path: Path, most: int = -1) -> bytes:
@@ -127,7 +147,7 @@ def publish_folder(hidden: Path, path: Path) -> None:
     for file in sorted(hidden.rglob("*")):
         sync(file)
     sync(hidden)
-    if path.exists():
+    if os.path.lexists(path):
         discard(path)
     rename(hidden, path)
     sync(path.parent)
@@ -176,8 +196,8 @@ def empty_trash(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and its content, or only the link to a folder; a crash may leave a part of it."""
-    path.unlink() if path.is_symlink() else shutil.rmtree(path)
+    """Remove a folder and its content, a file, or only the link to one; a crash may leave a part of a folder."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -186,7 +206,7 @@ def remove_leftovers(folder: Path) -> None:
         return
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(_TRASH) or (entry.name.startswith(".") and entry.name.endswith(_PARTIAL)):
-            remove_tree(entry) if entry.is_dir() else entry.unlink()
+            remove_tree(entry)
 
 
 def hidden_folder(path: Path) -> Path:
@@ -207,7 +227,7 @@ def new_hidden_folder(path: Path) -> Path:
 
 def sha256(path: Path) -> str:
     """Hexadecimal digest of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -33,6 +33,9 @@ SHIPPED = recipe_names()
 PUBLISHED = [name for name in SHIPPED if name not in quickstarts().values()]
 
 
+READS = "must be a whole number, at least 1 and at most 4096, or auto or off or null"
+
+
 def refused(*overrides: str, text: str = "") -> str:
     with pytest.raises(ConfigError) as caught:
         parse_config(text, name="mine", overrides=overrides)
@@ -298,7 +301,12 @@ def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str, beside: dic
         ("train.max_steps=1.5", "train.max_steps=1.5: must be a whole number, at least 1"),
         ("optim.learning_rate=fast", "optim.learning_rate='fast': must be a number, above 0"),
         ("sampling.top_p=2", "sampling.top_p=2: must be a number, above 0 and at most 1"),
-        ("optim.max_grad_norm=x", "optim.max_grad_norm='x': must be a number or null, above 0"),
+        ("optim.max_grad_norm=x", "optim.max_grad_norm='x': must be a number, above 0, or null"),
+        ("engine.speculative_reads=.nan", f"engine.speculative_reads=nan: {READS}, and finite"),
+        *(
+            (f"engine.speculative_reads={value}", f"engine.speculative_reads={shown}: {READS}")
+            for value, shown in (("0", "0"), ("1000000000", "1000000000"), ("1.5", "1.5"), ("yes", "'yes'"))
+        ),
         ("data.shuffle=maybe", "data.shuffle='maybe': must be true or false"),
         ("model.path=3", "model.path=3: must be text"),
         ("policy.options=3", "policy.options=3: must be a mapping"),

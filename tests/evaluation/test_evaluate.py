@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import zlib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from palimpsest.evaluation.runner import Arena, Entry, Measure, play_entries, su
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Cell, Sample, SampleLog, read_samples
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import EvalSummary, score, summarise
+from palimpsest.files import NoRegularFile
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
@@ -398,3 +400,11 @@ def test_lone_surrogates_and_control_characters_do_not_break_the_log(tmp_path: P
     found, unreadable = read_samples(tmp_path / SAMPLES)
     assert (len(found), unreadable) == (2, 0)
     assert found[0].answer == "line\nbreak"
+
+
+@pytest.mark.parametrize("name", ["samples.jsonl", "evaluation.json"])
+def test_a_pipe_in_an_evaluation_is_named_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises((NoRegularFile, RunError)) as error:
+        SampleLog(tmp_path, {"a": 1})
+    assert str(tmp_path / name) in str(error.value)

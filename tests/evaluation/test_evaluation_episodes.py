@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ import palimpsest
 from palimpsest.app.quickstart.quickstart_jobs import Shard
 from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
 from palimpsest.config.load import dump_config
-from palimpsest.errors import ConfigError
-from palimpsest.evaluation.episode_files import EPISODES, EpisodeFile, Selection, read_episodes
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.evaluation.episode_files import EPISODES, EpisodeFile, Selection, first_episodes, read_episodes
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES
+from palimpsest.files import NoRegularFile
 from palimpsest.rollout.trajectory_file import frame_spans, index_of
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
 from support.tasks import Told
@@ -65,6 +67,15 @@ def test_of_an_episode_played_again_the_last_counts_even_where_it_is_right_now(t
     written(tmp_path, "wrong", ("p", 0, None), ("q", 0, 0.0))
     written(tmp_path, "wrong", ("p", 0, 1.0), ("q", 1, 0.0))
     assert held(tmp_path) == [("set/p", 0, 1.0), ("set/q", 0, 0.0), ("set/q", 1, 0.0)]
+
+
+def test_a_pipe_instead_of_the_record_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / EPISODES)
+    with pytest.raises(NoRegularFile, match=EPISODES):
+        written(tmp_path, "wrong", ("p", 0, 0.0))
+    with pytest.raises(DataError, match=EPISODES):
+        read_episodes(tmp_path / EPISODES)
+    assert first_episodes(tmp_path / EPISODES) == ()
 
 
 def test_a_disk_that_takes_no_more_ends_the_record_alone_and_is_told_once(tmp_path: Path) -> None:

@@ -243,6 +243,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_temporary_files(tmp_path: 
         with pytest.raises(CheckpointError, match="about 6,") as error, file_size_limit(limit):
             save(checkpoints(tmp_path), 40)
         assert str(tmp_path / "step-000040") in str(error.value)
+        assert "ulimit" in str(error.value)  # the limit of a file's size, not the disk's room
         assert sorted(tmp_path.rglob("*")) == before
     assert holds(tmp_path, 20)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from palimpsest import files
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import RunError
 from palimpsest.notes import Note
@@ -101,6 +102,8 @@ def test_a_resume_to_fewer_steps_than_were_done_is_refused_before_anything_is_wr
     path = tmp_path / "run"
     quiet(path, changed(train={"max_steps": 30})).close()
     (path / "checkpoints" / "step-000030").mkdir(parents=True)
+    (path / "checkpoints" / "step-000030" / "manifest.json").write_text('{"sha256"}')
+    (path / "checkpoints" / "step-99999999999999999999").mkdir()  # no checkpoint: it has no manifest
     before = {file: file.read_bytes() for file in path.iterdir() if file.is_file()}
     refusal = r"train\.max_steps=12: .*run already has 30 steps; .* such as train\.max_steps=60"
     with pytest.raises(RunError, match=refusal):
@@ -119,6 +122,29 @@ def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").write_text("train: {stepz: 3}\n")
     with pytest.raises(RunError, match=r"config\.yaml"):
         quiet(tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"\xff\xfet", None, b"1: 2\n", b"? null\n: 1\n"])
+def test_a_lost_configuration_is_not_replaced_by_defaults(content: bytes | None, tmp_path: Path) -> None:
+    """None: a pipe."""
+    quiet(tmp_path / "run").close()
+    file = tmp_path / "run" / "config.yaml"
+    file.unlink()
+    os.mkfifo(file) if content is None else file.write_bytes(content)
+    with pytest.raises(RunError, match=r"config\.yaml") as error:
+        quiet(tmp_path / "run", resume=True)
+    assert "missing" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl", "events.jsonl", ".lock"])
+def test_a_pipe_in_a_run_is_named_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    with quiet(tmp_path / "run") as folder:
+        folder.append_metrics(1, {})
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(files.NoRegularFile) as error, quiet(tmp_path / "run", resume=True) as folder:
+        folder.rewind(1)
+    assert error.value.filename == str(tmp_path / "run" / name)
 
 
 HOLDER = """

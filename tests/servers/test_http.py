@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sys
 from collections.abc import MutableMapping
@@ -146,3 +147,58 @@ async def asked_as(hosts: list[tuple[str, str]], origin: str | None) -> int:
 
     await app(scope, receive, send)
     return int(said[0]["status"])
+
+
+async def exchanged(*pieces: bytes) -> list[bytes]:
+    """The bodies of the replies to `pieces`, sent one after the other, of a server that sends bodies back."""
+
+    async def echo(request: Request) -> Any:
+        return json_response([request.method, request.url.path, (await request.body()).decode()])
+
+    app = RequestGuard(None).app([("/a", "POST", echo), ("/b", "GET", echo)])
+    with bound("127.0.0.1", 0) as taken:
+        server = Server(app, taken, grace_seconds=1)
+        serving = asyncio.create_task(server.serve_here())
+        reader, writer = await asyncio.open_connection(*taken.getsockname())
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.05)
+        replies = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        server.should_exit = True
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    return [reply.partition(b"\r\n\r\n")[2] for reply in replies.split(b"HTTP/1.1 ")[1:]]
+
+
+OFFER = b"Host: 127.0.0.1\r\nUpgrade: %s\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMA\r\n"
+LAST = b"GET /b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+@pytest.mark.parametrize("size", [1, 5000])
+async def test_an_offer_of_another_protocol_is_ignored_and_the_body_and_later_requests_are_read(
+    protocol: bytes, framing: str, size: int
+) -> None:
+    body = b"x" * size
+    head = b"POST /a HTTP/1.1\r\n" + OFFER % protocol
+    if framing == "length":
+        head, sent = head + b"Content-Length: %d\r\n\r\n" % size, body
+    else:
+        head, sent = head + b"Transfer-Encoding: chunked\r\n\r\n", b"%x\r\n%s\r\n0\r\n\r\n" % (size, body)
+    expected = [b'["POST","/a","%s"]' % body, b'["GET","/b",""]']
+    assert await exchanged(head + sent + LAST) == expected
+    assert await exchanged(head[:40], head[40:], sent, LAST) == expected
+
+
+async def test_a_request_for_a_tunnel_gets_an_error_and_ends_the_connection() -> None:
+    replies = await exchanged(b"CONNECT 127.0.0.1:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" + LAST)
+    assert len(replies) == 1
+    assert b"CONNECT" in replies[0]
+
+
+async def test_an_offer_does_not_widen_the_limit_of_a_head() -> None:
+    head = b"GET /b HTTP/1.1\r\n" + OFFER % b"h2c" + b"X: %s\r\n\r\n"
+    assert await exchanged(head % (b"a" * 15_000) + LAST) == [b'["GET","/b",""]'] * 2
+    assert b"exceeds" in (await exchanged(head % (b"a" * 20_000) + LAST))[0]

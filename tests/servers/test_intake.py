@@ -52,3 +52,10 @@ async def test_a_body_that_does_not_end_in_time_is_rejected_and_holds_nothing() 
     whole = Sender(b"b" * 100)
     whole.send(b"", more=False)
     assert await whole.received(intake) == b"b" * 100
+
+
+@pytest.mark.parametrize(("declared", "status"), [(b"101", 413), (b"100", 408)])
+async def test_a_body_declared_too_long_is_rejected_before_it_arrives(declared: bytes, status: int) -> None:
+    sender = Sender()
+    sender.request.scope["headers"] = [(b"content-length", declared)]
+    assert await refused(sender.received(Intake(), seconds=0.05)) == (status, None)

@@ -233,3 +233,13 @@ def test_a_port_in_use_is_found_before_the_index_is_built(refused: Callable[...,
 def test_a_missing_corpus_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
     missing = str(tmp_path / "none.jsonl")
     assert "none.jsonl: can't be read" in refused("retrieval", "serve", missing, "--port", "0")
+
+
+def test_a_killed_server_without_an_index_folder_leaves_no_files(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with process(corpus) as (address, child):
+        assert len(ask(address, queries=["the", "of"], topk=1)["result"]) == 2
+        assert list(tmp_path.iterdir()) == []
+        child.kill()

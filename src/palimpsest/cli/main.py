@@ -121,7 +121,9 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _SYSTEM:
             raise
-        _fail(f"{error.filename or 'output'}: {error.strerror}; {_SYSTEM[error.errno]}", 2)
+        no_room = "temporary directory" in str(error)  # of `tempfile`, as ENOENT
+        fix = "set TMPDIR to a writable folder, or raise `ulimit -f`" if no_room else _SYSTEM[error.errno]
+        _fail(f"{error.filename or 'output'}: {error.strerror}; {fix}", 2)
 
 
 def _warned(message: Warning | str, *_: object, **__: object) -> str:

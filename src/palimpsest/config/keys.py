@@ -187,15 +187,14 @@ _SHOWN = 80  # characters of a wrong value in a message
 def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]) -> str:
     """One line per problem, at most `_LINES`. `overrides` maps dotted keys to the command-line text that set them."""
     details = error.errors(include_url=False)
-    lines = []
+    lines = dict[str, str]()
     for detail in map(_too_short_list, details[:_LINES]):
         key = ".".join(str(part) for part in _without_tag(detail["loc"]) if part != "[key]")
         name = _blamed(key, overrides)
         origin = f"override {overrides[name]}" if name else f"recipe {source}"
-        lines.append(f"{origin}: {_reason(key, detail, name)}")
-    if len(details) > _LINES:
-        lines.append(f"and {len(details) - _LINES} more")
-    return "\n".join(dict.fromkeys(lines))
+        lines.setdefault(key, f"{origin}: {_reason(key, detail, name)}")  # each member of a union has an error
+    more = [f"and {len(details) - _LINES} more"] if len(details) > _LINES else []
+    return "\n".join(dict.fromkeys([*lines.values(), *more]))
 
 
 def _too_short_list(detail: ErrorDetails) -> ErrorDetails:
@@ -206,12 +205,18 @@ def _too_short_list(detail: ErrorDetails) -> ErrorDetails:
 
 
 def _without_tag(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The key's parts; pydantic names the kind of engine among them.
+    """The key's parts; pydantic names the kind of engine and the member of a union among them.
 
-    >>> _without_tag(("engine", "embedded", "threads")), _without_tag(("train", "steps"))
-    (('engine', 'threads'), ('train', 'steps'))
+    >>> _without_tag(("engine", "embedded", "threads")), _without_tag(("data", "train_files", "tuple[str, ...]", 0))
+    (('engine', 'threads'), ('data', 'train_files', 0))
     """
-    return where[:1] + where[2:] if where[:1] == ("engine",) else where
+    where = where[:1] + where[2:] if where[:1] == ("engine",) else where
+    for at in range(1, len(where)):
+        annotation, _ = _annotation_at(where[:at])
+        union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        if union and len({*typing.get_args(annotation)} - {type(None)}) > 1:
+            return where[:at] + where[at + 1 :]
+    return where
 
 
 def _blamed(key: str, overrides: Mapping[str, str]) -> str | None:
@@ -290,7 +295,8 @@ def _demand(detail: ErrorDetails) -> str:
     example = f", e.g. [{detail['input']}]" if detail["type"] in ("tuple_type", "list_type") else ""
     finite = ", and finite" if detail["type"] == "finite_number" else ""
     empty = ", and not empty" if detail["type"] == "too_short" and isinstance(detail["input"], dict) else ""
-    return f"must be {expected(annotation) or 'something else'}{limits}{finite}{empty}{example}"
+    kind, sign, others = (expected(annotation) or "something else").partition(" or ")
+    return f"must be {kind}{limits}{',' if limits and sign else ''}{sign}{others}{finite}{empty}{example}"
 
 
 def _annotation_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
@@ -304,6 +310,9 @@ def _annotation_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
             annotation, metadata = field.annotation, field.metadata
         elif inner:
             annotation, metadata = inner[min(part, len(inner) - 1) if isinstance(part, int) else -1], []
+    if not metadata:  # limits of a member of a union
+        about = [info for member in typing.get_args(annotation) for info in getattr(member, "__metadata__", ())]
+        metadata = [limit for info in about for limit in getattr(info, "metadata", ())]
     return section_in(annotation) or annotation, metadata
 
 

@@ -244,8 +244,10 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"recipe {name}: not valid YAML ({first_line(error)})") from None
     if values is None:
         return {}
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+    if not isinstance(values, dict):
         raise ConfigError(f"recipe {name}: expected sections such as `train:` at the top, got {type(values).__name__}")
+    if wrong := [key for key in values if not isinstance(key, str)]:
+        raise ConfigError(f"recipe {name}: the key {wrong[0]!r:.60} is not the name of a section; remove it")
     return values
 
 

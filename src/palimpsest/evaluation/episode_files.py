@@ -80,14 +80,13 @@ class EpisodeFile:
             return
         if self._written(frame, size):
             self._held.add(episode_key)
-            with suppress(OSError), index_of(self.path).open("ab") as file:  # a missing line is rebuilt from the frames
-                file.write(index_lines([group], frame, size))
+            with suppress(OSError):  # a missing line is rebuilt from the frames
+                _append(index_of(self.path), index_lines([group], frame, size))
 
     def _written(self, frame: bytes, size: int) -> bool:
         """Append `frame` at `size` and return whether that worked. A disk error ends the record, not the evaluation."""
         try:
-            with self.path.open("ab") as file:
-                file.write(frame)
+            _append(self.path, frame)
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self.path, size)
@@ -110,7 +109,7 @@ def read_episodes(path: Path) -> Recording:
 def first_episodes(path: Path, most_bytes: int = 4 << 20) -> tuple[Group, ...]:
     """Groups in the whole frames of a record's first bytes, one per problem; empty without a record."""
     try:
-        with path.open("rb") as file:
+        with files.open_regular(path) as file:
             data = file.read(most_bytes)
     except OSError:
         return ()
@@ -138,9 +137,14 @@ def merged(groups: Iterable[Group]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
+def _append(path: Path, data: bytes) -> None:
+    with open(files.open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+        file.write(data)
+
+
 def _recover_frames(path: Path) -> set[EpisodeKey]:
     """Keys of the episodes in the file; truncates it after the last whole frame and rebuilds the index."""
-    data = path.read_bytes() if path.exists() else b""
+    data = files.read_regular(path) if path.exists() else b""
     held, valid_end, index = set[EpisodeKey](), 0, list[bytes]()
     for start, end in frame_spans(data):
         try:

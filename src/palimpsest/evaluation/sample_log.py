@@ -209,7 +209,7 @@ class SampleLog:
         self.path = folder / SAMPLES
         self.warnings: list[str] = []
         """Warnings for the user."""
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = files.open_descriptor(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             _lock(self._file, self.path)
             files.remove_leftovers(folder)
@@ -252,7 +252,7 @@ def encoded(sample: Sample) -> bytes:
 
 def read_samples(path: Path) -> tuple[list[Sample], int]:
     """Samples of a finished or torn log, and the number of unreadable lines. An episode's last line counts."""
-    return _parse(path.read_bytes())
+    return _parse(files.read_regular(path))
 
 
 def _parse(data: bytes) -> tuple[list[Sample], int]:
@@ -308,7 +308,7 @@ def refuse_in_use(folder: Path) -> None:
     """Raise RunError if a process writes to the log in `folder`."""
     path = folder / SAMPLES
     if path.exists():
-        with path.open("rb") as log:
+        with files.open_regular(path) as log:
             _lock(log.fileno(), path)
 
 
@@ -361,7 +361,7 @@ def _identity(folder: Path) -> dict[str, Any] | None:
 def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if it is missing or unreadable."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(files.read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -43,7 +43,7 @@ def sealed(body: Mapping[str, Any]) -> bytes:
 def read_manifest(file: Path) -> dict[str, Any]:
     """The body written by `sealed`: `step`, `identity`, `state` and `files`. Raises CheckpointError if damaged."""
     try:
-        data = file.read_bytes()
+        data = files.read_regular(file)
         body: dict[str, Any] = orjson.loads(data)
         body.pop("checksum", None)
         intact = sealed(body) == data  # canonical bytes: no flipped bit leaves them valid
@@ -114,7 +114,7 @@ def verify_files(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> int:
 def has_manifest(folder: Path) -> bool:
     """True if `folder` is a palimpsest checkpoint; other models may also have a manifest.json."""
     try:
-        return _OURS in (folder / MANIFEST).read_bytes()
+        return _OURS in files.read_regular(folder / MANIFEST)
     except OSError:
         return False
 

@@ -69,7 +69,7 @@ def checked(folder: Path, kind: str) -> dict[str, Any]:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of the index in `folder`, or None for a missing or empty folder. Raises DataError for other ones."""
     try:
-        manifest = orjson.loads((folder / MANIFEST).read_bytes())
+        manifest = orjson.loads(files.read_regular(folder / MANIFEST))
     except FileNotFoundError:
         if folder.is_dir() and any(folder.iterdir()):
             raise DataError(f"{folder} is not an index (files, but no {MANIFEST}); choose another folder") from None

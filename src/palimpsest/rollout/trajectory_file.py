@@ -44,6 +44,7 @@ import zstandard
 
 from palimpsest.errors import DataError
 from palimpsest.events import Event, event_of
+from palimpsest.files import read_regular
 from palimpsest.text.json_text import storable, to_json
 from palimpsest.types import (
     Completion,
@@ -304,7 +305,7 @@ def read_groups(path: str | Path) -> Recording:
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise DataError(f"{path}: can't be read ({error.strerror}); expected a .jsonl.zst of trajectories") from None
     groups: list[Group] = []

@@ -18,6 +18,8 @@ that).
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
@@ -79,11 +81,11 @@ class Checkpoints:
             saved = await asyncio.to_thread(verify, hidden, step=step)  # read back before it replaces anything
             await asyncio.to_thread(files.publish_folder, hidden, path)
         except Exception as error:  # after any error, no half checkpoint remains
-            size = _size(hidden)
+            size, free = _size(hidden), shutil.disk_usage(self.folder).free
             shutil.rmtree(hidden, ignore_errors=True)
             if not isinstance(error, OSError | NotWritten) and type(error).__name__ != "SafetensorError":
                 raise
-            raise CheckpointError(self._no_room(path, size, error)) from error
+            raise CheckpointError(self._no_room(path, size, free, error)) from error
         if name is None:
             self.prune(step)
         return replace(saved, path=path)
@@ -115,12 +117,12 @@ class Checkpoints:
         """Checkpoint folders, oldest first, verified or not."""
         return checkpoint_paths(self.folder)
 
-    def _no_room(self, path: Path, written: int, error: Exception) -> str:
+    def _no_room(self, path: Path, written: int, free: int, error: Exception) -> str:
         needed = max((_size(old) for old in self.paths()), default=0)
         wants = f"about {needed:,} bytes are needed, " if needed else ""
-        free = shutil.disk_usage(self.folder).free
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"{path} can't be written ({reason}): {written:,} bytes were, {wants}{free:,} are free on the disk"
+        room = "raise `ulimit -f`" if os.strerror(errno.EFBIG) in reason else f"{free:,} are free on the disk"
+        return f"{path} can't be written ({reason}): {written:,} bytes were, {wants}{room}"
 
 
 def step_name(step: int) -> str:

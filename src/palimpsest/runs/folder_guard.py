@@ -38,7 +38,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         """Raise RunError with pid and host if another process has `folder`."""
         self.path = folder / NAME
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = files.open_descriptor(self.path, os.O_RDWR | os.O_CREAT)
         try:
             _claim(self._descriptor, folder)
             self._write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}))
@@ -63,8 +63,7 @@ def refuse_in_use(folder: Path) -> None:
     """Raise RunError with pid and host if another process has `folder`; its lock file stays unchanged."""
     if not (folder / NAME).is_file():
         return
-    with files.naming(folder / NAME):
-        descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = files.open_descriptor(folder / NAME, os.O_RDONLY)
     try:
         _claim(descriptor, folder)
     finally:

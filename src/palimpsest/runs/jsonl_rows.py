@@ -51,7 +51,7 @@ def append_row(file: Path, row: Mapping[str, Any], *, checksum: bool = True) -> 
     """Append a line in one write. Raises OSError with the file's name if the line does not fit."""
     line = encode_row(row, checksum=checksum)
     with files.naming(file):
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = files.open_descriptor(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             while line:  # a nearly full disk accepts only a part
                 line = line[os.write(descriptor, line) :]
@@ -62,7 +62,7 @@ def append_row(file: Path, row: Mapping[str, Any], *, checksum: bool = True) -> 
 def read_lines(file: str | Path) -> list[RowLine]:
     """Lines of a file, including damaged ones; empty for a missing file."""
     try:
-        return lines_of(Path(file).read_bytes())
+        return lines_of(files.read_regular(Path(file)))
     except FileNotFoundError:
         return []
 
@@ -205,7 +205,7 @@ def spans(steps: Sequence[int]) -> str:
 def _keep(file: Path, lines: Sequence[bytes]) -> Path:
     """Add lines to the damaged ones; a repetition after a kill adds them only once."""
     aside = file.with_name(file.name + DAMAGED)
-    before = aside.read_bytes() if aside.exists() else b""
+    before = files.read_regular(aside) if aside.exists() else b""
     data = b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines)
     if data not in before:
         files.write_file(aside, before + data)

@@ -31,6 +31,7 @@ from palimpsest import files
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
+from palimpsest.models.checkpoint_manifest import has_manifest
 from palimpsest.notes import Note
 from palimpsest.provenance import MADE_WITH, differences, provenance
 from palimpsest.rollout.trajectory_file import encode_groups, index_lines, index_of
@@ -285,12 +286,17 @@ def _refuse_lost_checkpoints(path: Path) -> None:
 def load_config(path: str | Path) -> RunConfig:
     """Configuration of the run in `path`. Raises RunError without one."""
     file = Path(path) / CONFIG
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise RunError(f"{path}: {f'no run, {CONFIG} is missing' if Path(path).is_dir() else 'no such folder'}")
     try:
-        return parse_config(file.read_text("utf-8"), name=str(file))
+        if not (text := files.read_regular(file).decode()).strip():
+            raise RunError(f"{file}: is empty; restore it")
+        return parse_config(text, name=str(file))
+    except files.NoRegularFile as error:
+        raise RunError(str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{file}: unreadable configuration ({type(error).__name__})") from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RunError(f"{file}: unreadable configuration ({reason}); restore it") from None
     except ConfigError as error:
         raise RunError(f"{error}; another version made the run, or someone edited the file") from None
 
@@ -320,7 +326,7 @@ def _progress(path: Path) -> str:
 
 
 def _steps_done(path: Path) -> int:
-    saved = checkpoint_paths(path / CHECKPOINTS)
+    saved = [folder for folder in checkpoint_paths(path / CHECKPOINTS) if has_manifest(folder)]
     return checkpoint_step(saved[-1]) if saved else 0
 
 

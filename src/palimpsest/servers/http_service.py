@@ -4,8 +4,8 @@ Guaranteed: with a token every path except the open ones requires it, also unkno
 is served, and if `pages` is False, Host and Origin reject pages of other sites or ports in a browser on this machine. A
 request with two Host headers is rejected. Every error of a route is JSON in the server's form. SIGTERM, SIGINT and
 SIGHUP let running requests finish; a second one ends the process immediately. Heads, bodies, the sum of bodies, and
-waiting requests per connection are bounded. Neither `close` nor the end of the process waits for work on
-`ReadingThreads`, which must not write; closing drops queued work.
+waiting requests per connection are bounded. The servers ignore offers of another protocol. Neither `close` nor the end
+of the process waits for work on `ReadingThreads`, which must not write; closing drops queued work.
 Not covered: TLS, clients that send or read slowly, the number of connections, fair shares between clients (put a proxy
 in front).
 """
@@ -28,6 +28,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
 
+import httptools
 import orjson
 import uvicorn
 from starlette.applications import Starlette
@@ -337,7 +338,8 @@ class _Flow(FlowControl):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Reading pauses while too many of its requests wait."""
+    """One connection. Reading pauses while too many of its requests wait. It ignores an offer of another
+    protocol (h2c, WebSocket)."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -369,13 +371,33 @@ class BoundedProtocol(HttpToolsProtocol):
             piece = bytes(self._unparsed[:_PIECE])
             del self._unparsed[:_PIECE]
             self._head += len(piece)
-            super().data_received(piece)
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._without_offer(piece[upgrade.args[0] :])
+            except httptools.HttpParserError:
+                self.logger.warning("Invalid HTTP request received.")
+                self.send_400_response("Invalid HTTP request received.")
             if self._head > HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response(f"The head of the request exceeds {HEAD_BYTES} bytes.")
         if self.transport.is_closing():
             self._unparsed.clear()
         elif self._unparsed:
             self.flow.pause_reading()
+
+    def _should_upgrade(self) -> bool:
+        """Skip the head of a request with an offer: `_without_offer` has it parsed again."""
+        return True
+
+    def _without_offer(self, rest: bytes) -> None:
+        """Parse a request again without its header Upgrade. `rest` follows its head: the body, and later requests."""
+        request = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        if request.startswith(b"CONNECT "):
+            return self.send_400_response("CONNECT is not supported.")
+        headers = [b"%s:%s" % header for header in self.headers if header[0] != b"upgrade"]
+        self._unparsed[:0] = b"\r\n".join([request, *headers, b"", rest])
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def on_body(self, body: bytes) -> None:
         self._head = 0
@@ -403,6 +425,8 @@ class Intake:
     async def body(self, request: Request, *, most: int, seconds: float, advice: str) -> bytes:
         """The complete body. Raises Refused for more than `most` bytes, or after `seconds`."""
         body = bytearray()
+        if int(request.headers.get("content-length", 0)) > most:
+            raise Refused(413, f"the body exceeds {most} bytes; {advice}")
         try:
             async with asyncio.timeout(seconds):
                 async for piece in request.stream():

@@ -302,9 +302,7 @@ def serve_corpus(
     _check(backend, dense)
     with ExitStack() as stack:
         taken = stack.enter_context(bound(address.host, address.port))
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="palimpsest-"))) / "index"
-        index = Bm25Index.of_corpus(corpus, folder) if backend == "bm25" else _dense(corpus, folder, dense, progress)
+        index = _opened(corpus, folder, backend, dense, progress)
 
         def ready(url: str) -> None:
             on_ready(f"{len(index)} passages at {url}/retrieve")
@@ -321,6 +319,15 @@ def _check(backend: str, dense: Dense) -> None:
         raise ConfigError(f"--encoder {dense.encoder}: used with --backend dense only")
     if dense.changes["pooling"] not in (None, "mean", "first"):
         raise ConfigError(f"--pooling {dense.changes['pooling']}: choose mean or first")
+
+
+def _opened(
+    corpus: Path, folder: Path | None, backend: str, dense: Dense, progress: Progress
+) -> Bm25Index | DenseIndex:
+    if folder is None:  # an open index is mapped and needs no names, so a kill of the server leaves no files
+        with tempfile.TemporaryDirectory(prefix="palimpsest-") as temporary:
+            return _opened(corpus, Path(temporary) / "index", backend, dense, progress)
+    return Bm25Index.of_corpus(corpus, folder) if backend == "bm25" else _dense(corpus, folder, dense, progress)
 
 
 def _dense(corpus: Path, folder: Path, dense: Dense, progress: Progress) -> DenseIndex:

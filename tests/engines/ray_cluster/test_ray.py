@@ -251,7 +251,7 @@ WHY = r"\(.*File too large.*\)"
 @pytest.mark.parametrize(
     ("of", "told"),
     [
-        ("save", r"step-000001 can't be written {why}: [\d,]+ bytes were, [\d,]+ are free on the disk$"),
+        ("save", r"step-000001 can't be written {why}: [\d,]+ bytes were, raise .ulimit -f.$"),
         ("publish", r"at: writing the weights failed {why} after [\d,]+ of {size} bytes, with [\d,]+ free"),
     ],
 )

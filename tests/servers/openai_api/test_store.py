@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from palimpsest.errors import RunError
-from palimpsest.servers.openai.episode_log import Store, sealed
+from palimpsest.files import NoRegularFile
+from palimpsest.servers.openai.episode_log import Store, StoreFailed, sealed
 from support.serving import body, scripted
 
 PATH = "/v1/chat/completions"
@@ -61,6 +62,42 @@ def test_a_log_continues_after_its_last_whole_line(tmp_path: Path, log: bytes, k
     assert store.recover(name(1), HEAD) == []
     assert path.read_bytes().count(b"\n") == len(kept)
     assert list(store.lines(name(1))) == kept
+
+
+def test_whole_lines_that_are_cut_off_stay_beside_the_log(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path, damaged = tmp_path / f"{name(1)}.jsonl", b"\0" * 20 + b"\n" + sealed({"other": 6})
+    path.write_bytes(sealed({"head": 5}) + damaged)
+    store.recover(name(1), HEAD)
+    aside = tmp_path / f"{name(1)}.jsonl.damaged"
+    assert (path.read_bytes(), aside.read_bytes()) == (sealed({"head": 5}), damaged)
+    assert aside.stat().st_mode & 0o777 == 0o600
+    store.close()
+    Store(tmp_path, most_bytes=0)
+    assert not list(tmp_path.glob("ep_*"))
+
+
+@pytest.mark.parametrize("kind", ["link", "loop", "device", "pipe", "folder"])
+def test_a_log_that_is_no_file_is_rejected_and_its_target_stays(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    victim, path = tmp_path / "victim", tmp_path / "store" / f"{name(1)}.jsonl"
+    victim.write_text("mine")
+    store = Store(tmp_path / "store")
+    if kind in ("pipe", "folder"):
+        os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    else:
+        path.symlink_to({"link": victim, "loop": path, "device": "/dev/zero"}[kind])
+    for use in (lambda: store.append(name(1), {"turn": 1}), lambda: store.recover(name(1), HEAD)):
+        with pytest.raises(StoreFailed) as failed:
+            use()
+        assert failed.value.status == 507
+    store.close()
+    with pytest.raises(NoRegularFile) as error:
+        Store(tmp_path / "store")
+    assert error.value.filename == str(path)
+    assert victim.read_text() == "mine"
+    path.rmdir() if kind == "folder" else path.unlink()
+    Store(tmp_path / "store").close()  # the lock was released
 
 
 def flipped(data: bytes, trial: int) -> bytes:

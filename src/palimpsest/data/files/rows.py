@@ -250,7 +250,8 @@ def read_rows(path: Path, json_columns: Container[str] = NESTED) -> Iterator[Row
     except UnicodeDecodeError:
         not_utf8(path)
     except (RecursionError, ValueError) as error:  # nested a thousand deep; a number of thousands of digits
-        raise DataError(f"{path} row {index + 2}: JSON that can't be read ({error})") from None
+        reason = str(error).partition(";")[0]  # without Python's advice to programmers
+        raise DataError(f"{path} row {index + 2}: JSON that can't be read ({reason}); write it as text") from None
     if index < 0:
         raise DataError(f"{path}: has no rows")
 
