@@ -191,8 +191,8 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
     for detail in map(_too_short_list, details[:_LINES]):
         key = ".".join(str(part) for part in _without_tag(detail["loc"]) if part != "[key]")
         name = _blamed(key, overrides)
-        origin = f"override {overrides[name]}" if name else f"recipe {source}"
-        lines.append(f"{origin}: {_reason(key, detail, name)}")
+        reason, origin = _reason(key, detail, name), f"override {overrides[name]}: " if name else f"recipe {source}: "
+        lines.append(reason if name == key and reason.startswith(f"{key}=") else origin + reason)
     if len(details) > _LINES:
         lines.append(f"and {len(details) - _LINES} more")
     return "\n".join(dict.fromkeys(lines))
