@@ -31,7 +31,7 @@ from palimpsest.cli.options import (
 )
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.display_text import printable
+from palimpsest.text.display_text import counted, printable
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.evaluation_plan import EvalPlan
@@ -309,7 +309,7 @@ def _print_ungraded(evaluation: Evaluation) -> None:
     console = stdout()
     without_gold = sum(sample.without_gold for sample in evaluation.samples)
     if without_gold:
-        console.print(f"{without_gold} questions have no gold answer in the data: ungraded, not in the accuracy")
+        console.print(f"{counted(without_gold, 'question')} without a gold answer: ungraded, not in the accuracy")
     lost = sum(not sample.is_final for sample in evaluation.samples)
     if lost and evaluation.ungraded == len(evaluation):
         typer.echo(f"error: nothing could be graded; the most frequent reason: {evaluation.commonest_reason}", err=True)
@@ -317,6 +317,6 @@ def _print_ungraded(evaluation: Evaluation) -> None:
     lost += sum(not sample.is_final for sample in evaluation.baseline_samples)
     if lost:
         console.print(
-            f"{lost} episodes are ungraded and not in the accuracy; the most frequent reason: "
+            f"{counted(lost, 'episode')} ungraded and not in the accuracy; the most frequent reason: "
             f"{evaluation.commonest_reason}; run the command again to repeat them"
         )
