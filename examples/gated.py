@@ -2,8 +2,8 @@
 
     palimpsest check examples.gated:GatedPolicy
     palimpsest eval Qwen/Qwen3-4B --policy examples.gated:GatedPolicy --data hotpot_dev.json --documents 50
-    palimpsest train memagent-quickstart policy.name=examples.gated:GatedPolicy credit.adv_estimator=state_mix \
-        reward.layers=[examples.gated:GateReward]
+    palimpsest train memagent-quickstart policy.name=examples.gated:GatedPolicy policy.options.prompts=standard \
+        policy.options.reply_tokens=64 credit.adv_estimator=state_mix 'reward.layers=[examples.gated:GateReward]'
 
 Source: GRU-Mem, "When to Memorize and When to Stop" (arXiv 2602.10560). At step t the agent returns
 
@@ -11,7 +11,8 @@ Source: GRU-Mem, "When to Memorize and When to Stop" (arXiv 2602.10560). At step
     M_t = M^_t if U_t else M_{t-1};   E_t ends the reading, and the answer comes from M_t
 
 The reply is <check>yes</check><update>the new memory</update><next>continue</next>, or without the update if the check
-is no. A malformed reply leaves the memory unchanged. Form and reward are our reading of the paper.
+is no. A malformed reply leaves the memory unchanged. Form and reward are our reading of the paper. The bundled model
+does not know these prompts, so it gets no reward: set model.path to an instruction model for a result.
 """
 
 from __future__ import annotations

@@ -142,4 +142,7 @@ def main(seed: int = 0) -> Step:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    seeds = sys.argv[1:]
+    if len(seeds) > 1 or not all(map(str.isdecimal, seeds)):
+        sys.exit(f"usage: python examples/one_step.py [SEED], a whole number instead of {' '.join(seeds)}")
+    main(*map(int, seeds))

@@ -60,7 +60,8 @@ def test_the_readme_evaluates_real_questions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (command,) = (line for block in all_blocks() for line in block if line.startswith("eval "))
-    (tmp_path / "hotpot_dev.json").symlink_to(real_data / "hotpotqa_dev_50.json")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/hotpot_dev_distractor_v1.json").symlink_to(real_data / "hotpotqa_dev_50.json")
     done = palimpsest(*shlex.split(command.replace("Qwen/Qwen3-4B", "embedded")), *SMALL)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "evals/hotpot/summary.json").is_file()

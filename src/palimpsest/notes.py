@@ -20,7 +20,7 @@ NOTES: Mapping[str, str] = {
     "records_missing": "{folder}: the records of steps {steps} are missing",
     "checkpoint_damaged": "{error}; using the previous checkpoint",
     "best_checkpoint": "step {step}: best {metric} so far, {value:.4g}, saved as checkpoints/best",
-    "stopping": "{signal}: finishing the step and saving; a second one ends the process immediately",
+    "stopping": "{signal}: finishing the step and saving; a second one ends the process immediately. Resume: {resume}",
     "restart": "{error}; restart {number} of {most} in {wait_s:g} s (cluster.max_restarts)",
     "moved_aside": "{path}: its old content is now {moved}",
     "sink_failed": "{sink} failed ({error}); the run continues without it",
@@ -59,6 +59,10 @@ NOTES: Mapping[str, str] = {
     "records all)",
     "episode_record_unwritable": "{path}: writing failed ({reason}), so further episodes are missing",
     "model_of_recipe": "this evaluates {model}; the recipe's model is {recipe}, for palimpsest eval {recipe}",
+    "unknown_to_bundled": 'the bundled model knows only sentences like "Omar sells tea.", and this text has none; use '
+    "a Hugging Face model, e.g. Qwen/Qwen3-4B",
+    "clusters": "the 95% interval counts {clusters} clusters, since the {problems} problems share documents or "
+    "questions: {names}",
     "trained_on_these_problems": "the model trained on these problems; set --data or data.val_files for others",
     "other_policy": "{model} trained with {trained}, not {policy}",
     "files_missing": "{folder} lacks {names}, excluded; {make}",

@@ -5,8 +5,10 @@ Shipped names are import paths that plugins.py imports on first use; this module
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from palimpsest.errors import nearest
 
@@ -186,6 +188,10 @@ def fault_of(kind: str, name: str) -> str | None:
     if not colon and name.endswith(".py"):
         return f"add its name in the file, such as {name}:{spec.example.partition(':')[2]}"
     if not colon:
+        if (file := Path(f"{name}.py")).is_file():
+            names = re.findall(r"^(?:class|def) (\w+)", file.read_text("utf-8", "replace"), re.MULTILINE)
+            alike = [each for each in names if each.lower() == name.lower().replace("_", "") or each == name]
+            return f"{file} is a module; add the name in it, such as {name}:{(alike or names or ['NAME'])[0]}"
         shipped = f"choose one of {', '.join(spec.shipped)}, or" if spec.shipped else "give"
         return f"no such {spec.noun}{nearest(name, spec.shipped)}; {shipped} {spec.example}"
     if not module or not thing:

@@ -212,7 +212,7 @@ def check(
     spec, target = KINDS[kind], load(kind, name, key)
     options_key = options_key or spec.options
     if not callable(target) and spec.base is None:
-        _refuse(spec, name, key, f"{_article(type(target).__name__)}, not a class or a function")
+        _refuse(spec, name, key, f"{article(type(target).__name__)}, not a class or a function")
     made = spec.base is not None and not isinstance(target, type)
     if isinstance(target, type) or made:
         check_class(kind, target if isinstance(target, type) else type(target), name, key)
@@ -405,5 +405,6 @@ def finite(value: Any) -> bool:
         return False
 
 
-def _article(noun: str) -> str:
+def article(noun: str) -> str:
+    """`noun` after a or an."""
     return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"

@@ -54,7 +54,7 @@ def test_a_question_without_a_gold_is_played_once_and_counted_beside_the_accurac
     ]
     done = palimpsest(*words)
     assert done.returncode == 0
-    assert "1 questions have no gold answer in the data" in done.stdout
+    assert "1 question without a gold answer" in done.stdout
     (summary,) = json.loads((out / "summary.json").read_text())["evaluations"]
     assert (summary["problems"], summary["graded"], summary["ungraded"]) == (2, 1, 1)
     assert summary["ungraded_reasons"] == {"the data has no gold answer for it": 1}
@@ -73,6 +73,22 @@ def test_training_refuses_a_question_without_a_gold_by_name(tmp_path: Path, tiny
     assert not (tmp_path / "run").exists()
 
 
+def test_rows_passed_in_python_with_other_names_are_to_be_renamed() -> None:
+    with pytest.raises(DataError, match="rename prompt to question, completion to answer, document to context"):
+        library.evaluate(data=[{"prompt": "Who?", "completion": "Ann", "document": "Ann ran."}], quiet=True)
+
+
+def test_an_evaluation_without_a_right_answer_says_that_the_bundled_model_does_not_know_the_text(
+    palimpsest: Run, tmp_path: Path
+) -> None:
+    def note(context: str) -> bool:
+        row = {"question": "What does Omar buy?", "answers": ["a house"], "context": context}
+        done = palimpsest("eval", "--no-baselines", "--data", str(lines(tmp_path / "a.jsonl", row)))
+        return "Hugging Face" in done.stderr
+
+    assert (note("It rained in Rome all day."), note("It rained. Omar sells tea.")) == (True, False)
+
+
 def test_columns_of_other_names_are_told_to_an_evaluation(
     palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
@@ -88,7 +104,7 @@ def test_columns_of_other_names_are_told_to_an_evaluation(
     assert (sample.question, sample.answers) == ("Who?", ("Ann",))
     assert palimpsest(*words, "--map", "question").stderr.startswith("error: --map question: expected pairs")
     typo = palimpsest("data", "inspect", str(path), "--map", "quesion=q,answers=gold")
-    assert "data.columns quesion=q: no format reads a column quesion; did you mean question?" in typo.stderr
+    assert "--map quesion=q: no format reads a column quesion; did you mean question?" in typo.stderr
     stray = palimpsest("data", "inspect", str(path), "--map", "fag.csv:question=q")
     assert stray.stderr.startswith("error: --map fag.csv:question: no file")
 
@@ -106,7 +122,7 @@ def test_each_of_several_files_may_have_columns_of_its_own(
     samples, _ = read_samples(tmp_path / "out" / "samples.jsonl")
     assert {(sample.set, sample.question) for sample in samples} == {("a", "Who?"), ("b", "Where?")}
     stray = palimpsest(*words, *WORDS, "--map", "c.csv:question=q")
-    assert "data.columns c.csv:question: no file" in stray.stderr
+    assert "--map c.csv:question: no file" in stray.stderr
 
 
 def test_rows_that_are_left_out_are_told_and_recorded(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -243,6 +243,9 @@ def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path) ->
         export(run, tmp_path / "dangling")
     with pytest.raises(CheckpointError, match="no checkpoint of step 7; available: 1, 2"):
         export(run, tmp_path / "model", step=7)
+    with pytest.raises(RunError, match="no such folder"):
+        export(tmp_path / "nothing", tmp_path / "model")
+    (tmp_path / "nothing").mkdir()
     with pytest.raises(RunError, match="has no checkpoint"):
         export(tmp_path / "nothing", tmp_path / "model")
     with pytest.raises(RunError, match="already exists"):

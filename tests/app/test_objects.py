@@ -166,7 +166,7 @@ def test_a_list_shorter_than_a_step_is_the_whole_step(
     said = "palimpsest.train(data=...) has 2: train.batch_size is 2, not 8"
     assert said in " ".join(capsys.readouterr().err.split())
     fewer: Any = {"resume": run.folder, "data": ROWS[:1]}
-    with pytest.raises(palimpsest.PalimpsestError, match=r"train\(data=\.\.\.\) has 1 problems, a step of .* takes 2"):
+    with pytest.raises(palimpsest.PalimpsestError, match=r"train\(data=\.\.\.\) has 1 problem, a step of .* takes 2"):
         palimpsest.train(**fewer, quiet=True)
     with pytest.raises(palimpsest.PalimpsestError, match="object:data has 2 problems, a step needs 3"):
         palimpsest.train(

@@ -17,7 +17,7 @@ from palimpsest.app.resume import RunRequest, resolve_run
 from palimpsest.cli.options import resumed
 from palimpsest.progress.reporter import Silent
 from palimpsest.rollout.trajectory_file import encode_groups
-from palimpsest.runs.resume_rules import RunOrigin, how_to_resume, origin_of, resume_command
+from palimpsest.runs.resume_rules import RunOrigin, command_of_whole, how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
@@ -155,7 +155,9 @@ def test_a_hint_says_whether_a_run_goes_on_or_begins_again(tmp_path: Path) -> No
         (tmp_path / folder / "step-000001").rmdir()
 
 
-def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_quickstart_goes_on_by_its_folder(
+    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes = {"model.path": str(tiny_model_folder), "train.max_steps": 3, "evaluation.sizes": [1, 2]}
     config = resolve_quickstart("memagent", changes, seed=5).config
     with open_run(tmp_path / "run", config, origin=RunOrigin("quickstart")):
@@ -165,6 +167,12 @@ def test_a_quickstart_goes_on_by_its_folder(tmp_path: Path, tiny_model_folder: P
         assert (asked.config, asked.folder, asked.resume) == (config, tmp_path / "run", True)
     assert resolve_quickstart(None, resume=True, out=tmp_path / "run").config == config
     assert resume_command(tmp_path / "run").startswith("palimpsest quickstart --resume ")
+    for inner in ("cold-start", "baseline"):
+        assert command_of_whole(tmp_path / "run" / inner) == resume_command(tmp_path / "run")
+    assert command_of_whole(tmp_path / "other") == resume_command(tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(palimpsest.PalimpsestError, match="palimpsest quickstart --resume RUN"):
+        resolve_quickstart(None, resume=True)
     with pytest.raises(palimpsest.PalimpsestError, match="palimpsest quickstart started"):
         resolve_run(RunRequest(None, resume=tmp_path / "run"))
     with pytest.raises(palimpsest.PalimpsestError, match="no such method"):

@@ -81,6 +81,8 @@ def test_the_command_says_what_to_do_next(palimpsest: Run, tmp_path: Path, monke
     assert lines[:3] == ["my_policy.py", "my_policy.yaml", "test_my_policy.py"]
     assert lines[-1].strip() == "palimpsest train my_policy.yaml --out runs/my_policy"
     assert "  palimpsest check my_policy:MyPolicy" in lines
+    assert "my_policy:MyPolicy" in palimpsest("check", "my_policy").stderr
+    assert "  palimpsest check my_tool:MyTool" in palimpsest("new", "tool", "my_tool").stdout.splitlines()
 
 
 def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

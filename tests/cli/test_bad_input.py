@@ -64,7 +64,7 @@ BAD_DATA = [
     ("no_question.json", "row 1", "'question'"),
     ("no_answer.json", "row 2", "'answer'"),
     ("chat.json", "row 1", "palimpsest sft"),
-    ("renamed.json", "row 1", "--map question=prompt,answer=completion,context=document"),
+    ("renamed.json", "row 1", "question=prompt,answer=completion,context=document"),
     ("binary.json", "neither JSON, JSON lines nor parquet", ""),
     ("foreign.parquet", "neither JSON, JSON lines nor parquet", ""),
 ]
@@ -86,6 +86,8 @@ def test_a_spoilt_data_file_is_named_with_the_place(
         assert name in message
         assert what in message
         assert fix in message
+        if "columns with other names" in message:
+            assert ("data.columns" in message, "--map " in message) == (command[0] == "train", command[0] != "train")
         assert not out.exists()  # a run begun with the mistake corrected is no run to resume
 
 
@@ -120,7 +122,11 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_fix(
     ("command", "what"),
     [
         (("train", "memagent-7"), "did you mean memagent-7b?"),
-        (("train", "nowhere.yaml"), "nowhere.yaml"),
+        (("train", "nowhere.yaml"), "nowhere.yaml: no such file"),
+        (("train", "memagent-quickstart", "--data", "own.jsonl"), "data.train_files"),
+        (("recipes", "show", "memagent"), "palimpsest recipes show memagent-quickstart"),
+        (("ask", "embedded", "README.md", "What", "does", "Omar", "sell?"), "'What does Omar sell?'"),
+        (("ask", "embedded", "https://example.com/a", "Who?"), "https://example.com/a: an address"),
         (("quickstart", "memagnet"), "did you mean memagent?"),
         (("train", "memagent"), "palimpsest train memagent-quickstart"),
         (("train", "memagent-quickstart", "--resume", "runs/x"), "palimpsest train --resume runs/x"),

@@ -120,6 +120,7 @@ def test_help_has_examples(palimpsest: Run) -> None:
     [
         (["nowhere"], "no such file or folder; pass"),
         (["."], "contains no run"),
+        ([], "runs: no such file or folder"),
         (["first", "first"], "appears twice"),
         (["first", "--host", "0.0.0.0"], "--server-key-env"),
         (["first", "--server-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
@@ -129,6 +130,6 @@ def test_what_cannot_be_shown_is_refused_in_a_line(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if "first" in words:
+    if "first" in words or not words:
         run_folder(tmp_path / "first")
     assert said in refused("view", *words)

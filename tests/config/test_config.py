@@ -327,7 +327,7 @@ def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str, beside: dic
     ],
 )
 def test_each_kind_of_wrong_value_is_told_what_it_must_be(setting: str, message: str) -> None:
-    assert refused(setting) == f"override {setting}: {message}"
+    assert refused(setting).removeprefix(f"override {setting}: ") == message
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_each_kind_of_wrong_value_is_told_what_it_must_be(setting: str, message:
     ],
 )
 def test_so_is_one_of_a_key_that_one_kind_of_engine_alone_has(setting: str, message: str) -> None:
-    assert refused(*(f"{key}={value}" for key, value in ENDPOINT.items()), setting) == f"override {setting}: {message}"
+    assert refused(*(f"{key}={value}" for key, value in ENDPOINT.items()), setting).endswith(message)
 
 
 def test_a_number_out_of_range_names_the_bound() -> None:
@@ -351,7 +351,11 @@ def test_a_number_out_of_range_names_the_bound() -> None:
 def test_several_mistakes_are_one_line_each() -> None:
     lines = refused("train.max_steps=0", "optim.epz=1").splitlines()
     assert len(lines) == 2
-    assert all("override" in line for line in lines)
+    assert sorted(line.split(maxsplit=1)[0] for line in lines) == ["override", "train.max_steps=0:"]
+
+
+def test_a_wrong_value_of_an_override_is_named_once() -> None:
+    assert refused("train.max_steps=abc").count("train.max_steps") == 1
 
 
 def test_a_value_in_the_file_is_blamed_on_the_file() -> None:

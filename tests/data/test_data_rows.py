@@ -165,7 +165,7 @@ def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"questoin": "q", "answer": "a", "context": []}, ["'hotpotqa'", "did you mean questoin?"]),
+        ({"questoin": "q", "answer": "a", "context": []}, ["'hotpotqa'", "question=questoin"]),
         ({"prompt": "q", "context": "c", "reward": {}}, ["'memagent'", "'reward_model'"]),
         ({"foo": 1}, ["no known format", "the row has foo"]),
         ({"question": " ", "answers": ["a"]}, ["question is empty"]),
@@ -206,7 +206,7 @@ def test_a_bad_row_is_named_with_key_value_and_fix(tmp_path: Path, row: dict[str
 def test_a_later_row_that_lacks_a_column_is_named_by_its_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"question": "q", "answers": ["a"]}\n{"question": "q", "answer": "a"}\n')
-    with pytest.raises(DataError, match=r"line 2: .*'answers'; did you mean answer\?"):
+    with pytest.raises(DataError, match=r"line 2: .*'answers' \(did you mean 'answer'"):
         list(read_problems(path))
 
 

@@ -91,7 +91,9 @@ def test_evaluation_reads_from_the_front_whatever_the_step(ten: Path) -> None:
 
 
 def test_a_step_larger_than_the_file_is_refused(ten: Path) -> None:
-    with pytest.raises(DataError, match=r"has 10 problems, a step needs 11: lower train.batch_size"):
+    with pytest.raises(
+        DataError, match=r"has 10 problems, a step needs 11: set train.batch_size=10 and train.num_minibatches=10"
+    ):
         FileSource.open(ten, split="train").problems(step=0, count=11)
 
 

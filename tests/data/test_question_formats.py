@@ -166,14 +166,14 @@ def test_a_question_without_a_gold_is_a_problem_without_one(tmp_path: Path, row:
     [
         (
             {"question": "Who?", "gold": "Ann"},
-            ["'answers'; did you mean gold?", "--map answers=gold", "{answers: gold}"],
+            ["'answers' (did you mean 'gold'?)", "data.columns=answers=gold"],
         ),
         (
             {"q": "Who?", "answers": ["Ann"]},
-            ["'question'; did you mean q?", "--map question=q (data.columns={question: q})"],
+            ["'question' (did you mean 'q'?)", "data.columns=question=q"],
         ),
-        ({"input": "Who?", "context": "Ann ran.", "output": "Ann"}, ["'ruler'", "--map outputs=output"]),
-        ({"question": "Who?", "answer": "Ann", "document": "Ann ran."}, ["'qa'", "--map context=document"]),
+        ({"input": "Who?", "context": "Ann ran.", "output": "Ann"}, ["'ruler'", "data.columns=outputs=output"]),
+        ({"question": "Who?", "answer": "Ann", "document": "Ann ran."}, ["'qa'", "data.columns=context=document"]),
         ({"foo": 1, "bar": 2}, ["the row has foo, bar"]),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_mapped_column_that_is_not_there_is_named_with_the_nearest(tmp_path: P
     [
         ("quesion", "quesion; did you mean question?"),
         ("contxt", "contxt; did you mean context?"),
-        ("zzz", "zzz (our name"),
+        ("zzz", "zzz (palimpsest's name"),
     ],
 )
 def test_a_name_of_ours_that_no_format_reads_is_named_with_the_nearest(tmp_path: Path, ours: str, words: str) -> None:
@@ -222,6 +222,12 @@ def test_a_name_of_ours_that_no_format_reads_is_named_with_the_nearest(tmp_path:
     with pytest.raises(DataError) as caught:
         list(read_problems(path, reading=ReadOptions(columns={ours: "q"})))
     assert f"f.jsonl line 1: data.columns {ours}=q: no format reads a column {words}" in str(caught.value)
+
+
+def test_columns_mapped_the_wrong_way_round_are_named_the_right_way_round(tmp_path: Path) -> None:
+    path = lines(tmp_path / "f.jsonl", {"prompt": "Who?", "answers": ["Ann"]})
+    with pytest.raises(DataError, match=r"data\.columns prompt=question: .*: write question=prompt"):
+        list(read_problems(path, reading=ReadOptions(columns={"prompt": "question"})))
 
 
 def test_a_column_of_one_of_several_files_is_told_by_the_files_name(tmp_path: Path) -> None:

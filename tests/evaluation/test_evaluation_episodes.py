@@ -200,5 +200,5 @@ def test_each_shard_of_a_quickstart_keeps_its_own(tmp_path: Path, tiny_model_fol
 
 
 def test_a_setting_that_means_nothing_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.record=some"):
+    with pytest.raises(ConfigError, match=r"evaluation\.record=.some"):
         palimpsest.evaluate(str(tiny_model_folder), "synthetic", overrides={"evaluation.record": "some"}, out=tmp_path)

@@ -24,7 +24,15 @@ from palimpsest.evaluation.statistics import (
     student,
     wilson,
 )
-from palimpsest.evaluation.summary import EvalSummary, Score, clusters_of, interval_notes, score, summarise
+from palimpsest.evaluation.summary import (
+    EvalSummary,
+    Score,
+    cluster_notes,
+    clusters_of,
+    interval_notes,
+    score,
+    summarise,
+)
 from support.coverage import LAYOUTS, cluster_coverage, coverage
 from support.score_test import STUDENT, score_test_ends
 
@@ -364,6 +372,8 @@ def test_a_summary_counts_documents_where_questions_share_them() -> None:
     found = summarise(CELL, shared).accuracy
     four = 4 * (STUDENT[19] / STUDENT[3]) ** 2
     assert (found.low, found.high) == pytest.approx(score_test_ends(0.5, four), abs=1e-4)
+    (note,) = cluster_notes({"alone": summarise(CELL, alone), "shared": summarise(CELL, shared)})
+    assert note.values == {"names": "shared", "problems": 20, "clusters": 4}
 
 
 def test_a_table_with_intervals_of_two_kinds_names_the_rows_with_a_bootstraps() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,17 @@ def test_the_check_passes(name: str, capsys: pytest.CaptureFixture[str], tiny_co
 
 
 # ---- gates --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["docs/how-to/custom-policy.md", "examples/gated.py", "examples/frozen_reader.py"])
+def test_the_documented_trainings_of_an_example_start(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = re.sub(r"\\?\\\n\s*", " ", (ROOT / file).read_text("utf-8"))
+    commands = re.findall(r"palimpsest (train memagent-quickstart policy\.name=.*)", text)
+    assert commands
+    for command in commands:
+        with pytest.raises(SystemExit) as ended:
+            app([*shlex.split(command), "--dry-run"])
+        assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_a_closed_update_gate_keeps_the_memory_and_an_open_exit_gate_ends_the_reading() -> None:

@@ -52,7 +52,9 @@ def test_the_first_prompt_holds_the_memory_that_the_problem_brings(name: str, la
 @pytest.mark.parametrize("name", [name for name in KINDS["policy"].shipped if not policy_class(name).takes_memory])
 def test_a_policy_that_begins_without_a_memory_is_refused_with_a_problem_that_brings_one(name: str) -> None:
     made = build_policy(PolicyConfig(name=name))
-    with pytest.raises(ConfigError, match=r"starts without a memory and problem p has one; choose one of overwrite"):
+    with pytest.raises(
+        ConfigError, match=r"starts without a memory and problem p has one; .*data\.synthetic\.starts=null"
+    ):
         admit_all(made, [PROBLEM], base_codec(), 1_000_000)
 
 

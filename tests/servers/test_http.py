@@ -66,6 +66,22 @@ async def test_a_thread_that_computes_lets_the_event_loop_run_at_once(monkeypatc
     assert found == [pytest.approx(SWITCH_SECONDS)]
 
 
+def test_a_server_that_is_cancelled_logs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a command is by a signal before the server takes signals itself."""
+
+    async def cancelled() -> None:
+        with bound("127.0.0.1", 0) as taken:
+            server = Server(RequestGuard(None).app([]), taken)
+            serving = asyncio.create_task(server.serve_here())
+            while not server.started:
+                await asyncio.sleep(0)
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(cancelled())  # cancels the tasks that are left
+    assert capsys.readouterr().err == ""
+
+
 async def test_every_piece_of_an_answer_is_sent_at_once() -> None:
     """Without TCP_NODELAY the second one waits until the client has confirmed the first, 40 ms on Linux."""
     accepted = asyncio.Queue[int]()

@@ -180,6 +180,8 @@ def _reporting_errors(to: Path) -> Iterator[None]:
 
 def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpoint:
     folder = run / CHECKPOINTS
+    if not run.is_dir():
+        raise RunError(f"{run}: no such folder; pass the folder of a run")
     if step is None:
         newest = newest_intact(folder, warn)
         if newest is None:

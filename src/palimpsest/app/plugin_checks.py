@@ -89,7 +89,7 @@ def check(
         build_tools({name: options})
     else:
         plugins.check(kind, name, options)
-    return [Finding("shape", True, f"a {KINDS[kind].noun} that accepts these options")]
+    return [Finding("shape", True, f"{plugins.article(KINDS[kind].noun)} that accepts these options")]
 
 
 def kind_of(name: str, options: Collection[str] = ()) -> str:

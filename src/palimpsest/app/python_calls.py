@@ -29,6 +29,7 @@ from palimpsest.errors import ConfigError, nearest
 from palimpsest.progress.displays import Terminal
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.signals import GracefulStop, Interrupts
+from palimpsest.text.display_text import counted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -220,7 +221,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
     def _note(self) -> list[str]:
         hidden = len(self.columns) - len(self.shown)
-        return [f"{hidden} more columns: table.columns names them"] if hidden else []
+        return [f"{counted(hidden, 'more column')}: table.columns names them"] if hidden else []
 
     def _shown(self) -> list[list[str]]:
         rows = [[_text(row.get(name)) for name in self.shown] for row in self.rows]

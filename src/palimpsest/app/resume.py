@@ -33,6 +33,7 @@ from palimpsest.plugins import ARGUMENTS, DATA
 from palimpsest.progress.reporter import Progress
 from palimpsest.runs.resume_rules import how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import CONFIG, load_config
+from palimpsest.text.display_text import counted
 
 QUICKSTART = "quickstart"
 SFT = "sft"
@@ -181,7 +182,7 @@ def _fitting_batch(run: ResolvedRun, objects: CallObjects, note: Callable[[str],
     count = len(problems)
     if (run.folder / CONFIG).is_file() and run.resume:
         raise ConfigError(
-            f"{problems.called} has {count} problems, a step of {run.folder} takes {train.batch_size}: "
+            f"{problems.called} has {counted(count, 'problem')}, a step of {run.folder} takes {train.batch_size}: "
             "pass the data that the run started with"
         )
     note(f"{problems.called} has {count}: train.batch_size is {count}, not {train.batch_size}")

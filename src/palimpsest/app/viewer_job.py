@@ -146,7 +146,7 @@ class View:
     """Paths and address of a viewer."""
 
     paths: tuple[Path, ...] = ()
-    """Empty: `runs`, or the current folder."""
+    """Empty: `runs`."""
     host: str = "127.0.0.1"
     port: int = 7800
     key: str | None = None
@@ -190,8 +190,8 @@ def _rare_collections() -> Iterator[None]:
 
 
 def chosen(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """The requested paths, or `runs`, or this folder. Raises ConfigError for a duplicate."""
+    """The requested paths, or `runs`. Raises ConfigError for a duplicate."""
     twice = [path for index, path in enumerate(paths) if path.absolute() in map(Path.absolute, paths[:index])]
     if twice:
         raise ConfigError(f"{twice[0]} appears twice; name it once")
-    return tuple(paths) or ((RUNS,) if RUNS.is_dir() else (Path("."),))
+    return tuple(paths) or (RUNS,)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from palimpsest.cli.options import OUTPUT, ApiKeyEnv, BaseUrl, Json, Policy, Tokenizer, models_and_overrides
 from palimpsest.errors import ConfigError
+from palimpsest.notes import Note
 from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import counted, printable
 
@@ -69,11 +72,18 @@ def ask(
         return
     if len(words) < 2:
         words = [model, *words]
-        fix = "palimpsest ask MODEL FILE... QUESTION, e.g. palimpsest ask runs/quickstart story.txt 'Who sells tea?'"
-        raise ConfigError(f"ask {' '.join(words)}: a model, a file and a question are needed: {fix}")
+        fix = "palimpsest ask MODEL FILE... QUESTION, e.g. palimpsest ask runs/quickstart story.txt"
+        raise ConfigError(
+            f"ask {' '.join(words)}: a model, a file and a question are needed: {fix} 'What does Omar sell?'"
+        )
     from palimpsest.app.agent.ask_files import ask as ask_files
 
     *files, asked = words
+    lost = [at for at, file in enumerate(files) if at and not Path(file).suffix and not Path(file).exists()]
+    if lost and "-" not in files:
+        raise ConfigError(
+            f"ask: {words[lost[0]]}: no such file; quote the question: {join([' '.join(words[lost[0] :])])}"
+        )
     result = ask_files(
         model,
         files,
@@ -101,10 +111,12 @@ def _chat(agent: Agent, files: list[str], shown: Callable[[MemoryChange], None] 
     if STDIN in files:
         raise ConfigError("--chat reads questions from standard input: give the document as a file")
     config = agent.config({})
-    document = read_files(files)
-    chat_on(
-        config, document, _next_question, lambda result: _show(result, json=json), on_memory=shown, progress=Terminal()
-    )
+    document, piped = read_files(files), not sys.stdin.isatty()
+
+    def show(result: Asked) -> None:
+        _show(result, json=json, asked=piped)
+
+    chat_on(config, document, _next_question, show, on_memory=shown, progress=Terminal())
 
 
 def _next_question() -> str | None:
@@ -124,13 +136,16 @@ def _changes(change: MemoryChange) -> None:
         Terminal().message("\n".join([f"section {section}", *lines]))
 
 
-def _show(result: Asked, *, json: bool = False) -> None:
+def _show(result: Asked, *, json: bool = False, asked: bool = False) -> None:
+    """`asked`: print the question first, also of a single one."""
     if json:
         from json import dumps
 
         print(dumps(result.to_json(), ensure_ascii=False), flush=True)
         return
-    for answer in result.answers:
+    for question, answer in zip(result.questions, result.answers, strict=True):
+        if asked or len(result.answers) > 1:
+            print(printable(question))
         if answer is not None:
             print("\n".join(printable(line) for line in answer.splitlines()), flush=True)
     for quote in result.quotes:
@@ -138,11 +153,8 @@ def _show(result: Asked, *, json: bool = False) -> None:
         print(f"  {printable(quote.file)}:{quote.start}-{quote.end}  {printable(text)}")
     for sentence in result.unsupported:
         print(f"  not in the files: {printable(sentence)}")
-    if "unknown" in result.answers and result.toy_model:
-        Terminal().message(
-            'the bundled model knows only sentences like "Omar sells tea."; for other text use a Hugging Face model: '
-            "palimpsest ask Qwen/Qwen3-4B FILE... QUESTION"
-        )
+    if "unknown" in result.answers and result.unknown_to_bundled:
+        Terminal().message(Note("unknown_to_bundled"))
     if result.kept_out:
         units = counted(result.kept_out, "statement")
         Terminal().message(f"{units} dropped: not in the text that the agent read (policy.options.grounded)")

@@ -31,7 +31,7 @@ from palimpsest.cli.options import (
 )
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.display_text import printable
+from palimpsest.text.display_text import counted, printable
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.evaluation_plan import EvalPlan
@@ -309,7 +309,7 @@ def _print_ungraded(evaluation: Evaluation) -> None:
     console = stdout()
     without_gold = sum(sample.without_gold for sample in evaluation.samples)
     if without_gold:
-        console.print(f"{without_gold} questions have no gold answer in the data: ungraded, not in the accuracy")
+        console.print(f"{counted(without_gold, 'question')} without a gold answer: ungraded, not in the accuracy")
     unmarked = [sample.metrics for sample in evaluation.samples if sample.metrics.get("answered") == 0.0]
     if holding := [one["string_match_part"] for one in unmarked if "string_match_part" in one]:
         console.print(
@@ -325,6 +325,6 @@ def _print_ungraded(evaluation: Evaluation) -> None:
     lost += sum(not sample.is_final for sample in evaluation.baseline_samples)
     if lost:
         console.print(
-            f"{lost} episodes are ungraded and not in the accuracy; the most frequent reason: "
+            f"{counted(lost, 'episode')} ungraded and not in the accuracy; the most frequent reason: "
             f"{evaluation.commonest_reason}; run the command again to repeat them"
         )

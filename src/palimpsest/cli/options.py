@@ -19,8 +19,8 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from palimpsest.config.data import check_columns, columns_of
-from palimpsest.errors import ConfigError, Interrupted
-from palimpsest.text.display_text import printable
+from palimpsest.errors import ConfigError, DataError, Interrupted
+from palimpsest.text.display_text import counted, printable
 
 if TYPE_CHECKING:
     from palimpsest.evaluation.summary import Score
@@ -41,6 +41,7 @@ _HINTS = {
         "write eval_sampling.temperature=X": "temperature temp",
         "write model.path=MODEL": "model-path",
         "write KEY=VALUE without an option": "set option override",
+        "write data.train_files=FILE": "data",
         "give --data FILE": "dataset dataset-name task tasks-file",
         "give --limit N": "n num-problems max-samples num-samples",
         "give --samples N": "k num-tries",
@@ -86,6 +87,15 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _hint(self, args)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """In errors about data.columns, name --map if the command has it."""
+        try:
+            return super().invoke(ctx)
+        except (ConfigError, DataError) as error:
+            if "data.columns" not in str(error) or not any("--map" in each.opts for each in self.params):
+                raise
+            raise type(error)(re.sub(r"data\.columns[ =]?", "--map ", str(error))) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_groups(formatter, ((_panel(p), p.get_help_record(ctx)) for p in self.get_params(ctx)))
@@ -211,7 +221,7 @@ def named_columns(text: str | None, file: str | None = None) -> dict[str, str]:
         if file is not None:
             check_columns(columns, [file])
     except ValueError as error:
-        raise ConfigError(str(error).replace("data.columns=", "--map ").replace("data.columns", "--map")) from None
+        raise ConfigError(str(error)) from None
     return columns
 
 
@@ -233,7 +243,7 @@ def models_and_overrides(words: Iterable[str] | None) -> tuple[list[str], list[s
 def print_made(made: Made, left_out: Iterable[str] = ()) -> None:
     """Print the files of a data set and what was left out."""
     for name, count in made.problems.items():
-        typer.echo(f"{made.folder / name}: {count:,} problems")
+        typer.echo(f"{made.folder / name}: {counted(count, 'problem')}")
     for line in left_out:
         typer.echo(line)
     typer.echo(f"edition {made.edition}")

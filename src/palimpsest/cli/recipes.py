@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from palimpsest.cli.options import OUTPUT, App, Json, Overrides, stdout
+from palimpsest.errors import ConfigError
 
 app = App(help="List recipes, show one, list configuration keys.")
 
@@ -38,6 +39,20 @@ def print_recipes(names: list[str], *, json: bool = False) -> None:
         return
     for name, purpose in purposes.items():
         typer.echo(f"{name:28s} {purpose}")
+
+
+def print_recipes_of(method: str | None, command: str, *, dry_run: bool = False) -> bool:
+    """Print the recipes of a method, if `method` is one and no path; exits with 2 unless this was a dry run."""
+    from palimpsest.config.load import recipe_names
+
+    names = [name for name in recipe_names() if name.partition("-")[0] == method]
+    if not names or Path(str(method)).exists():
+        return False
+    print_recipes(names)
+    if not dry_run:
+        start = next((name for name in names if name.endswith("-quickstart")), names[0])
+        raise ConfigError(f"{method} is a method; name one of its recipes, e.g. {command} {start}")
+    return True
 
 
 def _purpose(text: str) -> str:
@@ -74,6 +89,7 @@ def show(
     """
     from palimpsest.config.load import dump_config, load_recipe, recipe_text
 
+    print_recipes_of(recipe, "palimpsest recipes show")
     if explain:
         _explain(recipe, overrides or [], json=json)
         return
@@ -164,7 +180,6 @@ def new(
     module, recipe, test = write_scaffold(kind, name, out)
     typer.echo("\n".join(map(str, (module, recipe, test))))
     steps = [] if out == Path() else [f"cd {out}"]
-    if kind != "tool":
-        steps.append(f"palimpsest check {name}:{name if kind == 'reward' else class_name(name)}")
+    steps.append(f"palimpsest check {name}:{name if kind == 'reward' else class_name(name)}")
     steps += [f"python -m pytest {test.name}", f"palimpsest train {recipe.name} --out runs/{name}"]
     typer.echo("next:\n" + "\n".join(f"  {step}" for step in steps))

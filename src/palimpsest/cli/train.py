@@ -25,7 +25,8 @@ from palimpsest.cli.options import (
     stdout,
     table,
 )
-from palimpsest.config.load import quickstarts, recipe_names
+from palimpsest.cli.recipes import print_recipes_of
+from palimpsest.config.load import quickstarts
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.runs.resume_rules import origin_of, resume_command
@@ -77,7 +78,7 @@ def train(
     """
     from palimpsest.app.resume import RunRequest, resolve_run
 
-    if _print_recipes_of(recipe, dry_run=dry_run):
+    if print_recipes_of(recipe, "palimpsest train", dry_run=dry_run):
         return
     resolved = resolve_run(RunRequest(recipe, overrides, seed, out, resume))
     if dry_run:
@@ -91,20 +92,6 @@ def train(
     again = "" if run.finished else f"; resume with {resume_command(run)}"
     Terminal().message(f"{run.steps} of {run.config.train.max_steps} steps, newest checkpoint {run.checkpoint}{again}")
     _print_summary(run.folder)
-
-
-def _print_recipes_of(method: str | None, *, dry_run: bool) -> bool:
-    """Print the recipes of a method, if `method` is one; exits with 2 unless this was a dry run."""
-    names = [name for name in recipe_names() if name.partition("-")[0] == method]
-    if not names or Path(str(method)).exists():
-        return False
-    from palimpsest.cli.recipes import print_recipes
-
-    print_recipes(names)
-    if not dry_run:
-        start = next((name for name in names if name.endswith("-quickstart")), names[0])
-        raise ConfigError(f"{method} is a method; train one of its recipes, e.g. palimpsest train {start}")
-    return True
 
 
 def _print_plan(resolved: ResolvedRun) -> None:

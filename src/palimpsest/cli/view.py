@@ -66,7 +66,7 @@ def view(
       KEY=... palimpsest view runs --host 0.0.0.0 --server-key-env KEY
     """
     if export is not None:
-        _export(list(paths or [Path(".")]), export, episodes, step, tokenizer, force)
+        _export(list(paths or [Path("runs")]), export, episodes, step, tokenizer, force)
         return
     if episodes is not None or step is not None or force:
         raise ConfigError("--episodes, --step and --force apply to --export FILE: add it, or omit them")

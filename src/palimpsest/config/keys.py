@@ -191,8 +191,9 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
     for detail in map(_too_short_list, details[:_LINES]):
         key = ".".join(str(part) for part in _without_tag(detail["loc"]) if part != "[key]")
         name = _blamed(key, overrides)
-        origin = f"override {overrides[name]}" if name else f"recipe {source}"
-        lines.setdefault(key, f"{origin}: {_reason(key, detail, name)}")  # each member of a union has an error
+        reason, origin = _reason(key, detail, name), f"override {overrides[name]}: " if name else f"recipe {source}: "
+        said = reason if name == key and reason.startswith(f"{key}=") else origin + reason
+        lines.setdefault(key, said)  # each member of a union has an error
     more = [f"and {len(details) - _LINES} more"] if len(details) > _LINES else []
     return "\n".join(dict.fromkeys([*lines.values(), *more]))
 

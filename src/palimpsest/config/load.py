@@ -141,6 +141,8 @@ def recipe_text(name_or_path: str) -> str:
             f"palimpsest train --resume {path}"
         )
     if not path.is_file():
+        if path.suffix in (".yaml", ".yml"):
+            raise ConfigError(f"recipe {path}: no such file{nearest(path.stem, names)}")
         hint = nearest(name_or_path, names) or f"; shipped recipes: {', '.join(names)}"
         raise ConfigError(f"recipe {name_or_path}: neither a shipped recipe nor a YAML file{hint}")
     try:

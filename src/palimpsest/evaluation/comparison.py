@@ -27,6 +27,7 @@ from palimpsest.evaluation.sample_log import Cell, Sample, SampleKey
 from palimpsest.evaluation.statistics import Difference, paired
 from palimpsest.evaluation.summary import EvalSummary, clusters_of, question_hash, summarise
 from palimpsest.notes import Note
+from palimpsest.text.display_text import counted
 
 # ---- Two evaluations of the same problems, problem by problem, in cells of one set at one length -------------
 
@@ -73,7 +74,7 @@ class Pairing:
         """Text: the problems that the difference covers."""
         details = [f"{self.episodes} episodes"] if self.episodes != self.problems else []
         details += [f"{self.independent} independent"] if self.independent != self.problems else []
-        return f"{self.problems} problems" + (f" ({', '.join(details)})" if details else "")
+        return counted(self.problems, "problem") + (f" ({', '.join(details)})" if details else "")
 
     @property
     def warning(self) -> str | None:
@@ -334,7 +335,13 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...
 
     >>> differing([{"seed": 0, "x": 1}, {"seed": 0, "x": 2, "y": 3}])
     {'x': (1, 2), 'y': (None, 3)}
+    >>> differing([{"run.seed": 7, "run.train.max_steps": 9}, {}])
+    {'run': ('a run', 'no run')}
     """
+    runs = [any(key.startswith(RUN) for key in side) for side in settings]
+    if any(runs) and not all(runs):
+        rest = [{key: value for key, value in side.items() if not key.startswith(RUN)} for side in settings]
+        settings = [{**side, "run": "a run" if is_run else "no run"} for side, is_run in zip(rest, runs, strict=True)]
     keys = [key for key in dict.fromkeys(key for side in settings for key in side) if _is_compared(key, settings)]
     values = {key: tuple(side.get(key) for side in settings) for key in keys}
     return {key: row for key, row in values.items() if any(value != row[0] for value in row)}

@@ -324,17 +324,22 @@ def _claim(folder: Path, identity: Mapping[str, Any]) -> str | None:
     """Write the identity and provenance of a new log, or compare them with the existing ones. Returns differences of
     the provenance as text. Raises RunError if the identity differs."""
     path = folder / IDENTITY
-    mine = _as_read(identity)
     if not path.exists():
-        write_json(path, {**mine, MADE_WITH: provenance()})
+        write_json(path, {**_as_read(identity), MADE_WITH: provenance()})
         return None
-    theirs = _identity(folder)
-    if theirs is None:
-        raise RunError(f"{path} is not readable: use another --out, or --force to start over")
-    if differs := difference(theirs, mine):
-        raise RunError(f"{folder} contains another evaluation ({differs}): use another --out, or --force to start over")
+    refuse_another(folder, identity)
     was = (read_object(path) or {}).get(MADE_WITH)
     return differences(was, provenance()) if isinstance(was, dict) else None
+
+
+def refuse_another(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Raise RunError if the log in `folder` has another identity."""
+    if not (folder / IDENTITY).exists():
+        return
+    if (theirs := _identity(folder)) is None:
+        raise RunError(f"{folder / IDENTITY} is not readable: use another --out, or --force to start over")
+    if differs := difference(theirs, _as_read(identity)):
+        raise RunError(f"{folder} contains another evaluation ({differs}): use another --out, or --force to start over")
 
 
 def logs_below(run: Path, name: str = SAMPLES) -> dict[str, Path]:

@@ -261,6 +261,18 @@ def interval_notes(rows: Mapping[str, EvalSummary]) -> list[Note]:
     return [Note("bootstrap_intervals", names=names)]
 
 
+def cluster_notes(rows: Mapping[str, EvalSummary]) -> list[Note]:
+    """Notes on the agents' rows with fewer clusters than problems, rows with the same numbers in one."""
+    names = dict[tuple[int, int], list[str]]()
+    for name, row in rows.items():
+        if 0 < row.clusters < row.problems - row.ungraded and not row.cell.baseline:
+            names.setdefault((row.problems, row.clusters), []).append(name)
+    return [
+        Note("clusters", names=", ".join(listed), problems=problems, clusters=clusters)
+        for (problems, clusters), listed in names.items()
+    ]
+
+
 def accuracy_of(samples: Sequence[Sample]) -> Score:
     """Mean value of the graded samples, clustered by shared document or question."""
     graded = [(sample, sample.value) for sample in samples if sample.value is not None]

@@ -95,8 +95,9 @@ def _shipped(suits: Callable[[type[MemoryPolicy]], bool]) -> str:
 def _brings_memory(problem: Problem, name: str) -> ConfigError:
     choices = _shipped(lambda cls: cls.takes_memory)
     return ConfigError(
-        f"policy.name: {name} starts without a memory and problem {problem.id} has one; choose one of {choices}, "
-        "or drop `memory` from the data (a custom policy that starts with Problem.memory sets takes_memory = True)"
+        f"policy.name: {name} starts without a memory and problem {problem.id} has one; choose one of {choices}, or "
+        "set data.synthetic.starts=null (for a file: drop its column `memory`). A custom policy that starts with "
+        "Problem.memory sets takes_memory = True"
     )
 
 

@@ -16,10 +16,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from palimpsest.config.data import GENERATED, DataConfig
 from palimpsest.data.assemble import assemble
 from palimpsest.data.formats.problem_files import AS_IT_IS, Paths, ReadOptions, format_of, paths_of, read_records
 from palimpsest.data.record import objective_count
-from palimpsest.data.sources.file_source import FileSource
+from palimpsest.data.sources.file_source import FileSource, build_source
 from palimpsest.types import Problem
 
 BINS = 10
@@ -85,7 +86,11 @@ def inspect_source(
     limit: int | None = None,
     seed: int = 0,
 ) -> Inspection:
-    """Read `path` as an evaluation with these settings does, and summarise. Raises DataError."""
+    """Read `path`, files or generated problems, as an evaluation with these settings does, and summarise. Raises
+    DataError."""
+    if path in GENERATED and documents is None:
+        drawn = build_source(DataConfig(train_files=str(path)), seed, split="eval").problems(step=0, count=limit or 64)
+        return summarise(drawn, path=str(path), format="generated")
     names = dict.fromkeys(format_of(file, reading).name for file in paths_of(path))
     skipped = list[str]()
     problems: Iterable[Problem]

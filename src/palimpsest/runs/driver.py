@@ -23,6 +23,7 @@ from palimpsest.notes import Note
 from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import LoggerSet
+from palimpsest.runs.resume_rules import command_of_whole
 from palimpsest.runs.run_folder import METRICS, SAVED, RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.types import Group
@@ -217,4 +218,4 @@ class Driver:
         return every is not None and (step % every == 0 or step == self.config.max_steps)
 
     def _on_signal(self, name: str) -> None:
-        self.loggers.message(Note("stopping", signal=name))
+        self.loggers.message(Note("stopping", signal=name, resume=command_of_whole(self.folder.path)))

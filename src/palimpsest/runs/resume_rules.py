@@ -180,6 +180,13 @@ def resume_command(run: str | os.PathLike[str], **changes: int) -> str:
     return f"palimpsest {origin.command} --resume {' '.join(words)}"
 
 
+def command_of_whole(run: Path) -> str:
+    """`resume_command`; for a cold start, or a run of a quickstart's baseline, that of the run around it."""
+    outer = run.parent
+    inner = (outer / EVENTS).is_file() and (run.name == "cold-start" or origin_of(outer).command == "quickstart")
+    return resume_command(outer if inner else run)
+
+
 def how_to_resume(run: str | os.PathLike[str]) -> str:
     """`resume_command` and its effect: a run, or its cold start, without a checkpoint starts over."""
     does = "resumes from the newest checkpoint" if has_checkpoint(run) else "starts over: it has no checkpoint"

@@ -269,6 +269,7 @@ class Server(uvicorn.Server):
             app,
             http=BoundedProtocol,
             ws="none",
+            lifespan="off",  # no app has one, and a signal before the start would print its traceback
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             log_level="warning",
             access_log=False,

@@ -116,6 +116,8 @@ def test_memories_are_shown_as_they_change_and_the_answer_alone_is_on_stdout(sto
 def test_an_answer_unknown_of_the_bundled_model_names_a_way_to_other_text(run: Run) -> None:
     done = run("-", "Who bought the house?", input="Anna met Ben in Rome and they bought a house.\n")
     assert (done.stdout.splitlines()[0], "Hugging Face" in done.stderr) == ("unknown", True)
+    known = run("-", "What does Zoe play?", input="Anna met Ben in Rome. Omar sells tea.\n")
+    assert (known.stdout.splitlines()[0], "Hugging Face" in known.stderr) == ("unknown", False)
 
 
 def test_a_document_on_standard_input(run: Run) -> None:
@@ -131,6 +133,15 @@ def test_chat_answers_question_after_question(story: Path, run: Run) -> None:
         "What does Anna sell?",
         "Who likes tea?",
     ]
+
+
+def test_a_question_stands_before_its_answer_where_several_are_asked(story: Path, run: Run) -> None:
+    asked = ["What does Anna sell?", "Who likes tea?"]
+    chatted = run(story / "one.txt", "--chat", input="\n".join(asked))
+    together = run(story / "one.txt", asked[0], "--question", asked[1])
+    for done in (chatted, together):
+        assert [line for line in done.stdout.splitlines() if line in asked] == asked
+    assert asked[0] not in run(story / "one.txt", asked[0]).stdout.splitlines()
 
 
 def test_a_model_behind_an_endpoint_is_asked(story: Path, tiny_model_folder: Path) -> None:

@@ -68,6 +68,10 @@ def test_a_file_is_summarised_as_training_would_read_it(tmp_path: Path) -> None:
         inspect_source(tmp_path / "absent")
 
 
+def test_generated_problems_are_summarised_as_an_evaluation_draws_them() -> None:
+    assert (inspect_source("synthetic", limit=3).rows, inspect_source("synthetic", limit=3).gold_in_context) == (3, 3)
+
+
 def test_text_of_the_file_can_neither_steer_the_terminal_nor_mark_up_the_output() -> None:
     wicked = Problem("id\x1b[2J", "[red]Who?[/red]\x07\u202e", ("a\x9b",), "ctx\x1b]0;title\x07 [/nope]")
     text = printed(render(summarise([wicked], path="[bold]file\x1b", format="palimpsest")))

@@ -108,7 +108,7 @@ def test_problems_without_a_document_have_a_closed_book_alone_which_the_reward_c
     assert closed.cell == Cell("synthetic_search", 2, "objectives", "closed book", baseline=True)
     assert closed.graded == 1
     assert [each.fits_window for each in evaluation.summaries] == [None]
-    assert "baselines: closed book on 1 problems (--no-baselines skips them)" in capsys.readouterr().err
+    assert "baselines: closed book on 1 problem (--no-baselines skips them)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

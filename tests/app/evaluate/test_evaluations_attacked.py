@@ -69,6 +69,8 @@ def test_a_resume_tells_what_is_there_and_no_documents_that_it_will_not_read(
     assert "8 of 8 episodes exist already" in again.stderr
     assert "tokens of documents to read" not in again.stderr
     assert "ETA ?" not in again.stderr
+    other = palimpsest(*command, "--limit", "2", "--seed", "1")
+    assert (other.returncode, "another evaluation" in other.stderr, "exist already" in other.stderr) == (2, True, False)
 
 
 def test_work_that_was_done_before_has_no_time_left() -> None:

@@ -17,6 +17,7 @@ from palimpsest.app.python_objects import CallObjects, as_folder
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.files.text_files import TextDocument, read_files
+from palimpsest.data.synthetic.world import unknown_to_bundled
 from palimpsest.errors import ConfigError
 from palimpsest.events import Event, MemoryUngrounded, of_type
 from palimpsest.metrics.reading_trace import GroupTexts, MemoryChange, MemoryChanges, last_memory, origins, readings
@@ -81,9 +82,14 @@ class Asked:
         return None if self.answer is not None else failure(self.trajectory)
 
     @property
-    def toy_model(self) -> bool:
-        """Whether the model's vocabulary is as small as the bundled model's."""
-        return self._codec.vocab_size < 4096
+    def questions(self) -> tuple[str, ...]:
+        """One per answer."""
+        return tuple(each.question for each in self._problem.by_question)
+
+    @property
+    def unknown_to_bundled(self) -> bool:
+        """Whether the model is a bundled one and no sentence of the document has a form that it knows."""
+        return unknown_to_bundled(self._codec.vocab_size, [self.document.text])
 
     @property
     def tokens_in(self) -> int:

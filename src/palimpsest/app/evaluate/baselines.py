@@ -29,6 +29,7 @@ from palimpsest.evaluation.sample_log import Cell, SampleKey
 from palimpsest.memory.document_baselines import ClosedBookPolicy, FullContextPolicy, PassagesPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.text.display_text import counted
 from palimpsest.types import Problem
 
 CLOSED_BOOK, WHOLE_DOCUMENT, RETRIEVAL = "closed book", "whole document", "retrieval"
@@ -95,9 +96,9 @@ def _looked(
 
 def _cost_message(baselines: Sequence[Entry], tokens: int) -> str:
     counts = {name: sum(len(entry.problems) for entry in baselines if entry.cell.player == name) for name in _POLICIES}
-    counted = [f"{name} on {count:,} problems" for name, count in counts.items() if count]
+    named = [f"{name} on {counted(count, 'problem')}" for name, count in counts.items() if count]
     read = f", {tokens:,} tokens of documents to read" if tokens else ""
-    return f"baselines: {', '.join(counted)}{read} (--no-baselines skips them)"
+    return f"baselines: {', '.join(named)}{read} (--no-baselines skips them)"
 
 
 def _length(problem: Problem, policy: Any, engine: Engine) -> int | None:

@@ -17,7 +17,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import Endpoint
 from palimpsest.evaluation.episode_files import EPISODES, first_episodes
 from palimpsest.evaluation.sample_log import Cell, Sample, group_id
-from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of, interval_notes
+from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of, cluster_notes, interval_notes
 from palimpsest.notes import Note
 from palimpsest.plugins import plain
 from palimpsest.provenance import MADE_WITH, facts, provenance
@@ -78,7 +78,7 @@ class Evaluation:
         """Footnotes of the table."""
         reading = [name for name, summary in self.rows.items() if summary.measures_reading]
         notes = [Note("measures_reading", names=", ".join(reading))] if reading else []
-        return notes + interval_notes(self.rows)
+        return notes + interval_notes(self.rows) + cluster_notes(self.rows)
 
     @property
     def ungraded(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,6 +24,7 @@ from palimpsest.app.python_objects import CallObjects, as_folder
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.file_source import left_out, outlines
+from palimpsest.data.synthetic.world import unknown_to_bundled
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError
@@ -33,6 +34,7 @@ from palimpsest.evaluation.sample_log import (
     SUMMARY,
     Sample,
     read_samples,
+    refuse_another,
     write_json,
 )
 from palimpsest.evaluation.summary import by_player
@@ -163,7 +165,7 @@ async def evaluate_plan_async(
     plan = plan.fitted([outline for problems in cells.values() for outline in outlines(problems)], engine)
     entries = _entries(plan, cells, engine)
     _announce(progress, engine, plan.policies, skipped)
-    log = _logged(None if force else out)
+    log = {} if out is None or force else _logged(out, _identity(plan, engine))
     if plan.baselines:
         done = frozenset(key for key, sample in log.items() if sample.is_final)
         entries = with_baselines(entries, cells, plan.config, plan.policies, engine, progress.message, done)
@@ -185,7 +187,7 @@ async def evaluate_plan_async(
         played=counted.played,
         folder=plan.folder,
     )
-    _finish(evaluation, engine, progress)
+    _finish(evaluation, cells, engine, progress)
     return evaluation
 
 
@@ -255,12 +257,16 @@ def _identity(plan: EvalPlan, engine: Engine) -> dict[str, Any]:
     return evaluation_identity(config, policies, plan.problems, engine.limits.endpoint)
 
 
-def _finish(evaluation: Evaluation, engine: Engine, progress: Progress) -> None:
-    """Report cut documents, and write report.html and summary.json."""
+def _finish(evaluation: Evaluation, cells: CellProblems, engine: Engine, progress: Progress) -> None:
+    """Report cut documents and texts that the bundled model can't know, and write report.html and summary.json."""
     if cut := sum(summary.documents_cut for summary in evaluation.summaries):
         names = ", ".join(evaluation.policies)
         total = sum(summary.problems for summary in evaluation.summaries)
         progress.message(Note("documents_cut_by", count=cut, total=total, policies=names))
+    texts = (p.context for problems in cells.values() for p in islice(problems, 8) if p.context)
+    all_wrong = not any(row.accuracy.mean for row in evaluation.summaries)
+    if all_wrong and unknown_to_bundled(engine.codec.vocab_size, texts):
+        progress.message(Note("unknown_to_bundled"))
     if evaluation.out is not None:
         report_evaluation(evaluation, engine.codec)
         write_json(evaluation.out / SUMMARY, evaluation.to_json())
@@ -307,8 +313,10 @@ class Counted:
         self._tick(note=f"score {100 * fmean(self._values):.1f}" if self._values else None)
 
 
-def _logged(out: Path | None) -> Samples:
-    samples = read_samples(out / SAMPLES)[0] if out is not None and (out / SAMPLES).exists() else []
+def _logged(out: Path, identity: Mapping[str, Any]) -> Samples:
+    """Raises RunError for another evaluation."""
+    refuse_another(out, identity)
+    samples = read_samples(out / SAMPLES)[0] if (out / SAMPLES).exists() else []
     return {sample.key: sample for sample in samples}
 
 

@@ -168,8 +168,10 @@ def resolve_quickstart(
 ) -> ResolvedRun:
     """The quickstart that these options mean. Raises ConfigError, or RunError for a folder without a run."""
     folder = Path(out or FOLDER)
-    if resume is True and method is None and (folder / CONFIG).is_file():
-        resume = folder
+    if resume is True and method is None:
+        if out is None and not (folder / CONFIG).is_file():
+            raise ConfigError(f"--resume: {folder} has no run; name one: palimpsest quickstart --resume RUN")
+        resume = folder if (folder / CONFIG).is_file() else True
     named = None if method in quickstarts() else method
     run = resumed_run(RunRequest(named, overrides, seed, out, resume, QUICKSTART))
     if run is not None:

@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, NoReturn, TextIO
 
 from palimpsest.config.install_hints import install_line
@@ -288,7 +289,8 @@ def sniff(path: Path) -> Kind:
     if text[:1] in (b"[", b"{"):
         return "array" if text[:1] == b"[" else "lines"
     raise DataError(
-        f"{path}: neither JSON, JSON lines nor parquet; it begins with {text[:20]!r}; name a table .csv or .tsv"
+        f"{path}: neither JSON, JSON lines nor parquet; it begins with {text[:20]!r}; name a table .csv or .tsv; for a "
+        f"text, palimpsest ask MODEL {quote(str(path))} QUESTION, or its folder with questions.jsonl as the data"
     )
 
 

@@ -158,6 +158,8 @@ def _texts(path: str) -> Iterator[tuple[str, str]]:
         yield "standard input", _decoded(Path("standard input"), sys.stdin.buffer.read())
     elif os.path.isdir(path):
         yield from _folder(path)
+    elif path.startswith(("http://", "https://")):
+        raise DataError(f"{path}: an address; palimpsest reads files: download it and name the file")
     else:
         yield path, _text(Path(path))
 
@@ -371,7 +373,7 @@ def paragraph_of(folder: Path, name: str, where: str) -> str:
         hint = nearest(name, (file.name for file in folder.iterdir()))
         raise DataError(
             f"{where}: document {name!r:.60}: no such file in {folder}{hint}; for a column with the text itself use "
-            "--map context=document"
+            "data.columns=context=document"
         )
     stat = path.stat()
     return _paragraph(path, stat.st_size, stat.st_mtime_ns)

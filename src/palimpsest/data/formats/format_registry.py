@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from shlex import quote
 from typing import Any
 
 from palimpsest.data.files.rows import Row
@@ -20,6 +21,7 @@ from palimpsest.data.formats import question_formats as conversations
 from palimpsest.data.formats import question_formats as paragraph_formats
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError, nearest, shown_names
+from palimpsest.plugin_kinds import OBJECT
 
 Parse = Callable[[Row, str], Record]
 """(row, fallback id) to record."""
@@ -235,15 +237,16 @@ def _other_name(need: str, columns: Iterable[str]) -> str | None:
 
 
 def _lacks(row: Row, format: Format, lead: str) -> DataError:
-    lacking, used = missing(format, row.values), set[str]()
-    mends, hints = list[str](), list[str]()
-    for name in lacking:
+    used, mends, hints = set[str](), list[tuple[str, str]](), list[str]()
+    for name in missing(format, row.values):
         other = _other_name(name, (key for key in row.values if key not in format.needs and key not in used))
         used |= {other} if other else set()
-        hints.append(f"{name!r}" + (f"; did you mean {other}?" if other else ""))
-        mends.append(f"{name}={other or 'COLUMN'}")
+        hints.append(f"{name!r}" + (f" (did you mean {other!r}?)" if other else ""))
+        mends.append((name, other or "COLUMN"))
+    fix = f"map columns with other names: data.columns={quote(','.join(map('='.join, mends)))}"
+    if str(row.path).startswith(OBJECT):  # rows passed in Python
+        fix = f"rename {', '.join(f'{theirs} to {ours}' for ours, theirs in mends)}"
     return DataError(
         f"{row.where}: {lead} {format.name!r}, which needs column {', '.join(hints)}; the row has "
-        f"{shown_names(row.values) or 'none'}; map columns with other names: --map {','.join(mends)} "
-        f"(data.columns={{{', '.join(mend.replace('=', ': ') for mend in mends)}}})"
+        f"{shown_names(row.values) or 'none'}; {fix}"
     )

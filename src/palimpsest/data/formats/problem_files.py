@@ -73,10 +73,12 @@ def _check(row: Row, columns: Mapping[str, str], values: Mapping[str, Any]) -> N
     """Raise DataError for a name that no layout reads, and for a name that the row lacks."""
     for ours, theirs in columns.items():
         lead = f"{row.where}: data.columns {ours}={theirs}:"
+        if theirs in COLUMNS and ours in row.values and values[ours] is _ABSENT:
+            raise DataError(f"{lead} palimpsest's name is left of '=', the file's right: write {theirs}={ours}")
         if ours not in COLUMNS:
             raise DataError(
-                f"{lead} no format reads a column {ours}{nearest(ours, COLUMNS)} (our name is on the left, the file's "
-                "on the right)"
+                f"{lead} no format reads a column {ours}{nearest(ours, COLUMNS)} (palimpsest's name is left of '=', "
+                "the file's right)"
             )
         if values[ours] is _ABSENT:
             raise DataError(

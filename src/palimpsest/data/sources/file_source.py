@@ -47,6 +47,7 @@ from palimpsest.errors import DataError, nearest
 from palimpsest.notes import Note
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.seeding import keyed_random
+from palimpsest.text.display_text import counted
 from palimpsest.types import Problem
 
 # ---- Problems of a training step -----------------------------------------------------------------------------
@@ -62,8 +63,8 @@ def window(total: int, *, step: int, count: int, round: int, path: str) -> tuple
     """
     if count > total:
         raise DataError(
-            f"{path} has {total} problems, a step needs {count}: lower train.batch_size "
-            "or data.limit, or read a larger file"
+            f"{path} has {counted(total, 'problem')}, a step needs {count}: set train.batch_size={total} and "
+            f"train.num_minibatches={total} at most, raise data.limit, or read a larger file"
         )
     if round == 0:
         steps = total // count  # in an epoch

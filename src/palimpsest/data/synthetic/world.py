@@ -6,6 +6,8 @@ share no values, so a value identifies its relation.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -191,6 +193,17 @@ def read_fact(sentence: str) -> Fact | None:
     subject, verb, value = words
     relation = _relations_by_verb().get(verb)
     return None if relation is None else Fact(subject, relation, value)
+
+
+def unknown_to_bundled(vocabulary: int, texts: Iterable[str]) -> bool:
+    """Whether a model with a vocabulary of this size is a bundled one, and the texts have no sentence of a form that it
+    knows. False without texts.
+
+    >>> unknown_to_bundled(512, ["It rained. Omar sells tea."]), unknown_to_bundled(512, ["It rained."])
+    (False, True)
+    """
+    known = [any(map(read_fact, re.split(r"(?<=\.)\s+", text))) for text in texts]
+    return vocabulary < 4096 and bool(known) and not any(known)
 
 
 @cache

@@ -363,7 +363,10 @@ def _name(path: Path, base: Path) -> str:
 
 def _refuse(path: Path, *, wait: bool) -> None:
     if not path.exists():
-        raise RunError(f"{path}: no such file or folder; pass a run, an evaluation, or a .jsonl.zst of episodes")
+        raise RunError(
+            f"{path}: no such file or folder; pass a run, an evaluation, or a .jsonl.zst of episodes (palimpsest "
+            "quickstart makes a run)"
+        )
     if next(sources_in(path), None) is None and not (wait and path.is_dir()):
         raise RunError(
             f"{path}: not a record of episodes; pass a .jsonl.zst, or the folder of a run"
