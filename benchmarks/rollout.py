@@ -2,10 +2,12 @@
 
     python benchmarks/rollout.py
     PALIMPSEST_VLLM_PYTHON=/opt/vllm/bin/python python benchmarks/rollout.py
+    python benchmarks/rollout.py --recipe memagent-smollm2 --chunks 4 4 16 16 --group 4
 
-64 episodes in groups of 16 read documents of 1 to 16 chunks; their turns stop early, at different lengths. One run of
-them produces a plan: the turns of each episode as (prompt ids, completion length). Every engine then replays the plan,
-a turn after the previous one of its episode, and samples exactly that many tokens for each prompt.
+64 episodes in groups of 16 read documents of 1 to 16 chunks (paragraphs, if the recipe has files); their turns stop
+early, at different lengths. One run produces a plan: the turns of each episode as (prompt ids, completion length).
+Every engine then replays the plan, a turn after the previous one of its episode, and samples exactly that many tokens
+for each prompt.
 
 Each engine has a separate process with one thread, and its fastest calling convention. Rounds alternate and the median
 of each engine counts. Each has a warm-up; prefix caches are empty at the start of a round; log-probabilities are
@@ -36,7 +38,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from palimpsest.config.engine import PYTHON, model_path
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
-from palimpsest.data.synthetic.documents import SyntheticSource
+from palimpsest.data.sources.file_source import build_source
 from palimpsest.engines.embedded.compute import set_threads
 from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
@@ -197,7 +199,10 @@ def work(name: str) -> None:
 async def record(engine: Engine, config: Any, chunks: Sequence[int], group: int) -> Plan:
     """Run the batch with the recipe's policy; turns that stop early remain short."""
     policy = build_policy(config.policy)
-    source = SyntheticSource(config.data.synthetic, config.seed, "train")
+
+    def drawn(step: int, count: int) -> Problem:
+        data = config.data.model_copy(update={"documents": count if config.data.documents else None})
+        return build_source(data, config.seed, split="train").problems(step=step, count=1, size=count)[0]
 
     async def episode(problem: Problem, number: int, rollout: int) -> list[tuple[list[int], int]]:
         trajectory = await play(
@@ -212,13 +217,13 @@ async def record(engine: Engine, config: Any, chunks: Sequence[int], group: int)
         )
         return [(list(turn.prompt_ids), len(turn.completion.token_ids)) for turn in trajectory.turns]
 
-    problems = [source.problems(step=i, count=1, size=count)[0] for i, count in enumerate(chunks)]
+    problems = [drawn(step, count) for step, count in enumerate(chunks)]
     return await asyncio.gather(*(episode(p, n, r) for n, p in enumerate(problems) for r in range(group)))
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    overrides = [f"model.path={options.model}", f"policy.options.layout={options.layout}"]
-    config = load_recipe("memagent-quickstart", overrides)
+    named = {"model.path": options.model, "policy.options.layout": options.layout}
+    config = load_recipe(options.recipe, {key: value for key, value in named.items() if value is not None})
     plan = asyncio.run(record(open_engine(config, objective=None), config, options.chunks, options.group))
     task = {"config": config.model_dump(mode="json"), "model": model_path(config.model), "plan": plan}
     commands = {name: [sys.executable, __file__, "--worker", name] for name in ENGINES}
@@ -246,8 +251,9 @@ def figures(plan: Plan, seconds: Mapping[str, float]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="embedded")
-    parser.add_argument("--layout", default="memory_first", choices=["memory_first", "section_first"])
+    parser.add_argument("--recipe", default="memagent-quickstart")
+    parser.add_argument("--model", help="default: the recipe's")
+    parser.add_argument("--layout", choices=["memory_first", "section_first"], help="default: the recipe's")
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 6, 11, 16], help="of each group's document")
     parser.add_argument("--group", type=int, default=16, help="episodes per document")
     parser.add_argument("--rounds", type=int, default=3)
