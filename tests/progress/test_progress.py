@@ -160,6 +160,20 @@ def test_a_long_stage_is_told_of_every_ten_seconds_where_something_moved(monkeyp
     assert told == [1, 11, 21, 30]
 
 
+def test_a_long_step_shows_its_episodes_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(), io.StringIO()
+    monkeypatch.setattr("palimpsest.progress.displays.time.monotonic", clock)
+    steps = Terminal(stream).steps(2)
+    for episode in range(1, 65):
+        clock.now += 1
+        steps.progress("rollouts", episode, 64)
+    steps.step(1, {}, {})
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[-1] for line in lines[:2]] == ["30/64", "60/64"]
+    assert "steps 1/2" in lines[2]
+    assert len(lines) == 3
+
+
 def test_on_a_terminal_there_is_one_line_and_messages_stand_above_it() -> None:
     stream = io.StringIO()
     display = Terminal(stream, live=True)

@@ -208,9 +208,9 @@ def wiki(
     seed: Annotated[int, typer.Option(help="Seed of the split, the distractors and the order.")] = 0,
     force: Force = False,
 ) -> None:
-    """Make single-hop questions on real paragraphs ("Who directed X?"), with the sentence that answers each.
+    """Make questions on real paragraphs, such as "Who directed X?", each with the sentence that answers it.
 
-    Writes train.jsonl, and dev.jsonl with the questions of held-out titles, in HotpotQA's layout.
+    Writes train.jsonl and dev.jsonl in HotpotQA's layout. Their titles differ.
 
     \b
     Examples:

@@ -37,7 +37,6 @@ def check(
 
     \b
     Examples:
-      palimpsest check my_module:MyPolicy
       palimpsest check overwrite chunk_size=48
       palimpsest check my_module:MyPolicy --model Qwen/Qwen3-4B
       palimpsest check rewards/mine.py:my_reward

@@ -42,7 +42,7 @@ def print_recipes(names: list[str], *, json: bool = False) -> None:
 
 
 def print_recipes_of(method: str | None, command: str, *, dry_run: bool = False) -> bool:
-    """Print the recipes of a method, if `method` is one and no path; exits with 2 unless this was a dry run."""
+    """Print the recipes of a method, if `method` is one and no path. Exits with 2 unless this was a dry run."""
     from palimpsest.config.load import recipe_names
 
     names = [name for name in recipe_names() if name.partition("-")[0] == method]

@@ -26,7 +26,7 @@ from palimpsest.cli.options import (
     table,
 )
 from palimpsest.cli.recipes import print_recipes_of
-from palimpsest.config.load import quickstarts
+from palimpsest.config.load import PRETRAINED, quickstarts
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.runs.resume_rules import origin_of, resume_command
@@ -252,6 +252,10 @@ def quickstart(
         typer.Argument(help=f"One of {', '.join(quickstarts())}; default: memagent; with --resume a run."),
     ] = None,
     settings: Overrides = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A pretrained model, folder or hub id; the default method is then memagent-smollm2."),
+    ] = None,
     seed: Annotated[
         str | None,
         typer.Option(metavar="S[,S...]", help="Seed; several run one after the other, with one report. Default: 0."),
@@ -277,11 +281,14 @@ def quickstart(
       palimpsest quickstart --resume runs/seed-1
       palimpsest quickstart rememr1 --out runs/recall
       palimpsest quickstart memact --out runs/prune
+      palimpsest quickstart --model HuggingFaceTB/SmolLM2-135M-Instruct
       palimpsest quickstart memagent --seed 0,1,2 --out runs/three
     """
     from palimpsest.app.config_resolution import check_quickstart
 
     method, settings = _method_and_settings(method, settings or [])
+    if model is not None:
+        method, settings = method or PRETRAINED, [f"model.path={model}", *settings]
     seeds = () if seed is None else numbers("--seed", "whole numbers", seed, least=0)
     first, several = (seeds[0] if len(seeds) == 1 else None), (seeds if len(seeds) > 1 else None)
     if not resume or several:

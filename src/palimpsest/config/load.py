@@ -120,10 +120,14 @@ def recipe_names(prefix: str = "") -> list[str]:
     return sorted(prefix + entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+PRETRAINED = "memagent-smollm2"
+"""Quickstart of a pretrained model, on files."""
+
+
 def quickstarts() -> dict[str, str]:
     """Recipe of each quickstart by its name on the command line."""
     found = {name.removesuffix("-quickstart"): name for name in recipe_names() if name.endswith("-quickstart")}
-    return {**found, "memagent-smollm2": "memagent-smollm2"}
+    return {**found, PRETRAINED: PRETRAINED}
 
 
 def recipe_text(name_or_path: str) -> str:

@@ -28,6 +28,10 @@ class DisplayLine(Protocol):
 
     def show(self) -> None: ...
 
+    def inside(self) -> None:
+        """A long part has moved on."""
+        ...
+
     def message(self, text: str) -> None:
         """Print a permanent line."""
         ...
@@ -134,6 +138,7 @@ class _Steps:
 
     def progress(self, stage: str, done: int, total: int) -> None:
         self._overall.inner = f"{stage} {done}/{total}"
+        self._line.inside()
 
     def message(self, text: str) -> None:
         self._line.message(text)
@@ -153,6 +158,7 @@ class _Steps:
 
 
 _EVERY_S = 10.0  # seconds between plain lines
+_LONG_S = 30.0  # seconds without one, after which a line shows progress within a step
 
 
 class Terminal(Display):
@@ -201,6 +207,9 @@ class _TerminalBar:
     def show(self) -> None:
         self._bars.update(self._task, completed=self._overall.fraction)
 
+    def inside(self) -> None:
+        """The bar refreshes itself."""
+
     def message(self, text: str) -> None:
         self._bars.console.print(_escaped(text), markup=False, highlight=False)
 
@@ -213,15 +222,19 @@ class _Log:
     def __init__(self, overall: Overall, stream: TextIO) -> None:
         self._overall, self._stream = overall, stream
         self._position = overall.position
-        self._printed = -_EVERY_S
+        self._printed, self._moved = -_EVERY_S, time.monotonic()
 
     def begin(self) -> None:
-        """Nothing to print yet."""
+        self._moved = time.monotonic()
 
     def show(self) -> None:
         new_stage = self._overall.position[0] != self._position[0]
         if new_stage or self._overall.at_an_end or time.monotonic() - self._printed >= _EVERY_S:
             self._print()
+
+    def inside(self) -> None:
+        if time.monotonic() - self._moved >= _LONG_S:
+            self._write()
 
     def message(self, text: str) -> None:
         print(_escaped(text), file=self._stream, flush=True)
@@ -233,4 +246,8 @@ class _Log:
         if self._overall.position == self._position or self._overall.position[0] < 0:
             return
         self._position, self._printed = self._overall.position, time.monotonic()
+        self._write()
+
+    def _write(self) -> None:
+        self._moved = time.monotonic()
         print(f"[{self._overall.fraction:4.0%}] {self._overall.words()}", file=self._stream, flush=True)

@@ -39,6 +39,8 @@ class _NotebookBar:
         if self._overall.at_an_end or time.monotonic() - self._shown > _EVERY_S:
             self._update()
 
+    inside = show
+
     def message(self, text: str) -> None:
         print(text)
 
