@@ -72,12 +72,12 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2720, 15),
-    "app": (9251, 43),
-    "cli": (2536, 12),
+    "app": (9240, 43),
+    "cli": (2540, 12),
     "config": (2510, 11),
     "credit": (889, 7),
-    "data": (4862, 24),
-    "engines": (9591, 46),
+    "data": (4877, 24),
+    "engines": (9592, 46),
     "evaluation": (2041, 7),
     "memory": (3699, 17),
     "metrics": (850, 4),
@@ -91,7 +91,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "servers": (3446, 16),
     "text": (3080, 14),
     "tools": (269, 2),
-    "training": (2006, 10),
+    "training": (2000, 10),
     "viewer": (5516, 23),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A feature that needs more raises its line here,

@@ -48,7 +48,7 @@ class Letters(MemoryPolicy):
 
 
 class Marks:
-    """Replies "-", or the letter for those in `marks`. Fails as told; counts requests in flight."""
+    """Replies "-", or the letter for those in `marks`. Fails where a test says so; counts requests in flight."""
 
     max_context, version = 1000, 0
     fail: dict[str, list[Exception]]

@@ -77,10 +77,9 @@ def check(
         raise ConfigError(f"choose one of {', '.join(KINDS)}{nearest(kind, KINDS)}", key="--kind", value=kind)
     if kind == "policy":
         policy = build_policy(PolicyConfig(name=name, options=dict(options)))
-        named = ModelConfig() if model is None else ModelConfig(path=model)
-        return check_policy(
-            policy, codec or Codec.load(named), WINDOW if model is None else (window_of(model) or WINDOW)
-        )
+        if model is None:
+            return check_policy(policy, codec or Codec.load(ModelConfig()), WINDOW)
+        return check_policy(policy, codec or Codec.load(ModelConfig(path=model)), window_of(model) or WINDOW)
     if kind in ("reward", "layer"):
         return asyncio.run(_check_reward(kind, name, options, codec or Codec.load(ModelConfig())))
     if kind == "rule":

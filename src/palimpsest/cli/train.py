@@ -124,7 +124,11 @@ def sft(
     overrides: Overrides = None,
     records: Annotated[
         Path | None,
-        typer.Option("--from", help="Recorded episodes: a run, its folder, or .jsonl[.zst].", rich_help_panel=INPUT),
+        typer.Option(
+            "--from",
+            help="Recorded episodes (a run, its folder, .jsonl[.zst]), or questions with evidence.",
+            rich_help_panel=INPUT,
+        ),
     ] = None,
     min_grade: Annotated[
         str | None,

@@ -12,7 +12,6 @@ Not covered: a second paragraph with the same fact in other words; patterns for 
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.data.fingerprints import write_manifest
-from palimpsest.data.formats.problem_files import read_corpus
+from palimpsest.data.formats.problem_files import read_corpus, write_rows
 from palimpsest.errors import DataError
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.folder_guard import Made, new_folder
@@ -85,13 +84,14 @@ def make_wiki_questions(
         paragraphs = [found for text in sorted(texts) if (found := _paragraph(text))]
         items = [item for paragraph in paragraphs for item in _items(paragraph)]
         held = _held_out(items, held_out, seed)
+        alike = {kind: [item.paragraph for item in items if item.kind == kind] for kind in KINDS}
         made = {}
         for name, split in (("train", False), ("dev", True)):
             rng = keyed_random(seed, "wiki rows", name)
             chosen = [item for item in items if (item.paragraph.title in held) == split]
             rng.shuffle(chosen)
-            rows = (_row(f"{name}-{at}", item, items, paragraphs, rng) for at, item in enumerate(chosen))
-            made[f"{name}.jsonl"] = _write(folder / f"{name}.jsonl", rows)
+            rows = (_row(f"{name}-{at}", item, alike[item.kind], paragraphs, rng) for at, item in enumerate(chosen))
+            made[f"{name}.jsonl"] = write_rows(folder / f"{name}.jsonl", rows)
         sources = [{"file": path.name, "role": "corpus", "sha256": files.sha256(path)} for path in map(Path, corpora)]
         described = {name: {"problems": number} for name, number in made.items()}
         made_by, settings = "palimpsest data wiki", {"held_out": held_out}
@@ -110,15 +110,6 @@ def _held_out(items: Sequence[_Item], count: int, seed: int) -> set[str]:
         )
     keyed_random(seed, "wiki titles").shuffle(titles)
     return set(titles[:count])
-
-
-def _write(path: Path, rows: Iterator[dict[str, Any]]) -> int:
-    count = 0
-    with files.drafted(path) as file:
-        for row in rows:
-            count += 1
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return count
 
 
 def _paragraph(text: str) -> _Paragraph | None:
@@ -146,9 +137,9 @@ def _items(paragraph: _Paragraph) -> Iterator[_Item]:
 
 
 def _row(
-    id: str, item: _Item, items: Sequence[_Item], paragraphs: Sequence[_Paragraph], rng: random.Random
+    id: str, item: _Item, alike: Sequence[_Paragraph], paragraphs: Sequence[_Paragraph], rng: random.Random
 ) -> dict[str, Any]:
-    alike = [other.paragraph for other in items if other.kind == item.kind]
+    """`alike`: paragraphs of the item's kind."""
     others: list[_Paragraph] = []
     while len(others) < OTHERS:
         other = rng.choice(alike if rng.random() < 0.5 else paragraphs)

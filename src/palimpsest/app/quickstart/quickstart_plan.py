@@ -1,9 +1,8 @@
 """Evaluation plan of a quickstart, from its configuration; the quickstart that the options of a call mean.
 
 The data determines the axis: documents of `synthetic` and contexts of files get longer, problems of `synthetic_search`
-have more questions. A
-point of the axis is a whole number, which names it in summary.json: a multiple of the planned training length, or a
-number of questions.
+have more questions. A point of the axis is a whole number, which names it in summary.json: a multiple of the planned
+training length, or a number of questions.
 
 Guaranteed: invalid requests fail before any training; for several seeds, before the first.
 """

@@ -21,7 +21,7 @@ from palimpsest.config.data import GENERATED, SearchDataConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig
 from palimpsest.data.formats.problem_files import is_question_file
-from palimpsest.data.sources.file_source import FileSource, build_source
+from palimpsest.data.sources.file_source import FileSource, SourceProblems, build_source
 from palimpsest.engines.open import check_models, open_engine, using
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.episode_files import EPISODES
@@ -120,7 +120,7 @@ def _made(
     data = config.data.model_copy(update={"train_files": str(imitated.records), "val_files": None})
     source = build_source(data, config.seed, split="train")
     assert isinstance(source, FileSource)
-    problems = list(source)
+    problems = SourceProblems.all_of(source)
     lessons = EvidenceLessons(policy_of(config), codec, problems.__getitem__)
     return [lessons.draw(index) for index in range(len(problems))]
 

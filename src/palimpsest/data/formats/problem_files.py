@@ -309,11 +309,16 @@ def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
     """Write one JSON object per line, atomically. Returns the number of problems."""
+    return write_rows(Path(path), map(problem_row, problems))
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write one JSON object per line, atomically. Returns the number of rows."""
     count = 0
-    with files.drafted(Path(path)) as file:
-        for problem in problems:
+    with files.drafted(path) as file:
+        for row in rows:
             count += 1
-            file.write(json.dumps(problem_row(problem), ensure_ascii=False, allow_nan=False) + "\n")
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
     return count
 
 

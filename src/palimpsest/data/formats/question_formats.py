@@ -155,8 +155,9 @@ def pieces(text: str, size: int) -> Iterator[str]:
 
 def hotpotqa(row: Row, fallback: str) -> Record:
     values = row.values
-    titled = titled_paragraphs(row)
-    titles, sentences = _supporting(row, values.get("supporting_facts"))
+    paragraphs = _paragraphs(row)
+    titled = _joined(row, paragraphs)
+    titles, sentences = _supporting(row, values.get("supporting_facts"), dict(paragraphs))
     for title in titles:
         if not any(title == other for other, _ in titled):
             raise fields.MissingGold(
@@ -179,29 +180,38 @@ def hotpotqa(row: Row, fallback: str) -> Record:
 
 def titled_paragraphs(row: Row) -> list[tuple[str, str]]:
     """(title, "title\\nsentences") of each paragraph, from either layout of HotpotQA."""
-    pairs = _pairs(row, fields.get(row, row.values, "context"), "context", "sentences")
+    return _joined(row, _paragraphs(row))
+
+
+def _paragraphs(row: Row) -> list[tuple[str, list[str]]]:
+    """(title, sentences) of each paragraph."""
     result = []
-    for title, sentences in pairs:
+    for title, sentences in _pairs(row, fields.get(row, row.values, "context"), "context", "sentences"):
         title = fields.text(row, title, "context title", blank=True)
         if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
             raise DataError(f"{row.where}: context: paragraph {title!r} must be a list of sentences")
-        body = fields.text(row, "".join(sentences), "context sentences", blank=True)
-        result.append((title, f"{title}\n{body}"))
+        result.append((title, sentences))
     if not result:
         raise DataError(f"{row.where}: context has no paragraphs")
     return result
 
 
-def _supporting(row: Row, facts: Any) -> tuple[list[str], tuple[str, ...]]:
+def _joined(row: Row, paragraphs: list[tuple[str, list[str]]]) -> list[tuple[str, str]]:
+    return [
+        (title, f"{title}\n{fields.text(row, ''.join(sentences), 'context sentences', blank=True)}")
+        for title, sentences in paragraphs
+    ]
+
+
+def _supporting(row: Row, facts: Any, paragraphs: Mapping[str, list[str]]) -> tuple[list[str], tuple[str, ...]]:
     """Titles of the supporting paragraphs, and their supporting sentences; no sentences if a number has none."""
     if facts is None:
         return [], ()
     pairs = _pairs(row, facts, "supporting_facts", "sent_id")
     titles = [fields.text(row, title, "supporting_facts title", blank=True) for title, _ in pairs]
-    paragraphs = dict(_pairs(row, row.values["context"], "context", "sentences"))
     found = []
     for title, (_, number) in zip(titles, pairs, strict=True):
-        sentences = paragraphs.get(title, ())
+        sentences = paragraphs.get(title, [])
         if type(number) is not int or not 0 <= number < len(sentences) or not sentences[number].strip():
             return list(dict.fromkeys(titles)), ()
         found.append(sentences[number].strip())

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -82,6 +82,7 @@ def memories() -> dict[str, int]:
     }
 
 
+@cache
 def multiplies_bfloat16() -> bool:
     """Whether this machine's CPU has products of bfloat16 (avx512_bf16 or AMX), several times as fast as float32."""
     has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}

@@ -15,7 +15,7 @@ from palimpsest.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class Imitated:
     records: Path | None = None
-    """A run, a folder of records, or one record file."""
+    """A run, a folder of records, one record file, or a file of questions that name their evidence."""
     min_grade: float | None = None
     """Lowest grade of records; None: all."""
     per_problem: int | None = None

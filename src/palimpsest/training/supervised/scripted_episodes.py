@@ -67,17 +67,6 @@ class Script:
         turns, events = tuple(self.turns), tuple(self.events)
         return Trajectory(self.problem.id, f"lesson-{index}", 0, turns, ended.outcome, ended.text, events)
 
-    def said(
-        self, prompt_ids: Sequence[int], reply: Sequence[int], name: str, max_tokens: int, notes: Mapping[str, Any]
-    ) -> Completion:
-        """Record a turn with this reply, cut at `max_tokens`."""
-        ids = [*reply, self.codec.tokenizer.eos_token_id]
-        reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
-        ids = ids[:max_tokens]
-        completion = Completion(tuple(ids), (0.0,) * len(ids), reason)
-        self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes, spans_of(prompt_ids)))
-        return completion
-
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -88,8 +77,13 @@ class Script:
         ahead: Any = None,
         **notes: Any,
     ) -> Completion:
-        """Record and return the script's reply."""
-        return self.said(prompt_ids, self.reply(prompt_ids, name, notes), name, max_tokens, notes)
+        """Record and return the script's reply, cut at `max_tokens`."""
+        ids = [*self.reply(prompt_ids, name, notes), self.codec.tokenizer.eos_token_id]
+        reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
+        ids = ids[:max_tokens]
+        completion = Completion(tuple(ids), (0.0,) * len(ids), reason)
+        self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes, spans_of(prompt_ids)))
+        return completion
 
     def reply(self, prompt_ids: Sequence[int], name: str, notes: Mapping[str, Any]) -> list[int]:
         """The ids of a reply, without the stop token."""

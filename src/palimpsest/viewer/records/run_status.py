@@ -296,20 +296,20 @@ def _no_signal(run: Watched) -> Iterator[Alarm]:
 
 def _share_of_outcomes(run: Watched, outcome: str) -> float | None:
     """Share of an outcome in the episodes of the last steps; None for too few steps."""
-    rows = [
-        [(key, float(row[key])) for key in row if key.startswith("outcome/") and is_number(row[key])]
-        for row in run.metrics[-WINDOW:]
-    ]
-    played = sum(count for row in rows for _, count in row)
-    if len(rows) < FEWEST or not played:
-        return None
-    return sum(count for row in rows for key, count in row if key == f"outcome/{outcome}") / played
+    rows = run.metrics[-WINDOW:]
+    counts, played = (sum(_outcomes(row, prefix) for row in rows) for prefix in (outcome, ""))
+    return counts / played if len(rows) >= FEWEST and played else None
+
+
+def _outcomes(row: Row, prefix: str = "") -> float:
+    """Episodes of a step whose outcome starts with `prefix`."""
+    counts = (row[key] for key in row if key.startswith(f"outcome/{prefix}"))
+    return sum(float(count) for count in counts if is_number(count))
 
 
 def _ungraded(run: Watched) -> Iterator[Alarm]:
     rows = [row for row in run.metrics if is_number(row.get("reward/ungraded"))][-WINDOW:]
-    counts = [row[key] for row in rows for key in row if key.startswith("outcome/")]
-    played = sum(float(count) for count in counts if is_number(count))
+    played = sum(map(_outcomes, rows))
     lost = sum(float(row["reward/ungraded"]) for row in rows)
     if len(rows) >= FEWEST and played and lost / played > UNGRADED:
         text = f"{_percent(lost / played)} of the episodes are ungraded. The table of episodes shows the reasons."

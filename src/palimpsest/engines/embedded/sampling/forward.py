@@ -42,6 +42,7 @@ from palimpsest.engines.embedded.architecture import (
     merged_weight,
     ropes,
 )
+from palimpsest.engines.embedded.compute import multiplies_bfloat16
 from palimpsest.engines.embedded.sampling.kv_cache import KVPool
 
 
@@ -241,14 +242,14 @@ def _agree(generic: Forward, fused: FusedForward, pool: KVPool) -> bool:
 
 
 class _Product:
-    """`x @ weight.t() + bias`, `weight` [out, in]; bfloat16 weights in the layout of oneDNN's kernels, if it has one.
+    """`x @ weight.t() + bias`, `weight` [out, in]; bfloat16 in the layout of oneDNN's kernels, if the CPU has them.
 
     Without that layout each call reorders the weights, which takes half of the time for a few rows.
     """
 
     def __init__(self, weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> None:
         self._weight, self._bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        self._packed = dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+        self._packed = dtype == torch.bfloat16 and multiplies_bfloat16()
         if self._packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight.contiguous())
 
@@ -390,19 +391,18 @@ class FusedForward:
         scale = float(attention.scaling)
         normed = hasattr(attention, "q_norm")
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        weights = [merged_weight(p).float() for p in projections]
-        biases = [p.bias.float() for p in projections if p.bias is not None]  # all or none
-        scales = (1.0 if normed else scale, 1.0)
-        for i in range(2):  # queries and keys
-            weights[i] = self._pair(weights[i]) * scales[i]
-            biases[i : i + 1] = [self._pair(bias) * scales[i] for bias in biases[i : i + 1]]
-        head_norm = None
+        biases = [p.bias for p in projections if p.bias is not None]  # all or none
+
+        def joined(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return torch.cat([self._pair(query) * (1.0 if normed else scale), self._pair(key), value.float()])
+
+        qkv, head_norm = joined(*map(merged_weight, projections)) * layer.input_layernorm.weight, None
         if normed:
             q, k = attention.q_norm.weight[self._pairs] * scale, attention.k_norm.weight[self._pairs]
             head_norm = torch.cat([q.expand(self._heads, -1), k.expand(self._groups, -1)])
         gate_up = torch.cat([merged_weight(mlp.gate_proj), merged_weight(mlp.up_proj)]).float()
         return _Layer(
-            qkv=self._product(torch.cat(weights) * layer.input_layernorm.weight, torch.cat(biases) if biases else None),
+            qkv=self._product(qkv, joined(*biases) if biases else None),
             head_norm=head_norm,
             out=self._product(merged_weight(attention.o_proj)),
             gate_up=self._product(gate_up * layer.post_attention_layernorm.weight),
@@ -414,7 +414,7 @@ class FusedForward:
 
     def _pair(self, weight: Tensor) -> Tensor:
         """Reorder the rows of each head so that the two numbers of a rotation are adjacent."""
-        heads: Tensor = weight.unflatten(0, (-1, self._dim))
+        heads: Tensor = weight.float().unflatten(0, (-1, self._dim))
         return heads[:, self._pairs].flatten(0, 1)
 
     # ---- the call -------------------------------------------------------------------------------------------
