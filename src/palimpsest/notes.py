@@ -74,6 +74,8 @@ NOTES: Mapping[str, str] = {
     "side_counts": "{side}: {counts} of {episodes}; not in its accuracy",
     "side_episodes_not_requested": "{side}: excluded {count:,} episodes of earlier calls that the last call did not "
     "request",
+    "other_reward": "{side} has the reward {reward}, {first} {first_reward}: their accuracies are of different scales; "
+    "grade one again: palimpsest eval --regrade DIR reward.name={first_reward}",
     "nothing_in_common": "{side} and {first} share no graded problem, so their difference is undefined{warning}",
     "pairing": "{side} against {first}: over {problems} that both graded; {warning}",
 }

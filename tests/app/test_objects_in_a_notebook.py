@@ -227,7 +227,7 @@ def test_what_a_cell_shows_of_a_long_episode_is_short() -> None:
     lines = repr(episode).splitlines()
     assert len(lines) == 1 + 41 + 1
     assert max(map(len, lines)) < 220
-    assert lines[20].startswith(" 19 memory 19 ")
+    assert lines[20].startswith(" 20 memory 19 ")
     assert lines[21:23] == ["...", lines[22]]
-    assert lines[22].startswith("2980 memory 2980 ")
+    assert lines[22].startswith("2981 memory 2980 ")
     assert len(episode._repr_html_()) < 12_000

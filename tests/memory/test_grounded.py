@@ -84,7 +84,7 @@ def test_sentences_of_scripts_without_spaces_are_units() -> None:
     reply = codec.encode("安娜住在罗马。奥马尔卖丝。")
     sifted = sift(reply, [codec.encode(section)], codec, VERBATIM)
     assert codec.decode(sifted.ids) == "安娜住在罗马。"
-    assert sifted.dropped == (("奥马尔卖丝。", "nothing in sight says it"),)
+    assert sifted.dropped == (("奥马尔卖丝。", "no sentence of the prompt supports it"),)
 
 
 WORDS = ("Anna", "Omar", "eats", "figs", "tea", "runs", "9.5")
@@ -193,7 +193,7 @@ def test_a_prune_whose_memory_no_result_says_is_rejected_whole_and_one_that_quot
     said = [search("Alice"), prune(first, memory="Alice drinks ale."), prune(first, memory="Alice drinks tea.")]
     trajectory, script = played(agent, said)
     (refused,) = events(trajectory, "prune_refused")
-    assert 'memory: "Alice drinks ale.": nothing in sight says it' in refused.detail["reason"]
+    assert 'memory: "Alice drinks ale.": no sentence of the prompt supports it' in refused.detail["reason"]
     (dropped,) = events(trajectory, "memory_ungrounded")
     assert dropped.detail["dropped"] == ("Alice drinks ale.",)
     assert "Alice drinks tea." in script.text(2).split(prune(first, memory="Alice drinks ale."))[0]  # still in sight

@@ -352,6 +352,8 @@ def _show(done: Quickstart, *, json: bool) -> None:
         [f"{cost}, {label}", *(f"{row[p].tokens_per_document:,.0f}" for p in points)] for label, row in _costs(results)
     ]
     stdout().print(table("", columns, [*rows, *tokens]))
+    for note in results.fewer:
+        Terminal().message(note)
     time_taken = f"{results.wall_s / 60:.1f} minutes"
     if (copied := results.copied()) is not None:
         name, (before, after) = copied

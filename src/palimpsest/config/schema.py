@@ -269,6 +269,8 @@ class EvaluationConfig(Strict):
     """Held-out problems per evaluation during training, and per size in `quickstart`."""
     chunk_budget: int | None = Field(None, ge=1)
     """Maximum total chunks per document length: longer documents reduce the number of episodes, to at least one."""
+    baseline_problems: int | None = Field(None, ge=1)
+    """Number of problems beyond the smallest size for other policies that read chunk by chunk; null: as the agent."""
     baselines: dict[str, PolicyConfig] = Field(default_factory=dict)
     """Baseline policies that use the trained weights, by their name in the report."""
     trained_baselines: dict[str, PolicyConfig] = Field(default_factory=dict)

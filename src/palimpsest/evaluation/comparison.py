@@ -302,6 +302,12 @@ class SideBySide:
                 yield Note("nothing_in_common", side=name, first=first, warning=warning)
             elif pairing.warning:
                 yield Note("pairing", side=name, first=first, problems=pairing.counted, warning=pairing.warning)
+        rewards = {
+            side.name: side.settings.get("reward.name") or side.settings.get(f"{RUN}reward.name") for side in self.sides
+        }
+        for name, reward in rewards.items():
+            if reward and rewards[first] not in (None, reward):
+                yield Note("other_reward", side=name, reward=reward, first=first, first_reward=rewards[first])
 
 
 AGENT = "agent"

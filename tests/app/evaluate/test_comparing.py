@@ -71,6 +71,15 @@ def test_sides_without_a_common_problem_get_no_difference_and_are_told_so(tmp_pa
     assert all("difference" not in row for row in comparison.table)
 
 
+def test_grades_of_different_rewards_are_reported(tmp_path: Path) -> None:
+    first, second = {"reward": {"name": "em"}}, {"reward": {"name": "f1"}}
+    sides = (
+        folder(tmp_path / name, BEFORE, identity) for name, identity in (("a", first), ("b", second), ("c", first))
+    )
+    notes = palimpsest.compare(*sides).notes
+    assert [(note.code, note.values["side"], note.values["reward"]) for note in notes] == [("other_reward", "b", "f1")]
+
+
 def test_what_is_not_graded_is_counted_on_its_side_and_never_paired(tmp_path: Path) -> None:
     a = [sample("p0", None), sample("p1", 1.0), sample("p2", 0.0)]
     b = [sample("p0", 1.0), sample("p1", 1.0), sample("p2", None)]

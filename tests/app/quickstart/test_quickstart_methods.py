@@ -110,6 +110,18 @@ def test_the_largest_problems_are_played_first() -> None:
     assert [each.cell.size for each in sorted(entries, key=Entry.longest_first)] == [8, 4, 2]
 
 
+def test_other_policies_that_read_have_fewer_problems_beyond_the_smallest_size() -> None:
+    asked = grid("memagent", "evaluation.problems=6", "evaluation.sizes=[1, 4]", "evaluation.baseline_problems=3")
+    counts = {(entry.cell.player, entry.cell.size): len(entry.problems) for entry in asked.entries(list(asked.players))}
+    reading = {"agent_before": 3, "agent_ungrounded": 3}
+    assert counts == {
+        (name, size): 6 if size == 4 else reading.get(name, 6) for name in asked.players for size in (4, 16)
+    }
+    first, before = asked.entries(["agent", "agent_before"])[-2:]
+    assert before.problems == first.problems[:3]
+    assert asked.turns(["agent_before"]) == 6 * (4 + 1) + 3 * (16 + 1)
+
+
 def test_shards_deal_every_nth_problem() -> None:
     asked = grid("memact", "evaluation.problems=5", "evaluation.sizes=[2]")
     whole = [problem.id for problem in asked.problems(2)]

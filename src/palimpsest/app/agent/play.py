@@ -88,7 +88,7 @@ class Episode:
 
     def _shown(self) -> list[tuple[int | None, str]]:
         """Memories with their numbers, shortened; of many, the first and the last."""
-        numbered = list(enumerate(self.memories))
+        numbered = list(enumerate(self.memories, 1))
         ends = [numbered] if len(numbered) <= _SHOWN else [numbered[: _SHOWN // 2], numbered[-_SHOWN // 2 :]]
         shown: list[list[tuple[int | None, str]]] = [[(number, _short(text)) for number, text in part] for part in ends]
         return shown[0] if len(shown) == 1 else [*shown[0], (None, "..."), *shown[1]]
@@ -103,7 +103,7 @@ class Episode:
         rows = "".join(f"<li{value}>{html.escape(text)}</li>" for value, text in shown)
         head = html.escape(repr(self).partition("\n")[0])
         answers = "".join(f"<p>{html.escape(_short(answer or ''))}</p>" for answer in self.answers)
-        return f"<p>{head}</p><ol start='0'>{rows}</ol>{answers}"
+        return f"<p>{head}</p><ol>{rows}</ol>{answers}"
 
 
 def _one_line(text: str) -> str:

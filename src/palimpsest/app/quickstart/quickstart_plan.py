@@ -114,9 +114,19 @@ class Grid:
         return self.axis.size(point, self.planned)
 
     def count(self, point: int) -> int:
-        """Number of problems at a point."""
+        """Number of the agent's problems at a point."""
         asked, budget = self.config.evaluation.problems, self.config.evaluation.chunk_budget
         return asked if budget is None or self.axis is QUESTIONS else max(1, min(asked, budget // self.size(point)))
+
+    def count_of(self, player: str, point: int) -> int:
+        """Number of a player's problems at a point."""
+        fewer = None if point == min(self.points) else self.config.evaluation.baseline_problems
+        count = self.count(point)
+        return count if fewer is None or player == self.agent or not self._reads(player) else min(count, fewer)
+
+    def _reads(self, player: str) -> bool:
+        """True if the number of the player's turns grows with the size."""
+        return self.axis is QUESTIONS or "chunk_size" in self.players[player].options
 
     def problems(self, point: int) -> list[Problem]:
         """The held-out problems of a point."""
@@ -136,17 +146,18 @@ class Grid:
         """Entries of these players in shard `index` of `shards`: every `shards`-th problem of each point."""
         found, policies = list[Entry](), {name: build_policy(self.players[name]) for name in names}
         for point in self.points:
-            problems = self.problems(point)[index::shards]
-            found += [Entry(self.cell(name, point), policy, problems) for name, policy in policies.items()]
+            problems = self.problems(point)
+            for name, policy in policies.items():
+                own = problems[: self.count_of(name, point)][index::shards]
+                found.append(Entry(self.cell(name, point), policy, own))
         return found
 
     def turns(self, names: Sequence[str], index: int = 0, shards: int = 1) -> int:
         """Estimated turns of these entries: one per chunk or search, and the answer."""
-        reading = [self.axis is QUESTIONS or "chunk_size" in self.players[name].options for name in names]
         return sum(
-            len(range(index, self.count(point), shards)) * (self.size(point) * reads + 1)
+            len(range(index, self.count_of(name, point), shards)) * (self.size(point) * self._reads(name) + 1)
             for point in self.points
-            for reads in reading
+            for name in names
         )
 
     @property

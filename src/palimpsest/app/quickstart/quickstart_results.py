@@ -80,6 +80,14 @@ class Results:
         """Heading of a table's column."""
         return self.grid.axis.heading(self.grid.size(point), self.trained)
 
+    @property
+    def fewer(self) -> list[str]:
+        """A note on players with fewer problems than the agent, if any."""
+        grid, first = self.grid, self.points[0]
+        names = [name for name in grid.players if any(grid.count_of(name, p) < grid.count(p) for p in self.points)]
+        count, players = grid.config.evaluation.baseline_problems, ", ".join(map(self.label, names))
+        return [f"{count} problems per size beyond {self.sized(first)}: {players}"] if names else []
+
     def copied(self) -> tuple[str, tuple[float | None, float | None]] | None:
         """Name, and values before and after training at the first point, of the fraction of written sentences that the
         agent's rule drops, or otherwise of its copy fidelity. None for agents that read no documents."""
@@ -186,7 +194,7 @@ def evaluation_results(results: Results) -> EvaluationResults:
         facts=list(_facts(results)),
         rows=rows,
         below=below,
-        notes=[_SEEDS_NOTE] if results.seeds else [],
+        notes=[*([_SEEDS_NOTE] if results.seeds else []), *results.fewer],
         figures=[
             *training_plots(results.rewards, results.sizes, results.metrics, words),
             *_evaluation_plots(results),

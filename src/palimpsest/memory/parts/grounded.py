@@ -140,7 +140,7 @@ def _halves(unit: str) -> list[tuple[str, str]]:
 
 def _nearest(unit: UnitWords, source: SentenceSource, threshold: float) -> tuple[Mismatch | None, tuple[int, ...]]:
     """None if a window of `source` supports `unit`, otherwise the nearest window's mismatch; and the window."""
-    best, nearest = Mismatch(0.0, "nothing in sight says it"), tuple[int, ...]()
+    best, nearest = Mismatch(0.0, "no sentence of the prompt supports it"), tuple[int, ...]()
     if not unit.content:
         return Mismatch(0.0, "it has no word of its own"), nearest
     visited = set[tuple[int, ...]]()
@@ -221,7 +221,7 @@ def unsupported(claims: Sequence[str], sources: Sequence[str], rule: GroundedRul
     """[claims] the reason that no source supports a claim, or None.
 
     >>> unsupported(["Anna eats figs.", "Anna runs."], ["- anna  eats figs. Omar runs."], GroundedRule("verbatim"))
-    [None, 'nothing in sight says it']
+    [None, 'no sentence of the prompt supports it']
     """
     if rule.how == "close":
         return [supported(unit, sources) for unit in claims]
@@ -232,4 +232,4 @@ def unsupported(claims: Sequence[str], sources: Sequence[str], rule: GroundedRul
 def _fault(unit: str, texts: Sequence[str]) -> str | None:
     if not any(letter.isalnum() for letter in unit):
         return "it has no word"
-    return None if any(stands_in(unit, text) for text in texts) else "nothing in sight says it"
+    return None if any(stands_in(unit, text) for text in texts) else "no sentence of the prompt supports it"
