@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 import palimpsest as library
+from palimpsest.app.composition import fitted
 from palimpsest.app.config_resolution import Agent, evaluation_config, run_config
 from palimpsest.app.resume import RunRequest, resolve_run
 from palimpsest.config.load import load_recipe
 from palimpsest.config.reward import RewardConfig
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.runs.run_folder import open_run
+from support.agents import base_codec
 from support.command import Run
 from support.fakes import small_config
 
@@ -34,6 +36,25 @@ def test_a_training_goes_out_from_the_newest_checkpoint_of_a_run_it_names(
     changes = {"model.path": str(tiny_model_folder), "policy.options.question_tokens": 64, **small, **budgets}
     run = library.train("memagent-quickstart", changes, out=tmp_path / "first", quiet=True)
     assert run_config("memagent-quickstart", {"model.path": str(run.folder)}).model.path == str(run.checkpoint)
+
+
+def test_default_reply_budgets_of_a_recipe_stay_those_of_its_training(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("policy: {name: overwrite, options: {memory_tokens: 8}}")
+    config = Agent(recipe=recipe).config({})
+    chosen = fitted(config.policy, problems=[], codec=base_codec(), max_context=8192)
+    assert (chosen.options["memory_tokens"], chosen.options["answer_tokens"]) == (8, 1024)
+    unsaid = fitted(Agent().config({}).policy, problems=[], codec=base_codec(), max_context=8192)
+    assert (unsaid.options["memory_tokens"], unsaid.options["answer_tokens"]) == (256, 256)
+
+
+def test_budgets_of_a_custom_policy_are_its_own() -> None:
+    config = PolicyConfig(name="examples.quotes:QuotesPolicy", options={"quotes": 4})
+    assert fitted(config, problems=[], codec=base_codec(), max_context=1024).options.keys() <= {
+        "quotes",
+        "question_tokens",
+        "chunk_size",
+    }
 
 
 def test_under_another_reward_what_final_answer_alone_reads_is_left_out() -> None:

@@ -20,8 +20,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,10 +38,11 @@ from palimpsest.evaluation.runner import Arena, Entry, Measure, Samples, play_en
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import admit_all, build_policy, policy_class
+from palimpsest.memory.registry import REPLIES, admit_all, build_policy, policy_class
 from palimpsest.metrics.memory_metrics import evidence_position, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.models.model_files import text_digests
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import options_of
 from palimpsest.plugins import source_digests
 from palimpsest.reward.grading import Grades
@@ -60,7 +61,6 @@ SMALL_WINDOW = 4096
 PUBLISHED_WINDOW = 32_768
 """Window of the models with published budgets. Replies get less in a smaller one: small models repeat themselves to the
 end of a budget."""
-_REPLIES = {"memory_tokens", "answer_tokens"}
 SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart", "memact-quickstart")
 
 
@@ -73,7 +73,8 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
         options = {**_small_options(config.name), **options}
     chosen = PolicyConfig(name=config.name, options=options)
     names = options_of(policy_class(config.name))
-    for name in _REPLIES & names.keys() - options.keys():
+    shipped = config.name in KINDS["policy"].shipped
+    for name in [name for name in REPLIES if shipped and name in names and name not in options]:
         published = _value(chosen, name)
         chosen = _with(chosen, **{name: min(published, published * max_context // PUBLISHED_WINDOW)})
     if "question_tokens" in names and "question_tokens" not in config.options:
@@ -167,7 +168,7 @@ def policy_of(config: RunConfig) -> MemoryPolicy:
     return build_policy(config.policy)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evaluator:
     """Runs entries under one configuration."""
 
@@ -180,7 +181,13 @@ class Evaluator:
     measure: Measure | None = None
     roles: OpenRoles | None = None
     """Samplers of turns with a role; None: opened and closed by `play`."""
-    speculation: Speculation | None = None
+    training: bool = False
+    """Reads ahead only if the configuration says so."""
+
+    @cached_property
+    def speculation(self) -> Speculation | None:
+        """Counts of the sections read ahead; None: off."""
+        return Speculation.of(self.config.engine, self.engine.limits.concurrency, training=self.training)
 
     async def play(
         self,
@@ -192,11 +199,9 @@ class Evaluator:
         on_warning: Callable[[str], None] | None = None,
     ) -> Samples:
         """Run every problem and return the samples, logged in `out`; finished ones come from that log."""
-        if self.roles is None:
-            roles = await asyncio.to_thread(open_roles, self.config, self.engine.codec)
-            again = replace(self, roles=roles)
-            playing = again.play(entries, out=out, identity=identity, on_sample=on_sample, on_warning=on_warning)
-            return await using(roles, playing)
+        episodes, opened, roles = self._episodes(out, on_warning), None, self.roles
+        if roles is None:
+            roles = opened = await asyncio.to_thread(open_roles, self.config, self.engine.codec)
         arena = Arena(
             sampler=self.engine.sampler,
             codec=self.engine.codec,
@@ -204,11 +209,11 @@ class Evaluator:
             sampling=self.config.eval_sampling,
             key=(self.config.seed, self.key),
             measure=self.measure,
-            roles=self.roles.samplers,
-            episodes=self._episodes(out, on_warning),
+            roles=roles.samplers,
+            episodes=episodes,
             speculation=self.speculation,
         )
-        return await play_entries(
+        playing = play_entries(
             entries,
             arena,
             out=out,
@@ -217,6 +222,7 @@ class Evaluator:
             on_sample=on_sample,
             on_warning=on_warning,
         )
+        return await (playing if opened is None else using(opened, playing))
 
     def _episodes(self, out: Path | None, warn: Callable[[str], None] | None) -> EpisodeFile | None:
         selection = self.config.evaluation.record

@@ -20,7 +20,7 @@ from palimpsest.config.prompt_file import with_texts
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import check_models
 from palimpsest.errors import ConfigError, RunError, nearest
-from palimpsest.memory.registry import evaluated, policy_class
+from palimpsest.memory.registry import evaluated, policy_class, trained
 from palimpsest.notes import Note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, newest_intact
 from palimpsest.runs.resume_rules import how_to_resume
@@ -158,8 +158,12 @@ class Agent:
         base = origin or RunConfig()
         policy = self.policy or base.policy.name
         run = _run_in(Path(self.model)) if base.evaluation.files else None
-        trained = run.policy if run is not None and run.policy.name == policy else base.policy  # with its budgets
-        options = self._wording(policy) | (evaluated(trained).options if trained.name == policy else {})
+        brings = run if base.evaluation.files else origin
+        options = self._wording(policy)
+        if brings is not None and brings.policy.name == policy:
+            options |= trained(brings.policy).options
+        elif base.policy.name == policy:
+            options |= evaluated(base.policy).options
         changes: dict[str, Any] = {}
         for key, value, _ in split_overrides(self.overrides):
             (changes if "." in key else options)[key] = value

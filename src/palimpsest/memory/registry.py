@@ -12,7 +12,7 @@ from palimpsest.memory.overwrite import LongQuestion
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.plugin_kinds import KINDS
-from palimpsest.plugin_options import UnknownOption
+from palimpsest.plugin_options import UnknownOption, options_of
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
@@ -44,6 +44,21 @@ def evaluated(config: PolicyConfig) -> PolicyConfig:
     limits = policy_class(config.name).training_limits
     options = {name: value for name, value in config.options.items() if name not in limits}
     return PolicyConfig(name=config.name, options=options)
+
+
+REPLIES = ("memory_tokens", "answer_tokens")
+"""Reply budgets, whose defaults an evaluation without a run or recipe scales with the model's window."""
+
+
+def trained(config: PolicyConfig) -> PolicyConfig:
+    """The policy of a run or recipe in evaluation: `evaluated`, with default reply budgets written out.
+
+    >>> trained(PolicyConfig(name="overwrite", options={"memory_tokens": 8})).options
+    {'memory_tokens': 8, 'answer_tokens': 1024}
+    """
+    options = options_of(policy_class(config.name))
+    replies = {name: options[name].default for name in REPLIES if name in options and not options[name].required}
+    return PolicyConfig(name=config.name, options=replies | evaluated(config).options)
 
 
 def option_of(error: ConfigError) -> str | None:

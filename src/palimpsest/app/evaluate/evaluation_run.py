@@ -42,7 +42,6 @@ from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.reward.grading import build_reward, check_reward, closing
-from palimpsest.rollout.speculation import Speculation
 
 PROBLEM_LIST = "problems"
 """Name of the data if the caller passes problems."""
@@ -228,8 +227,7 @@ async def _play(
     progress: Progress,
 ) -> Samples:
     reward = build_reward(plan.config.reward, engine.codec, out)
-    speculation = Speculation.of(plan.config.engine, engine.limits.concurrency)
-    evaluator = Evaluator(plan.config, engine, reward.answer, measure=measure_memory, speculation=speculation)
+    evaluator = Evaluator(plan.config, engine, reward.answer, measure=measure_memory)
     playing = evaluator.play(
         entries,
         out=out,
@@ -238,7 +236,7 @@ async def _play(
         on_warning=progress.message,
     )
     samples = await using(engine, closing(reward, playing))
-    if speculation and (line := speculation.summary()):
+    if evaluator.speculation and (line := evaluator.speculation.summary()):
         progress.message(line)
     return samples
 

@@ -24,7 +24,6 @@ from palimpsest.metrics.hazards import HOLDS, SIGHTS, WANTED, Hazards, near_miss
 from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.progress.reporter import Progress
 from palimpsest.reward.grading import build_reward, closing
-from palimpsest.rollout.speculation import Speculation
 from palimpsest.types import Grade, Problem, Trajectory
 
 
@@ -92,8 +91,7 @@ async def _play(config: RunConfig, problems: list[Problem], hazards: Hazards, pr
         return {}
 
     reward = build_reward(config.reward, codec)
-    speculation = Speculation.of(config.engine, engine.limits.concurrency)
-    evaluator = Evaluator(config, engine, reward.answer, measure=count, speculation=speculation)
+    evaluator = Evaluator(config, engine, reward.answer, measure=count)
     cell = Cell("synthetic", None, None, config.policy.name)
     with progress.count("episodes", len(problems)) as tick:
         playing = evaluator.play([Entry(cell, policy, problems)], on_sample=lambda _: tick())

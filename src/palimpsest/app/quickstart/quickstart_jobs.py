@@ -244,16 +244,13 @@ class Shard:
         for each in own:
             admit_all(each.policy, each.problems, engine.codec, engine.sampler.max_context)
         reward = build_reward(config.reward, engine.codec, Path(self.folder))
-        speculation = Speculation.of(config.engine, engine.limits.concurrency)
-        evaluator = Evaluator(
-            config, engine, reward.answer, key="quickstart", measure=measure_memory, speculation=speculation
-        )
+        evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure_memory)
         policies = {name: grid.players[name] for name in self.names}
         identity = {**evaluation_identity(config, policies), "trained": grid.planned}  # points are multiples of it
         if aside := set_aside_other(self.path, identity):
             report.message(f"weights or settings changed: evaluating again, old episodes are in {aside}")
         playing = evaluator.play(own, out=self.path, identity=identity, on_warning=report.message)
-        reporting = asyncio.create_task(_report_turns(engine.sampler, speculation, report))
+        reporting = asyncio.create_task(_report_turns(engine.sampler, evaluator.speculation, report))
         try:
             await using(engine, closing(reward, playing))
         finally:

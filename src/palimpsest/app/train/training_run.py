@@ -365,7 +365,7 @@ async def _train_with_rewards(
 
 def _held_out(config: RunConfig, setup: Setup, grader: Grades, problems: Sequence[Problem]) -> Evaluate:
     """Hook that evaluates held-out problems every `train.eval_steps` steps."""
-    evaluator = Evaluator(config, setup.engine, grader, roles=setup.roles)
+    evaluator = Evaluator(config, setup.engine, grader, roles=setup.roles, training=True)
     cell = Cell("eval", None, None, config.policy.name)
     entries = [Entry(cell, build_policy(evaluated(config.policy)), problems)]
 
