@@ -26,7 +26,7 @@ import palimpsest
 from docs_tables import GENERATED, between, navigation, page, write_llms, write_tables
 from palimpsest.app.python_calls import Table
 from palimpsest.cli.main import app
-from palimpsest.config.load import load_recipe, parse_config, recipe_names, split_override
+from palimpsest.config.load import load_recipe, parse_config, quickstarts, recipe_names, split_override
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.data.files.rows import read_rows
 from palimpsest.data.formats.problem_files import read_problems
@@ -45,7 +45,7 @@ SOURCE = "https://github.com/palimpsest-rl/palimpsest/blob/main/"
 WORDS = {
     "index.md": 450, "install.md": 400, "glossary.md": 500,
     "tutorials/first-agent.md": 1100, "tutorials/your-questions.md": 1200, "tutorials/why-it-failed.md": 1200,
-    "tutorials/write-a-policy.md": 1300, "tutorials/reward-in-python.md": 1000, "tutorials/eight-gpus.md": 1200,
+    "tutorials/write-a-policy.md": 1300, "tutorials/reward-in-python.md": 1000, "tutorials/eight-gpus.md": 1200, "tutorials/real-model.md": 1100,
     "how-to/train.md": 1200, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 830,
     "how-to/multi-gpu.md": 900, "how-to/vllm.md": 900, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
     "how-to/evaluate.md": 900, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
@@ -135,8 +135,8 @@ def test_a_page_has_at_most_its_words(name: str) -> None:
     assert words_of(name) <= WORDS[name]
 
 
-def test_the_documentation_has_at_most_45_000_words() -> None:
-    assert sum(words_of(name) for name in WORDS) <= 45_000
+def test_the_documentation_has_at_most_46_500_words() -> None:
+    assert sum(words_of(name) for name in WORDS) <= 46_500
 
 
 def test_the_index_for_language_models_names_every_page(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_commands_in_the_docs_parse_with_known_options_and_keys(name: str, line:
         resumed = parsed.params["resume"]  # the method's place then names a run
         method = parsed.params["method"] or "memagent"
         overrides += [method] if "=" in method else []
-        recipe = None if resumed else f"{'memagent' if '=' in method else method}-quickstart"
+        recipe = None if resumed else quickstarts()["memagent" if "=" in method else method]
     if (address := parsed.params.get("base_url")) is not None:
         overrides = ["engine.name=endpoint", f"engine.url={address}", *overrides]
     load_recipe(recipe or "memagent-7b", overrides, read_files=False)  # the reader's own
