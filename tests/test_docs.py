@@ -55,7 +55,7 @@ WORDS = {
     "how-to/custom-policy.md": 1350, "how-to/custom-reward.md": 800, "how-to/custom-engine.md": 500,
     "reference/cli.md": 150, "reference/configuration.md": 400, "reference/python.md": 200,
     "reference/recipes.md": 500, "reference/policies.md": 1100, "reference/data-formats.md": 1100,
-    "reference/metrics.md": 1310, "reference/files.md": 1600, "reference/server-api.md": 1100,
+    "reference/metrics.md": 1310, "reference/files.md": 1620, "reference/server-api.md": 1100,
     "reference/models.md": 800,
     "explanation/concepts.md": 900, "explanation/methods.md": 1000, "explanation/length-and-accuracy.md": 1200,
     "explanation/credit-and-loss.md": 1240, "explanation/prefix-forest.md": 700,
