@@ -72,9 +72,9 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2720, 15),
-    "app": (9243, 43),
-    "cli": (2556, 12),
-    "config": (2512, 11),
+    "app": (9289, 43),
+    "cli": (2600, 12),
+    "config": (2513, 11),
     "credit": (889, 7),
     "data": (4877, 24),
     "engines": (9602, 46),
