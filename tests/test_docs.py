@@ -49,14 +49,14 @@ WORDS = {
     "tutorials/real-model.md": 1100,
     "how-to/train.md": 1200, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 830,
     "how-to/multi-gpu.md": 900, "how-to/vllm.md": 900, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
-    "how-to/evaluate.md": 900, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
+    "how-to/evaluate.md": 950, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
     "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 900,
-    "how-to/prepare-data.md": 900, "how-to/generate-data.md": 880, "how-to/retrieval.md": 600, "how-to/ask.md": 500,
+    "how-to/prepare-data.md": 990, "how-to/generate-data.md": 880, "how-to/retrieval.md": 700, "how-to/ask.md": 500,
     "how-to/serve.md": 1400, "how-to/docker.md": 350, "how-to/ollama.md": 350, "how-to/python.md": 800,
     "how-to/custom-policy.md": 1350, "how-to/custom-reward.md": 800, "how-to/custom-engine.md": 500,
     "reference/cli.md": 150, "reference/configuration.md": 400, "reference/python.md": 200,
     "reference/recipes.md": 500, "reference/policies.md": 1100, "reference/data-formats.md": 1100,
-    "reference/metrics.md": 1310, "reference/files.md": 1600, "reference/server-api.md": 1100,
+    "reference/metrics.md": 1310, "reference/files.md": 1620, "reference/server-api.md": 1100,
     "reference/models.md": 800,
     "explanation/concepts.md": 900, "explanation/methods.md": 1000, "explanation/length-and-accuracy.md": 1200,
     "explanation/credit-and-loss.md": 1240, "explanation/prefix-forest.md": 700,
@@ -136,8 +136,8 @@ def test_a_page_has_at_most_its_words(name: str) -> None:
     assert words_of(name) <= WORDS[name]
 
 
-def test_the_documentation_has_at_most_46_500_words() -> None:
-    assert sum(words_of(name) for name in WORDS) <= 46_500
+def test_the_documentation_has_at_most_47_000_words() -> None:
+    assert sum(words_of(name) for name in WORDS) <= 47_000
 
 
 def test_the_index_for_language_models_names_every_page(tmp_path: Path) -> None:

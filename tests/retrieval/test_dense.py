@@ -16,6 +16,7 @@ from palimpsest.errors import ConfigError, DataError, ModelError
 from palimpsest.retrieval import dense
 from palimpsest.retrieval.dense import DenseIndex
 from palimpsest.retrieval.index_folder import top
+from support.command import Run
 from support.retrieval import process
 
 WORDS = ("the", "capital", "of", "italy", "france", "is", "rome", "paris", "query", "passage", ":", "river")
@@ -174,6 +175,106 @@ def test_faiss_that_is_wanted_but_missing_is_named(
     monkeypatch.setattr(dense, "faiss", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[dense\]'"):
         DenseIndex.of_corpus(corpus, tmp_path / "index", Table(), use_faiss=True)
+
+
+# ---- existing vectors ----------------------------------------------------------------------------------------
+
+
+def vectors_of(corpus: Path) -> np.ndarray:
+    return Table().encode([json.loads(line)["text"] for line in corpus.read_text().splitlines()], "passage")
+
+
+class Queries(Table):
+    """Encodes queries, and of the passages three alone."""
+
+    def encode(self, texts: Sequence[str], kind: str) -> np.ndarray:
+        assert kind == "query" or len(texts) == 3
+        return super().encode(texts, kind)
+
+
+def hits_of(index: DenseIndex) -> list[list[tuple[int, float]]]:
+    queries = [f"question {number}" for number in range(5)]
+    return [[(hit.document["id"], hit.score) for hit in hits] for hits in index.search(queries, 7)]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "faiss"])
+def test_existing_vectors_rank_as_encoded_ones_and_no_passage_is_encoded_again(
+    corpus: Path, tmp_path: Path, kind: str
+) -> None:
+    expected = hits_of(DenseIndex.of_corpus(corpus, tmp_path / "encoded", Table(), use_faiss=False))
+    file = tmp_path / ("flat.index" if kind == "faiss" else "vectors.npy")
+    if kind == "faiss":
+        faiss = pytest.importorskip("faiss")
+        flat = faiss.IndexFlatIP(8)
+        flat.add(vectors_of(corpus))
+        faiss.write_index(flat, str(file))
+    else:
+        np.save(file, vectors_of(corpus).astype(kind))
+    index = DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=file, use_faiss=False)
+    found = hits_of(index)
+    if kind == "float16":
+        assert [[score for _, score in hits] for hits in found] == [
+            pytest.approx([score for _, score in hits], abs=2e-3) for hits in expected
+        ]
+    else:
+        assert [[place for place, _ in hits] for hits in found] == [[place for place, _ in hits] for hits in expected]
+    lengths = np.linalg.norm(np.load(tmp_path / "index" / "vectors.npy").astype(np.float64), axis=1)
+    np.testing.assert_allclose(lengths, 1.0, atol=1e-6)
+    DenseIndex.of_corpus(corpus, tmp_path / "index", Queries())  # opened, not built
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows[:-1], "699 rows for 700 passages"),
+        (lambda rows: rows[:, :4], "4 dimensions, the encoder has 8"),
+        (lambda rows: rows * 2, "row 0 does not have length one"),
+        (lambda rows: np.where(np.arange(700)[:, None] == 690, np.nan, rows), "row 690 does not have length one"),
+        (lambda rows: rows[::-1], "another encoder, prefix or order of passages"),
+        (lambda rows: rows.ravel(), r"float32 of shape \(5600,\)"),
+        (lambda rows: (rows * 100).astype(np.int32), "int32 of shape"),
+        (lambda rows: np.array([{}], dtype=object), "Python objects in dtype"),
+    ],
+)
+def test_vectors_that_are_not_the_passages_are_refused_and_leave_nothing(
+    corpus: Path, tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], said: str
+) -> None:
+    np.save(tmp_path / "vectors.npy", change(vectors_of(corpus)))
+    with pytest.raises(DataError, match=said):
+        DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=tmp_path / "vectors.npy")
+    assert not (tmp_path / "index").exists()
+
+
+def test_other_files_of_vectors_need_faiss_and_a_flat_index(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faiss = pytest.importorskip("faiss")
+    flat = faiss.IndexHNSWFlat(8, 4)
+    flat.add(vectors_of(corpus))
+    faiss.write_index(flat, str(tmp_path / "graph.index"))
+    (tmp_path / "text.index").write_text("no index")
+    for name, said in (("graph", "IndexHNSWFlat; only flat"), ("text", "text.index: "), ("missing", "missing.index: ")):
+        with pytest.raises(DataError, match=said):
+            DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=tmp_path / f"{name}.index")
+    monkeypatch.setattr(dense, "faiss", None)
+    with pytest.raises(ConfigError, match=r"pip install .*\[dense\]'"):
+        DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=tmp_path / "graph.index")
+
+
+def test_the_command_builds_an_index_of_vectors_that_serve_opens(bert: Path, tmp_path: Path, palimpsest: Run) -> None:
+    path, texts = tmp_path / "c.jsonl", TEXTS[:3]
+    path.write_text("\n".join(json.dumps({"id": str(i), "text": text}) for i, text in enumerate(texts)))
+    np.save(tmp_path / "v.npy", np.array([plainly(bert, text, "mean") for text in texts], dtype=np.float32))
+    encoder = ("--backend", "dense", "--encoder", str(bert), "--max-tokens", "32", "--device", "cpu")
+    words = ("retrieval", "index", str(path), "--vectors", str(tmp_path / "v.npy"), "--out", str(tmp_path / "index"))
+    done = palimpsest(*words, *encoder)
+    assert done.returncode == 0, done.stderr
+    reading = reading_of(str(bert), max_tokens=32)
+    index = DenseIndex(tmp_path / "index", TextEncoder(str(bert), reading, device="cpu"))
+    assert [hits[0].document["id"] for hits in index.search(texts, 1)] == ["0", "1", "2"]
+    refused = palimpsest(*words, "--backend", "bm25")
+    assert refused.returncode == 2
+    assert "--vectors" in refused.stderr
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 5000])

@@ -6,11 +6,15 @@ from dataclasses import asdict
 from enum import StrEnum
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from palimpsest.cli.options import App, Columns, Force, Json, Out, named_columns, numbers, print_made, shares, stdout
+from palimpsest.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palimpsest.app.datasets.published_files import Wanted
 
 app = App(help="Inspect data files; build, generate and download data sets.")
 
@@ -140,25 +144,65 @@ def build(
 
 @app.command("download")
 def download(
-    name: Annotated[str, typer.Argument(help="memagent-train, hotpotqa-dev...; or OWNER/NAME/FILE on the hub.")],
-    out: Annotated[Path, typer.Option(help="Folder to write the file to.")] = Path("data"),
+    name: Annotated[
+        str | None, typer.Argument(help="memagent-train, hotpotqa-dev...; or OWNER/NAME/FILE on the hub.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--for", metavar="RECIPE", help="Download all missing files of a recipe.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; default: data, or the folders in the recipe.")
+    ] = None,
     force: Force = False,
 ) -> None:
-    """Download a published file and print its SHA-256.
+    """Download a published file, or all files of a recipe, and print their SHA-256.
+
+    The environment variable HF_ENDPOINT names a mirror of the Hugging Face hub. Existing files stay, so the same
+    command resumes. For an unpublished file it prints the command that makes it, and exits with 1.
 
     \b
     Examples:
       palimpsest data download hotpotqa-dev --out data
       palimpsest data download BytedTsinghua-SIA/hotpotqa/eval_6400.json --out data
+      palimpsest data download --for memagent-7b
+      HF_ENDPOINT=https://hf-mirror.com palimpsest data download --for eval/ruler-hqa --out data
     """
+    from palimpsest.app.datasets.published_files import Wanted, find
+
+    if name is not None and recipe is None:
+        published = find(name)
+        _fetch(Wanted((out or Path("data")) / published.file, published, ""), force=force)
+    elif recipe is not None and name is None:
+        _fetch_all(recipe, out, force=force)
+    else:
+        raise ConfigError("data download: name one file, or --for RECIPE")
+
+
+def _fetch_all(recipe: str, out: Path | None, *, force: bool) -> None:
+    """Download the files of a recipe. Raises typer.Exit if one is not published."""
+    from palimpsest.app.datasets.published_files import files_for
+
+    missing = []
+    for wanted in files_for(recipe, out):
+        if wanted.path.exists() and not force:
+            typer.echo(f"{wanted.path}: exists")
+        elif wanted.published is None:
+            missing.append(f"{wanted.path}: not published; {wanted.make}")
+        else:
+            _fetch(wanted, force=force)
+    if missing:
+        typer.echo("\n".join(missing), err=True)
+        raise typer.Exit(1)
+
+
+def _fetch(wanted: Wanted, *, force: bool) -> None:
     from palimpsest import files
     from palimpsest.app.datasets.published_files import download as fetch
-    from palimpsest.app.datasets.published_files import find
     from palimpsest.progress.displays import Terminal
 
-    published = find(name)
-    path = fetch(published, out, force=force, progress=Terminal())
-    typer.echo(f"{path}: {path.stat().st_size:,} bytes; licence: {published.licence}")
+    assert wanted.published
+    path = fetch(wanted.published, wanted.path.parent, name=wanted.path.name, force=force, progress=Terminal())
+    typer.echo(f"{path}: {path.stat().st_size:,} bytes; licence: {wanted.published.licence}")
     typer.echo(f"SHA-256 {files.sha256(path)}")
 
 

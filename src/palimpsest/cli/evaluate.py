@@ -56,6 +56,9 @@ def evaluate(
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per problem, for pass@k.")] = 1,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of this machine to use, each with a copy of the model; default: 1.")
+    ] = None,
     baselines: Annotated[
         bool, typer.Option(help="Also evaluate closed book, whole document and retrieval, one episode per problem.")
     ] = True,
@@ -130,6 +133,7 @@ def evaluate(
       palimpsest eval --policy overwrite,recall --data sets/hotpot --data dev.jsonl --out evals/both
       palimpsest eval runs/first --policy prune --data synthetic_search --objectives 1,2,4,8
       palimpsest eval Qwen/Qwen3-4B --data eval_200.json --limit 32 chunk_size=2048
+      palimpsest eval Qwen/Qwen3-4B --data eval_200.json --gpus 8 --out evals/qwen
       palimpsest eval --data dev.jsonl --samples 4 eval_sampling.temperature=0.7 --json
       palimpsest eval --policy my_module:MyPolicy --data dev.jsonl notebook_lines=8
       palimpsest eval Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1 --data eval_200.json --out evals/qwen
@@ -141,6 +145,8 @@ def evaluate(
     from palimpsest.app.evaluate.evaluation_plan import EvalRequest, policy_names
 
     models, overrides = models_and_overrides(words)
+    if gpus is not None:
+        overrides = [*_on_gpus(gpus, regrade or base_url), *overrides]
     if regrade is not None:
         played = {
             "data": data,
@@ -177,6 +183,16 @@ def evaluate(
     _show((_play(plan, folder, force=force) for folder, plan in plans.items()), json=json)
     if rest and out is not None:
         Terminal().message(str(report([folder for folder in plans if folder is not None], out)[0]))
+
+
+def _on_gpus(gpus: int, elsewhere: Path | str | None) -> list[str]:
+    from palimpsest.engines.open import sampling_on
+
+    if elsewhere:
+        raise ConfigError(f"--gpus {gpus}: {elsewhere} needs no GPU of this machine; omit it")
+    overrides = sampling_on(gpus)
+    Terminal().message(" ".join([f"--gpus {gpus}:", *(overrides or ["the embedded engine on one GPU"])]))
+    return overrides
 
 
 def _show(evaluations: Iterable[Evaluation], *, json: bool) -> None:

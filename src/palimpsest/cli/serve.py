@@ -129,32 +129,35 @@ def retrieval_group() -> None:
 
 
 DENSE = "Dense retrieval"
+Corpus = Annotated[Path, typer.Argument(help="Passages (JSON, JSON lines, parquet), or HotpotQA, 2Wiki, MuSiQue.")]
+Backend = Annotated[str, typer.Option(help="bm25, or dense with --encoder.")]
+EncoderName = Annotated[
+    str | None, typer.Option("--encoder", help="Encoder: a Hugging Face folder or hub id.", rich_help_panel=DENSE)
+]
+Preset = Annotated[str, typer.Option(help="e5, bge, plain, or auto (by the encoder's name).", rich_help_panel=DENSE)]
+Pooling = Annotated[str | None, typer.Option(help="mean or first; default: the preset's.", rich_help_panel=DENSE)]
+QueryPrefix = Annotated[
+    str | None, typer.Option(help="Prefix of queries; default: the preset's.", rich_help_panel=DENSE)
+]
+PassagePrefix = Annotated[
+    str | None, typer.Option(help="Prefix of passages; default: the preset's.", rich_help_panel=DENSE)
+]
+MaxTokens = Annotated[int | None, typer.Option(min=8, help="Tokens per text; default: 512.", rich_help_panel=DENSE)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=DENSE)]
 
 
 @retrieval_app.command("serve")
 def serve_retrieval(
-    corpus: Annotated[Path, typer.Argument(help="Passages (JSON, JSON lines, parquet), or HotpotQA, 2Wiki, MuSiQue.")],
+    corpus: Corpus,
     index: Annotated[Path | None, typer.Option(help="Folder that stores the index; default: a temporary one.")] = None,
-    backend: Annotated[str, typer.Option(help="bm25, or dense with --encoder.")] = "bm25",
-    encoder: Annotated[
-        str | None, typer.Option(help="Encoder: a Hugging Face folder or hub id.", rich_help_panel=DENSE)
-    ] = None,
-    preset: Annotated[
-        str, typer.Option(help="e5, bge, plain, or auto (by the encoder's name).", rich_help_panel=DENSE)
-    ] = "auto",
-    pooling: Annotated[
-        str | None, typer.Option(help="mean or first; default: the preset's.", rich_help_panel=DENSE)
-    ] = None,
-    query_prefix: Annotated[
-        str | None, typer.Option(help="Prefix of queries; default: the preset's.", rich_help_panel=DENSE)
-    ] = None,
-    passage_prefix: Annotated[
-        str | None, typer.Option(help="Prefix of passages; default: the preset's.", rich_help_panel=DENSE)
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=8, help="Tokens per text; default: 512.", rich_help_panel=DENSE)
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=DENSE)] = "auto",
+    backend: Backend = "bm25",
+    encoder: EncoderName = None,
+    preset: Preset = "auto",
+    pooling: Pooling = None,
+    query_prefix: QueryPrefix = None,
+    passage_prefix: PassagePrefix = None,
+    max_tokens: MaxTokens = None,
+    device: Device = "auto",
     host: Host = "127.0.0.1",
     port: Port = 8000,
     server_key_env: ServerKeyEnv = None,
@@ -174,6 +177,43 @@ def serve_retrieval(
     dense = Dense(encoder, preset, device, changes | {"max_tokens": max_tokens})
     address = Address(host, port, server_key(server_key_env))
     serve_corpus(corpus, index, backend, dense, address, progress=Terminal(), on_ready=_print_line)
+
+
+@retrieval_app.command("index")
+def index_corpus(
+    corpus: Corpus,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the index, the --index of serve.")],
+    vectors: Annotated[
+        Path | None,
+        typer.Option(
+            help="Existing vectors of the passages, in their order: .npy, or a flat FAISS index (extra dense).",
+            rich_help_panel=DENSE,
+        ),
+    ] = None,
+    backend: Backend = "bm25",
+    encoder: EncoderName = None,
+    preset: Preset = "auto",
+    pooling: Pooling = None,
+    query_prefix: QueryPrefix = None,
+    passage_prefix: PassagePrefix = None,
+    max_tokens: MaxTokens = None,
+    device: Device = "auto",
+) -> None:
+    """Build the index of a corpus, also from existing vectors.
+
+    \b
+    Examples:
+      palimpsest retrieval index wiki.jsonl --vectors wiki.npy --backend dense --encoder intfloat/e5-base-v2 \\
+        --out indexes/wiki
+      palimpsest retrieval serve wiki.jsonl --index indexes/wiki --backend dense --encoder intfloat/e5-base-v2
+    """
+    from palimpsest.progress.displays import Terminal
+    from palimpsest.servers.retrieval_server import Dense, build_index
+
+    changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}
+    dense = Dense(encoder, preset, device, changes | {"max_tokens": max_tokens}, vectors)
+    count = build_index(corpus, out, backend, dense, progress=Terminal())
+    typer.echo(f"{out}: {count:,} passages")
 
 
 def _print_line(line: str) -> None:

@@ -169,7 +169,7 @@ def load_recipe(name_or_path: str | Path, overrides: Overrides = (), *, read_fil
 
 def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), read_files: bool = True) -> RunConfig:
     """`load_recipe` for YAML text; error messages call it `name`."""
-    values = _mapping(text, name)
+    values = sections_of(text, name)
     values.setdefault("recipe", Path(name).stem)
     texts = {}
     changes = list(split_overrides(overrides))
@@ -243,7 +243,8 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, 
             yield key, str(value) if isinstance(value, Path) else value, f"{key}={value}"
 
 
-def _mapping(text: str, name: str) -> dict[str, Any]:
+def sections_of(text: str, name: str) -> dict[str, Any]:
+    """The sections of a recipe's YAML, unchecked. Raises ConfigError."""
     try:
         values = read(text)
     except yaml.YAMLError as error:

@@ -180,6 +180,8 @@ class TrainConfig(Strict):
     eval_steps: int | None = Field(None, ge=1)
     eval_on_start: bool = False
     """Evaluate before the first step too: as step 0 of the metrics."""
+    eval_samples: int = Field(1, ge=1, le=64)
+    """Episodes per problem in these evaluations, which report the mean; one at eval_sampling.temperature=0."""
     metric_for_best_model: str | None = None
     """Metric of these evaluations, e.g. accuracy: checkpoints/best stores the weights with the highest value."""
     record_steps: int = Field(1, ge=1)

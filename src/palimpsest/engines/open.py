@@ -88,6 +88,16 @@ def check_engine(config: RunConfig) -> None:
         warnings.warn(warning, stacklevel=2)
 
 
+def sampling_on(gpus: int) -> list[str]:
+    """Overrides that sample on `gpus` GPUs of this machine, with a copy of the model on each. Raises ConfigError."""
+    from palimpsest.engines.embedded.compute import gpus_but
+
+    if (there := len(gpus_but(()))) < gpus:
+        fix = f"give --gpus {there}" if there else "omit it to compute on the CPU"
+        raise ConfigError(f"--gpus {gpus}: this process sees {there} GPUs; {fix}, or set CUDA_VISIBLE_DEVICES")
+    return [] if gpus == 1 else ["engine.name=ray", f"cluster.samplers={gpus}", "cluster.gpus_per_sampler=1"]
+
+
 def check_models(config: RunConfig) -> None:
     """Reject missing models of the run and its roles. Models of a custom engine or an endpoint are not checked.
 

@@ -3,6 +3,9 @@
 Vectors have length one, so a score is a cosine. numpy or, if installed (extra `dense`), faiss.IndexFlatIP proposes
 passages. Their scores are then recomputed in float64 from the stored vectors, so that both rank alike.
 
+Vectors are the encoder's, or existing ones: a .npy file (memory-mapped) or a flat FAISS index, row i for passage i.
+They are accepted if rows and dimensions fit, every row has length one, and a few passages agree with the encoder.
+
 Guaranteed: hits are ranked by score, then by corpus order; each hit is the caller's own copy; an index opens only with
 its encoder; the folder format is that of retrieval/index_folder.py. Several threads may search.
 Not covered: adding passages (build again); approximate search; more than SPARE passages with equal vectors at the end
@@ -92,12 +95,14 @@ class DenseIndex:
         *,
         on_progress: Progress | None = None,
         use_faiss: bool | None = None,
+        vectors: Path | None = None,
     ) -> DenseIndex:
-        """The index of a corpus file in `folder`, built if missing. Raises DataError."""
+        """The index of a corpus file in `folder`, built if missing, of existing `vectors` or of the encoder's. Raises
+        DataError, ConfigError."""
         made_of = {"sha256": index_folder.sha256(corpus), "encoder": dict(encoder.identity)}
 
         def write(aside: Path) -> None:
-            _write(read_corpus(corpus), aside, corpus, encoder, on_progress)
+            _write(read_corpus(corpus), aside, corpus, encoder, on_progress, vectors)
 
         return cls(index_folder.ensure(folder, KIND, made_of, write), encoder, use_faiss=use_faiss)
 
@@ -126,7 +131,12 @@ class DenseIndex:
 
 
 def _write(
-    passages: Iterable[dict[str, Any]], folder: Path, source: Path, encoder: Encoder, on_progress: Progress | None
+    passages: Iterable[dict[str, Any]],
+    folder: Path,
+    source: Path,
+    encoder: Encoder,
+    on_progress: Progress | None,
+    vectors: Path | None,
 ) -> None:
     """Write every file of the index except its manifest."""
     for _ in written(passages, folder):
@@ -134,6 +144,9 @@ def _write(
     read = PassageStore(folder)
     if not len(read):
         raise DataError(f"{source}: no passages to search")
+    if vectors is not None:
+        _copy(vectors, read, folder, encoder, on_progress)
+        return
     order_N = np.argsort(read.sizes_N, kind="stable")  # batches of similar lengths need little padding
     vectors_N_D: np.memmap[Any, Any] | None = None
     for at in range(0, len(read), BATCH):
@@ -148,3 +161,60 @@ def _write(
             on_progress(min(at + BATCH, len(read)), len(read))
     assert vectors_N_D is not None
     vectors_N_D.flush()
+
+
+# ---- Existing vectors ----------------------------------------------------------------------------------------
+
+
+_ROWS = 16_384  # copied together
+_LENGTH_ERROR = 0.01  # of a vector, as rounding to float16 leaves
+_ALIKE = 0.9
+"""Least cosine with the encoder's vector: another number format or truncation is above it, another passage below."""
+
+
+def _copy(path: Path, passages: PassageStore, folder: Path, encoder: Encoder, on_progress: Progress | None) -> None:
+    """Check the vectors in `path` and write them to the index, each scaled to length one."""
+    (rows, dims), rows_of = _given(path)
+    if rows != len(passages):
+        raise DataError(f"--vectors {path}: {rows:,} rows for {len(passages):,} passages; use the corpus they are of")
+    places = sorted({0, rows // 2, rows - 1})
+    expected = encoder.encode([searched_text(passages[place]) for place in places], "passage")
+    if dims != expected.shape[1]:
+        raise DataError(f"--vectors {path}: {dims} dimensions, the encoder has {expected.shape[1]}; use its encoder")
+    copied = np.lib.format.open_memmap(folder / _VECTORS, mode="w+", dtype=np.float32, shape=(rows, dims))
+    for at in range(0, rows, _ROWS):
+        block = rows_of(at, min(at + _ROWS, rows))
+        lengths = np.linalg.norm(block, axis=1, keepdims=True)
+        if wrong := np.flatnonzero(~(np.abs(lengths - 1) <= _LENGTH_ERROR)).tolist():  # NaN too
+            raise DataError(f"--vectors {path}: row {at + wrong[0]} does not have length one; normalise the vectors")
+        copied[at : at + len(block)] = block / lengths
+        if on_progress:
+            on_progress(at + len(block), rows)
+    copied.flush()
+    cosines = (copied[places] * expected).sum(axis=1)
+    if cosines[worst := int(np.argmin(cosines))] < _ALIKE:
+        raise DataError(
+            f"--vectors {path}: row {places[worst]} has a cosine of {cosines[worst]:.2f} with its passage's vector: "
+            "another encoder, prefix or order of passages; use theirs, or omit --vectors"
+        )
+
+
+def _given(path: Path) -> tuple[tuple[int, int], Callable[[int, int], np.ndarray]]:
+    """[N, D] shape of the vectors in a file, and rows from a place to another in float32. Raises DataError,
+    ConfigError."""
+    if path.suffix != ".npy" and faiss is None:
+        raise ConfigError(
+            f"--vectors {path}: faiss is not installed, which reads other files than .npy: {install_line('dense')}"
+        )
+    try:
+        if path.suffix == ".npy":
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            if array.ndim != 2 or array.dtype.kind != "f":
+                raise ValueError(f"{array.dtype} of shape {array.shape} instead of rows of numbers")
+            return array.shape, lambda at, end: np.asarray(array[at:end], dtype=np.float32)
+        flat = faiss.read_index(str(path))
+        if not isinstance(flat, faiss.IndexFlat):
+            raise ValueError(f"a {type(flat).__name__}; only flat indexes have their vectors")
+        return (flat.ntotal, flat.d), lambda at, end: flat.reconstruct_n(at, end - at)
+    except (OSError, EOFError, ValueError, RuntimeError) as error:
+        raise DataError(f"--vectors {path}: {str(error).splitlines()[0]:.200}") from None

@@ -3,9 +3,9 @@
 allowed   recipe, logging, evaluation, train.max_steps, save_steps, save_total_limit, eval_steps, eval_on_start,
           metric_for_best_model, record_steps: past steps do not depend on them
 warned    engine, cluster, sampler, optim, eval_sampling, data.val_files, model.device, model.gradient_checkpointing,
-          train.episode_timeout_s, evaluation.problems, reward.timeout_s, reward.judge.url, api_key_env, timeout_s,
-          concurrency, policy.options.tools.search.token_env, timeout_s, attempts, and source from one address to
-          another: later steps differ; the run continues, and events.jsonl records the change
+          train.episode_timeout_s, train.eval_samples, evaluation.problems, reward.timeout_s, reward.judge.url,
+          api_key_env, timeout_s, concurrency, policy.options.tools.search.token_env, timeout_s, attempts, and source
+          from one address to another: later steps differ; the run continues, and events.jsonl records the change
 refused   all other keys (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
           the result would be another experiment under the same name
 
@@ -60,6 +60,7 @@ _RULES: Mapping[str, Verdict] = {
     "model.gradient_checkpointing": "warned",
     "train.episode_timeout_s": "warned",
     "evaluation.problems": "warned",
+    "train.eval_samples": "warned",
     "eval_sampling": "warned",
     "data.val_files": "warned",
     "optim": "warned",

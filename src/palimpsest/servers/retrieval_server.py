@@ -274,7 +274,9 @@ class Dense:
     preset: str
     device: str
     changes: dict[str, Any]
-    """Fields of `engines.embedded.encoder.Reading`; None means the preset's value."""
+    """Fields of `engines.embedded.encoder.EncoderPreset`; None means the preset's value."""
+    vectors: Path | None = None
+    """Existing vectors of the corpus; None: encode it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +312,12 @@ def serve_corpus(
         serve(RetrievalService(index, token=address.token), taken, ready)
 
 
+def build_index(corpus: Path, folder: Path, backend: str, dense: Dense, *, progress: Progress) -> int:
+    """Build the index of a corpus in `folder` unless it is there; returns its number of passages."""
+    _check(backend, dense)
+    return len(_opened(corpus, folder, backend, dense, progress))
+
+
 def _check(backend: str, dense: Dense) -> None:
     if backend not in BACKENDS:
         raise ConfigError(f"--backend {backend}: choose {' or '.join(BACKENDS)}{nearest(backend, BACKENDS)}")
@@ -317,6 +325,8 @@ def _check(backend: str, dense: Dense) -> None:
         raise ConfigError("--backend dense: name the encoder with --encoder FOLDER or a hub id")
     if backend == "bm25" and dense.encoder:
         raise ConfigError(f"--encoder {dense.encoder}: used with --backend dense only")
+    if backend == "bm25" and dense.vectors:
+        raise ConfigError(f"--vectors {dense.vectors}: add --backend dense and --encoder, which encodes the queries")
     if dense.changes["pooling"] not in (None, "mean", "first"):
         raise ConfigError(f"--pooling {dense.changes['pooling']}: choose mean or first")
 
@@ -344,4 +354,4 @@ def _dense(corpus: Path, folder: Path, dense: Dense, progress: Progress) -> Dens
             ticks[0](done - before)
             before = done
 
-        return DenseIndex.of_corpus(corpus, folder, encoder, on_progress=on_progress)
+        return DenseIndex.of_corpus(corpus, folder, encoder, on_progress=on_progress, vectors=dense.vectors)

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.datasets.published_files import PUBLISHED, Published, download, find
+from palimpsest.app.datasets.published_files import PUBLISHED, Published, download, files_for, find
+from palimpsest.config.load import EVALUATIONS, recipe_names
 from palimpsest.errors import DataError, RunError
 
 CONTENT = bytes(range(256)) * 80_000  # 20 MB: huggingface_hub writes 10 MiB at a time
@@ -77,9 +78,9 @@ def server() -> Iterator[Server]:
     httpd.server_close()
 
 
-def fetched(server: Server, name: str, out: Path) -> subprocess.CompletedProcess[str]:
+def fetched(server: Server, *words: str | Path, out: Path) -> subprocess.CompletedProcess[str]:
     """By a process of its own: huggingface_hub reads HF_ENDPOINT when it is imported."""
-    command = [sys.executable, "-m", "palimpsest", "data", "download", name, "--out", str(out)]
+    command = [sys.executable, "-m", "palimpsest", "data", "download", *map(str, words), "--out", str(out)]
     environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -88,7 +89,7 @@ def test_a_file_of_the_hub_comes_from_the_mirror_and_a_broken_connection_is_resu
     server: Server, tmp_path: Path
 ) -> None:
     server.answers = [12_000_000]
-    done = fetched(server, "owner/set/data/file.json", tmp_path / "new")
+    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
     assert done.returncode == 0, done.stderr
     assert f"SHA-256 {DIGEST}" in done.stdout
     assert (tmp_path / "new" / "file.json").read_bytes() == CONTENT
@@ -99,7 +100,7 @@ def test_a_file_of_the_hub_comes_from_the_mirror_and_a_broken_connection_is_resu
 
 def test_what_the_hub_refuses_is_one_line_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
     server.answers = [403] * 20
-    done = fetched(server, "owner/set/data/file.json", tmp_path)
+    done = fetched(server, "owner/set/data/file.json", out=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: owner/set/data/file.json: download from the hub failed (")
     assert list(tmp_path.iterdir()) == []
@@ -134,3 +135,51 @@ def test_names_are_found_and_near_ones_hinted(refused: Callable[..., str], tmp_p
     for name in ("../x/y", "a/b", "a/b/../../c", "https://x/y/z"):
         with pytest.raises(DataError, match="no such data set"):
             find(name)
+
+
+# ---- all files of a recipe -----------------------------------------------------------------------------------
+
+
+def test_files_of_a_recipe_come_to_the_places_that_it_names_and_a_second_call_fetches_the_rest(
+    server: Server, tmp_path: Path
+) -> None:
+    recipe, train = tmp_path / "mine.yaml", tmp_path / "sets" / "hotpotqa_train_32k.parquet"
+    recipe.write_text("data: {train_files: sets/hotpotqa_train_32k.parquet, val_files: hotpotqa_dev.parquet}")
+    server.answers = [len(CONTENT), *[403] * 20]
+    assert fetched(server, "--for", recipe, out=tmp_path).returncode == 2
+    assert train.read_bytes() == CONTENT
+    server.answers = []
+    server.asked.clear()
+    assert fetched(server, "--for", recipe, out=tmp_path).returncode == 0
+    assert {path for path, _ in server.asked} == {
+        "/datasets/BytedTsinghua-SIA/hotpotqa/resolve/main/hotpotqa_dev.parquet"
+    }
+    assert (tmp_path / "hotpotqa_dev.parquet").read_bytes() == CONTENT
+
+
+def test_a_file_that_is_not_published_is_named_with_what_makes_it_and_the_others_come(
+    server: Server, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "evaluation: {files: [{names: ['{task}_{size}k.json'], tasks: [qa1], sizes: [4], "
+        "make: 'palimpsest data download owner/set/{task}/{size}k.json --out NEW'}, "
+        "{names: [mine.jsonl], make: 'palimpsest data build x'}]}"
+    )
+    done = fetched(server, "--for", recipe, out=tmp_path)
+    assert done.returncode == 1
+    assert "mine.jsonl: not published; palimpsest data build x" in done.stderr
+    assert (tmp_path / "qa1_4k.json").read_bytes() == CONTENT  # under the name that the recipe expects
+    assert {path for path, _ in server.asked} == {"/datasets/owner/set/resolve/main/qa1/4k.json"}
+
+
+@pytest.mark.parametrize("name", [*recipe_names(), *recipe_names(EVALUATIONS)])
+def test_every_file_of_a_shipped_recipe_is_published_or_has_its_source(name: str) -> None:
+    wanted = list(files_for(name))
+    assert all(file.published or file.make for file in wanted)
+    assert bool(wanted) == (not name.endswith("quickstart") and name != "memact-cold-start")
+
+
+@pytest.mark.parametrize("words", [[], ["memagent-train", "--for", "memagent-7b"]])
+def test_one_of_a_name_and_a_recipe_is_needed(words: list[str], refused: Callable[..., str]) -> None:
+    assert "--for RECIPE" in refused("data", "download", *words)

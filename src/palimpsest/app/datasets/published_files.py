@@ -1,6 +1,7 @@
 """Files of published data sets, downloaded from the Hugging Face hub or from the publisher's page.
 
-A name here is one file; `OWNER/NAME/FILE` is any file of a data set on the hub.
+A name here is one file; `OWNER/NAME/FILE` is any file of a data set on the hub. `files_for` names every file of a
+recipe under its place there; what is not published has the command that makes it.
 
 Guaranteed: a file appears only complete; a failed download leaves nothing. For files of the hub, huggingface_hub
 resumes after a broken connection, uses a login (`hf auth login`), and downloads from the mirror in `HF_ENDPOINT`.
@@ -12,11 +13,15 @@ from __future__ import annotations
 import re
 import shutil
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
+from json import dumps
 from pathlib import Path
 
 from palimpsest import files
+from palimpsest.config.data import GENERATED, listed
+from palimpsest.config.load import parse_config, recipe_text, sections_of
 from palimpsest.errors import DataError, nearest
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.folder_guard import free_file
@@ -40,11 +45,14 @@ class Published:
 
 
 _MEMAGENT, _HOTPOT = "BytedTsinghua-SIA/hotpotqa", "CC BY-SA 4.0 (HotpotQA, Yang et al. 2018)"
-_EVALS = (50, 100, 200, 400, 800, 1600, 3200, 6400)
+_MEMACT = "https://github.com/YuxiangZhang0114/MemAct-Anonymized/raw/9b65b84aeab76475f33da3f400d7049123dc4648/DCPO/data"
+_EVALS = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
 PUBLISHED: dict[str, Published] = {
     "memagent-train": Published(f"{_MEMAGENT}/hotpotqa_train_32k.parquet", _HOTPOT),
     "memagent-dev": Published(f"{_MEMAGENT}/hotpotqa_dev.parquet", _HOTPOT),
     **{f"memagent-eval-{n}": Published(f"{_MEMAGENT}/eval_{n}.json", _HOTPOT) for n in _EVALS},
+    "memact-train": Published(f"{_MEMACT}/wiki_train_multi_object_2_3.parquet", "MIT"),
+    "memact-dev": Published(f"{_MEMACT}/wiki_val_multi_object_2_3.parquet", "MIT"),
     "hotpotqa-train": Published("https://curtis.ml.cmu.edu/datasets/hotpot/hotpot_train_v1.1.json", _HOTPOT),
     "hotpotqa-dev": Published("https://curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_distractor_v1.json", _HOTPOT),
     "squad-dev": Published(
@@ -52,6 +60,42 @@ PUBLISHED: dict[str, Published] = {
         "CC BY-SA 4.0 (SQuAD, Rajpurkar et al. 2018)",
     ),
 }
+
+
+_WIKI = "palimpsest data download hotpotqa-dev; palimpsest data wiki data/hotpot_dev_distractor_v1.json --out data/wiki"
+_MADE = {"data/wiki/train.jsonl": _WIKI, "data/wiki/dev.jsonl": _WIKI}
+"""Commands that make files of shipped recipes."""
+_OF_COMMAND = re.compile(r"palimpsest data download (\S+/\S+/\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file that a recipe names."""
+
+    path: Path
+    published: Published | None
+    make: str
+    """For a file that is not published: the command that makes it, or where it comes from."""
+
+
+def files_for(recipe: str, folder: Path | None = None) -> Iterator[Wanted]:
+    """The files of a recipe: those of `data` in `folder` (None: the working folder), those of a protocol in `folder`
+    (None: `data`). Other sections may be incomplete. Raises ConfigError."""
+    named = sections_of(recipe_text(recipe), recipe)
+    config = parse_config(dumps({key: named[key] for key in ("data", "evaluation") if key in named}), name=recipe)
+    by_file = {published.file: published for published in PUBLISHED.values()}
+    shown, home = "the recipe's comments name its source", folder or Path("data" if config.evaluation.files else "")
+    for file_set in config.evaluation.files:
+        for names, make in file_set.candidates(home):
+            there = next((name for name in names if (home / name).exists()), names[0])
+            of_hub = _OF_COMMAND.match(make)
+            yield Wanted(home / there, by_file.get(names[0]) or (find(of_hub[1]) if of_hub else None), make)
+        if file_set.corpus:
+            yield Wanted(home / file_set.corpus, None, shown)
+    data = config.data
+    sources = (*listed(data.train_files), *listed(data.val_files or ()), *listed(data.corpus or ()))
+    for name in dict.fromkeys(name for name in sources if name not in GENERATED and not name.startswith("hub:")):
+        yield Wanted(home / name, by_file.get(Path(name).name), _MADE.get(name, shown))
 
 
 def find(name: str) -> Published:
@@ -70,9 +114,11 @@ def find(name: str) -> Published:
     return Published(name)
 
 
-def download(published: Published, folder: Path, *, force: bool = False, progress: Progress | None = None) -> Path:
-    """Download a file into `folder`. Raises DataError; RunError if it exists."""
-    progress, out = progress or Silent(), folder / published.file
+def download(
+    published: Published, folder: Path, *, name: str = "", force: bool = False, progress: Progress | None = None
+) -> Path:
+    """Download a file into `folder`, under another `name` if it is set. Raises DataError; RunError if it exists."""
+    progress, out = progress or Silent(), folder / (name or published.file)
     if not force:
         free_file(out, force=False, progress=progress)
     partial = files.hidden_name(out)

@@ -97,7 +97,7 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
         pair = ", ".join(f"{row['eval/accuracy']:.2f} after step {row['step']}" for row in (held_out[0], held_out[-1]))
         return f"Held-out reward {pair}: beyond 0 to 1, so its noise is unknown."
     if len(held_out) > 1:
-        first, last = (_held_out(row, config.evaluation.problems) for row in (held_out[0], held_out[-1]))
+        first, last = (_held_out(row, config) for row in (held_out[0], held_out[-1]))
         return f"Held-out accuracy {first}, {last}: {_verdict(first, last)}."
     rewarded = with_number(rows, "reward/mean")
     if not rewarded:
@@ -121,8 +121,10 @@ def ungraded(rows: Sequence[Row], config: RunConfig) -> str:
     return f"{missing} of {played} episodes had no grade and are in no figure." if missing else ""
 
 
-def _held_out(row: Row, problems: int) -> Level:
-    mean, counted = float(row["eval/accuracy"]), max(1, problems - whole(row, "eval/ungraded", 0))
+def _held_out(row: Row, config: RunConfig) -> Level:
+    """Counts each problem once, as samples of one problem depend on each other."""
+    ungraded = whole(row, "eval/ungraded", 0) // config.train.eval_samples
+    mean, counted = float(row["eval/accuracy"]), max(1, config.evaluation.problems - ungraded)
     return Level(mean, *wilson(mean * counted, counted), f"after step {row['step']}")
 
 
