@@ -38,7 +38,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("text",),
     ("retrieval", "tools", "memory", "data"),
     ("metrics", "reward", "rollout"),
-    ("credit",),
+    ("credit", "planning"),
     ("engines.losses", "engines.embedded", "engines.ray", "engines.vllm", "engines.endpoint"),
     ("engines.preflight",),
     ("engines.open",),
