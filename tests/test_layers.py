@@ -292,6 +292,11 @@ def test_check_loads_no_torch_and_no_client() -> None:
     assert "tokenizers" in packages
 
 
+@pytest.mark.parametrize("words", [["memagent-7b", "--gpus", "8"], ["memagent-quickstart", "--here"]])
+def test_a_plan_loads_neither_torch_nor_transformers(words: list[str]) -> None:
+    assert not loaded(command("plan", *words)) & {"torch", "transformers", "ray"}
+
+
 @pytest.mark.parametrize("job", ["train.training_run", "evaluate.evaluation_run", "agent.play"])
 def test_runs_load_no_client_unless_they_ask_one(job: str) -> None:
     assert "aiohttp" not in loaded(f"import palimpsest.app.{job}")
