@@ -47,7 +47,7 @@ WORDS = {
     "tutorials/first-agent.md": 1100, "tutorials/your-questions.md": 1200, "tutorials/why-it-failed.md": 1200,
     "tutorials/write-a-policy.md": 1300, "tutorials/reward-in-python.md": 1000, "tutorials/eight-gpus.md": 1200,
     "how-to/train.md": 1200, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 830,
-    "how-to/multi-gpu.md": 900, "how-to/vllm.md": 900, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
+    "how-to/multi-gpu.md": 890, "how-to/vllm.md": 900, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
     "how-to/evaluate.md": 900, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
     "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 900,
     "how-to/prepare-data.md": 900, "how-to/generate-data.md": 880, "how-to/retrieval.md": 600, "how-to/ask.md": 500,
@@ -199,6 +199,8 @@ def test_commands_in_the_docs_parse_with_known_options_and_keys(name: str, line:
         recipe = None if resumed else f"{'memagent' if '=' in method else method}-quickstart"
     if (address := parsed.params.get("base_url")) is not None:
         overrides = ["engine.name=endpoint", f"engine.url={address}", *overrides]
+    if parsed.params.get("gpus") is not None and any(word.startswith("cluster.") for word in overrides):
+        overrides = ["engine.name=ray", *overrides]  # the planner's
     load_recipe(recipe or "memagent-7b", overrides, read_files=False)  # the reader's own
 
 
