@@ -200,6 +200,8 @@ def test_commands_in_the_docs_parse_with_known_options_and_keys(name: str, line:
         recipe = None if resumed else quickstarts()["memagent" if "=" in method else method]
     if (address := parsed.params.get("base_url")) is not None:
         overrides = ["engine.name=endpoint", f"engine.url={address}", *overrides]
+    if parsed.params.get("gpus") is not None and any(word.startswith("cluster.") for word in overrides):
+        overrides = ["engine.name=ray", *overrides]  # the planner's
     load_recipe(recipe or "memagent-7b", overrides, read_files=False)  # the reader's own
 
 

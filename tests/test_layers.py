@@ -38,7 +38,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("text",),
     ("retrieval", "tools", "memory", "data"),
     ("metrics", "reward", "rollout"),
-    ("credit",),
+    ("credit", "planning"),
     ("engines.losses", "engines.embedded", "engines.ray", "engines.vllm", "engines.endpoint"),
     ("engines.preflight",),
     ("engines.open",),
@@ -290,6 +290,11 @@ def test_check_loads_no_torch_and_no_client() -> None:
     packages = loaded(command("check", "overwrite"))
     assert not packages & {"torch", "aiohttp", "matplotlib"}
     assert "tokenizers" in packages
+
+
+@pytest.mark.parametrize("words", [["memagent-7b", "--gpus", "8"], ["memagent-quickstart", "--here"]])
+def test_a_plan_loads_neither_torch_nor_transformers(words: list[str]) -> None:
+    assert not loaded(command("plan", *words)) & {"torch", "transformers", "ray"}
 
 
 @pytest.mark.parametrize("job", ["train.training_run", "evaluate.evaluation_run", "agent.play"])

@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from palimpsest._version import __version__
-from palimpsest.cli import ask, compare, datasets, evaluate, models, recipes, serve, train, view
+from palimpsest.cli import ask, compare, datasets, evaluate, models, plan, recipes, serve, train, view
 from palimpsest.cli import recipes as new
 from palimpsest.cli import serve as retrieval
 from palimpsest.cli import train as quickstart
@@ -79,6 +79,7 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "check": (models.check, "Check a custom policy, reward or other plugin against its contract."),
     },
     "Train": {
+        "plan": (plan.plan, "Predict memory, time and cost; choose a layout for your GPUs."),
         "train": (train.train, "Train an agent with reinforcement learning."),
         "sft": (train.sft, "Fine-tune on SFT examples, recorded episodes or conversations."),
         "export": (models.export, "Export a checkpoint as a Hugging Face model."),

@@ -25,6 +25,7 @@ from palimpsest.cli.options import (
     stdout,
     table,
 )
+from palimpsest.cli.plan import PRICE, Gpus, Nodes, show_plan
 from palimpsest.cli.recipes import print_recipes_of
 from palimpsest.config.load import PRETRAINED, quickstarts
 from palimpsest.errors import ConfigError
@@ -35,7 +36,7 @@ from palimpsest.training.supervised.imitation_source import Imitated
 if TYPE_CHECKING:
     from palimpsest.app.quickstart.quickstart_results import Results
     from palimpsest.app.quickstart.quickstart_run import Quickstart
-    from palimpsest.app.resume import ResolvedRun
+    from palimpsest.app.resume import ResolvedRun, RunRequest
     from palimpsest.evaluation.summary import EvalSummary
 
 
@@ -60,12 +61,15 @@ def train(
     resume: Resume = False,
     force: Force = False,
     seed: Seed = None,
+    gpus: Gpus = None,
+    nodes: Nodes = 1,
     dry_run: DryRun = False,
 ) -> None:
     """Train an agent with reinforcement learning.
 
-    Settings are KEY=VALUE after the recipe; `palimpsest recipes keys` lists them. The run folder gets the resolved
-    configuration first, as config.yaml. SIGINT, SIGTERM or SIGHUP finish the current step, save and exit with 0; a
+    Settings are KEY=VALUE after the recipe; `palimpsest recipes keys` lists them. --gpus N adds those of the fastest
+    layout that fits, as `palimpsest plan` predicts, around yours. The run folder gets the resolved configuration first,
+    as config.yaml. SIGINT, SIGTERM or SIGHUP finish the current step, save and exit with 0; a
     second signal exits immediately.
 
     \b
@@ -73,6 +77,7 @@ def train(
       palimpsest train memagent-quickstart --out runs/first
       palimpsest train memagent-quickstart train.max_steps=200 optim.learning_rate=1e-4 --seed 1
       palimpsest train my_recipe.yaml data.train_files=hotpot_train.json data.documents=20 --dry-run
+      palimpsest train memagent-7b --gpus 8 --out runs/memagent-7b
       palimpsest train memagent                 (lists the recipes of MemAgent)
       palimpsest train --resume runs/first
     """
@@ -80,7 +85,8 @@ def train(
 
     if print_recipes_of(recipe, "palimpsest train", dry_run=dry_run):
         return
-    resolved = resolve_run(RunRequest(recipe, overrides, seed, out, resume))
+    request = RunRequest(recipe, overrides, seed, out, resume)
+    resolved = resolve_run(request if gpus is None else _with_layout(request, gpus, nodes, dry_run=dry_run))
     if dry_run:
         _print_plan(resolved)
         return
@@ -92,6 +98,17 @@ def train(
     again = "" if run.finished else f"; resume with {resume_command(run)}"
     Terminal().message(f"{run.steps} of {run.config.train.max_steps} steps, newest checkpoint {run.checkpoint}{again}")
     _print_summary(run.folder)
+
+
+def _with_layout(request: RunRequest, gpus: int, nodes: int, *, dry_run: bool) -> RunRequest:
+    """`request` with the keys of the best layout; prints the plan."""
+    from palimpsest.app.train.training_plan import hardware_for, planned
+    from palimpsest.planning.hardware import this_machine
+
+    request, made = planned(request, hardware_for(gpus, nodes, this_machine(), dry_run=dry_run), dry_run=dry_run)
+    shown = made.to_json(PRICE, "")
+    show_plan({name: shown[name] for name in ("overrides", "memory_gb", "seconds_per_step", "days")})
+    return request
 
 
 def _print_plan(resolved: ResolvedRun) -> None:

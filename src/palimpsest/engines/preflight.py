@@ -1,14 +1,15 @@
 """Checks of a configuration against this machine's GPUs, before a model is loaded or a process is started.
 
-Guaranteed: errors for two processes on one GPU, and for weights plus optimiser state that exceed a GPU; a warning for
-idle GPUs. Each names the overrides to type.
-Not covered: memory of activations, caches and other programs; machines of `cluster.address`; custom engines.
+Guaranteed: errors for two processes on one GPU, and for a process that exceeds its GPU (planning/cost.py); a warning
+for idle GPUs. Each names the overrides to type.
+Not covered: memory of the embedded sampler's cache and of other programs; GPUs of other machines, which count as equal
+to this one's; custom engines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from palimpsest.config.engine import SHIPPED, model_path
 from palimpsest.config.schema import ModelConfig, RunConfig, is_served
@@ -17,9 +18,9 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm.server_process import on_cpu
 from palimpsest.errors import ConfigError
 from palimpsest.models.model_folder import adapters_of, open_model, stored_dtype
-
-_GB = 1e9
-_ROOM = 0.85  # share of a GPU that a suggested layout fills with weights and optimiser state
+from palimpsest.planning.cost import ADAPTER, ROOM, faults, memory_of, with_keys
+from palimpsest.planning.hardware import DEVICES, Hardware
+from palimpsest.planning.model_shape import ModelShape, shape_of
 
 
 def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
@@ -41,13 +42,12 @@ def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
     For engine.name=embedded and ray.
     """
     gpus = compute.memories()
-    if not gpus or config.cluster.address is not None:
+    if not gpus:
         return []
-    use = Use.of(config, objective, gpus)
-    use.check_shared()
-    weights = open_model(adapters_of(model_path(config.model))[1])[1]
-    use.check_memory(weights)
-    return use.idle(weights)
+    folder, weights = open_model(adapters_of(model_path(config.model))[1])
+    shape = replace(shape_of(str(folder)), weights=weights)
+    unplaced = is_served(config, objective) and not config.sampler.devices and not config.sampler.urls
+    return Use.of(config, objective, gpus, cpu_servers=unplaced and on_cpu()).check(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,15 @@ class Use:
     """GPUs of the vLLM servers, in order; a name appears twice if two servers use it."""
 
     @classmethod
-    def of(cls, config: RunConfig, objective: Objective | None, gpus: Mapping[str, int]) -> Use:
+    def of(
+        cls, config: RunConfig, objective: Objective | None, gpus: Mapping[str, int], *, cpu_servers: bool = False
+    ) -> Use:
+        """`cpu_servers`: vLLM is its CPU build."""
         settings, names = config.sampler, list(gpus)
         serving: list[str] = []
         if is_served(config, objective) and not settings.urls:
             serving = [str(device) for device in settings.devices]
-            if not serving and not on_cpu():
+            if not serving and not cpu_servers:
                 serving = names[: settings.tensor_parallel_size] * settings.servers
         if config.engine.name == "ray":
             left = [name for name in names if not settings.devices or name not in serving]
@@ -85,6 +88,14 @@ class Use:
         """True if one server shares the learner's GPU by an explicit sampler.gpu_memory_utilization."""
         alone = len(self.serving) == 1 and self.config.engine.name == "embedded"
         return alone and self.serving[0] in self.learning and "gpu_memory_utilization" in self.config.sampler.changed()
+
+    def check(self, shape: ModelShape) -> list[str]:
+        """Warnings. Raises ConfigError for a GPU that two processes would share or that is too small."""
+        joined = self.config.cluster.address is not None  # Ray assigns the GPUs of all machines
+        if not joined:
+            self.check_shared()
+        self.check_memory(shape)
+        return [] if joined else self.idle()
 
     def check_shared(self) -> None:
         """Raise ConfigError if servers would use a GPU that is already taken."""
@@ -104,26 +115,30 @@ class Use:
             f"{message}, and this machine has {len(self.gpus)}; {fewer}add {share}, or sampler.name=embedded"
         )
 
-    def check_memory(self, weights: int) -> None:
-        """Raise ConfigError if weights and optimiser state exceed a GPU's memory."""
-        if not self.learning or not (memory := min(self.gpus[name] for name in self.learning)):
+    def check_memory(self, shape: ModelShape) -> None:
+        """Raise ConfigError if a process exceeds its GPU."""
+        if not (found := self._faults(self.config, shape)):
             return
-        needed = weights * bytes_per_weight(self.config, self.objective)
-        if self.shares:
-            memory = int(memory * (1 - self.config.sampler.gpu_memory_utilization))
-        if needed <= memory:
-            return
-        what = "weights and the optimiser's state" if self.objective else "weights"
-        ways = [self._layout(weights)] if self.objective else []
-        if self.objective and self.config.model.lora is None:
-            ways.append("model.lora.rank=16 (adapters)")
-        fix = " or ".join(filter(None, ways)) or "a smaller model"
-        raise ConfigError(
-            f"model.path={self.config.model.path}: {what} of {weights / _GB:.1f} billion weights take "
-            f"{needed / _GB:.0f} GB, a GPU has {memory / _GB:.0f} GB for them; set {fix}"
-        )
+        half = self.config.engine.micro_batch_tokens // 2  # type: ignore[union-attr]
+        changes = {"model.gradient_checkpointing": True, "engine.micro_batch_tokens": half, ADAPTER: 16}
+        ways = [f"--gpus {len(self.gpus)}"] if len(self.gpus) > 1 and self.objective == "policy" else []
+        for key, value in (changes if self.objective else {}).items():
+            if not self._faults(with_keys(self.config, {key: value}), shape):
+                ways.append(f"{key}={str(value).lower()}")
+        size = f"{shape.parameters / 1e9:.1f} billion weights"
+        fix = " or ".join(ways) or "a smaller model, or more GPUs"
+        raise ConfigError(f"model.path={self.config.model.path} ({size}): {'; '.join(found)}; use {fix}")
 
-    def idle(self, weights: int) -> list[str]:
+    def _faults(self, config: RunConfig, shape: ModelShape) -> list[str]:
+        smallest = min((self.gpus[name] for name in self.learning), default=0) / 1e9
+        if not smallest:
+            return []
+        hardware = Hardware(replace(DEVICES["h100"], memory_gb=smallest), len(self.gpus))
+        memory = memory_of(config, shape, hardware, self.objective)
+        alone = {"learner": {**memory["learner"], "limit": ROOM * smallest}}
+        return faults(memory if self.serving else alone)
+
+    def idle(self) -> list[str]:
         """Warnings about idle GPUs and sampling on CPUs; [] for a small model that needs no more."""
         count, messages = len({*self.learning, *self.serving}), list[str]()
         if not self.objective or self.config.model.path in SHIPPED:
@@ -133,48 +148,9 @@ class Use:
         copied = self.config.engine.name == "ray" and self.objective == "policy" and not self.serving
         if copied and not is_served(self.config, self.objective) and not self.config.cluster.gpus_per_sampler:
             messages.append("cluster.gpus_per_sampler=0: copies of the sampler compute on CPUs")
-        line = self._layout(weights)
-        return [f"{message}; to use GPUs add {line}" if line else message for message in messages]
-
-    def _layout(self, weights: int) -> str:
-        """Overrides that use all GPUs within their memory; empty: none exist."""
-        if len(self.gpus) < 2 or len(set(self.gpus.values())) > 1:
-            return ""
-        names, memory = list(self.gpus), next(iter(self.gpus.values()))
-        servers = 0 if self.objective != "policy" else 2 if len(names) >= 8 else 1
-        learners = len(names) - servers
-        changed = {"engine": self.config.engine.model_copy(update={"name": "ray"})}
-        cluster = self.config.cluster.model_copy(update={"learners": learners})
-        ranks = self.config.model_copy(update={**changed, "cluster": cluster})
-        if memory and weights * bytes_per_weight(ranks, self.objective) > _ROOM * memory:
-            return ""
-        line = f"engine.name=ray cluster.learners={learners} cluster.gpus_per_learner=1"
-        devices_of = ",".join(names[learners:])
-        return line + (
-            f" sampler.name=vllm sampler.servers={servers} 'sampler.devices=[{devices_of}]'" if servers else ""
-        )
-
-
-def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
-    """Bytes per weight on a GPU: the weight, and for trained weights masters, gradients and AdamW moments, at the peak
-    of a step without activations (docs/how-to/multi-gpu.md).
-
-    >>> bytes_per_weight(RunConfig(), "policy"), bytes_per_weight(RunConfig(model={"dtype": "bfloat16"}), None)
-    (16, 2)
-    """
-    held = 2 if config.model.dtype == "bfloat16" else 4
-    kl = objective == "policy" and config.loss.kl_loss_coef > 0
-    if objective is None:
-        return held
-    if config.engine.name == "ray":
-        if config.cluster.cpu_offload:
-            return 0
-        return (4 if config.model.lora is not None else 20 if kl else 16) / config.cluster.learners
-    apart = objective == "policy" and config.train.max_off_policy_steps > 0 and not is_served(config, objective)
-    copies = held * (kl and config.model.lora is None) + held * apart
-    if config.model.lora is not None:
-        return held + copies
-    return (18 if held == 2 else 16) + copies
+        ranks = f"engine.name=ray cluster.learners={len(self.gpus)}"
+        way = f"--gpus {len(self.gpus)}" if self.objective == "policy" else ranks
+        return [f"{message}; to use all add {way}" for message in messages]
 
 
 def _of_ray(config: RunConfig, objective: Objective | None, left: int) -> int:

@@ -105,6 +105,9 @@ class _Bare:
     def __init__(self, backend: Tokenizer) -> None:
         self.backend_tokenizer = backend
 
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size())
+
 
 class Codec:
     """Token ids to text and back for one model."""

@@ -1,0 +1,102 @@
+"""Devices of a plan: GPUs from data sheets, this machine's GPUs by nvidia-smi, and CPU cores.
+
+Not covered: GPUs that CUDA_VISIBLE_DEVICES names by UUID, and partitions (MIG).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+
+import psutil
+
+from palimpsest.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU, or a CPU core."""
+
+    name: str
+    memory_gb: float
+    """All cores of a machine share one memory."""
+    tflops: float
+    """Dense products, 10^12 operations per second: bfloat16 on a GPU, float32 on a core."""
+    bandwidth_tb: float
+    """Reads from its memory, 10^12 bytes per second."""
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+
+DEVICES = {
+    "h100": Device("h100", 80, 989, 3.35),
+    "h800": Device("h800", 80, 989, 3.35),
+    "h200": Device("h200", 141, 989, 4.8),
+    "h20": Device("h20", 96, 148, 4.0),
+    "b200": Device("b200", 180, 2250, 8.0),
+    "a100-80": Device("a100-80", 80, 312, 2.0),
+    "a100-40": Device("a100-40", 40, 312, 1.55),
+    "l40s": Device("l40s", 48, 362, 0.86),
+    "rtx4090": Device("rtx4090", 24, 165, 1.0),
+}
+"""NVIDIA's data sheets (SXM modules), without sparsity."""
+_CORE = Device("cpu", 0, 0.12, 0.02)
+"""A core with 256-bit vectors: 2 fused multiply-adds of 8 floats per cycle at 3.7 GHz; its share of the memory bus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Equal machines with equal devices."""
+
+    device: Device
+    count: int
+    """GPUs, or cores, of each machine."""
+    machines: int = 1
+
+    @property
+    def total(self) -> int:
+        return self.count * self.machines
+
+
+def named_device(name: str) -> Device:
+    """The device of a data sheet. Raises ConfigError.
+
+    >>> named_device("NVIDIA H100 80GB HBM3").name, named_device("NVIDIA A100-SXM4-40GB").name
+    ('h100', 'a100-40')
+    """
+    words = re.sub(r"[^a-z0-9]", "", name.lower())
+    for known in sorted(DEVICES, key=len, reverse=True):
+        if all(part in words for part in known.split("-")):
+            return DEVICES[known]
+    raise ConfigError(f"GPU {name}: no data sheet; choose one of {', '.join(DEVICES)}")
+
+
+def cpu(cores: int) -> Hardware:
+    """Cores with this machine's memory."""
+    return Hardware(replace(_CORE, memory_gb=psutil.virtual_memory().total / 1e9), cores)
+
+
+def this_machine() -> Hardware:
+    """The GPUs of this machine that CUDA may use, which count as equal to the first; without any, its cores."""
+    program, listing = shutil.which("nvidia-smi"), ""
+    if program is not None:
+        query = [program, "--query-gpu=name", "--format=csv,noheader"]
+        listing = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout
+    gpus = visible(listing.split("\n")[:-1], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Hardware(named_device(gpus[0]), len(gpus)) if gpus else cpu(os.cpu_count() or 1)
+
+
+def visible(gpus: list[str], named: str | None) -> list[str]:
+    """The GPUs that the value of CUDA_VISIBLE_DEVICES leaves.
+
+    >>> visible(["a", "b", "c"], "2,0"), visible(["a", "b"], None), visible(["a"], "")
+    (['c', 'a'], ['a', 'b'], [])
+    """
+    if named is None:
+        return gpus
+    return [gpus[int(index)] for index in named.split(",") if index.isdigit() and int(index) < len(gpus)]

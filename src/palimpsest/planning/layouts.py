@@ -1,0 +1,207 @@
+"""Chooses where learner and samplers run: the fastest candidate layout that fits, around the user's own keys.
+
+A candidate is a mapping of configuration keys. It is valid if it contradicts no key of the user's, every process fits
+its memory (planning/cost.py), and the configuration accepts it. To add a layout, add a function to `CANDIDATES`.
+
+Guaranteed: every GPU of a plan has work; a key of the user's never changes; the same input gives the same plan.
+Not covered: servers on other machines than the driver's; `sampler.urls`; memory of machines with cpu_offload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from palimpsest.config.schema import RunConfig, logprobs_mode
+from palimpsest.errors import ConfigError
+from palimpsest.memory.registry import policy_class
+from palimpsest.planning.cost import ADAPTER, Estimate, Keys, estimate, excess, with_keys
+from palimpsest.planning.hardware import Hardware
+from palimpsest.planning.model_shape import ModelShape
+from palimpsest.planning.workload import ProblemSizes, workload
+from palimpsest.plugin_options import options_of
+
+SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)  # of a GPU, for a server next to a learner
+LEAST_TOKENS = 2048  # of a smaller micro-batch
+_TRIES = 8  # layouts that the configuration may reject before its error is raised
+REASONS = {
+    "engine.name": "ray divides weights and optimiser state among ranks; embedded uses one GPU",
+    "cluster.learners": "ranks; with these, sampling and learning together take least time",
+    "cluster.gpus_per_learner": "without GPUs the run stops, instead of computing on CPUs",
+    "sampler.name": "vllm decodes many sequences at once",
+    "sampler.servers": "vLLM servers, on the machine that starts the run",
+    "sampler.devices": "GPUs of the servers; the learner has the others",
+    "sampler.tensor_parallel_size": "GPUs per server",
+    "sampler.gpu_memory_utilization": "share of the GPU for the server",
+    "train.max_off_policy_steps": "the servers sample the next batch while the ranks learn",
+    "loss.importance_sampling_cap": "weighs tokens that older weights sampled",
+    "engine.micro_batch_tokens": "the activations of larger micro-batches don't fit",
+    "model.gradient_checkpointing": "stored activations don't fit",
+    "model.dtype": "half the memory of float32, and faster",
+    "model.lora.rank": "all weights don't fit; adapters need a learning rate about 10 times higher",
+    "policy.options.layout": "rollouts of a group share every section; the recipe sets no layout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutTask:
+    """Input of the search for a layout."""
+
+    config: RunConfig
+    given: Keys
+    """The user's own keys."""
+    recipe: RunConfig
+    """The recipe without them."""
+    shape: ModelShape
+    sizes: ProblemSizes
+    hardware: Hardware
+
+    def estimate(self, keys: Keys) -> Estimate:
+        config = with_keys(self.config, keys)
+        return estimate(config, self.shape, workload(config, self.sizes), self.hardware)
+
+    def changing(self, keys: Keys) -> dict[str, Any]:
+        """`keys` without the user's and those that are the recipe's."""
+        own = {key: value for key, value in keys.items() if key not in self.given}
+        return {key: value for key, value in own.items() if with_keys(self.recipe, {key: value}) != self.recipe}
+
+    def agrees(self, keys: Keys) -> bool:
+        """True if no key has another value among the user's."""
+        return all(self.given.get(key, value) == value for key, value in keys.items())
+
+
+# ---- Candidates --------------------------------------------------------------------------------------------------
+
+
+def one_gpu(job: LayoutTask) -> Iterator[Keys]:
+    """One process, or one with a server on the same GPU."""
+    if job.hardware.total == 1:
+        yield {"engine.name": "embedded", "sampler.name": "embedded"}
+        served = {"engine.name": "embedded", "sampler.name": "vllm", "sampler.servers": 1}
+        yield from ({**served, "sampler.gpu_memory_utilization": share} for share in SHARES)
+
+
+def split(job: LayoutTask) -> Iterator[Keys]:
+    """Ranks, and vLLM servers on the last GPUs of the driver's machine; at the same time, or in turn."""
+    count, overlap = job.hardware.count, overlapping(job.config)
+    for size, servers in product((1, 2, 4, 8), range(1, count + 1)):
+        serving = size * servers
+        learners = job.hardware.total - serving
+        if learners < 1 or serving > count or job.shape.kv_heads % size:
+            continue
+        ranks = {"engine.name": "ray", "cluster.learners": learners, "cluster.gpus_per_learner": 1}
+        layout = dict[str, Any](ranks if learners > 1 else {"engine.name": "embedded"})
+        layout |= {"sampler.name": "vllm", "sampler.servers": servers}
+        layout["sampler.devices"] = list(range(count - serving, count))
+        layout["sampler.tensor_parallel_size"] = size
+        yield layout
+        if overlap is not None:
+            yield {**layout, **overlap}
+
+
+CANDIDATES: tuple[Callable[[LayoutTask], Iterator[Keys]], ...] = (one_gpu, split)
+
+
+def overlapping(config: RunConfig) -> Keys | None:
+    """Keys with which servers sample during learning; None if the loss can't weigh samples of older weights."""
+    if logprobs_mode(config.sampling) == "processed_logprobs" and config.sampling.top_p < 1:
+        return None
+    weighs = config.loss.old_logprobs == "recompute" and config.loss.importance_sampling_cap is None
+    return {"train.max_off_policy_steps": 1, **({"loss.importance_sampling_cap": 2.0} if weighs else {})}
+
+
+def basics(job: LayoutTask) -> Keys:
+    """Keys that suit every layout on GPUs, unless the recipe or the user sets them."""
+    config, keys = job.config, dict[str, Any]()
+    if config.model.dtype == "float32" and "dtype" not in config.model.model_fields_set:
+        keys["model.dtype"] = "bfloat16"
+    if "layout" in options_of(policy_class(config.policy.name)) and "layout" not in config.policy.options:
+        keys["policy.options.layout"] = "section_first"
+    return {key: value for key, value in keys.items() if key not in job.given}
+
+
+def eases(job: LayoutTask) -> Iterator[Keys]:
+    """Changes that save memory, from none on; adapters only for one GPU."""
+    tokens, keys = job.config.engine.micro_batch_tokens // 2, dict[str, Any]()  # type: ignore[union-attr]
+    yield keys
+    if not job.config.model.gradient_checkpointing:
+        yield (keys := {"model.gradient_checkpointing": True})
+    if job.hardware.total == 1 and job.config.model.lora is None:
+        yield {**keys, ADAPTER: 16}
+    while tokens >= LEAST_TOKENS:
+        yield {**keys, "engine.micro_batch_tokens": tokens}
+        tokens //= 2
+
+
+# ---- The best layout ---------------------------------------------------------------------------------------------
+
+
+def fitting(job: LayoutTask) -> list[tuple[Keys, Estimate]]:
+    """Layouts that fit and their costs, the fastest first; those with adapters follow those without."""
+    found, common = list[tuple[Keys, Estimate]](), basics(job)
+    for layout in layouts(job):
+        for ease in filter(job.agrees, eases(job)):
+            keys = {**common, **layout, **ease}
+            if excess((cost := job.estimate(keys)).memory_gb) <= 0:
+                found.append((keys, cost))
+                break
+    return sorted(found, key=lambda choice: (ADAPTER in choice[0], choice[1].step_s))
+
+
+def layouts(job: LayoutTask) -> list[Keys]:
+    """Candidates that agree with the user's keys."""
+    return [keys for candidate in CANDIDATES for keys in candidate(job) if job.agrees(keys)]
+
+
+def best(job: LayoutTask, resolve: Callable[[Keys], RunConfig]) -> tuple[Keys, Estimate, RunConfig]:
+    """The fastest layout that fits and that `resolve` accepts; if none fits, the one that exceeds its memory least.
+
+    Raises ConfigError if no layout agrees with the user's keys, or `resolve` rejects all.
+    """
+    errors = list[ConfigError]()
+    for keys, cost in fitting(job)[:_TRIES]:
+        try:
+            return job.changing(keys), cost, resolve(job.changing(keys))
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    if not (left := [(keys, job.estimate(keys)) for keys in layouts(job)]):
+        own = " ".join(f"{key}={value}" for key, value in job.given.items() if key in REASONS)
+        raise ConfigError(f"no layout gives work to {job.hardware.total} GPUs with {own}: omit some of these keys")
+    keys, cost = min(left, key=lambda choice: excess(choice[1].memory_gb))
+    return job.changing(keys), cost, with_keys(job.config, keys)
+
+
+def nearest(job: LayoutTask) -> list[str]:
+    """Single changes after which a layout fits: a key, or more GPUs."""
+    found = list[str]()
+    for key, value in ((ADAPTER, 16), ("cluster.cpu_offload", True)):
+        changed = replace(job, config=with_keys(job.config, {key: value}), given={**job.given, key: value})
+        fits = key not in job.given and fitting(changed)
+        if fits and (key == ADAPTER or "cluster.learners" in fits[0][0]):
+            found.append(f"{key}={str(value).lower()}")
+    for total in (2, 4, 8, 16, 32, 64):
+        larger = Hardware(job.hardware.device, min(8, total), max(1, total // 8))
+        if total > job.hardware.total and fitting(replace(job, hardware=larger)):
+            return [*found, f"--gpus {larger.count} --nodes {larger.machines}"]
+    return found
+
+
+def advice(job: LayoutTask, step_s: float) -> list[dict[str, Any]]:
+    """Changes of the method that save at least a twentieth of `step_s`, with the seconds of a step after each."""
+    loss, changes = job.config.loss, list[tuple[str, Any, str]]()
+    if job.config.policy.options.get("layout") == "memory_first":
+        changes.append(("policy.options.layout", "section_first", "rollouts of a group share every section"))
+    if loss.kl_loss_coef > 0:
+        changes.append(("loss.kl_loss_coef", 0, "no pass of the reference"))
+    if loss.old_logprobs == "recompute" and job.config.train.num_minibatches > 1:
+        changes.append(("loss.old_logprobs", "sampler", "no pass that recomputes log-probabilities"))
+    costs = [(change, job.estimate({change[0]: change[1]}).step_s) for change in changes if change[0] not in job.given]
+    return [
+        {"key": key, "value": value, "reason": reason, "seconds_per_step": round(seconds, 1)}
+        for (key, value, reason), seconds in costs
+        if seconds < 0.95 * step_s
+    ]

@@ -1,0 +1,86 @@
+"""`palimpsest plan` and `train --gpus` as commands: exit codes, JSON, a run against its plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import palimpsest as library
+from support.command import Run
+from support.small_run import small_run
+
+
+def test_a_plan_that_fits_has_its_command_and_its_overrides(palimpsest: Run) -> None:
+    done = palimpsest("plan", "memagent-7b", "train.max_steps=10", "--gpus", "8", "--nodes", "2", "--json")
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["fits"], shown["steps"]) == (0, True, 10)
+    assert shown["command"] == "palimpsest train memagent-7b train.max_steps=10 --gpus 8 --nodes 2"
+    assert {"key", "value", "reason"} == set(shown["overrides"][0])
+    assert shown["missing"] == ["cluster.address", "cluster.folder"]
+    half = palimpsest("plan", "memagent-7b", "--gpus", "8", "--price", "1.25", "--json")
+    assert json.loads(half.stdout)["cost"] == pytest.approx(json.loads(half.stdout)["gpu_hours"] * 1.25)
+
+
+def test_a_plan_that_does_not_fit_exits_with_3_and_names_what_fits(palimpsest: Run) -> None:
+    done = palimpsest("plan", "memagent-7b", "--json")
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["fits"]) == (3, False)
+    assert shown["nearest"] == ["model.lora.rank=16", "--gpus 4 --nodes 1"]
+    assert palimpsest("plan", "memagent-7b").returncode == 3
+    assert palimpsest("plan", "memagent-7b", "model.lora.rank=16").returncode == 0
+
+
+def test_text_has_every_override_as_it_is_typed(palimpsest: Run) -> None:
+    done = palimpsest("plan", "memagent-7b", "--gpus", "8")
+    overrides = json.loads(palimpsest("plan", "memagent-7b", "--gpus", "8", "--json").stdout)["overrides"]
+    assert all(f"{each['key']}={each['value']}" in done.stdout for each in overrides)
+
+
+def test_this_machines_cores_are_planned_as_the_configuration_is(palimpsest: Run) -> None:
+    shown = json.loads(palimpsest("plan", "memagent-quickstart", "--here", "--json").stdout)
+    assert (shown["device"], shown["overrides"], shown["gpu_hours"], shown["fits"]) == ("cpu", [], 0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "a recipe, or --check RUN"),
+        (["memagent-7b", "--check", "runs/first"], "a recipe, or --check RUN"),
+        (["memagent-7b", "--here", "--gpus", "2"], "omit --gpus"),
+        (["memagent-7b", "--gpus", "8", "--gpu", "tpu"], "no data sheet; choose one of h100"),
+        (["memagent-7b", "model.path=nobody/no-such-model", "--gpus", "8"], "download it"),
+        (["memagent-7b", "engine.name=my_module:MyEngine"], "plans only embedded and ray"),
+        (["--check", "no-such-run"], "no such folder"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(words: list[str], reason: str, refused: Callable[..., str]) -> None:
+    assert reason in refused("plan", *words)
+
+
+def test_a_run_is_compared_with_its_plan(palimpsest: Run, tmp_path: Path) -> None:
+    changes = small_run(Path("embedded"), batch_size=2, group_size=4) | {"credit.dynamic_sampling": None}
+    library.train("memagent-quickstart", changes, out=tmp_path / "run", quiet=True)
+    figures = json.loads(palimpsest("plan", "--check", str(tmp_path / "run"), "--json").stdout)
+    assert figures["episodes"] == {"predicted": 8, "measured": 8, "ratio": 1}
+    assert 0.7 < figures["prompt tokens"]["ratio"] < 1.3
+    assert {"seconds of sampling", "row tokens computed"} <= set(figures)
+    assert "seconds of sampling" in palimpsest("plan", "--check", str(tmp_path / "run")).stdout
+
+
+def test_training_on_more_gpus_than_there_are_is_an_error_before_anything_starts(
+    palimpsest: Run, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    out = str(tmp_path / "run")
+    assert "--gpus 64: this machine has" in refused("train", "memagent-quickstart", "--gpus", "64", "--out", out)
+    assert not (tmp_path / "run").exists()
+    done = palimpsest("train", "memagent-quickstart", "--gpus", "64", "--dry-run", "--out", out)
+    assert done.returncode == 0
+    assert "sampler.servers=" in done.stdout
+
+
+def test_a_resumed_run_keeps_its_layout(refused: Callable[..., str], tmp_path: Path) -> None:
+    library.train("memagent-quickstart", small_run(Path("embedded"), max_steps=1), out=tmp_path / "run", quiet=True)
+    assert "omit --gpus" in refused("train", "--resume", str(tmp_path / "run"), "--gpus", "1", "--dry-run")

@@ -1,0 +1,113 @@
+"""Seconds and memory by hand, and against published runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from palimpsest.config.load import load_recipe
+from palimpsest.config.schema import RunConfig
+from palimpsest.planning.cost import bytes_per_weight, estimate, excess, memory_of
+from palimpsest.planning.hardware import DEVICES, Device, Hardware
+from palimpsest.planning.model_shape import KNOWN, ModelShape
+from palimpsest.planning.workload import Workload, problem_sizes, workload
+
+SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
+RANKS = ["engine.name=ray", "cluster.gpus_per_learner=1", "sampler.name=vllm"]
+
+
+def on_ranks(recipe: str, ranks: int, *words: str, servers: int = 2) -> RunConfig:
+    devices = f"sampler.devices={list(range(servers))}"
+    return load_recipe(recipe, [*RANKS, f"cluster.learners={ranks}", f"sampler.servers={servers}", devices, *words])
+
+
+def test_a_ranks_memory_by_hand() -> None:
+    """7.6 billion weights on 8 ranks: 19 GB of state with a reference, 2.2 + 0.5 + 0.9 gathered, 6.0 of activations."""
+    memory = memory_of(on_ranks("memagent-7b", 8), SEVEN, Hardware(DEVICES["h100"], 10), "policy")
+    state = 20 * 7.6156 / 8 + 2.5
+    gathered = 2 * (2 * 152_064 * 3584 + SEVEN.layer) / 1e9 + 4 * SEVEN.layer / 1e9
+    activations = 2 * 16_384 * (28 * 3584 + 4 * 3584 + 3 * 18_944 + 3 * 3584 + 2 * 512) / 1e9
+    assert memory["learner"]["learning"] == pytest.approx(state + gathered + activations, rel=1e-3)
+    assert memory["learner"]["sampling"] == pytest.approx(state, rel=1e-3)
+    assert memory["learner"]["publication"] == pytest.approx(state + 4 * 152_064 * 3584 / 1e9, rel=1e-3)
+    assert memory["server"]["sampling"] == pytest.approx(2 * 7.6156 + 3, rel=1e-3)
+    assert (memory["learner"]["limit"], memory["server"]["limit"]) == (0.95 * 80, 0.85 * 80)
+
+
+def test_one_process_holds_the_state_and_the_samplers_cache() -> None:
+    config = load_recipe("memagent-vime-qwen3-4b", ["model.lora.rank=16"])
+    load, shape = workload(config, problem_sizes(config)), KNOWN["Qwen/Qwen3-4B"]
+    memory = memory_of(config, shape, Hardware(DEVICES["h100"], 1), "policy", load)["learner"]
+    assert memory["sampling"] - memory["publication"] == pytest.approx(20)  # a quarter of the GPU
+    assert memory["publication"] == pytest.approx(2 * 4.022 + 2.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "objective", "bytes_of_one"),
+    [
+        (["model.dtype=float32", "loss.kl_loss_coef=0"], "policy", 16),
+        (["model.dtype=float32"], "policy", 20),
+        (["loss.kl_loss_coef=0"], "policy", 18),
+        ([], "policy", 20),
+        (["model.lora.rank=8"], "policy", 2),
+        ([], None, 2),
+        (["engine.name=ray", "cluster.learners=4"], "policy", 5),
+        (["engine.name=ray", "cluster.learners=4"], "nll", 4),
+        (["engine.name=ray", "cluster.learners=4", "cluster.cpu_offload=true"], "policy", 0),
+    ],
+)
+def test_bytes_of_a_weight_are_those_that_were_measured(words: list[str], objective, bytes_of_one: float) -> None:  # type: ignore[no-untyped-def]
+    assert bytes_per_weight(load_recipe("memagent-7b", words), objective) == bytes_of_one
+
+
+def test_seconds_by_hand() -> None:
+    """1 million weights, 10 of them in each of the embeddings; one device of 10^12 operations and 10^10 bytes per
+    second, on which the learner reaches 0.38 and the sampler half."""
+    shape = ModelShape(1, 10, 10, 10, 10, vocab=1, tied=True, extra=0, weights=1_000_010)
+    device = Device("gpu", 80, tflops=1.0, bandwidth_tb=0.01)
+    load = Workload(
+        episodes=4, prompt=3e6, computed_prompt=1e6, sampled=400, rows=4, logical=0, distinct=1.9e6, trained=400,
+        context=0,
+    )  # fmt: skip
+    words = ["train.num_minibatches=2", "model.gradient_checkpointing=true", "loss.kl_loss_coef=0.1"]
+    config = load_recipe("memagent-7b", [*words, "train.batch_size=2"])
+    cost = estimate(config, shape, load, Hardware(device, 1))
+    unit = 1.9e6 * 2e6 / 0.38e12  # 10 s
+    assert cost.seconds["logprobs"] == pytest.approx(2 * unit, rel=1e-3)  # the old policy's and the reference's
+    assert cost.seconds["learning"] == pytest.approx(4 * unit + 2 * 0.03, rel=1e-3)
+    decode = 100 * (2_000_020 / 5e9 + 0.03)  # 4 sequences at once, 100 steps
+    assert cost.seconds["sampling"] == pytest.approx(1e6 * 2e6 / 0.5e12 + decode, rel=1e-3)
+    assert (cost.seconds["publication"], cost.overlaps, cost.dominated_by) == (0, False, "learning")
+    assert cost.step_s == pytest.approx(sum(cost.seconds.values()))
+    adapted = estimate(load_recipe("memagent-7b", [*words, "model.lora.rank=4", "train.batch_size=2"]), shape, load, Hardware(device, 1))  # fmt: skip  # noqa: E501
+    assert adapted.seconds["learning"] == pytest.approx(3 * unit + 0.06, rel=1e-3)
+
+
+def test_a_batch_ahead_hides_the_shorter_phase() -> None:
+    ahead = ["train.max_off_policy_steps=1", "loss.importance_sampling_cap=2"]
+    config = on_ranks("memagent-7b", 6, *ahead)
+    load, hardware = workload(config, problem_sizes(config)), Hardware(DEVICES["h100"], 8)
+    together, in_turn = (
+        estimate(each, SEVEN, load, hardware) for each in (config, on_ranks("memagent-7b", 6))
+    )  # fmt: skip
+    learner = together.seconds["logprobs"] + together.seconds["learning"]
+    assert together.step_s == max(together.seconds["sampling"], learner) + together.seconds["publication"]
+    assert in_turn.step_s == pytest.approx(in_turn.seconds["sampling"] + learner + in_turn.seconds["publication"])
+    assert together.dominated_by == ("learning" if learner > together.seconds["sampling"] else "sampling")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "steps", "hours"),
+    [("memagent-7b", 32, 400, 84), ("rememr1-7b", 32, 250, 80), ("rememr1-3b", 16, 250, 100)],
+)
+def test_published_runs_are_predicted_within_a_factor_of_two(recipe: str, gpus: int, steps: int, hours: float) -> None:
+    """Their GPUs learn and sample in turn: as many ranks as servers here. Authors: 3 to 4 days; 80 and 100 hours."""
+    config = on_ranks(recipe, gpus, servers=gpus)
+    load = workload(config, problem_sizes(config))
+    cost = estimate(config, KNOWN[config.model.path], load, Hardware(DEVICES["h800"], 8, gpus // 8))
+    assert 0.5 < cost.step_s * steps / 3600 / hours < 2
+
+
+def test_two_ranks_need_more_than_one_gpu_of_80_gb_for_7b() -> None:
+    hardware = Hardware(DEVICES["h100"], 8)
+    assert excess(memory_of(on_ranks("memagent-7b", 2), SEVEN, hardware, "policy")) > 0
+    assert excess(memory_of(on_ranks("memagent-7b", 3), SEVEN, hardware, "policy")) == 0

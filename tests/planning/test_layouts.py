@@ -1,0 +1,167 @@
+"""Layouts for numbers of GPUs, without GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from palimpsest.app.config_resolution import run_config
+from palimpsest.app.resume import RunRequest
+from palimpsest.app.train.training_plan import TrainingPlan, hardware_for, plan_training, planned
+from palimpsest.config.load import recipe_names
+from palimpsest.engines.preflight import Use
+from palimpsest.errors import ConfigError
+from palimpsest.planning.hardware import DEVICES, Hardware, cpu
+from palimpsest.planning.layouts import REASONS
+from palimpsest.planning.model_shape import shape_of
+
+PUBLISHED = [name for name in recipe_names() if not name.endswith(("quickstart", "cold-start", "smollm2"))]
+
+
+def plan(recipe: str, *words: str, gpus: int = 8, nodes: int = 1, gpu: str = "h100") -> TrainingPlan:
+    return plan_training(recipe, words, Hardware(DEVICES[gpu], gpus, nodes), choose=True)
+
+
+def test_these_are_all_published_recipes() -> None:
+    assert len(PUBLISHED) == 10
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8])
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_every_published_recipe_fits_8_16_and_64_gpus_and_all_of_them_work(recipe: str, nodes: int) -> None:
+    made = plan(recipe, nodes=nodes)
+    assert made.fits
+    config, sampler = made.config, made.config.sampler
+    assert config.cluster.learners + sampler.servers * sampler.tensor_parallel_size == 8 * nodes
+    assert len(sampler.devices) <= 8  # on the driver's machine
+    assert (config.engine.name, sampler.name, config.cluster.gpus_per_learner) == ("ray", "vllm", 1)
+    assert config.policy == run_config(recipe).policy  # the recipe fixes it
+    assert set(made.keys) <= set(REASONS)
+    if nodes == 1:
+        gpus = {str(number): 80 * 10**9 for number in range(8)}
+        assert Use.of(config, "policy", gpus).check(shape_of(config.model.path)) == []
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_one_gpu_gets_adapters_where_all_weights_do_not_fit(recipe: str) -> None:
+    made = plan(recipe, gpus=1)
+    assert made.fits
+    assert made.config.model.lora is not None
+
+
+def test_one_gpu_trains_all_weights_of_a_small_model() -> None:
+    made = plan("memagent-smollm2", gpus=1)
+    assert made.fits
+    assert made.config.model.lora is None
+    assert made.config.policy.options["layout"] == "section_first"
+
+
+def test_keys_of_the_user_win_and_the_plan_is_made_around_them() -> None:
+    made = plan("memagent-7b", "cluster.learners=4", "train.max_off_policy_steps=0")
+    assert (made.config.cluster.learners, made.config.train.max_off_policy_steps) == (4, 0)
+    assert made.config.sampler.servers * made.config.sampler.tensor_parallel_size == 4
+    assert "cluster.learners" not in made.keys
+    placed = plan("memagent-7b", "sampler.devices=[5,6,7]")
+    assert placed.config.cluster.learners == 5
+    dotted = plan("memagent-7b", "cluster={learners: 7}")
+    assert (dotted.config.cluster.learners, dotted.config.sampler.devices) == (7, (7,))
+
+
+def test_keys_that_leave_gpus_without_work_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"8 GPUs with cluster\.learners=2 sampler\.servers=1"):
+        plan("memagent-7b", "cluster.learners=2", "sampler.servers=1", "sampler.tensor_parallel_size=1")
+    with pytest.raises(ConfigError, match=r"sampler\.name=embedded"):
+        plan("memagent-7b", "sampler.name=embedded")
+
+
+def test_a_loss_that_cannot_weigh_older_samples_runs_in_turn() -> None:
+    made = plan("memact-7b")  # temperature 0.7 with top-p
+    assert not made.estimate.overlaps
+    assert made.config.train.max_off_policy_steps == 0
+    ahead = plan("memact-7b", "sampling.top_p=1")
+    assert (ahead.estimate.overlaps, ahead.config.loss.importance_sampling_cap) == (True, 2)
+    assert "loss.importance_sampling_cap" not in plan("memagent-7b", "loss.old_logprobs=sampler").keys
+
+
+def test_activations_that_do_not_fit_get_smaller_micro_batches() -> None:
+    made = plan("memact-14b", "cluster.learners=5")
+    assert made.fits
+    assert made.config.engine.micro_batch_tokens < 24_576  # type: ignore[union-attr]
+    kept = plan("memact-14b", "cluster.learners=5", "engine.micro_batch_tokens=24576")
+    assert not kept.fits
+    stored = plan("memact-7b", "model.gradient_checkpointing=false", "cluster.learners=5")
+    assert not stored.fits  # the user's word
+
+
+def test_a_plan_that_does_not_fit_names_what_does() -> None:
+    made = plan("memagent-14b", gpus=2)
+    assert not made.fits
+    assert made.nearest == ["model.lora.rank=16", "--gpus 8 --nodes 1"]
+    four = plan("memagent-14b", gpus=4)
+    assert four.nearest == ["model.lora.rank=16", "cluster.cpu_offload=true", "--gpus 8 --nodes 1"]
+    assert plan("memagent-14b", "model.lora.rank=16", gpus=2).fits
+    assert plan("memagent-14b", gpus=8).fits
+    assert not four.fits
+    assert plan("memagent-14b", "cluster.cpu_offload=true", "engine.name=ray", gpus=4).fits
+
+
+def test_a_configuration_as_it_is_needs_its_own_gpus() -> None:
+    alone = plan_training("memagent-7b", [], None, choose=False)
+    assert (alone.fits, alone.hardware.total, alone.keys) == (False, 1, {})
+    assert alone.nearest == ["model.lora.rank=16", "--gpus 4 --nodes 1"]
+    words = plan("memagent-7b").words
+    again = plan_training("memagent-7b", words, None, choose=False)
+    assert (again.fits, again.hardware.total) == (True, 8)
+    assert again.estimate.step_s == plan("memagent-7b").estimate.step_s
+
+
+def test_gpus_with_more_memory_or_bandwidth_are_faster() -> None:
+    steps = [plan("memagent-14b", gpu=gpu).estimate.step_s for gpu in ("a100-80", "h100", "h200")]
+    assert steps == sorted(steps, reverse=True)
+    assert not plan("memagent-14b", gpu="a100-40").fits
+
+
+def test_json_has_the_keys_of_the_contract() -> None:
+    shown: dict[str, Any] = plan("memagent-7b").to_json(2.0, "")
+    contract = {"fits", "seconds_per_step", "memory_gb", "dominated_by", "days", "overrides"}
+    assert contract <= set(shown)
+    assert shown["days"] == pytest.approx(shown["seconds_per_step"] * 400 / 86400)
+    assert shown["cost"] == pytest.approx(2 * shown["gpu_hours"])
+    assert shown["gpu_hours"] == pytest.approx(8 * 24 * shown["days"])
+    assert [set(each) for each in shown["overrides"]] == [{"key", "value", "reason"}] * len(shown["overrides"])
+    assert all(each["reason"] for each in shown["overrides"])
+    assert set(shown["seconds"]) == {"sampling", "logprobs", "learning", "publication"}
+    advised = {each["key"]: each["seconds_per_step"] for each in shown["advice"]}
+    assert advised["policy.options.layout"] < 0.7 * shown["seconds_per_step"]
+
+
+# ---- train --gpus ------------------------------------------------------------------------------------------------
+
+
+def test_train_takes_the_gpus_of_this_machine_and_fewer_are_an_error() -> None:
+    here = Hardware(DEVICES["a100-80"], 4)
+    assert hardware_for(4, 2, here, dry_run=False) == Hardware(DEVICES["a100-80"], 4, 2)
+    with pytest.raises(ConfigError, match=r"--gpus 8: this machine has 4"):
+        hardware_for(8, 1, here, dry_run=False)
+    with pytest.raises(ConfigError, match=r"--gpus 1: this machine has 0"):
+        hardware_for(1, 1, cpu(2), dry_run=False)
+    assert hardware_for(8, 1, cpu(2), dry_run=True) == Hardware(DEVICES["h100"], 8)
+
+
+def test_train_adds_the_plans_keys_to_the_users() -> None:
+    request = RunRequest("memagent-7b", ["train.max_steps=3"])
+    changed, made = planned(request, Hardware(DEVICES["h100"], 8), dry_run=False)
+    assert next(iter(changed.overrides or ())) == "train.max_steps=3"
+    assert run_config("memagent-7b", changed.overrides) == made.config
+
+
+def test_train_rejects_what_does_not_fit_and_machines_without_an_address() -> None:
+    with pytest.raises(ConfigError, match=r"use model\.lora\.rank=16 or"):
+        planned(RunRequest("memagent-14b"), Hardware(DEVICES["h100"], 2), dry_run=False)
+    two = Hardware(DEVICES["h100"], 8, 2)
+    with pytest.raises(ConfigError, match=r"cluster\.address"):
+        planned(RunRequest("memagent-7b"), two, dry_run=False)
+    assert planned(RunRequest("memagent-7b"), two, dry_run=True)[1].missing == ["cluster.address", "cluster.folder"]
+    joined = ["cluster.address=10.0.0.1:6379", "cluster.folder=/shared"]
+    assert planned(RunRequest("memagent-7b", joined), two, dry_run=False)[1].missing == []
