@@ -295,7 +295,7 @@ class EvaluationConfig(Strict):
 
 class LoggingConfig(Strict):
     report_to: tuple[str, ...] = ("console", "jsonl")
-    """console, jsonl, tensorboard, wandb, my_module:MySink."""
+    """Sinks of metrics: console, tensorboard, wandb, my_module:MySink. Every run also has jsonl, i.e. metrics.jsonl."""
 
     @field_validator("report_to")
     @classmethod

@@ -140,7 +140,7 @@ class RunFolder:
         """Remove everything after `step`. Warns of rows without a step, which are saved elsewhere, and of missing
         steps. `recorded`: steps have trajectories."""
         first = 0 if self.config.train.eval_on_start else 1
-        for name in (METRICS, TIMINGS) if "jsonl" in self.config.logging.report_to else ():
+        for name in (METRICS, TIMINGS):
             if warning := cut(self.path / name, step, first=first):
                 self.warn(warning)
         folder = self.path / TRAJECTORIES
