@@ -99,6 +99,7 @@ BAD_SETTINGS = [
     ("policy.options.temperature=1", "policy.options.temperature is unknown to overwrite"),
     ("train.variant={share: 0.5, options: {colour: 1}}", "train.variant.options.colour is unknown to overwrite"),
     ("policy.name=overwrit", "did you mean overwrite?"),
+    ("policy.name=memagent", "MemAgent's is overwrite"),
     ("credit.overlong={max_tokens: 10, buffer: 20}", "credit.overlong.buffer=20 exceeds credit.overlong.max_tokens=10"),
     ("loss.importance_sampling_cap=2", "set loss.old_logprobs=recompute"),
     ("model.path=/no/such/folder", "/no/such/folder"),

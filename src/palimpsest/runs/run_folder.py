@@ -267,8 +267,8 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | N
     changed = changes(load_config(path), config)
     refused = [change for change in changed if change.verdict == "refused"]
     if refused:
-        rest = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise RunError(f"{path / CONFIG}: a resumed run can't change {refused[0]}{rest}; restore it or start a new run")
+        keys = "; ".join(map(str, refused))
+        raise RunError(f"{path / CONFIG}: a resumed run can't change {keys}: restore the value or start a new run")
     return changed
 
 

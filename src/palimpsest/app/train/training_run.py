@@ -56,6 +56,7 @@ from palimpsest.runs.resume_rules import GIVEN, RunOrigin
 from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
+from palimpsest.text.display_text import counted
 from palimpsest.training.loop import Trainer
 from palimpsest.types import Problem
 
@@ -301,7 +302,8 @@ def check_run(run: ResolvedRun) -> dict[str, str]:
             inputs.admitted(config, Codec.load(config.model), window)
     options = ", ".join(f"{name}={value}" for name, value in config.policy.options.items() if len(str(value)) < 40)
     cold_start = f"{config.cold_start.max_steps} steps of cold start, then " if config.cold_start else ""
-    held = "" if inputs.held_out is None else f"; {len(inputs.held_out)} held-out problems every {train.eval_steps} steps"
+    size, rollouts = counted(train.batch_size, "problem"), counted(train.group_size, "rollout")
+    held = "" if inputs.held_out is None else f"; {counted(len(inputs.held_out), 'held-out problem')} every {counted(train.eval_steps or 0, 'step')}"
     return {
         "recipe": config.recipe,
         "folder": f"{run.folder}, {'resumed' if run.resume and (run.folder / CONFIG).is_file() else 'new'}",
@@ -309,7 +311,7 @@ def check_run(run: ResolvedRun) -> dict[str, str]:
         "policy": f"{config.policy.name}: {options}" if options else config.policy.name,
         "reward": config.reward.name,
         "data": f"{', '.join(listed(config.data.train_files))}{held}",
-        "step": f"{train.batch_size} problems x {train.group_size} rollouts, {train.num_minibatches} optimiser steps",
+        "step": f"{size} x {rollouts}, {counted(train.num_minibatches, 'optimizer step')}",
         "steps": f"{cold_start}{train.max_steps}",
         "engine": f"{config.engine.name}, sampled by {config.sampler.name}",
         **({"gpus": unchecked} if unchecked else {}),
