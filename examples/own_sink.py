@@ -1,6 +1,6 @@
 """A log sink: the mean reward of every step in a CSV file of the run folder, for a spreadsheet.
 
-palimpsest train memagent-quickstart 'logging.report_to=[console, jsonl, examples.own_sink:CsvSink]'
+palimpsest train memagent-quickstart 'logging.report_to=[console, examples.own_sink:CsvSink]'
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from plain_english import HOUSE, measure, passages
 ROOT = Path(__file__).parent.parent
 LIMITS = {
     "docs": {"p90": 21, "passive": 5.0, "fronted": 0.2, "house": 0.3},
-    "help": {"p90": 19, "passive": 4.5, "fronted": 0.8, "house": 0.1},
+    "help": {"p90": 20, "passive": 4.5, "fronted": 0.8, "house": 0.1},
     "messages": {"p90": 16, "passive": 6.8, "fronted": 0.2, "house": 1.9},  # prompts of models are counted too
-    "docstrings": {"p90": 21, "passive": 9.5, "fronted": 0.5, "house": 0.5},
+    "docstrings": {"p90": 21, "passive": 9.5, "fronted": 0.6, "house": 0.5},
     "comments": {"p90": 13, "passive": 8.5, "fronted": 0.1, "house": 0.3},
 }
 """Words per sentence, percent of sentences, house words per 1,000 words (scripts/plain_english.py)."""

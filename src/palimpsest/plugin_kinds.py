@@ -171,6 +171,17 @@ KINDS: dict[str, PluginKind] = {
 }
 
 
+_MEANT = {
+    ("engine", "vllm"): "for vLLM set sampler.name=vllm",
+    ("policy", "memagent"): "MemAgent's is overwrite",
+    ("policy", "rememr1"): "ReMemR1's is recall",
+    ("policy", "memact"): "MemAct's is prune",
+    ("reward", "judge"): "set reward.name=final_answer reward.final_answer.match=judge",
+    ("rule", "gae"): "there is no critic",
+}
+"""What a name that no plugin has probably means."""
+
+
 def check_name(kind: str, name: str, key: str | None = None) -> str:
     """Return `name` if it is shipped or has the form of a reference; imports nothing. Raises ValueError.
 
@@ -193,7 +204,8 @@ def fault_of(kind: str, name: str) -> str | None:
             alike = [each for each in names if each.lower() == name.lower().replace("_", "") or each == name]
             return f"{file} is a module; add the name in it, such as {name}:{(alike or names or ['NAME'])[0]}"
         shipped = f"choose one of {', '.join(spec.shipped)}, or" if spec.shipped else "give"
-        return f"no such {spec.noun}{nearest(name, spec.shipped)}; {shipped} {spec.example}"
+        hint = f"; {_MEANT[kind, name]}" if (kind, name) in _MEANT else nearest(name, spec.shipped)
+        return f"no such {spec.noun}{hint}; {shipped} {spec.example}"
     if not module or not thing:
         return f"not of the form {spec.example}"
     if f"{module}:" == OBJECT or module.endswith(".py") or all(map(str.isidentifier, module.split("."))):

@@ -99,6 +99,7 @@ BAD_SETTINGS = [
     ("policy.options.temperature=1", "policy.options.temperature is unknown to overwrite"),
     ("train.variant={share: 0.5, options: {colour: 1}}", "train.variant.options.colour is unknown to overwrite"),
     ("policy.name=overwrit", "did you mean overwrite?"),
+    ("policy.name=memagent", "MemAgent's is overwrite"),
     ("credit.overlong={max_tokens: 10, buffer: 20}", "credit.overlong.buffer=20 exceeds credit.overlong.max_tokens=10"),
     ("loss.importance_sampling_cap=2", "set loss.old_logprobs=recompute"),
     ("model.path=/no/such/folder", "/no/such/folder"),
@@ -194,7 +195,9 @@ def test_a_budget_beyond_the_window_is_named_with_both_numbers(
     model, out = str(tiny_model_folder), tmp_path / "out"
     message = refused("eval", model, "chunk_size=5000", "--out", str(out))
     assert "context is 512" in message
-    assert "lower chunk_size" in message
+    assert "overwrite" in message
+    assert "chunk_size=5000" in message
+    assert "context_tokens" not in message
     trained = refused(*TRAIN, f"model.path={model}", "policy.options.chunk_size=5000", "--out", str(out))
     assert "context is 512" in trained
     grown = refused(
@@ -220,6 +223,32 @@ def test_a_question_over_its_budget_is_refused_at_load_wherever_it_stands_in_the
     )  # fmt: skip
     assert "problem wordy: its question has" in message
     assert "policy.options.question_tokens=64" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("placed", [("engine.name=ray",), ("sampler.name=vllm", "sampler.max_model_len=300")])
+@pytest.mark.parametrize(
+    ("setting", "what"),
+    [
+        ("policy.options.chunk_size=5000", "chunk_size=5000"),
+        ("policy.options.question_tokens=2", "policy.options.question_tokens=2"),
+        ("data.val_files=nowhere.json", "nowhere.json: no such file"),
+        ("policy.options.chunk_size=100", None),
+    ],
+)
+def test_a_dry_run_checks_budgets_and_data_also_for_other_processes(
+    placed: tuple[str, ...], setting: str, what: str | None, refused: Refused, palimpsest: Run, tmp_path: Path,
+    tiny_model_folder: Path,
+) -> None:  # fmt: skip
+    command = (
+        *TRAIN, f"model.path={tiny_model_folder}", *ONE_STEP, *SMALL, "policy.options.answer_tokens=8",
+        "train.eval_steps=1", *placed, setting, "--out", str(tmp_path / "out"), "--dry-run",
+    )  # fmt: skip
+    if what is not None:
+        assert what in refused(*command)
+        return
+    window = "300" if "sampler.name=vllm" in placed else "512"
+    assert f"window {window} tokens" in palimpsest(*command).stdout
     assert not (tmp_path / "out").exists()
 
 

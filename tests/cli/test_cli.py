@@ -127,6 +127,12 @@ def test_keys_are_told_with_what_they_take_their_default_and_meaning(palimpsest:
 
 def test_an_unknown_prefix_of_keys_is_refused_with_the_nearest(refused: Callable[..., str]) -> None:
     assert "did you mean train?" in refused("recipes", "keys", "trian")
+    assert "overwrite, recall" in refused("recipes", "keys", "policy.options.memagent")
+
+
+def test_a_prefix_of_a_name_lists_the_keys_that_begin_so(palimpsest: Run) -> None:
+    rows = json.loads(palimpsest("recipes", "keys", "loss.clip", "--json").stdout)
+    assert [row["key"] for row in rows] == ["loss.clip_ratio_low", "loss.clip_ratio_high"]
 
 
 def test_a_recipe_is_explained_key_by_key_with_the_options_of_its_policy(palimpsest: Run) -> None:

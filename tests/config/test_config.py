@@ -23,6 +23,7 @@ from palimpsest.config.load import (
     recipe_text,
     split_override,
 )
+from palimpsest.config.other_names import OTHER_NAMES
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.config.yaml_text import MAX_CHARACTERS
@@ -249,6 +250,21 @@ def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
         ("train={max_steps: 1, foo: 2}", "unknown key train.foo; train has max_steps, "),
         ("credit.overlong.bufer=1", "did you mean credit.overlong.buffer?"),
         ("zzz=1", "unknown key zzz; known: recipe, seed, model, "),
+        ("nowhere.zzz=1", "unknown key nowhere.zzz; known: recipe, seed, model, "),
+        ("actor_rollout_ref.rollout.n=8", "did you mean train.group_size?"),
+        ("actor_rollout_ref.rollout.name=vllm", "did you mean sampler.name?"),
+        ("algorithm.use_kl_in_reward=true", "did you mean loss.kl_loss_coef?"),
+        ("algorithm.filter_groups.enable=true", "did you mean credit.dynamic_sampling?"),
+        ("algorithm.gamma=0.9", "no equivalent: there is no critic"),
+        ("critic.optim.lr=1e-5", "no equivalent: there is no critic"),
+        ("actor_rollout_ref.actor.ppo_epochs=2", "no equivalent: each rollout batch is used once"),
+        ("train.mini_batch_size=8", "did you mean train.num_minibatches?"),
+        ("trainer.total_epochs=3", "did you mean train.max_steps?"),
+        ("model.name=x", "did you mean model.path?"),
+        ("policy.chunk_size=5", "did you mean policy.options.chunk_size?"),
+        ("engine.name=vllm", "sampler.name=vllm"),
+        ("credit.adv_estimator=gae", "no critic"),
+        ("reward.name=judge", "reward.final_answer.match=judge"),
     ],
 )
 def test_an_unknown_key_gets_a_key_as_its_hint_never_its_own_section(override: str, hint: str) -> None:
@@ -312,6 +328,8 @@ def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str, beside: dic
         ("policy.options=3", "policy.options=3: must be a mapping"),
         ("optim.betas=[0.9]", "optim.betas=[0.9]: must be a list of 2"),
         ("optim.betas=[0.9, x]", "optim.betas.1='x': must be a number"),
+        ("optim.betas=[2, 3]", "optim.betas=[2.0, 3.0]: use two numbers of at least 0 and below 1, e.g. [0.9, 0.999]"),
+        ("train.max_steps=null", "train.max_steps=null: must be a whole number, at least 1"),
         ("evaluation.sizes=[1, x]", "evaluation.sizes.1='x': must be a whole number"),
         ("evaluation.sizes=4", "evaluation.sizes=4: must be a list, each a whole number, e.g. [4]"),
         (
@@ -367,6 +385,29 @@ def test_a_combination_without_a_meaning_says_why() -> None:
     assert message.startswith("override loss.importance_sampling_cap=2")
     assert "set loss.old_logprobs=recompute" in message
     assert message.count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "values"),
+    [
+        (["train.num_minibatches=9"], ["train.num_minibatches=9", "train.batch_size=8"]),
+        (["credit.adv_estimator=rloo", "train.group_size=1"], ["credit.adv_estimator=rloo", "train.group_size=1"]),
+    ],
+)
+def test_a_rule_over_several_keys_names_what_was_typed_and_blames_no_recipe(
+    overrides: list[str], values: list[str]
+) -> None:
+    message = refused(*overrides)
+    assert all(value in message for value in values)
+    assert "recipe" not in message
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert [key.name for key in all_keys() if not key.meaning] == []
+
+
+def test_another_trainers_names_lead_to_keys_that_exist() -> None:
+    assert set(OTHER_NAMES.values()) <= set(dotted_keys())
 
 
 def test_a_section_given_a_value_lists_its_keys() -> None:

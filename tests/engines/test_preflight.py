@@ -12,10 +12,11 @@ import pytest
 
 from palimpsest.app.config_resolution import Agent
 from palimpsest.config.load import load_recipe
-from palimpsest.engines.embedded import compute
-from palimpsest.engines.open import open_engine
+from palimpsest.engines.embedded import compute, engine
+from palimpsest.engines.open import check_engine, open_engine
 from palimpsest.engines.preflight import Use, with_dtype
 from palimpsest.engines.protocol import Objective
+from palimpsest.engines.vllm import server_process
 from palimpsest.errors import ConfigError
 from palimpsest.planning.model_shape import KNOWN, ModelShape
 
@@ -174,3 +175,30 @@ def test_what_gpus_forbid_is_an_error_before_a_model_is_opened(monkeypatch: pyte
     monkeypatch.setattr("palimpsest.engines.embedded.engine.trainable", lambda _: pytest.fail("opened"))
     with pytest.raises(ConfigError, match="its limit is 0 GB"):
         open_engine(load_recipe("memagent-quickstart", []), objective="policy")
+
+
+@pytest.mark.parametrize("gpus", [0, 8])
+def test_without_gpus_a_dry_run_says_what_it_did_not_check(
+    gpus: int, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
+) -> None:
+    def no_vllm(_: object) -> None:
+        raise ConfigError("sampler.name=vllm: no vLLM here")
+
+    monkeypatch.setattr(compute, "memories", lambda: {str(number): H100 for number in range(gpus)})
+    monkeypatch.setattr(server_process, "check_python", no_vllm)
+    config = load_recipe("memagent-7b", [f"model.path={tiny_model_folder}", "sampler.name=vllm"])
+    if gpus:
+        with pytest.raises(ConfigError, match="no vLLM here"):
+            check_engine(config)
+        return
+    window, unchecked = check_engine(config)
+    assert window == 512
+    assert "layout was not checked" in unchecked
+    assert "no vLLM here" in unchecked
+
+
+def test_missing_packages_are_an_error_before_the_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "_torch_of", lambda: (_ for _ in ()).throw(ConfigError("no vLLM here")))
+    monkeypatch.setattr(engine, "EmbeddedEngine", None)
+    with pytest.raises(ConfigError, match="no vLLM here"):
+        open_engine(load_recipe("memagent-quickstart", ["sampler.name=vllm"]), objective="policy")

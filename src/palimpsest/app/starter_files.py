@@ -111,14 +111,18 @@ class Setting:
 
 
 def keys_under(prefix: str = "") -> list[Key]:
-    """Keys that begin with `prefix`; under `policy.options.NAME` the options of a shipped policy.
+    """Keys of a section, or else all that begin with `prefix`; under `policy.options.NAME` the options of a policy.
 
     Raises ConfigError without any, with the nearest key.
     """
     policies = {name: policy_class(name) for name in KINDS["policy"].shipped}
     keys = all_keys() + [key for name, cls in policies.items() for key in option_keys(cls, f"{_OPTIONS}{name}.")]
     plain = [key for key in keys if not key.name.startswith(_OPTIONS)]
-    under = [key for key in (keys if prefix.startswith(_OPTIONS[:-1]) else plain) if _below(key.name, prefix)]
+    searched = keys if prefix.startswith(_OPTIONS[:-1]) else plain
+    under = [key for key in searched if _below(key.name, prefix)]
+    under = under or [key for key in searched if key.name.startswith(prefix)]
+    if not under and prefix.startswith(_OPTIONS):
+        raise ConfigError(f"recipes keys {prefix}: no such option; policies with options: {', '.join(policies)}")
     if not under:
         names = {key.name for key in keys} | {key.name.rpartition(".")[0] for key in keys}
         raise ConfigError(f"recipes keys {prefix}: no such key or section{nearest(prefix, sorted(names))}")

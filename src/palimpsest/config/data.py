@@ -100,7 +100,9 @@ class SyntheticConfig(Strict):
     chunks: int = Field(4, ge=1, le=LONGEST)
     """Paragraphs per document; the quickstart's policy reads one a turn."""
     facts_per_chunk: int = Field(5, ge=1, le=32)
+    """Sentences per paragraph."""
     hops: Literal[1, 2] = 1
+    """Facts that a question needs; 2: the second is about a person whom the first names."""
     distractor_facts: OneOrMore[int] = (4,)
     """Sentences about the same person, or of the same relation, as the evidence, however long the document: one number,
     or several of which each training document draws one and evaluation has the last."""
@@ -183,7 +185,7 @@ class DataConfig(Strict):
     format_options: dict[str, Any] = Field(default_factory=dict)
     """Options of a custom format."""
     val_files: Sources | None = None
-    """File, or several, that evaluation during training reads; None: `source`."""
+    """File, or several, that evaluation during training reads; null: problems of `data.train_files`."""
     documents: int | None = Field(None, ge=1)
     """Documents per assembled context (gold paragraphs plus distractors); None: as the file has them."""
     order: Literal["any", "forward", "reverse"] = "any"

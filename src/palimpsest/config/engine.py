@@ -318,8 +318,8 @@ class SamplerConfig(Strict):
             raise ValueError(f"sampler.devices={list(self.devices)}: GPU numbers start at 0")
         if self.devices and (len(self.devices) != needed or len(set(self.devices)) != needed):
             raise ValueError(
-                f"sampler.devices={list(self.devices)}: {self.servers} servers of {self.tensor_parallel_size} need "
-                f"{needed} different GPUs"
+                f"sampler.devices={list(self.devices)} names {len(set(self.devices))} different GPUs; sampler.servers="
+                f"{self.servers} x sampler.tensor_parallel_size={self.tensor_parallel_size} needs exactly {needed}"
             )
         return self
 
@@ -385,6 +385,7 @@ class AdapterConfig(Strict):
     """Train low-rank adapters instead of the weights (LoRA, arXiv 2106.09685); needs the extra `lora`."""
 
     rank: int = Field(16, ge=1)
+    """Rank of each adapter's two matrices."""
     alpha: float = Field(32.0, gt=0)
     """Adapters scale by alpha / rank."""
     target_modules: tuple[str, ...] | None = None
@@ -402,6 +403,7 @@ class ModelConfig(Strict):
     device: str = "auto"
     """auto, cpu, cuda, cuda:1"""
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass, for less memory."""
     lora: AdapterConfig | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template for every prompt, such as {enable_thinking: false}."""

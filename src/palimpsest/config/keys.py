@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+import re
 import textwrap
 import types
 import typing
@@ -24,6 +25,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from palimpsest.config.engine import CUSTOM, engines_with
+from palimpsest.config.other_names import NO_EQUIVALENT, OTHER_NAMES
 from palimpsest.config.reward import LayerConfig
 from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.config.section import leaves
@@ -53,7 +55,7 @@ def all_keys() -> list[Key]:
 
 def keys_of(model: type[BaseModel], prefix: str, defaults: BaseModel | None) -> Iterator[Key]:
     """Keys of one section and its subsections. `defaults`: the section with all defaults."""
-    docs = docstrings(model)
+    docs = inherited_docstrings(model)
     for name, field in model.model_fields.items():
         default = getattr(defaults, name) if defaults else field.get_default(call_default_factory=True)
         section = section_in(field.annotation)
@@ -63,7 +65,7 @@ def keys_of(model: type[BaseModel], prefix: str, defaults: BaseModel | None) -> 
             yield Key(prefix + name, values, shown, docs.get(name, ""))
             continue
         if default is None:
-            about = (section.__doc__ or "").strip().splitlines()[0]
+            about = " ".join((section.__doc__ or "").split("\n\n")[0].split())
             yield Key(prefix + name, "section or `null`", "`null`", docs.get(name, about), section=True)
         yield from keys_of(section, f"{prefix}{name}.", default)
 
@@ -81,11 +83,17 @@ def docstrings(cls: Any) -> Mapping[str, str]:
     return docs
 
 
-def option_keys(cls: type[Any], prefix: str) -> list[Key]:
-    """Options of a dataclass; base classes supply missing descriptions."""
+def inherited_docstrings(cls: type[Any]) -> dict[str, str]:
+    """`docstrings`; base classes supply missing ones."""
     docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        docs |= docstrings(base)
+    for base in reversed(cls.__mro__):
+        docs |= {} if base in (object, BaseModel) else docstrings(base)
+    return docs
+
+
+def option_keys(cls: type[Any], prefix: str) -> list[Key]:
+    """Options of a dataclass."""
+    docs = inherited_docstrings(cls)
     hints = typing.get_type_hints(cls, include_extras=True)
     return [
         Key(f"{prefix}{f.name}", type_words(hints[f.name]), yaml_words(_default(f)), docs.get(f.name, ""))
@@ -111,7 +119,7 @@ def type_words(annotation: Any, limits: str = "") -> str:
     """An annotation in a YAML reader's terms.
 
     >>> type_words(int | None, " ≥ 1"), type_words(tuple[float, float]), type_words(typing.Literal["a", "b"])
-    ('integer ≥ 1 or `null`', 'list of numbers', '`a`, `b`')
+    ('integer ≥ 1 or `null`', 'list of 2 numbers', '`a`, `b`')
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -121,7 +129,7 @@ def type_words(annotation: Any, limits: str = "") -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join("`null`" if arg is type(None) else type_words(arg, limits) for arg in arguments)
     if origin is tuple:
-        return f"list of {type_words(arguments[0])}s"
+        return f"list of {'' if arguments[-1] is ... else f'{len(arguments)} '}{type_words(arguments[0])}s"
     if origin in (dict, Mapping):
         return _NAMED.get(arguments[1], "section")
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -191,8 +199,11 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
     for detail in map(_too_short_list, details[:_LINES]):
         key = ".".join(str(part) for part in _without_tag(detail["loc"]) if part != "[key]")
         name = _blamed(key, overrides)
-        reason, origin = _reason(key, detail, name), f"override {overrides[name]}: " if name else f"recipe {source}: "
-        said = reason if name == key and reason.startswith(f"{key}=") else origin + reason
+        reason = _reason(key, detail, name)
+        if name is None:  # a rule over several keys
+            name = next((each for each in overrides if re.search(rf"(?<![\w.]){re.escape(each)}[=.]", reason)), None)
+        origin = f"override {overrides[name]}: " if name else f"recipe {source}: "
+        said = reason if reason.startswith(f"{name}=") else origin + reason
         lines.setdefault(key, said)  # each member of a union has an error
     more = [f"and {len(details) - _LINES} more"] if len(details) > _LINES else []
     return "\n".join(dict.fromkeys([*lines.values(), *more]))
@@ -278,7 +289,7 @@ def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
+    shown = "null" if value is None else repr(value)
     return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
 
 
@@ -344,60 +355,12 @@ def _limits(metadata: Iterable[Any]) -> str:
     return f", {' and '.join(limits)}" if limits else ""
 
 
-_OTHER_NAMES: Mapping[str, str] = {
-    other: key
-    for key, aliases in {
-        "optim.learning_rate": "lr",
-        "optim.lr_scheduler_type": "schedule lr_scheduler lr_decay_style",
-        "optim.max_grad_norm": "grad_clip clip_grad gradient_clip",
-        "optim.weight_decay": "wd",
-        "train.batch_size": "bs train_batch_size rollout_batch_size num_prompts prompts_per_step",
-        "train.max_steps": "steps epochs num_epochs num_train_epochs num_steps total_steps total_training_steps",
-        "train.group_size": "num_generations num_rollouts rollout_n n_samples_per_prompt",
-        "train.num_minibatches": "optimizer_steps ppo_mini_batch_size num_iterations ppo_epochs",
-        "train.max_off_policy_steps": "ahead async_level max_async_level max_staleness",
-        "train.save_steps": "save_every save_freq save_interval",
-        "train.eval_steps": "eval_every test_freq eval_interval",
-        "train.eval_on_start": "eval_first val_before_train",
-        "train.save_total_limit": "keep_checkpoints max_actor_ckpt_to_keep",
-        "train.metric_for_best_model": "save_best load_best_model_at_end",
-        "train.record_steps": "record_every",
-        "loss.clip_ratio_low": "clip_low epsilon clip_ratio eps_clip",
-        "loss.clip_ratio_high": "clip_high epsilon_high eps_clip_high",
-        "loss.dual_clip": "clip_ratio_c delta",
-        "loss.kl_loss_coef": "kl_coef beta kl_beta",
-        "loss.entropy_coeff": "entropy_coef",
-        "loss.importance_sampling_cap": "tis_cap vllm_importance_sampling_cap tis_imp_ratio_cap",
-        "credit.agg_mode": "aggregate loss_agg_mode loss_type",
-        "credit.adv_estimator": "rule advantage_estimator scale_rewards",
-        "credit.segments_per_group": "segments actual_n",
-        "data.train_files": "source dataset_name train_dataset",
-        "data.val_files": "eval_source eval_dataset test_files",
-        "data.columns": "map prompt_key column_mapping",
-        "data.split_questions": "each_question",
-        "data.synthetic.competing_facts": "data.synthetic.rivals",
-        "data.synthetic.distractor_facts": "near_misses",
-        "sampler.gpu_memory_utilization": "memory mem_fraction_static",
-        "sampler.max_model_len": "max_context vllm_max_model_length",
-        "sampler.tensor_parallel_size": "tensor_parallel tensor_model_parallel_size vllm_tensor_parallel_size",
-        "engine.max_num_seqs": "batch_slots",
-        "engine.num_threads": "threads",
-        "model.lora.target_modules": "targets lora_target_modules",
-        "logging.report_to": "sinks logger loggers",
-        "evaluation.sizes": "multiples",
-        "evaluation.trained_baselines": "rivals",
-        "reward.name": "strict sub_em",
-        "reward.state.variant": "golds words before against",
-    }.items()
-    for other in aliases.split()
-}
-"""Names in verl, TRL, Transformers and others, and earlier names here, by their last part."""
 _GUESSED = 4  # minimum length of a last name for guesses from other sections
 
 
 def nearest_key(key: str) -> str:
     """Nearest key, in this order: another trainer's name in this section; a similar sibling; another trainer's name
-    elsewhere; the same last part elsewhere; the section's keys. Never a section for a key in it.
+    elsewhere; an option; the same last part elsewhere; the section's keys. Never a section for a key in it.
 
     >>> nearest_key("optim.lr"), nearest_key("train.learning_rte")
     ('; did you mean optim.learning_rate?', '; did you mean optim.learning_rate or cold_start.learning_rate?')
@@ -405,6 +368,8 @@ def nearest_key(key: str) -> str:
     '; cold_start has max_steps, batch_size, insight, learning_rate, warmup_steps'
     """
     section, _, leaf = key.rpartition(".")
+    if why := NO_EQUIVALENT.get(leaf) or NO_EQUIVALENT.get(section.partition(".")[0]):
+        return f"; no equivalent: {why}"
     other = _named_here(section, leaf)
     if other and (not section or other.startswith(f"{section}.")):
         return f"; did you mean {other}?"
@@ -414,6 +379,8 @@ def nearest_key(key: str) -> str:
         return close.replace("did you mean ", f"did you mean {prefix}")
     if other:
         return f"; did you mean {other}?"
+    if {*siblings} == {"name", "options"}:
+        return f"; did you mean {section}.options.{leaf}?"
     keys = [name for name in dict.fromkeys(dotted_keys()) if section_of(name) is None]
     leaves = {name.rpartition(".")[2] for name in keys}
     wanted = _close(leaf, leaves) if len(leaf) >= _GUESSED and leaf not in leaves else leaf
@@ -421,16 +388,18 @@ def nearest_key(key: str) -> str:
         return f"; did you mean {' or '.join(namesake)}?"
     if siblings and section:
         return f"; {section} has {', '.join(siblings)}"
-    return nearest(key, keys) or f"; known: {', '.join(siblings)}"
+    return nearest(key, keys) or f"; known: {', '.join(siblings or RunConfig.model_fields)}"
 
 
 def _named_here(section: str, leaf: str) -> str | None:
-    """Our name for another trainer's `leaf`, if this section has such a key.
+    """Our name for another trainer's `leaf`, the key of this section if it has such a key.
 
     >>> _named_here("cold_start", "steps"), _named_here("", "steps"), _named_here("evaluation", "rivals")
     ('cold_start.max_steps', 'train.max_steps', 'evaluation.trained_baselines')
     """
-    key = _OTHER_NAMES.get(f"{section}.{leaf}") or _OTHER_NAMES.get(leaf, "")
+    parts = f"{section}.{leaf}".split(".")
+    ends = (".".join(parts[at:]) for at in range(len(parts)))
+    key = next((OTHER_NAMES[end] for end in ends if end in OTHER_NAMES), "")
     local = f"{section}.{key.rpartition('.')[2]}"
     return local if key and field_at(local) is not None else key or None
 

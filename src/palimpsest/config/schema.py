@@ -81,8 +81,10 @@ class CreditConfig(Strict):
     leave_one_out (rloo), as RLOO; state_mix, one of these mixed with advantages of single turns, as ReMemR1; or
     my_module:my_rule."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of state_mix (outcome, alpha, state_scale, lone_step: credit/state.py), or of a custom rule."""
+    """Options of state_mix (outcome, alpha, state_scale, lone_step:
+    docs/explanation/credit-and-loss.md#turns-and-spans), or of a custom rule."""
     agg_mode: Literal["token", "segment", "trajectory", "prompt"] = "token"
+    """What shares the loss of an optimizer step equally (docs/explanation/credit-and-loss.md#weights)."""
     segments_per_group: int | None = Field(None, ge=1)
     """Trained segments per group, drawn so that trajectories contribute about equally (MemAct's DCPO); null: all."""
     final_segment: Literal["new_only", "all"] = "new_only"
@@ -120,12 +122,16 @@ class CreditConfig(Strict):
 
 class LossConfig(Strict):
     clip_ratio_low: float = Field(0.2, ge=0, lt=1)
+    """PPO's clip: ratios below 1 - this value."""
     clip_ratio_high: float = Field(0.2, ge=0)
+    """PPO's clip: ratios above 1 + this value."""
     dual_clip: float | None = Field(3.0, gt=1)
     """Bound c of the dual clip for negative advantages; None: off."""
     kl_loss_coef: float = Field(0.0, ge=0)
-    """Weight of the k3 KL to the starting model in the loss; 0 loads no reference model."""
+    """Weight of the k3 KL in the loss, to the weights that RL starts from (after cold_start); 0 loads no reference
+    model."""
     entropy_coeff: float = 0.0
+    """Weight of the entropy bonus in nats per token; a negative one lowers the entropy."""
     old_logprobs: Literal["sampler", "recompute"] = "sampler"
     """Source of the log-probabilities in the ratio's denominator."""
     importance_sampling_cap: float | None = Field(None, gt=0)
@@ -143,17 +149,33 @@ class LossConfig(Strict):
 
 class OptimConfig(Strict):
     learning_rate: float = Field(1e-6, gt=0)
+    """Peak of the schedule."""
     warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps (`train.num_minibatches` per rollout batch) of linear warm-up."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule after the warm-up; linear and cosine end at 0."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's moments, each at least 0 and below 1."""
     eps: float = Field(1e-8, gt=0)
+    """Term in AdamW's denominator."""
     weight_decay: float = Field(0.0, ge=0)
+    """Of matrices only."""
     max_grad_norm: float | None = Field(1.0, gt=0)
+    """Norm to which larger gradients are scaled down; null: off."""
+
+    @field_validator("betas")
+    @classmethod
+    def _decay(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"optim.betas={list(betas)}: use two numbers of at least 0 and below 1, e.g. [0.9, 0.999]")
+        return betas
 
 
 class SamplingConfig(Strict):
     temperature: float = Field(1.0, ge=0)
+    """0 takes the most likely token."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability."""
 
 
 class VariantConfig(Strict):
@@ -172,12 +194,18 @@ class TrainConfig(Strict):
     max_steps: int = Field(100, ge=1)
     """Rollout batches."""
     batch_size: int = Field(8, ge=1)
+    """Problems (groups) per rollout batch; episodes are this times `group_size`. `sft --from` and `--data`: episodes or
+    conversations per optimizer step."""
     group_size: int = Field(16, ge=1)
+    """Rollouts per problem."""
     num_minibatches: int = Field(1, ge=1)
     """Optimiser steps per rollout batch: a fixed number of mini-batches of whole groups."""
     save_steps: int = Field(20, ge=1)
+    """Rollout batches from one checkpoint to the next."""
     save_total_limit: int = Field(2, ge=1)
+    """Newest checkpoints that stay."""
     eval_steps: int | None = Field(None, ge=1)
+    """Rollout batches from one held-out evaluation to the next; null: none."""
     eval_on_start: bool = False
     """Evaluate before the first step too: as step 0 of the metrics."""
     eval_samples: int = Field(1, ge=1, le=64)
@@ -185,12 +213,13 @@ class TrainConfig(Strict):
     metric_for_best_model: str | None = None
     """Metric of these evaluations, e.g. accuracy: checkpoints/best stores the weights with the highest value."""
     record_steps: int = Field(1, ge=1)
-    """Steps from one record of the trajectories to the next."""
+    """Rollout batches from one record of the trajectories to the next."""
     episode_timeout_s: float | None = Field(None, gt=0)
+    """Seconds per episode; a slower one is ungraded. null: no limit."""
     max_off_policy_steps: int = Field(0, ge=0)
     """Batches collected ahead: batch k is sampled with the weights after step k - 1 - this value, while the learner
     takes a step. 0: every step trains on samples of the current weights. Values above 1 are not faster than 1
-    (training/loop.py)."""
+    (docs/explanation/reproducibility.md#batches-collected-ahead)."""
     variant: VariantConfig | None = None
 
     @model_validator(mode="after")
@@ -218,11 +247,14 @@ class ColdStartConfig(Strict):
     max_steps: int = Field(100, ge=1)
     """Optimiser steps; the learning rate falls linearly to 0 over them."""
     batch_size: int = Field(64, ge=1)
+    """Examples per optimizer step."""
     insight: float = Field(0.0, ge=0, le=1)
     """Share of reading examples that save facts leading to the answer and request their names; 0 trains only the form.
     """
     learning_rate: float = Field(1e-3, gt=0)
+    """Peak of the schedule."""
     warmup_steps: int = Field(10, ge=0)
+    """Optimizer steps of linear warm-up."""
 
 
 class FileSet(Strict):
@@ -297,7 +329,7 @@ class EvaluationConfig(Strict):
 
 class LoggingConfig(Strict):
     report_to: tuple[str, ...] = ("console", "jsonl")
-    """console, jsonl, tensorboard, wandb, my_module:MySink."""
+    """Sinks of metrics: console, tensorboard, wandb, my_module:MySink. Every run also has jsonl, i.e. metrics.jsonl."""
 
     @field_validator("report_to")
     @classmethod
@@ -307,7 +339,9 @@ class LoggingConfig(Strict):
 
 class RunConfig(Strict):
     recipe: str = "custom"
+    """Name of the recipe, in run folders and reports."""
     seed: int = 0
+    """Key of every random draw (`--seed`)."""
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     roles: dict[str, RoleConfig] = Field(default_factory=dict)
@@ -342,9 +376,12 @@ class RunConfig(Strict):
                 "but loss.old_logprobs=recompute assumes current weights: set loss.importance_sampling_cap, e.g. 2, to "
                 "weight them by their current probability, or loss.old_logprobs=sampler"
             )
-        estimators = {self.credit.adv_estimator, self.credit.options.get("outcome")}
-        if {"leave_one_out", "rloo"} & estimators and self.train.group_size < 2:
-            raise ValueError("credit.adv_estimator=leave_one_out needs train.group_size of at least 2")
+        rules = {"adv_estimator": self.credit.adv_estimator, "options.outcome": self.credit.options.get("outcome")}
+        others = [f"credit.{key}={rule}" for key, rule in rules.items() if rule in ("leave_one_out", "rloo")]
+        if others and self.train.group_size < 2:
+            raise ValueError(
+                f"train.group_size={self.train.group_size}: {others[0]} compares rollouts of a problem, set at least 2"
+            )
         if self.credit.adv_estimator == STATE_MIX and not self.reward.rewards_turns:
             raise ValueError(
                 "credit.adv_estimator=state_mix mixes in rewards of turns, but there are none: set reward.state, "
@@ -414,7 +451,10 @@ def check_served(config: RunConfig) -> None:
         raise ValueError(f"sampler.name=vllm samples for engine.name=embedded and ray, not for {config.engine.name}")
     if copies := [key for key in config.cluster.no_default() if key in COPIES]:
         key, value = copies[0], getattr(config.cluster, copies[0])
-        raise ValueError(f"cluster.{key}={value} is of copies of the embedded sampler; set sampler.servers instead")
+        raise ValueError(
+            f"cluster.{key}={value} is for embedded samplers, which sampler.name=vllm does not use; set "
+            "sampler.servers instead"
+        )
     if name := next((name for name, role in config.roles.items() if role.model is not None), None):
         raise ValueError(f"roles.{name}.model: vLLM servers load only the run's model; set sampler.name=embedded")
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1

@@ -41,6 +41,7 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
             opened(path)  # those of roles too, before the first is loaded
     if isinstance(config.engine, OwnEngineConfig):
         return _plugin_engine(config.engine, config, objective)
+    _check_packages(config, objective)
     from palimpsest.engines.preflight import check_gpus, with_dtype  # torch looks for GPUs
 
     config = with_dtype(config, objective)
@@ -73,19 +74,49 @@ def _endpoint(config: RunConfig, objective: Objective | None) -> Engine:
 
 
 def _on_ray(config: RunConfig, objective: Objective | None) -> RayEngine:
-    if find_spec("ray") is None:
-        raise ConfigError(f"engine.name=ray needs Ray: {install_line('ray')}")
     from palimpsest.engines.ray.engine import RayEngine
 
     return RayEngine(config, objective=objective)
 
 
-def check_engine(config: RunConfig) -> None:
-    """Raise ConfigError for GPUs that are missing, too small or assigned twice, without starting a process."""
+def _check_packages(config: RunConfig, objective: Objective | None) -> None:
+    """Raise ConfigError if Ray, or the vLLM of the servers to start, is missing."""
+    if config.engine.name == "ray" and find_spec("ray") is None:
+        raise ConfigError(f"engine.name=ray needs Ray: {install_line('ray')}")
+    if is_served(config, objective) and not config.sampler.urls:
+        from palimpsest.engines.vllm.server_process import check_python
+
+        check_python(config.sampler)
+
+
+def check_engine(config: RunConfig) -> tuple[int | None, str]:
+    """(window for training in tokens, what was not checked), without loading the model or starting a process.
+
+    The window is None for a custom engine. On a machine without GPUs, missing packages are only reported. Raises
+    ConfigError for an engine that can't train, missing packages, and GPUs that are missing, too small or assigned
+    twice; ModelError for an unusable model.
+    """
+    if isinstance(config.engine, EndpointEngineConfig):
+        _endpoint(config, "policy")
+    if isinstance(config.engine, OwnEngineConfig):
+        return None, f"engine.name={config.engine.name} is custom: budgets and GPUs were not checked"
+    from palimpsest.engines.embedded import compute
+    from palimpsest.engines.embedded.model_loading import described_window
     from palimpsest.engines.preflight import check_gpus, with_dtype
 
+    unchecked = "" if compute.memories() else "none on this machine: the layout was not checked"
+    if config.cluster.address is not None:
+        unchecked = "those of cluster.address: the layout was not checked"
+    try:
+        _check_packages(config, "policy")
+    except ConfigError as error:
+        if not unchecked:
+            raise
+        unchecked += f"; {error}"
     for warning in check_gpus(with_dtype(config, "policy"), "policy"):
         warnings.warn(warning, stacklevel=2)
+    window = described_window(config.model)
+    return min(window, config.sampler.max_model_len or window), unchecked
 
 
 def sampling_on(gpus: int) -> list[str]:

@@ -74,12 +74,15 @@ def admit_all(
 
     A policy that reads documents is rejected if no problem has one. `note`: a remark on the window.
     """
-    name = type(policy).__name__
+    cls = type(policy)
+    path, shipped = f"{cls.__module__}:{cls.__qualname__}", KINDS["policy"].shipped
+    name = next((name for name, where in shipped.items() if where == path), cls.__name__)
     if (needed := policy.required_context(codec)) > max_context:
+        sizes = [(option, getattr(policy, option, None)) for option in options_of(cls)]
+        budgets = [f"{option}={size}" for option, size in sizes if size and option.endswith(("chunk_size", "_tokens"))]
         raise ConfigError(
-            f"policy.options: the budgets of {name} add up to {needed} tokens, the model's context "
-            f"is {max_context}{note and f' ({note})'}; lower chunk_size, question_tokens, memory_tokens, answer_tokens "
-            "or context_tokens"
+            f"policy.options: prompts and budgets of {name} add up to {needed} tokens, the model's context "
+            f"is {max_context}{note and f' ({note})'}; lower {', '.join(budgets) or 'its budgets'}"
         )
     documents, long = [], list[LongQuestion]()
     for problem in problems:

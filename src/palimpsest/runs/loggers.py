@@ -218,7 +218,7 @@ def check_sinks(config: RunConfig) -> None:
 
 
 def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | None = None) -> LoggerSet:
-    """Sinks of `logging.report_to`; the sink `console` shows steps on `progress`.
+    """The sink `jsonl`, which every run has, and those of `logging.report_to`; `console` shows steps on `progress`.
 
     Raises ConfigError for a missing package, with the command that installs it, and for a service that does not start.
     Warnings of sinks are shown and recorded in events.jsonl; the console's only in events.jsonl, as the terminal may
@@ -229,7 +229,7 @@ def build_loggers(config: RunConfig, folder: RunFolder, progress: Progress | Non
         folder.event("warning", message=message)
 
     sinks = list[Logger]()
-    for name in dict.fromkeys(config.logging.report_to):
+    for name in dict.fromkeys((*config.logging.report_to, "jsonl")):
         display = progress or Silent()
         log = plugins.build("sink", name, folder=folder.path, config=config, run=folder, display=display)
         warn = quietly if name == "console" else folder.warn

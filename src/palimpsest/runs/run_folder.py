@@ -140,7 +140,7 @@ class RunFolder:
         """Remove everything after `step`. Warns of rows without a step, which are saved elsewhere, and of missing
         steps. `recorded`: steps have trajectories."""
         first = 0 if self.config.train.eval_on_start else 1
-        for name in (METRICS, TIMINGS) if "jsonl" in self.config.logging.report_to else ():
+        for name in (METRICS, TIMINGS):
             if warning := cut(self.path / name, step, first=first):
                 self.warn(warning)
         folder = self.path / TRAJECTORIES
@@ -267,8 +267,8 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | N
     changed = changes(load_config(path), config)
     refused = [change for change in changed if change.verdict == "refused"]
     if refused:
-        rest = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise RunError(f"{path / CONFIG}: a resumed run can't change {refused[0]}{rest}; restore it or start a new run")
+        keys = "; ".join(map(str, refused))
+        raise RunError(f"{path / CONFIG}: a resumed run can't change {keys}: restore the value or start a new run")
     return changed
 
 

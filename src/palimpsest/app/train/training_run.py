@@ -10,8 +10,8 @@ long each time, at most `LONGEST_S`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +55,8 @@ from palimpsest.runs.loggers import build_loggers, check_sinks
 from palimpsest.runs.resume_rules import GIVEN, RunOrigin
 from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
+from palimpsest.text.codec import Codec
+from palimpsest.text.display_text import counted
 from palimpsest.training.loop import Trainer
 from palimpsest.types import Problem
 
@@ -217,52 +219,68 @@ async def run_training(
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """Everything a run needs next to its folder, loaded and checked."""
+class Inputs:
+    """A run's policy and problems, read before its model."""
 
-    engine: Engine
     policy: MemoryPolicy
-    roles: OpenRoles
     source: ProblemSource
     held_out: Sequence[Problem] | None
     """Problems of the evaluation during training; None: no evaluation."""
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[str, ...]
     """One message per skipped row of the files."""
-    contents: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Inputs:
+        """Read what `config` names and check it, except for the model."""
+        check_all(config)
+        policy = policy_of(config)
+        check_sinks(config)
+        check_models(config)
+        source = build_source(config.data, config.seed, split="train")
+        source.problems(step=0, count=config.train.batch_size)
+        held_out, skipped = None, dict.fromkeys(rows_left_out(source))
+        if config.train.eval_steps:
+            evaluated = build_source(config.data, config.seed, split="eval")
+            held_out = evaluated.problems(step=0, count=config.evaluation.problems)
+            skipped |= dict.fromkeys(rows_left_out(evaluated))
+        build_rule(config.credit)
+        check_reward(config.reward)
+        return cls(policy, source, held_out, tuple(skipped))
+
+    def admitted(self, config: RunConfig, codec: Codec, window: int, note: str = "") -> Mapping[str, Any]:
+        """`Setup.contents`, once the budgets fit the window and all problems of a file, or those of the first step,
+        fit the budgets."""
+        source = self.source
+        read, held = Contents(source.questions if isinstance(source, SearchFileSource) else ()), Contents()
+        train: Iterable[Problem] = source.problems(step=0, count=config.train.batch_size)
+        train = read.watching(source) if isinstance(source, FileSource) else train
+        for problems in (train, held.watching(self.held_out or ())):
+            admit_all(self.policy, problems, codec, window, note)
+        contents = {} if self.held_out is None else {"held_out": held.to_json()}
+        return contents | ({"train": read.to_json()} if isinstance(source, FileSource | SearchFileSource) else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Setup(Inputs):
+    """Everything a run needs next to its folder, loaded and checked."""
+
+    engine: Engine
+    roles: OpenRoles
+    contents: Mapping[str, Any]
     """`Contents.to_json` of the problems of files (`train`) and of `held_out`; generated problems have no `train`."""
 
 
 def open_setup(config: RunConfig, out: Path) -> Setup:
-    """Load what `config` names and check it: all problems of a file, or those of the first step.
+    """Load what `config` names and check it.
 
     `out` is the run's folder, which may not exist yet; servers write their logs there. Cheap checks come first, so a
     wrong option fails before a model loads.
     """
-    check_all(config)
-    policy = policy_of(config)
-    check_sinks(config)
-    check_models(config)
-    source = build_source(config.data, config.seed, split="train")
-    first = source.problems(step=0, count=config.train.batch_size)
-    held_out, skipped = None, dict.fromkeys(rows_left_out(source))
-    if config.train.eval_steps:
-        evaluated = build_source(config.data, config.seed, split="eval")
-        held_out = evaluated.problems(step=0, count=config.evaluation.problems)
-        skipped |= dict.fromkeys(rows_left_out(evaluated))
-    build_rule(config.credit)
-    check_reward(config.reward)
+    inputs = Inputs.of(config)
     engine = open_engine(config, objective="policy", folder=out)
     roles, limits = open_roles(config, engine.codec), engine.limits
-    read, held = Contents(source.questions if isinstance(source, SearchFileSource) else ()), Contents()
-    for problems in (
-        read.watching(source) if isinstance(source, FileSource) else first,
-        held.watching(held_out or ()),
-    ):
-        admit_all(policy, problems, engine.codec, limits.max_context, limits.note)
-    contents = {} if held_out is None else {"held_out": held.to_json()}
-    if isinstance(source, FileSource | SearchFileSource):
-        contents |= {"train": read.to_json()}
-    return Setup(engine, policy, roles, source, held_out, tuple(skipped), contents)
+    contents = inputs.admitted(config, engine.codec, limits.max_context, limits.note)
+    return Setup(inputs.policy, inputs.source, inputs.held_out, inputs.skipped, engine, roles, contents)
 
 
 def check_run(run: ResolvedRun) -> dict[str, str]:
@@ -271,32 +289,37 @@ def check_run(run: ResolvedRun) -> dict[str, str]:
     Raises ConfigError, DataError or ModelError.
     """
     config, train = run.config, run.config.train
+    inputs: Inputs
+    window: int | None
     if isinstance(config.engine, EmbeddedEngineConfig) and config.sampler.name == config.engine.name:
-        setup = open_setup(config, run.folder)
+        inputs = setup = open_setup(config, run.folder)
         asyncio.run(setup.engine.close())
         asyncio.run(setup.roles.close())
-        window = f", window {setup.engine.limits.max_context:,} tokens"
-        source, held_out = setup.source, setup.held_out
+        window, unchecked = setup.engine.limits.max_context, ""
     else:
-        check_all(config)
-        policy_of(config)
-        check_models(config)
-        check_engine(config)
-        source, held_out, window = build_source(config.data, config.seed, split="train"), None, ""
-        source.problems(step=0, count=train.batch_size)
+        inputs = Inputs.of(config)
+        window, unchecked = check_engine(config)
+        if window is not None:
+            inputs.admitted(config, Codec.load(config.model), window)
     options = ", ".join(f"{name}={value}" for name, value in config.policy.options.items() if len(str(value)) < 40)
     cold_start = f"{config.cold_start.max_steps} steps of cold start, then " if config.cold_start else ""
-    held = "" if held_out is None else f"; {len(held_out)} held-out problems every {train.eval_steps} steps"
+    size, rollouts = counted(train.batch_size, "problem"), counted(train.group_size, "rollout")
+    held = (
+        ""
+        if inputs.held_out is None
+        else f"; {counted(len(inputs.held_out), 'held-out problem')} every {counted(train.eval_steps or 0, 'step')}"
+    )
     return {
         "recipe": config.recipe,
         "folder": f"{run.folder}, {'resumed' if run.resume and (run.folder / CONFIG).is_file() else 'new'}",
-        "model": f"{config.model.path}{window}",
+        "model": config.model.path if window is None else f"{config.model.path}, window {window:,} tokens",
         "policy": f"{config.policy.name}: {options}" if options else config.policy.name,
         "reward": config.reward.name,
         "data": f"{', '.join(listed(config.data.train_files))}{held}",
-        "step": f"{train.batch_size} problems x {train.group_size} rollouts, {train.num_minibatches} optimiser steps",
+        "step": f"{size} x {rollouts}, {counted(train.num_minibatches, 'optimizer step')}",
         "steps": f"{cold_start}{train.max_steps}",
         "engine": f"{config.engine.name}, sampled by {config.sampler.name}",
+        **({"gpus": unchecked} if unchecked else {}),
     }
 
 

@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from palimpsest.config.engine import SHIPPED, AdapterConfig, ModelConfig, model_path
 from palimpsest.config.install_hints import install_line
-from palimpsest.engines.embedded.architecture import check_class, merged_weight
+from palimpsest.engines.embedded.architecture import check_class, max_context, merged_weight
 from palimpsest.engines.embedded.parity import admit
 from palimpsest.errors import ModelError
 from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, refusing
@@ -153,6 +154,17 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"model.device={name}: no CUDA device here; use model.device=cpu")
     return device
+
+
+def described_window(config: ModelConfig) -> int:
+    """Context window in tokens of a model that is not loaded. Raises ModelError."""
+    folder, _ = open_model(adapters_of(model_path(config))[1])
+    from transformers import AutoConfig
+
+    with refusing(f"model {config.path}: unusable config.json"), _naming(config.path):
+        described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        check_class(described)
+        return max_context(SimpleNamespace(config=described))
 
 
 def load_model(config: ModelConfig) -> Any:
