@@ -46,13 +46,14 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, evaluated
 from palimpsest.notes import Note
 from palimpsest.plugins import check_all
+from palimpsest.progress.displays import Terminal
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.reward.grading import Grades, build_reward, check_reward, closing, layers_note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.jsonl_rows import read_rows, whole
 from palimpsest.runs.loggers import build_loggers, check_sinks
-from palimpsest.runs.resume_rules import GIVEN, RunOrigin
+from palimpsest.runs.resume_rules import GIVEN, RunOrigin, how_to_resume
 from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
@@ -153,7 +154,8 @@ async def train_async(
     progress: Progress | None = None,
     stop: GracefulStop | None = None,
 ) -> Run:
-    """Train an agent with reinforcement learning. The first interrupt finishes the current step, then stops.
+    """Train an agent with reinforcement learning. The first SIGINT or SIGTERM finishes the current step; the call then
+    returns an unfinished run (`run.finished`).
 
     `train` is an ordinary call and works in a notebook; `train_async` is a coroutine.
 
@@ -173,7 +175,7 @@ async def train_async(
       what a resumed run may change. A `Run` also brings its objects; for a folder, pass them again. True: resume the
       run in `out`
     - `force`: rename an existing folder and start over
-    - `quiet`: show nothing; `progress`: where to show progress; `stop`: requests the end, from any thread
+    - `quiet`: show nothing but a stop before the last step; `progress`: where to show progress; `stop`: requests the end, from any thread
 
     Raises ConfigError, DataError, ModelError or RunError with a message that names key, value and fix.
     """
@@ -186,9 +188,11 @@ async def train_async(
         request = RunRequest(recipe, overrides, seed, out, resume)
         given = {name: value for name, value in arguments.items() if value is not None}
         run = resolve_call(request, objects, given, shown.message)
-        await run_training(
+        finished = await run_training(
             run.config, run.folder, resume=run.resume, force=force, progress=shown, stop=stop or GracefulStop()
         )
+        if finished.interrupted and quiet:
+            Terminal().message(f"{run.folder}: stopped after step {finished.step}; {how_to_resume(run.folder)}")
     return Run(run.folder, objects.held)
 
 
