@@ -48,8 +48,14 @@ VLLM = "sampler.name=vllm"
         ([VLLM, "sampler.timeout_s=0"], "sampler.timeout_s=0: must be a number, at least"),
         ([VLLM, "sampler.timeout_s=1e-9"], "sampler.timeout_s=1e-09: must be a number, at least 0.05"),
         ([VLLM, 'sampler.python="a\\0b"'], "sampler.python: 'a\\x00b' contains a NUL character"),
-        ([VLLM, "sampler.devices=[1]", "sampler.servers=2"], "names 1 different GPUs; sampler.servers=2 x sampler.tensor_parallel_size=1"),
-        ([VLLM, "sampler.devices=[1, 1]", "sampler.tensor_parallel_size=2"], "sampler.tensor_parallel_size=2 needs exactly 2"),
+        (
+            [VLLM, "sampler.devices=[1]", "sampler.servers=2"],
+            "sampler.devices=[1] names 1",
+        ),
+        (
+            [VLLM, "sampler.devices=[1, 1]", "sampler.tensor_parallel_size=2"],
+            "sampler.tensor_parallel_size=2 needs exactly 2",
+        ),
         ([VLLM, "engine.name=a:B"], "samples for engine.name=embedded and ray, not for a:B"),
         ([VLLM, "engine.name=ray", "cluster.samplers=2"], "cluster.samplers=2"),
         ([VLLM, "engine.name=ray", "cluster.gpus_per_sampler=1"], "set sampler.servers instead"),

@@ -175,7 +175,8 @@ async def train_async(
       what a resumed run may change. A `Run` also brings its objects; for a folder, pass them again. True: resume the
       run in `out`
     - `force`: rename an existing folder and start over
-    - `quiet`: show nothing but a stop before the last step; `progress`: where to show progress; `stop`: requests the end, from any thread
+    - `quiet`: show nothing but a stop before the last step; `progress`: where to show progress
+    - `stop`: requests the end, from any thread
 
     Raises ConfigError, DataError, ModelError or RunError with a message that names key, value and fix.
     """
@@ -307,7 +308,9 @@ def check_run(run: ResolvedRun) -> dict[str, str]:
     options = ", ".join(f"{name}={value}" for name, value in config.policy.options.items() if len(str(value)) < 40)
     cold_start = f"{config.cold_start.max_steps} steps of cold start, then " if config.cold_start else ""
     size, rollouts = counted(train.batch_size, "problem"), counted(train.group_size, "rollout")
-    held = "" if inputs.held_out is None else f"; {counted(len(inputs.held_out), 'held-out problem')} every {counted(train.eval_steps or 0, 'step')}"
+    held = ""
+    if inputs.held_out is not None and train.eval_steps:
+        held = f"; {counted(len(inputs.held_out), 'held-out problem')} every {counted(train.eval_steps, 'step')}"
     return {
         "recipe": config.recipe,
         "folder": f"{run.folder}, {'resumed' if run.resume and (run.folder / CONFIG).is_file() else 'new'}",

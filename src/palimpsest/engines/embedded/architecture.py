@@ -63,8 +63,7 @@ def context_of(model: Any) -> Context:
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if not isinstance(limit, int) or limit < 1:
         raise ModelError(
-            f"{type(config).__name__} names no max_position_embeddings, so its window is unknown; "
-            "add it to config.json"
+            f"{type(config).__name__} names no max_position_embeddings, so its window is unknown; add it to config.json"
         )
     tokens, reason = limit, ""
     for rope in ropes(config):
