@@ -10,6 +10,7 @@ long each time, at most `LONGEST_S`.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from palimpsest.app.train.training_summary import report_training
 from palimpsest.config.data import listed
 from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.load import Overrides
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import RunConfig, suspicious
 from palimpsest.credit.assign import build_rule
 from palimpsest.data.fingerprints import Contents
 from palimpsest.data.sources.file_source import (
@@ -238,6 +239,8 @@ class Inputs:
     def of(cls, config: RunConfig) -> Inputs:
         """Read what `config` names and check it, except for the model."""
         check_all(config)
+        for reason in suspicious(config):
+            warnings.warn(reason, stacklevel=2)
         policy = policy_of(config)
         check_sinks(config)
         check_models(config)
