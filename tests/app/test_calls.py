@@ -476,6 +476,18 @@ def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_same_bytes(
         assert (resumed.folder / file).read_bytes() == (run.folder / file).read_bytes()
 
 
+def test_a_quiet_run_that_stops_early_says_so(
+    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = GracefulStop()
+    settings = small_run(tiny_model_folder, max_steps=50)
+    run = palimpsest.train(
+        "memagent-quickstart", settings, out=tmp_path, stop=stop, quiet=True, callbacks=lambda *_: stop.request("x")
+    )
+    assert (run.steps, run.finished) == (1, False)
+    assert str(tmp_path) in capsys.readouterr().err
+
+
 def test_a_run_in_a_thread_ends_when_it_is_asked_to(tmp_path: Path, tiny_model_folder: Path) -> None:
     stop, runs = GracefulStop(), list[palimpsest.Run]()
     settings = small_run(tiny_model_folder, max_steps=50) | {"logging.report_to": ["console"]}

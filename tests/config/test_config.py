@@ -25,7 +25,7 @@ from palimpsest.config.load import (
 )
 from palimpsest.config.other_names import OTHER_NAMES
 from palimpsest.config.reward import RewardConfig
-from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.schema import PolicyConfig, RunConfig, suspicious
 from palimpsest.config.yaml_text import MAX_CHARACTERS
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import build_policy
@@ -400,6 +400,32 @@ def test_a_rule_over_several_keys_names_what_was_typed_and_blames_no_recipe(
     message = refused(*overrides)
     assert all(value in message for value in values)
     assert "recipe" not in message
+
+
+def test_equal_rollouts_are_refused() -> None:
+    message = refused("sampling.temperature=0", "train.group_size=4")
+    assert "sampling.temperature=0" in message
+    assert "train.group_size=4" in message
+    parse_config("{sampling: {temperature: 0}, train: {group_size: 1}}")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("train.max_off_policy_steps=10000", "train.max_off_policy_steps=10000"),
+        ("optim.warmup_steps=100000", "optim.warmup_steps=100000"),
+        ("optim.learning_rate=1000", "optim.learning_rate=1000"),
+        ("loss.entropy_coeff=-100", "loss.entropy_coeff=-100"),
+    ],
+)
+def test_a_setting_that_is_probably_a_mistake_is_reported(override: str, key: str) -> None:
+    config = load_recipe("memagent-quickstart", [override])
+    assert [reason.partition(" ")[0].rstrip(":") for reason in suspicious(config)] == [key]
+
+
+@pytest.mark.parametrize("recipe", SHIPPED)
+def test_no_shipped_recipe_has_a_suspicious_setting(recipe: str) -> None:
+    assert suspicious(load_recipe(recipe)) == []
 
 
 def test_every_key_says_what_it_means() -> None:

@@ -50,7 +50,7 @@ VLLM = "sampler.name=vllm"
         ([VLLM, 'sampler.python="a\\0b"'], "sampler.python: 'a\\x00b' contains a NUL character"),
         (
             [VLLM, "sampler.devices=[1]", "sampler.servers=2"],
-            "names 1 different GPUs; sampler.servers=2 x sampler.tensor_parallel_size=1",
+            "sampler.devices=[1] names 1",
         ),
         (
             [VLLM, "sampler.devices=[1, 1]", "sampler.tensor_parallel_size=2"],

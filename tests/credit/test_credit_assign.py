@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,11 +14,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from palimpsest.config.schema import CreditConfig
-from palimpsest.credit.assign import assign
-from palimpsest.credit.dapo import has_signal, partition
+from palimpsest.credit.assign import assign, has_signal
 from palimpsest.engines.protocol import TrainSegment
-from palimpsest.types import Group
-from support.credit import group, only, trained
+from palimpsest.types import Grade, Group, SpanReward
+from support.credit import group, only, state_mix, trained
 
 
 def credit(**changes: Any) -> CreditConfig:
@@ -155,10 +155,34 @@ def test_dynamic_sampling_drops_groups_of_equal_reward_from_batch_and_denominato
 )
 def test_signal(rewards: list[float | None], signal: bool) -> None:
     one = group(rewards)
-    assert has_signal(one) is signal
+    assert has_signal(one, credit()) is signal
     batch = only(assign([one], credit(), 1))
     assert any(a for s in batch.segments for a in s.advantages) is signal  # what it means
-    assert partition([one]) == (([one], []) if signal else ([], [one]))
+    assert only(assign([one], credit(dynamic_sampling={}), 1)).counts["groups_dropped"] == (not signal)
+    assert batch.counts["groups_with_signal"] == (signal and not batch.counts["groups_untrainable"])
+
+
+@pytest.mark.parametrize(
+    ("turns", "spans", "rule", "signal"),
+    [
+        ([2.0, 0.0], ([], []), state_mix(0.5), True),
+        ([2.0, 2.0], ([], []), state_mix(0.5), False),
+        ([2.0, 0.0], ([], []), state_mix(1.0), False),
+        ([2.0, 0.0], ([], []), {}, False),
+        ([2.0, 2.0], ([SpanReward(0, 0, 1, 1.0)], []), state_mix(0.5), True),
+    ],
+)
+def test_rewards_of_turns_are_a_signal_under_a_rule_that_reads_them(
+    turns: list[float], spans: tuple[list[SpanReward], ...], rule: dict[str, Any], signal: bool
+) -> None:
+    equal = group([1, 1], [(2,), (2,)])
+    grades = [Grade(1.0, per_turn=(reward,), spans=tuple(each)) for reward, each in zip(turns, spans, strict=True)]
+    one = replace(equal, grades=tuple(grades))
+    for dynamic in (None, {}):
+        batch = only(assign([one], credit(dynamic_sampling=dynamic, **rule), 1))
+        assert any(a for s in batch.segments for a in s.advantages) is signal
+        assert batch.counts["groups_dropped"] == (dynamic is not None and not signal)
+        assert batch.counts["groups_with_signal"] == signal
 
 
 def test_overlong_penalty_enters_the_rewards_before_the_statistics() -> None:

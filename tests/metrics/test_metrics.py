@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.config.schema import SamplingConfig
+from palimpsest.config.schema import CreditConfig, SamplingConfig
 from palimpsest.events import EmptyMemoryKept, Event
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.metrics.memory_metrics import evidence_position, evidence_retention, memory_metrics, memory_steps
@@ -129,7 +129,7 @@ def test_an_empty_response_that_kept_the_memory_is_not_a_memory() -> None:
 
 
 def test_what_is_not_known_is_absent_and_not_zero() -> None:
-    metrics = group_metrics([group(read(0, "", "", "abcd", StopReason.LENGTH))], CODEC)
+    metrics = group_metrics([group(read(0, "", "", "abcd", StopReason.LENGTH))], CODEC, CreditConfig())
     assert metrics["memory/truncated"] == 1.0
     assert metrics["memory/tokens"] == 4.0
     assert metrics["grade/em"] == 1.0
@@ -140,7 +140,7 @@ def test_what_is_not_known_is_absent_and_not_zero() -> None:
 def test_ungraded_episodes_are_counted_and_leave_the_mean_alone() -> None:
     one = group(read(0, "", "", "a"))
     two = Group(one.problem, one.trajectories * 2, (Grade(1.0), Grade(None, "judge down")))
-    metrics = group_metrics([two], CODEC)
+    metrics = group_metrics([two], CODEC, CreditConfig())
     assert (metrics["reward/mean"], metrics["reward/ungraded"]) == (1.0, 1.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from palimpsest.app.composition import measure_memory
+from palimpsest.config.schema import CreditConfig
 from palimpsest.events import Declared, Event, Pruned, PruneRefused, ToolCalled, ToolFailed, VariantPlayed
 from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.report.plots import training_figures
@@ -43,7 +44,7 @@ PROBLEM = Problem("p", "?", ("a",))
 
 
 def test_measures_of_training_are_means_over_episodes_worked_by_hand() -> None:
-    metrics = group_metrics([Group(PROBLEM, (FIRST, SECOND), (Grade(1.0), Grade(0.0)))], CODEC)
+    metrics = group_metrics([Group(PROBLEM, (FIRST, SECOND), (Grade(1.0), Grade(0.0)))], CODEC, CreditConfig())
     expected = {
         "prunes": 0.5,
         "prune_refused": 0.5,
@@ -64,7 +65,7 @@ def test_measures_of_training_are_means_over_episodes_worked_by_hand() -> None:
 def test_episodes_of_a_variant_say_nothing_of_how_tools_are_used() -> None:
     bare = episode(2, VariantPlayed({"prune": False}), pruned=False)
     group = Group(PROBLEM, (FIRST, bare), (Grade(1.0), Grade(0.0)))
-    assert group_metrics([group], CODEC)["tool/prunes"] == 1.0
+    assert group_metrics([group], CODEC, CreditConfig())["tool/prunes"] == 1.0
 
 
 def test_evaluation_has_the_same_measures_and_memory_agents_have_none() -> None:
@@ -72,7 +73,7 @@ def test_evaluation_has_the_same_measures_and_memory_agents_have_none() -> None:
     assert (measured["prunes"], measured["context_tokens_max"], measured["segments"]) == (1.0, 6.0, 2.0)
     plain = Trajectory("p", "g", 0, (Turn((1,), FIRST.turns[0].completion, 0, "answer"),), Outcome.ANSWERED)
     assert "prunes" not in measure_memory(PROBLEM, plain, Grade(1.0), GroupTexts(CODEC))
-    metrics = group_metrics([Group(PROBLEM, (plain,), (Grade(1.0),))], CODEC)
+    metrics = group_metrics([Group(PROBLEM, (plain,), (Grade(1.0),))], CODEC, CreditConfig())
     assert not [name for name in metrics if name.startswith("tool/")]
 
 

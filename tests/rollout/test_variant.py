@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from palimpsest.app.quickstart.quickstart_run import _trainings
 from palimpsest.config.load import parse_config
-from palimpsest.config.schema import EvaluationConfig, PolicyConfig, RunConfig, SamplingConfig
+from palimpsest.config.schema import CreditConfig, EvaluationConfig, PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.runner import Arena, Entry, play_entries
 from palimpsest.evaluation.sample_log import Cell
@@ -181,10 +181,10 @@ def test_rewards_are_told_apart_and_nothing_is_said_without_a_variant() -> None:
     plain = Trajectory("p", "g", 0, (), Outcome.ANSWERED)
     other = Variant(Shouting(), 0.5, {"tool": False}).marked(plain)
     group = Group(Problem("p", "?", ("a",)), (plain, other, other, plain), tuple(map(Grade, (1.0, 0.0, 0.5, None))))
-    metrics = group_metrics([group], CODEC)
+    metrics = group_metrics([group], CODEC, CreditConfig())
     assert (metrics["reward/mean_plain"], metrics["reward/mean_variant"]) == (1.0, 0.25)
     assert (metrics["episode/variant_share"], metrics["reward/mean"]) == (0.5, 0.5)
-    alone = group_metrics([Group(group.problem, (plain,), (Grade(1.0),))], CODEC)
+    alone = group_metrics([Group(group.problem, (plain,), (Grade(1.0),))], CODEC, CreditConfig())
     assert not {"reward/mean_plain", "reward/mean_variant", "episode/variant_share"} & set(alone)
 
 

@@ -369,6 +369,11 @@ class RunConfig(Strict):
                 f"{self.train.batch_size}: each has at least one whole group, so set train.num_minibatches="
                 f"{self.train.batch_size} at most"
             )
+        if self.sampling.temperature == 0 and self.train.group_size > 1 and self.train.variant is None:
+            raise ValueError(
+                f"sampling.temperature=0 samples train.group_size={self.train.group_size} equal rollouts per problem, "
+                "so no reward differs: set sampling.temperature, e.g. to 1"
+            )
         unweighted = self.loss.old_logprobs == "recompute" and self.loss.importance_sampling_cap is None
         if self.train.max_off_policy_steps and unweighted:
             raise ValueError(
@@ -426,6 +431,22 @@ def check_cluster(config: RunConfig) -> None:
     for key in ("gpus_per_learner", "gpus_per_sampler"):
         if device == "cpu" and (gpus := getattr(cluster, key)):
             raise ValueError(f"cluster.{key}={gpus:g}: set model.device=auto, for it says cpu, or cluster.{key}=0")
+
+
+def suspicious(config: RunConfig) -> list[str]:
+    """Settings for RL that are probably mistakes, each with the reason."""
+    train, optim, entropy = config.train, config.optim, config.loss.entropy_coeff
+    ahead, updates = train.max_off_policy_steps, train.max_steps * train.num_minibatches
+    found, trial = [], updates < 100
+    if ahead >= train.max_steps and not trial:
+        found.append(f"train.max_off_policy_steps={ahead}: the initial weights sample all {train.max_steps} batches")
+    if optim.warmup_steps >= updates and not trial:
+        found.append(f"optim.warmup_steps={optim.warmup_steps}: the run ends before, after {updates} optimizer steps")
+    if optim.learning_rate > 0.1:
+        found.append(f"optim.learning_rate={optim.learning_rate:g}: AdamW may change each weight by that in one step")
+    if abs(entropy) >= 1:
+        found.append(f"loss.entropy_coeff={entropy:g}: the bonus outweighs the policy's loss; use 0 to 0.01")
+    return found
 
 
 def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:

@@ -17,8 +17,8 @@ trajectory counts as ungraded and is excluded from statistics and training; a lo
 are finite and of the right lengths, or the run ends with the reason. Each step builds the rule again, so a resumed run
 gives the same. Mini-batches are whole groups, in order, with sizes that differ by at most one. Exactly
 `num_minibatches` batches come back; with too few groups, the last have no segments and the loop skips those steps.
-Not covered: sampling other groups to replace dropped ones; dynamic sampling by turns (it looks at the outcome only);
-whether a custom rule is unbiased, or gives 0 where all rewards are equal (`palimpsest check` reports that).
+Not covered: sampling other groups to replace dropped ones; whether a custom rule is unbiased, or gives 0 where all
+rewards are equal (`palimpsest check` reports that).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from palimpsest import plugins
 from palimpsest.config.schema import OUTCOMES, STATE_MIX, CreditConfig
 from palimpsest.credit import dapo, state
 from palimpsest.credit.aggregate import CreditedSegment, weigh
-from palimpsest.credit.dapo import comparable, graded_rewards, has_signal, partition
+from palimpsest.credit.dapo import comparable, graded_rewards, rewards_differ
 from palimpsest.credit.dcpo import effective_weights, sample_segments
 from palimpsest.credit.outcome import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.engines.protocol import StepBatch, TrainSegment
@@ -47,6 +47,16 @@ def build_rule(config: CreditConfig) -> Rule:
     """The rule that `credit.adv_estimator` names. Raises ConfigError."""
     rule: Rule = plugins.build("rule", config.adv_estimator, config.options)
     return rule
+
+
+def has_signal(group: Group, config: CreditConfig, rule: Rule | None = None) -> bool:
+    """Whether any turn gets an advantage other than 0, before the overlong penalty: if rewards differ, or by `rule`,
+    which may read rewards of turns."""
+    if rewards_differ(group) or config.adv_estimator in OUTCOMES:
+        return rewards_differ(group)
+    plain = config.model_copy(update={"overlong": None})
+    turns = [turn for turns in _turn_advantages(group, plain, rule or build_rule(config)) for turn in turns or ()]
+    return any(turn if isinstance(turn, float) else any(turn) for turn in turns)
 
 
 def unread_rewards(groups: Iterable[Group], config: CreditConfig) -> dict[str, str] | None:
@@ -103,12 +113,15 @@ def assign(
     """
     if num_minibatches < 1:
         raise ValueError(f"num_minibatches={num_minibatches}: at least 1")
-    selected, dropped = partition(groups) if config.dynamic_sampling else (list(groups), [])
     rule = build_rule(config)
+    selected, dropped = list[Group](), list[Group]()
+    for group in groups:
+        stays = config.dynamic_sampling is None or has_signal(group, config, rule)
+        (selected if stays else dropped).append(group)
     credited = [credit_group(group, config, key, number, rule) for number, group in enumerate(selected)]
     trainable = [one for one in credited if one.rows]
     untrainable = [one.group for one in credited if not one.rows]
-    batches = [_batch(part, config) for part in _split_groups(trainable, num_minibatches)]
+    batches = [_batch(part, config, rule) for part in _split_groups(trainable, num_minibatches)]
     batches[0] = replace(batches[0], counts=_add_left_out(batches[0].counts, dropped, untrainable))
     return tuple(batches)
 
@@ -201,13 +214,13 @@ def _split_groups(credited: list[Credited], number: int) -> list[list[Credited]]
     return [credited[start:stop] for start, stop in pairwise(starts)]
 
 
-def _batch(credited: list[Credited], config: CreditConfig) -> StepBatch:
+def _batch(credited: list[Credited], config: CreditConfig, rule: Rule) -> StepBatch:
     rows = [row for one in credited for row in one.rows]
     segments = weigh(rows, config.agg_mode)
     rewards = [reward for one in credited for reward in graded_rewards(one.group)]
     counts = {
         "groups": float(len(credited)),
-        "groups_with_signal": float(sum(has_signal(one.group) for one in credited)),
+        "groups_with_signal": float(sum(has_signal(one.group, config, rule) for one in credited)),
         "trajectories": float(len(rewards)),
         "ungraded": float(sum(_ungraded(one.group) for one in credited)),
         "segments": float(len(segments)),

@@ -2,7 +2,8 @@
 
 Dynamic sampling keeps a group only if 0 < number of correct answers < G: equal rewards give every trajectory the
 advantage 0, for any baseline. Dropped groups leave the denominator of `agg_mode`. The test uses the reward before any
-overlong penalty, as in the paper.
+overlong penalty, as in the paper. Under a rule that reads rewards of turns, `assign.has_signal` also keeps a group in
+which one of them has an advantage.
 
 For a completion of y sampled tokens, with L = max_tokens and B = buffer, the overlong punishment adds to the reward
 
@@ -19,7 +20,6 @@ Not covered: sampling other groups to replace dropped ones, which is up to the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from statistics import fmean
 
 from palimpsest.config.schema import OverlongConfig
@@ -39,28 +39,20 @@ def comparable(group: Group) -> bool:
     return len(graded_rewards(group)) > 1 or (len(group.grades) == 1 and group.grades[0].graded)
 
 
-def has_signal(group: Group) -> bool:
+def rewards_differ(group: Group) -> bool:
     """Whether any trajectory gets an advantage other than 0 from its reward.
 
     >>> from palimpsest.types import Grade, Outcome, Problem, Trajectory
     >>> def group(*values):
     ...     played = [Trajectory("p", "g", i, (), Outcome.ANSWERED) for i in range(len(values))]
     ...     return Group(Problem("p", "?", ("a",)), tuple(played), tuple(map(Grade, values)))
-    >>> has_signal(group(1.0, 0.0)), has_signal(group(1.0, 1.0)), has_signal(group(1.0, None))
+    >>> rewards_differ(group(1.0, 0.0)), rewards_differ(group(1.0, 1.0)), rewards_differ(group(1.0, None))
     (True, False, False)
     """
     rewards = graded_rewards(group)
     if not comparable(group):
         return False
     return min(rewards) != max(rewards) if len(rewards) > 1 else rewards[0] != 0.0
-
-
-def partition(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
-    with_signal: list[Group] = []
-    without: list[Group] = []
-    for group in groups:
-        (with_signal if has_signal(group) else without).append(group)
-    return with_signal, without
 
 
 # ---- Soft overlong punishment --------------------------------------------------------------------------------

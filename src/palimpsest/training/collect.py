@@ -13,11 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palimpsest.config.schema import RunConfig
-from palimpsest.credit.dapo import has_signal
+from palimpsest.credit.assign import build_rule, has_signal
 from palimpsest.errors import RunError, take_tracebacks
 from palimpsest.events import PolicyFailed
 from palimpsest.memory.registry import admit_all
@@ -105,7 +106,7 @@ class Collector:
             groups=tuple(groups),
             version=version,
             stage=stage,
-            metrics=group_metrics(groups, self.player.codec),
+            metrics=group_metrics(groups, self.player.codec, self.config.credit),
             timings=timings | rates(counters, sampler.stats(), seconds) | self._speculation(),
         )
 
@@ -117,15 +118,17 @@ class Collector:
         """Groups of a step: the first round and the replacements of silent groups."""
         wanted = self.config.train.batch_size
         played = await self._play(step, wanted, 0, size)
-        dynamic = self.config.credit.dynamic_sampling
+        credit = self.config.credit
+        dynamic = credit.dynamic_sampling
         if dynamic is None:
             return played
+        signals = partial(has_signal, config=credit, rule=build_rule(credit))
         for round_number in range(1, dynamic.max_refills + 1):
-            missing = wanted - sum(map(has_signal, played))
+            missing = wanted - sum(map(signals, played))
             if missing == 0:
                 return played
             played += await self._play(step, missing, round_number, size)
-        if (usable := sum(map(has_signal, played))) < wanted:
+        if (usable := sum(map(signals, played))) < wanted:
             self._report_refills(step, usable, wanted, played)
         return played
 

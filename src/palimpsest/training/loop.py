@@ -40,7 +40,6 @@ import psutil
 from palimpsest.config.data import CurriculumConfig
 from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.credit.assign import assign, unread_rewards
-from palimpsest.credit.dapo import has_signal
 from palimpsest.data.fingerprints import changed
 from palimpsest.engines.protocol import Learner, Sampler, StepBatch, UpdateStats
 from palimpsest.errors import RunError
@@ -367,7 +366,7 @@ class Trainer:
         return {"curriculum/chunks": float(size), "curriculum/stage": float(batch.stage)}
 
     def _watch_signal(self, batch: Batch) -> None:
-        self._silent = 0 if any(map(has_signal, batch.groups)) else self._silent + 1
+        self._silent = 0 if batch.metrics.get("groups/with_signal") else self._silent + 1
         if self._silent and self._silent % SILENT_STEPS == 0:
             self.folder.warn(Note("no_signal", step=batch.step, steps=self._silent))
 

@@ -6,7 +6,7 @@
 | reward/mean_variant, reward/mean_plain | of episodes with `train.variant`'s options; of the others |
 | episode/variant_share | share of the former, if there are any |
 | grade/em, grade/f1... | mean of each part of the grades' breakdown |
-| groups/played, groups/with_signal | number of groups; share in which the rewards differ |
+| groups/played, groups/with_signal | number of groups; share with an advantage other than 0 |
 | episode/turns, sampled_tokens, prompt_tokens | mean per episode |
 | episode/documents_cut | episodes that omitted a part of their document (`max_chunks`, the window) |
 | outcome/answered, outcome/... | episodes with this outcome |
@@ -38,7 +38,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from statistics import fmean, pstdev
 
-from palimpsest.credit.dapo import has_signal
+from palimpsest.config.schema import CreditConfig
+from palimpsest.credit.assign import build_rule, has_signal
 from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
 from palimpsest.events import DocumentTruncated, Pruned, PruneRefused, ToolCalled, ToolFailed, of_type
 from palimpsest.metrics.memory_metrics import memory_metrics
@@ -107,16 +108,17 @@ def tool_metrics(episodes: Iterable[Trajectory]) -> dict[str, float]:
 Metrics = dict[str, float]
 
 
-def group_metrics(groups: Sequence[Group], codec: Codec) -> Metrics:
+def group_metrics(groups: Sequence[Group], codec: Codec, credit: CreditConfig) -> Metrics:
     """All rows of the table above except the last."""
     rewards = [grade.value for group in groups for grade in group.grades if grade.value is not None]
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
+    rule = build_rule(credit)
     metrics: dict[str, float | None] = {
         "reward/mean": fmean(rewards) if rewards else None,
         "reward/std": pstdev(rewards) if rewards else None,
         "reward/ungraded": float(len(episodes) - len(rewards)),
         "groups/played": float(len(groups)),
-        "groups/with_signal": _mean(float(has_signal(group)) for group in groups),
+        "groups/with_signal": _mean(float(has_signal(group, credit, rule)) for group in groups),
         **_breakdown(groups),
         **_variants(groups),
         **_episodes(episodes),

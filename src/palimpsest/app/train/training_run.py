@@ -10,6 +10,7 @@ long each time, at most `LONGEST_S`.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from palimpsest.app.train.training_summary import report_training
 from palimpsest.config.data import listed
 from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.load import Overrides
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import RunConfig, suspicious
 from palimpsest.credit.assign import build_rule
 from palimpsest.data.fingerprints import Contents
 from palimpsest.data.sources.file_source import (
@@ -46,13 +47,14 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, evaluated
 from palimpsest.notes import Note
 from palimpsest.plugins import check_all
+from palimpsest.progress.displays import Terminal
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.reward.grading import Grades, build_reward, check_reward, closing, layers_note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.jsonl_rows import read_rows, whole
 from palimpsest.runs.loggers import build_loggers, check_sinks
-from palimpsest.runs.resume_rules import GIVEN, RunOrigin
+from palimpsest.runs.resume_rules import GIVEN, RunOrigin, how_to_resume
 from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
@@ -153,7 +155,8 @@ async def train_async(
     progress: Progress | None = None,
     stop: GracefulStop | None = None,
 ) -> Run:
-    """Train an agent with reinforcement learning. The first interrupt finishes the current step, then stops.
+    """Train an agent with reinforcement learning. The first SIGINT or SIGTERM finishes the current step; the call then
+    returns an unfinished run (`run.finished`).
 
     `train` is an ordinary call and works in a notebook; `train_async` is a coroutine.
 
@@ -173,7 +176,8 @@ async def train_async(
       what a resumed run may change. A `Run` also brings its objects; for a folder, pass them again. True: resume the
       run in `out`
     - `force`: rename an existing folder and start over
-    - `quiet`: show nothing; `progress`: where to show progress; `stop`: requests the end, from any thread
+    - `quiet`: show nothing but a stop before the last step; `progress`: where to show progress
+    - `stop`: requests the end, from any thread
 
     Raises ConfigError, DataError, ModelError or RunError with a message that names key, value and fix.
     """
@@ -186,9 +190,11 @@ async def train_async(
         request = RunRequest(recipe, overrides, seed, out, resume)
         given = {name: value for name, value in arguments.items() if value is not None}
         run = resolve_call(request, objects, given, shown.message)
-        await run_training(
+        finished = await run_training(
             run.config, run.folder, resume=run.resume, force=force, progress=shown, stop=stop or GracefulStop()
         )
+        if finished.interrupted and quiet:
+            Terminal().message(f"{run.folder}: stopped after step {finished.step}; {how_to_resume(run.folder)}")
     return Run(run.folder, objects.held)
 
 
@@ -233,6 +239,8 @@ class Inputs:
     def of(cls, config: RunConfig) -> Inputs:
         """Read what `config` names and check it, except for the model."""
         check_all(config)
+        for reason in suspicious(config):
+            warnings.warn(reason, stacklevel=2)
         policy = policy_of(config)
         check_sinks(config)
         check_models(config)
@@ -304,11 +312,9 @@ def check_run(run: ResolvedRun) -> dict[str, str]:
     options = ", ".join(f"{name}={value}" for name, value in config.policy.options.items() if len(str(value)) < 40)
     cold_start = f"{config.cold_start.max_steps} steps of cold start, then " if config.cold_start else ""
     size, rollouts = counted(train.batch_size, "problem"), counted(train.group_size, "rollout")
-    held = (
-        ""
-        if inputs.held_out is None
-        else f"; {counted(len(inputs.held_out), 'held-out problem')} every {counted(train.eval_steps or 0, 'step')}"
-    )
+    held = ""
+    if inputs.held_out is not None and train.eval_steps:
+        held = f"; {counted(len(inputs.held_out), 'held-out problem')} every {counted(train.eval_steps, 'step')}"
     return {
         "recipe": config.recipe,
         "folder": f"{run.folder}, {'resumed' if run.resume and (run.folder / CONFIG).is_file() else 'new'}",

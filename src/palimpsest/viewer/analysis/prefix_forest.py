@@ -22,8 +22,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from palimpsest.config.schema import CreditConfig
-from palimpsest.credit.assign import credit_group
-from palimpsest.credit.dapo import has_signal
+from palimpsest.credit.assign import credit_group, has_signal
 from palimpsest.errors import PalimpsestError
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.rollout.segments import segments_of
@@ -202,15 +201,12 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
         return _difference(group, f"{_DIFFERENCE}: the run's credit section is unknown")
     if (why := _why_not(group, credit)) is not None:
         return _difference(group, f"{_DIFFERENCE}: {why}")
-    if credit.dynamic_sampling and not has_signal(group):
-        nothing = tuple(None if grade.value is None else 0.0 for grade in group.grades)
-        return Advantages(
-            f"by credit.adv_estimator={credit.adv_estimator}: all rewards are equal, so training skips the group",
-            nothing,
-            {},
-        )
     plain = credit.model_copy(update={"segments_per_group": None, "final_segment": "new_only"})  # every token once
+    by = f"by credit.adv_estimator={credit.adv_estimator}"
     try:
+        if credit.dynamic_sampling and not has_signal(group, credit):
+            nothing = tuple(None if grade.value is None else 0.0 for grade in group.grades)
+            return Advantages(f"{by}: no advantage differs from 0, so training skips the group", nothing, {})
         credited = credit_group(group, plain)
     except (PalimpsestError, ValueError) as error:
         return _difference(group, f"{_DIFFERENCE}: credit.adv_estimator={credit.adv_estimator} failed ({error})")
@@ -221,7 +217,7 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
             if turn >= 0:
                 of_tokens.setdefault((rollout, turn), []).append(advantage)
     tokens = {key: tuple(values) for key, values in of_tokens.items()}
-    return Advantages(f"by credit.adv_estimator={credit.adv_estimator}", credited.advantages, tokens)
+    return Advantages(by, credited.advantages, tokens)
 
 
 def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segment, tuple[float, ...]]] | None:
@@ -232,9 +228,9 @@ def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segmen
     """
     if credit is None or credit.segments_per_group is not None or _why_not(group, credit) is not None:
         return None
-    if credit.dynamic_sampling and not has_signal(group):
-        return []
     try:
+        if credit.dynamic_sampling and not has_signal(group, credit):
+            return []
         credited = credit_group(group, credit)
     except (PalimpsestError, ValueError):
         return None
