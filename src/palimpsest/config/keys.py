@@ -344,7 +344,7 @@ def _limits(metadata: Iterable[Any]) -> str:
     return f", {' and '.join(limits)}" if limits else ""
 
 
-_OTHER_NAMES: Mapping[str, str] = {
+OTHER_NAMES: Mapping[str, str] = {
     other: key
     for key, aliases in {
         "optim.learning_rate": "lr",
@@ -430,7 +430,7 @@ def _named_here(section: str, leaf: str) -> str | None:
     >>> _named_here("cold_start", "steps"), _named_here("", "steps"), _named_here("evaluation", "rivals")
     ('cold_start.max_steps', 'train.max_steps', 'evaluation.trained_baselines')
     """
-    key = _OTHER_NAMES.get(f"{section}.{leaf}") or _OTHER_NAMES.get(leaf, "")
+    key = OTHER_NAMES.get(f"{section}.{leaf}") or OTHER_NAMES.get(leaf, "")
     local = f"{section}.{key.rpartition('.')[2]}"
     return local if key and field_at(local) is not None else key or None
 
