@@ -80,6 +80,7 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     },
     "Train": {
         "train": (train.train, "Train an agent with reinforcement learning."),
+        "services": (serve.services, "Start the judge and search services that a recipe needs."),
         "sft": (train.sft, "Fine-tune on SFT examples, recorded episodes or conversations."),
         "export": (models.export, "Export a checkpoint as a Hugging Face model."),
     },
