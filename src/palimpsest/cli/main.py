@@ -76,6 +76,7 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     "Start": {
         "quickstart": (quickstart.quickstart, "Train, evaluate and report on a CPU in minutes."),
         "new": (new.new, "Create a policy, tool or reward from a template."),
+        "doctor": (models.doctor, "Check this machine, and why a run stopped."),
         "check": (models.check, "Check a custom policy, reward or other plugin against its contract."),
     },
     "Train": {
