@@ -47,7 +47,7 @@ WORDS = {
     "tutorials/first-agent.md": 1100, "tutorials/your-questions.md": 1200, "tutorials/why-it-failed.md": 1200,
     "tutorials/write-a-policy.md": 1300, "tutorials/reward-in-python.md": 1000, "tutorials/eight-gpus.md": 1200,
     "tutorials/real-model.md": 1100,
-    "how-to/train.md": 1200, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 830,
+    "how-to/train.md": 1560, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 830,
     "how-to/multi-gpu.md": 900, "how-to/vllm.md": 900, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
     "how-to/evaluate.md": 950, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
     "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 900,
@@ -136,8 +136,8 @@ def test_a_page_has_at_most_its_words(name: str) -> None:
     assert words_of(name) <= WORDS[name]
 
 
-def test_the_documentation_has_at_most_47_000_words() -> None:
-    assert sum(words_of(name) for name in WORDS) <= 47_000
+def test_the_documentation_has_at_most_47_800_words() -> None:
+    assert sum(words_of(name) for name in WORDS) <= 47_800
 
 
 def test_the_index_for_language_models_names_every_page(tmp_path: Path) -> None:

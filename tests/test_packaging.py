@@ -26,6 +26,7 @@ ELSEWHERE = {
     "IPython": "is there in a notebook's kernel, and asked for there alone",
     "pydantic_core": "comes with pydantic",
     "huggingface_hub": "comes with transformers",
+    "packaging": "comes with transformers",
 }
 
 

@@ -38,7 +38,7 @@ def provenance() -> dict[str, Any]:
 @cache
 def environment() -> Mapping[str, Any]:
     """`versions` and `machine`: the same in every process of one installation on one machine."""
-    packages = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
+    packages = {name: version for name in _PACKAGES if (version := installed(name)) is not None}
     commit = commit_of(CHECKOUT)
     package = {"palimpsest": __version__, **({} if commit is None else {"commit": commit})}
     machine = {"processor": _processor(), "cores": os.cpu_count(), "gpus": _gpus()}
@@ -112,7 +112,8 @@ def _resolved(ref: str, folders: Sequence[Path]) -> str | None:
     return next((line.split()[0] for line in lines if line.endswith(f" {ref}")), None)
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """Installed version of a package; None without one."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -26,12 +26,17 @@ COMMANDS = (
     ["sft"],
     ["eval"],
     ["check"],
+    ["doctor"],
+    ["services"],
     ["new"],
     ["recipes", "list"],
     ["recipes", "show"],
     ["recipes", "keys"],
+    ["recipes", "import"],
     ["data", "inspect"],
+    ["data", "download"],
     ["retrieval", "serve"],
+    ["retrieval", "index"],
     ["view"],
 )
 HEAVY = (

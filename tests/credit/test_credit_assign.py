@@ -178,7 +178,7 @@ def test_rewards_of_turns_are_a_signal_under_a_rule_that_reads_them(
     equal = group([1, 1], [(2,), (2,)])
     grades = [Grade(1.0, per_turn=(reward,), spans=tuple(each)) for reward, each in zip(turns, spans, strict=True)]
     one = replace(equal, grades=tuple(grades))
-    for dynamic in (None, {}):
+    for dynamic in list[Any]((None, {})):
         batch = only(assign([one], credit(dynamic_sampling=dynamic, **rule), 1))
         assert any(a for s in batch.segments for a in s.advantages) is signal
         assert batch.counts["groups_dropped"] == (dynamic is not None and not signal)

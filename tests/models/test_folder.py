@@ -321,6 +321,35 @@ def test_a_manifest_of_somebody_else_is_none_of_ours(folder: Path) -> None:
     assert opened(str(folder)) == folder
 
 
+@pytest.mark.parametrize(
+    ("place", "files", "way_out"),
+    [
+        (
+            "global_step_20",
+            ["actor/model_world_size_8_rank_0.pt", "actor/hf/config.json"],
+            "verl.model_merger",
+        ),
+        ("actor", ["model_world_size_2_rank_1.pt", "config.json", "tokenizer.json"], "verl.model_merger"),
+        ("iter_0000099", ["__0_0.distcp", "common.pt"], "convert_torch_dist_to_hf.py"),
+        ("saved", ["latest_checkpointed_iteration.txt", "iter_0000099/common.pt"], "convert_torch_dist_to_hf.py"),
+    ],
+)
+def test_shards_of_other_trainers_are_named_with_the_command_that_converts_them(
+    place: str, files: list[str], way_out: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    folder = tmp_path / place
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    for words in (["export", str(folder), "--out", str(tmp_path / "out")], ["eval", str(folder), "--chunks", "1"]):
+        assert way_out in refused(*words)
+
+
+def test_a_merged_model_beside_its_shards_is_opened(folder: Path) -> None:
+    (folder / "model_world_size_8_rank_0.pt").write_bytes(b"")
+    assert opened(str(folder)) == folder
+
+
 def test_code_of_a_folder_is_never_trusted() -> None:
     """Every call of `from_pretrained` and `from_config` says so, but peft's, which knows no such code."""
     calls = [

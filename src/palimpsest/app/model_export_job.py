@@ -24,7 +24,7 @@ from palimpsest.config.engine import SHIPPED, Dtype, ModelConfig, model_path
 from palimpsest.engines.open import cast, write_merged
 from palimpsest.errors import CheckpointError, RunError
 from palimpsest.models.checkpoint_manifest import MANIFEST, read_manifest
-from palimpsest.models.model_files import ADAPTER_SETTINGS, read_object
+from palimpsest.models.model_files import ADAPTER_SETTINGS, check_shards, read_object
 from palimpsest.models.model_folder import opened
 from palimpsest.runs.checkpoint import (
     CHECKPOINTS,
@@ -122,6 +122,8 @@ def _source(run: str, step: int | None, warn: Callable[[str], None]) -> _Source:
             raise RunError(f"--step {step}: {run} is a model, not a run; omit it")
         folder = opened(model_path(ModelConfig(path=run)))
         return _Source(run, folder, None, None)
+    if Path(run).is_dir():
+        check_shards(run, Path(run))
     checkpoint = _chosen(Path(run), step, warn)
     names = tuple(name for name in read_manifest(checkpoint.path / MANIFEST)["files"] if Path(name).name == name)
     for name in names:

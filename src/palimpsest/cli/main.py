@@ -76,11 +76,13 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     "Start": {
         "quickstart": (quickstart.quickstart, "Train, evaluate and report on a CPU in minutes."),
         "new": (new.new, "Create a policy, tool or reward from a template."),
+        "doctor": (models.doctor, "Check this machine, and why a run stopped."),
         "check": (models.check, "Check a custom policy, reward or other plugin against its contract."),
     },
     "Train": {
         "plan": (plan.plan, "Predict memory, time and cost; choose a layout for your GPUs."),
         "train": (train.train, "Train an agent with reinforcement learning."),
+        "services": (serve.services, "Start the judge and search services that a recipe needs."),
         "sft": (train.sft, "Fine-tune on SFT examples, recorded episodes or conversations."),
         "export": (models.export, "Export a checkpoint as a Hugging Face model."),
     },

@@ -1,4 +1,4 @@
-"""`palimpsest check` and `palimpsest export`."""
+"""`palimpsest check`, `palimpsest doctor` and `palimpsest export`."""
 
 from __future__ import annotations
 
@@ -60,6 +60,43 @@ def check(
         console.print(f"{finding.name}: {finding.message}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"{len(findings) - failed} of {len(findings)} checks passed", highlight=False)
     raise typer.Exit(int(failed > 0))
+
+
+# ---- palimpsest doctor ---------------------------------------------------------------------------------------
+
+
+def doctor(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Also check the run in this folder.")] = None,
+    json: Json = False,
+) -> None:
+    """Check this machine, and a run: why it stopped, its health, what a resume does.
+
+    Prints one line per check: ok, warn or fail, the reason, and the command that fixes it. Exits with 1 if a check
+    fails.
+
+    \b
+    Examples:
+      palimpsest doctor
+      palimpsest doctor runs/first --json
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from palimpsest.app.doctor import examine
+    from palimpsest.text.display_text import printable
+
+    checks = []
+    for check in examine(run):
+        checks.append(check)
+        if not json:
+            typer.secho(
+                f"{check.status:5s}", fg={"ok": "green", "warn": "yellow", "fail": "red"}[check.status], nl=False
+            )
+            typer.echo(printable(f"{check.name}: {check.reason}{f'; fix: {check.fix}' * bool(check.fix)}"))
+    failed = any(check.status == "fail" for check in checks)
+    if json:
+        print(dumps({"passed": not failed, "checks": [asdict(check) for check in checks]}))
+    raise typer.Exit(int(failed))
 
 
 # ---- palimpsest export ---------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from palimpsest.cli.options import OUTPUT, App, Json, Overrides, stdout
+from palimpsest.cli.options import OUTPUT, App, Force, Json, Overrides, stdout
 from palimpsest.errors import ConfigError
+from palimpsest.text.display_text import counted
 
 app = App(help="List recipes, show one, list configuration keys.")
 
@@ -129,6 +130,39 @@ def keys(
 
     rows = [[k.name, k.values, k.default, k.meaning] for k in keys_under(prefix)]
     _print(["key", "takes", "default", "meaning"], rows, json=json)
+
+
+@app.command("import")
+def import_files(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Shell scripts or YAML files, in order.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="YAML file; default: stdout.", rich_help_panel=OUTPUT)
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Write a recipe from a training script or a YAML file of verl, slime or vime.
+
+    Each value names its origin; a comment lists what the recipe leaves out. Nothing in the files runs.
+
+    \b
+    Examples:
+      palimpsest recipes import run_memory_7B.sh --out mine.yaml
+      palimpsest recipes import run-qwen3-4b-train.sh _common.sh --out mine.yaml
+      palimpsest train mine.yaml --dry-run
+    """
+    from palimpsest.config.recipe_import import import_recipe
+    from palimpsest.files import write_file
+    from palimpsest.progress.displays import Terminal
+    from palimpsest.runs.folder_guard import free_file
+
+    made = import_recipe(files, (out or files[0]).stem)
+    if out is None:
+        typer.echo(made.text, nl=False)
+        return
+    free_file(out, force=force, progress=Terminal())
+    write_file(out, made.text.encode())
+    left_out = ", ".join(made.left_out) or "none"
+    typer.echo(f"{out}: {counted(len(made.values), 'value')}; left out: {left_out}")
 
 
 def _explain(recipe: str, overrides: list[str], *, json: bool) -> None:

@@ -149,6 +149,8 @@ def recipe_text(name_or_path: str) -> str:
             raise ConfigError(f"recipe {path}: no such file{nearest(path.stem, names)}")
         hint = nearest(name_or_path, names) or f"; shipped recipes: {', '.join(names)}"
         raise ConfigError(f"recipe {name_or_path}: neither a shipped recipe nor a YAML file{hint}")
+    if path.suffix == ".sh":
+        raise ConfigError(f"recipe {path}: a shell script; write a recipe with palimpsest recipes import {path}")
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -170,12 +172,16 @@ def load_recipe(name_or_path: str | Path, overrides: Overrides = (), *, read_fil
 def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), read_files: bool = True) -> RunConfig:
     """`load_recipe` for YAML text; error messages call it `name`."""
     values = sections_of(text, name)
+    if foreign := {"actor_rollout_ref", "algorithm", "trainer"} & values.keys():
+        raise ConfigError(
+            f"recipe {name}: {min(foreign)} is a section of verl; write a recipe with palimpsest recipes import {name}"
+        )
     values.setdefault("recipe", Path(name).stem)
     texts = {}
     changes = list(split_overrides(overrides))
     _drop_replaced(values, [(key, value) for key, value, _ in changes])
     for key, value, shown in changes:
-        _put(values, key, value)
+        put(values, key, value)
         texts[key] = shown
     refuse_secrets(values, name)
     refuse_unwritable(values, "", name)
@@ -324,7 +330,7 @@ def _named(overrides: Sequence[tuple[str, Any]], section: str) -> str | None:
     return None
 
 
-def _put(values: dict[str, Any], key: str, value: Any) -> None:
+def put(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key; creates missing or null sections."""
     *sections, leaf = key.split(".")
     node = values

@@ -36,8 +36,27 @@ MAX_JSON_BYTES = 32 << 20
 """Maximum size of other JSON files."""
 
 
+_SHARDS = re.compile(r"model_world_size_\d+_rank_\d+\.pt|iter_\d+|.*\.distcp|mp_rank_\d+\S*")
+
+
+def check_shards(name: str, folder: Path) -> None:
+    """Raise ModelError for shards of verl (FSDP) and of Megatron, with the command that converts them."""
+    inner = folder / "actor" if (folder / "actor").is_dir() else folder
+    shard = next((entry.name for entry in sorted(inner.iterdir()) if _SHARDS.fullmatch(entry.name)), "")
+    if not shard or any(folder.glob("*.safetensors")):
+        return
+    if shard.startswith("model_world"):
+        command = f"python -m verl.model_merger merge --backend fsdp --local_dir {inner} --target_dir NEW"
+        raise ModelError(f"model {name}: {shard} is an FSDP shard of verl; merge them with {command}")
+    tool = "tools/convert_torch_dist_to_hf.py"
+    command = f"python {tool} --input-dir {inner / 'iter_...' if shard.startswith('iter_') else inner}"
+    command += " --output-dir NEW --origin-hf-dir MODEL"
+    raise ModelError(f"model {name}: {shard} is of a Megatron checkpoint; convert it in slime or vime with {command}")
+
+
 def check_entries(name: str, folder: Path) -> None:
-    """Raise ModelError for links out of the folder, pipes, devices and oversized texts."""
+    """Raise ModelError for shards of other trainers, links out of the folder, pipes, devices and oversized texts."""
+    check_shards(name, folder)
     for entry in sorted(folder.iterdir()):
         if entry.is_symlink() and not _inside(entry, folder):
             raise ModelError(f"model {name}: {entry.name} is a link out of the folder; replace it by the file")

@@ -23,7 +23,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ TIMINGS = "timings.jsonl"
 TRAJECTORIES = "trajectories"
 SAVED = "saved"
 """Event of a published checkpoint."""
+FAILED = "failed"
+"""Event of a process that an error ended."""
 
 
 class RunFolder:
@@ -80,7 +82,11 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            with suppress(OSError):  # a full disk, or the folder was deleted
+                text = " ".join(str(error).split()) or type(error).__name__
+                self.event(FAILED if isinstance(error, Exception) else "interrupted", error=f"{text:.500}")
         self.close()
 
     def close(self) -> None:
@@ -252,7 +258,7 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | N
     if not (path / CONFIG).exists():
         names = ", ".join(_visible(path)[:3])
         raise RunError(f"{path} contains {names} but no {CONFIG}: not a run, or a half-written one; --force renames it")
-    _refuse_lost_checkpoints(path)
+    refuse_lost_checkpoints(path)
     if not resume:
         does = "continues it" if has_checkpoint(path) else "starts it over"
         raise RunError(
@@ -272,7 +278,7 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | N
     return changed
 
 
-def _refuse_lost_checkpoints(path: Path) -> None:
+def refuse_lost_checkpoints(path: Path) -> None:
     """Raise RunError for a run that saved checkpoints and has none: --resume must not start over."""
     saved = [row.get("step") for row in read_rows(path / EVENTS) if row.get("kind") == SAVED]
     folder = path / CHECKPOINTS

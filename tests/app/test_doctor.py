@@ -1,0 +1,342 @@
+"""Checks of a machine and of a run: by status, names and numbers, on real folders and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from palimpsest.app import doctor
+from palimpsest.app.doctor import DoctorCheck, examine
+from palimpsest.config.schema import RunConfig
+from palimpsest.errors import RunError
+from palimpsest.files import hashes
+from palimpsest.runs.folder_guard import FolderLock
+from palimpsest.runs.jsonl_rows import append_row, read_rows
+from palimpsest.runs.signals import GracefulStop
+from palimpsest.viewer.records.run_status import THRESHOLDS
+from support.command import Run
+from support.disks import no_file_over
+from support.fakes import NumberedSource, small_config
+from support.training import train
+
+SOURCE = Path(__file__).parents[2] / "src"
+MACHINE = (
+    "packages", "working_folder", "shared_memory", "loopback", "ray_token", "gpu", "collectives", "threads",
+)  # fmt: skip
+OF_A_RUN = ("run", "health", "disk", "resume")
+
+
+def of_run(run: Path, config: RunConfig | None = None) -> dict[str, DoctorCheck]:
+    return {check.name: check for check in doctor._of_run(run, config or small_config())}
+
+
+# ---- the command ---------------------------------------------------------------------------------------------
+
+
+def test_the_json_has_the_same_checks_and_keys_always_and_the_run_stays_unchanged(
+    tmp_path: Path, palimpsest: Run
+) -> None:
+    train(tmp_path / "run")
+    before = hashes(tmp_path / "run")
+    done = palimpsest("doctor", str(tmp_path / "run"), "--json")
+    found = json.loads(done.stdout)
+    assert set(found) == {"passed", "checks"}
+    assert [check["name"] for check in found["checks"]] == [*MACHINE, *OF_A_RUN]
+    assert all(set(check) == {"name", "status", "reason", "fix"} for check in found["checks"])
+    by_name = {check["name"]: check for check in found["checks"]}
+    assert by_name["collectives"]["status"] == by_name["working_folder"]["status"] == "ok"
+    assert found["passed"] == (done.returncode == 0) == ("fail" not in {each["status"] for each in found["checks"]})
+    assert hashes(tmp_path / "run") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_failed_check_exits_with_one_and_one_line_per_check(palimpsest: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    done = palimpsest("doctor")
+    assert done.returncode == 1
+    lines = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert [name.rstrip(":") for _, name in lines] == list(MACHINE)
+    assert ["fail", "ray_token:"] in lines
+    assert "fix: export RAY_AUTH_MODE=token" in done.stdout
+
+
+def test_it_loads_no_torch(tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    code = (
+        "import sys; from pathlib import Path; from palimpsest.app.doctor import examine\n"
+        f"list(examine(Path({str(tmp_path / 'run')!r}))); print('torch' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"config\.yaml"):
+        next(examine(tmp_path))
+
+
+# ---- the machine ---------------------------------------------------------------------------------------------
+
+
+def test_versions_outside_their_bounds_and_missing_packages_fail_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bounds are those of the installed package's own metadata, here of a package before it on the path."""
+    metadata = tmp_path / "palimpsest_rl-9.dist-info" / "METADATA"
+    needed = ["pyyaml>=99", "absent-package>=1", "numpy>=1", 'ray>=2; extra == "ray"', 'orjson>=99; extra == "dev"']
+    needed += ['another-absent>=1; extra == "x"']
+    metadata.parent.mkdir()
+    metadata.write_text("Name: palimpsest-rl\nVersion: 9\n" + "".join(f"Requires-Dist: {line}\n" for line in needed))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, _, fix = doctor._packages()
+    assert (status, fix) == ("fail", "pip install 'pyyaml>=99' 'absent-package>=1'")
+
+
+def test_the_working_folder_must_take_files_and_a_network_file_system_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with no_file_over(0):
+        assert doctor._working_folder(tmp_path)[0] == "fail"
+    assert list(tmp_path.iterdir()) == []
+    part = namedtuple("part", "mountpoint fstype")
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [part("/", "ext4"), part(str(tmp_path), "nfs4")])
+    assert doctor._working_folder(tmp_path)[0] == "warn"
+
+
+@pytest.mark.parametrize(("free", "shared", "expected"), [(5e9, 64e6, ("warn", "warn")), (5e12, 64e9, ("ok", "ok"))])
+def test_little_room_is_a_warning(
+    free: float, shared: float, expected: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(shared, 0, free))
+    assert (doctor._working_folder(tmp_path)[0], doctor._shared_memory()[0]) == expected
+
+
+def test_ports_in_use_are_named() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", 9527))
+        except OSError:
+            pytest.skip("another program has this port")
+        taken.listen()
+        assert "9527" in doctor._loopback()[1]
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "token", "status"),
+    [
+        (None, None, None, "ok"),
+        ("10.0.0.1:6379", "token", "s3cret", "ok"),
+        ("10.0.0.1:6379", "token", None, "fail"),
+        ("10.0.0.1:6379", None, "s3cret", "fail"),
+    ],
+)
+def test_a_cluster_needs_a_token(
+    address: str | None, mode: str | None, token: str | None, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RAY_AUTH_MODE", mode), ("RAY_AUTH_TOKEN", token)):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    found = doctor._ray_token(address)
+    assert found[0] == status
+    assert "s3cret" not in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cuda", "driver", "status"),
+    [
+        (0, "None", None, "ok"),
+        (2, "None", "550.54.15", "fail"),
+        (2, "'12.8'", "550.54.15", "ok"),
+        (2, "'12.8'", "470.82.01", "fail"),
+        (2, "'13.0'", "570.26", "fail"),
+        (2, "'13.0'", None, "ok"),
+    ],
+)
+def test_torchs_build_is_compared_with_the_driver_by_their_files(
+    gpus: int, cuda: str, driver: str | None, status: str, tmp_path: Path
+) -> None:
+    """In a process whose torch is a folder with a version, and whose driver is a file."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "version.py").write_text(f"from typing import Optional\ncuda: Optional[str] = {cuda}\n")
+    for number in range(gpus):
+        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
+        (tmp_path / "gpus" / str(number) / "information").write_text("Model: \t NVIDIA H100\n")
+    if driver:
+        (tmp_path / "driver").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Mar\n")
+    code = f"""
+from pathlib import Path
+from palimpsest import provenance
+from palimpsest.app import doctor
+provenance._GPUS, doctor._DRIVER = Path({str(tmp_path / "gpus")!r}), Path({str(tmp_path / "driver")!r})
+checks = {{check.name: check for check in doctor.examine()}}
+print(checks["gpu"].status, checks["collectives"].status, checks["collectives"].reason.split(":")[0])
+"""
+    path = os.pathsep.join([str(tmp_path), str(SOURCE)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [status, "fail", "nccl" if gpus > 1 else "gloo"]  # that torch sums nothing
+
+
+@pytest.mark.parametrize(("threads", "status"), [("1", "ok"), ("100000", "warn"), ("x", "warn"), (None, "warn")])
+def test_threads_beyond_the_cores_are_a_warning(
+    threads: str | None, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert doctor._threads()[0] == status
+
+
+# ---- why a run stopped ---------------------------------------------------------------------------------------
+
+
+def killed(run: Path) -> None:
+    """A process that takes the folder and is killed."""
+    code = (
+        "import os, signal; from pathlib import Path; from palimpsest.runs.folder_guard import FolderLock\n"
+        f"FolderLock(Path({str(run)!r})); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SOURCE)})
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_finished_run_is_ok_and_has_nothing_to_resume(tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    checks = of_run(tmp_path / "run")
+    assert [checks[name].status for name in OF_A_RUN] == ["ok"] * 4
+    assert "step 6 of 6" in checks["run"].reason
+    assert "train.max_steps=12" in checks["resume"].reason
+
+
+def test_an_error_is_recorded_with_its_text_and_resumes(tmp_path: Path) -> None:
+    class Broken(NumberedSource):
+        def problems(self, *, step: int, count: int, **more: Any) -> Any:
+            if step >= 4:
+                raise RunError("the disk\nis gone")
+            return super().problems(step=step, count=count, **more)
+
+    with pytest.raises(RunError):
+        train(tmp_path / "run", source=Broken())
+    last = read_rows(tmp_path / "run" / "events.jsonl")[-1]
+    assert (last["kind"], last["error"]) == ("failed", "the disk is gone")
+    checks = of_run(tmp_path / "run")
+    assert checks["run"].status == "fail"
+    assert "the disk is gone" in checks["run"].reason
+    assert checks["run"].fix == f"palimpsest train --resume {tmp_path / 'run'}"
+    assert checks["resume"].status == "ok"
+    train(tmp_path / "run", resume=True)
+    assert of_run(tmp_path / "run")["run"].status == "ok"
+
+
+def test_an_interrupted_run_is_a_warning_and_a_killed_one_fails(tmp_path: Path) -> None:
+    stop = GracefulStop()
+
+    async def measure(step: int) -> dict[str, float]:
+        stop.requested = step == 3
+        return {"accuracy": 0.5}
+
+    config = small_config(eval_steps=1)
+    train(tmp_path / "run", config, stop=stop, evaluate=measure)
+    checks = of_run(tmp_path / "run", config)
+    assert (checks["run"].status, "step 3 of 6" in checks["run"].reason) == ("warn", True)
+    killed(tmp_path / "run")
+    append_row(tmp_path / "run" / "events.jsonl", {"kind": "resumed", "step": 3}, checksum=False)
+    assert of_run(tmp_path / "run", config)["run"].status == "fail"
+
+
+def test_a_running_run_is_ok_and_is_not_resumed(tmp_path: Path) -> None:
+    train(tmp_path / "run", small_config(max_steps=2))
+    held = FolderLock(tmp_path / "run")
+    checks = of_run(tmp_path / "run")
+    held.release()
+    assert (checks["run"].status, checks["resume"].status) == ("ok", "ok")
+    assert "running" in checks["run"].reason
+
+
+# ---- health, room and what a resume does -----------------------------------------------------------------------
+
+
+def test_alarms_are_checks_under_their_names(tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    for step in range(7, 17):
+        row = {"step": step, "outcome/answered": 4.0, "reward/ungraded": 2.0, "sampler/logprob_gap_mean": 0.2}
+        append_row(tmp_path / "run" / "metrics.jsonl", row | {"optim/grad_skipped": 0.1})
+    checks = of_run(tmp_path / "run", small_config(max_steps=20))
+    found = {name: check.status for name, check in checks.items() if name not in OF_A_RUN}
+    assert found == {"ungraded": "fail", "logprob_gap": "fail", "grad_skipped": "warn"}
+    assert found.keys() <= {key for key, _, _ in THRESHOLDS}
+    assert "health" not in checks
+    assert all(checks[name].fix for name in found)
+
+
+def test_too_little_room_for_the_next_checkpoint_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path / "run", small_config(max_steps=2))
+    usage = namedtuple("usage", "total used free")
+    size = sum(path.stat().st_size for path in (tmp_path / "run" / "checkpoints").rglob("*") if path.is_file())
+    for free, status in ((size, "ok"), (1, "fail")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(10**9, 0, free))
+        assert of_run(tmp_path / "run")["disk"].status == status
+
+
+def cut(run: Path) -> None:
+    """The newest checkpoint loses a byte."""
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1] / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+
+
+def lose(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        (lambda run: None, "ok", "after step 4"),
+        (lambda run: append_row(run / "metrics.jsonl", {"step": 5}), "ok", "after step 4; steps 5 run again"),
+        (cut, "warn", "after step 2; steps 3-4 run again; step-000004 damaged"),
+        (lose, "fail", "lacks the checkpoint saved after step 4"),
+    ],
+)
+def test_a_resume_starts_after_the_newest_whole_checkpoint_or_is_rejected(
+    change: Callable[[Path], object], status: str, said: str, tmp_path: Path
+) -> None:
+    train(tmp_path / "run", small_config(max_steps=4))
+    change(tmp_path / "run")
+    found = of_run(tmp_path / "run")["resume"]
+    assert (found.status, said in found.reason) == (status, True), found.reason
+
+
+def test_a_run_killed_in_its_cold_start_continues_it(tmp_path: Path) -> None:
+    train(tmp_path / "other")
+    train(tmp_path / "run", small_config(max_steps=1))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    events = [row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["kind"] == "started"]
+    (tmp_path / "run" / "events.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in events))
+    assert "starts over" in of_run(tmp_path / "run")["resume"].reason
+    (tmp_path / "other").rename(tmp_path / "run" / "cold-start")
+    assert "cold start" in of_run(tmp_path / "run")["resume"].reason
+
+
+def test_a_resume_without_its_data_would_be_rejected(tmp_path: Path) -> None:
+    train(tmp_path / "run", small_config(max_steps=2))
+    data = {"train_files": str(tmp_path / "gone.jsonl")}
+    config = RunConfig.model_validate(small_config().model_dump() | {"data": data})
+    found = of_run(tmp_path / "run", config)["resume"]
+    assert (found.status, "gone.jsonl" in found.reason) == ("fail", True)
