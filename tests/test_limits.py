@@ -81,7 +81,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "config": (3010, 13),
     "credit": (900, 7),
     "data": (4877, 24),
-    "engines": (9630, 46),
+    "engines": (9640, 46),
     "evaluation": (2050, 7),
     "memory": (3720, 17),
     "metrics": (850, 4),
