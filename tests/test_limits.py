@@ -246,7 +246,7 @@ def test_no_two_test_files_have_one_name() -> None:
 
 
 def test_tests_measure_no_time() -> None:
-    """A machine may be busy: work is counted (support.work), time is measured under benchmarks/, and on a GPU reported."""
+    """A machine may be busy: work is counted (support.work), time is measured under benchmarks/ or by test-gpu."""
     clock = re.compile(r"(perf_counter|process_time|time\.time)\(")
     tests = [path for path in TESTS.rglob("*.py") if path.name not in (Path(__file__).name, "test_gpu_step.py")]
     assert not [path.name for path in tests if clock.search(path.read_text("utf-8"))]
