@@ -199,7 +199,7 @@ class TrainConfig(Strict):
     group_size: int = Field(16, ge=1)
     """Rollouts per problem."""
     num_minibatches: int = Field(1, ge=1)
-    """Optimiser steps per rollout batch: a fixed number of mini-batches of whole groups."""
+    """Optimizer steps per rollout batch: a fixed number of mini-batches of whole groups."""
     save_steps: int = Field(20, ge=1)
     """Rollout batches from one checkpoint to the next."""
     save_total_limit: int = Field(2, ge=1)
@@ -245,7 +245,7 @@ class ColdStartConfig(Strict):
     """
 
     max_steps: int = Field(100, ge=1)
-    """Optimiser steps; the learning rate falls linearly to 0 over them."""
+    """Optimizer steps; the learning rate falls linearly to 0 over them."""
     batch_size: int = Field(64, ge=1)
     """Examples per optimizer step."""
     insight: float = Field(0.0, ge=0, le=1)

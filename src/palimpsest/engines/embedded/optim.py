@@ -170,7 +170,7 @@ class Optimizer:
             for key, value in entries.items():
                 if key != "step" and value.shape != p.shape:
                     raise CheckpointError(
-                        f"optimiser state {key}/{name} is {tuple(value.shape)}, the model's {tuple(p.shape)}"
+                        f"optimizer state {key}/{name} is {tuple(value.shape)}, the model's {tuple(p.shape)}"
                     )
             if entries:
                 self._adamw.state[p] = {
