@@ -12,6 +12,7 @@ from palimpsest.app.train.training_plan import TrainingPlan, hardware_for, plan_
 from palimpsest.config.load import recipe_names
 from palimpsest.engines.preflight import Use
 from palimpsest.errors import ConfigError
+from palimpsest.planning.cost import Processes
 from palimpsest.planning.hardware import DEVICES, Hardware, cpu
 from palimpsest.planning.layouts import REASONS
 from palimpsest.planning.model_shape import shape_of
@@ -33,8 +34,8 @@ def test_every_published_recipe_fits_8_16_and_64_gpus_and_all_of_them_work(recip
     made = plan(recipe, nodes=nodes)
     assert made.fits
     config, sampler = made.config, made.config.sampler
-    assert config.cluster.learners + sampler.servers * sampler.tensor_parallel_size == 8 * nodes
-    assert len(sampler.devices) <= 8  # on the driver's machine
+    assert Processes.of(config, "policy", made.hardware).devices == 8 * nodes
+    assert not sampler.devices  # Ray assigns them
     assert (config.engine.name, sampler.name, config.cluster.gpus_per_learner) == ("ray", "vllm", 1)
     assert config.policy == run_config(recipe).policy  # the recipe fixes it
     assert set(made.keys) <= set(REASONS)
@@ -65,7 +66,7 @@ def test_keys_of_the_user_win_and_the_plan_is_made_around_them() -> None:
     placed = plan("memagent-7b", "sampler.devices=[5,6,7]")
     assert placed.config.cluster.learners == 5
     dotted = plan("memagent-7b", "cluster={learners: 7}")
-    assert (dotted.config.cluster.learners, dotted.config.sampler.devices) == (7, (7,))
+    assert (dotted.config.cluster.learners, dotted.config.sampler.servers) == (7, 1)
 
 
 def test_keys_that_leave_gpus_without_work_are_an_error() -> None:
@@ -162,6 +163,6 @@ def test_train_rejects_what_does_not_fit_and_machines_without_an_address() -> No
     two = Hardware(DEVICES["h100"], 8, 2)
     with pytest.raises(ConfigError, match=r"cluster\.address"):
         planned(RunRequest("memagent-7b"), two, dry_run=False)
-    assert planned(RunRequest("memagent-7b"), two, dry_run=True)[1].missing == ["cluster.address", "cluster.folder"]
-    joined = ["cluster.address=10.0.0.1:6379", "cluster.folder=/shared"]
+    assert planned(RunRequest("memagent-7b"), two, dry_run=True)[1].missing == ["cluster.address"]
+    joined = ["cluster.address=10.0.0.1:6379"]
     assert planned(RunRequest("memagent-7b", joined), two, dry_run=False)[1].missing == []

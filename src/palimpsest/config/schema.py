@@ -413,6 +413,8 @@ def check_cluster(config: RunConfig) -> None:
         raise ValueError(f"cluster.{changed[0]}={value} needs engine.name=ray: set that, or omit it")
     if config.engine.name != "ray":
         return
+    if config.sampler.name == "embedded":
+        cluster.check_copies()
     if config.cold_start is not None and config.model.lora is not None:
         raise ValueError(
             "engine.name=ray can't start with an adapter, the result of a cold_start with model.lora: set "
@@ -463,6 +465,17 @@ def is_served(config: RunConfig, objective: str | None) -> bool:
     return objective == "policy" and config.sampler.name == "vllm"
 
 
+def by_ray(config: RunConfig, objective: str | None) -> bool:
+    """Return whether Ray decides where the servers run."""
+    own = not config.sampler.urls and not config.sampler.devices
+    return is_served(config, objective) and config.engine.name == "ray" and own
+
+
+def takes_turns(config: RunConfig) -> bool:
+    """Return whether servers sleep while ranks learn on the same GPUs."""
+    return config.sampler.name == "vllm" and config.cluster.placement == "colocated"
+
+
 def check_served(config: RunConfig) -> None:
     """Reject settings that servers can't sample for. Raises ValueError."""
     sampling, loss = config.sampling, config.loss
@@ -476,6 +489,8 @@ def check_served(config: RunConfig) -> None:
             f"cluster.{key}={value} is for embedded samplers, which sampler.name=vllm does not use; set "
             "sampler.servers instead"
         )
+    if takes_turns(config):
+        _check_in_turns(config)
     if name := next((name for name, role in config.roles.items() if role.model is not None), None):
         raise ValueError(f"roles.{name}.model: vLLM servers load only the run's model; set sampler.name=embedded")
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
@@ -485,3 +500,25 @@ def check_served(config: RunConfig) -> None:
             "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.importance_sampling_cap=null, "
             "which need none, or sampling.top_p=1"
         )
+
+
+def _check_in_turns(config: RunConfig) -> None:
+    """Reject settings with which servers can't take turns with the learner on its GPUs. Raises ValueError."""
+    cluster, sampler, ahead = config.cluster, config.sampler, config.train.max_off_policy_steps
+    width, ranks, where = sampler.tensor_parallel_size, cluster.learners, "with cluster.placement=colocated"
+    if ahead:
+        fix = "set train.max_off_policy_steps=0, or cluster.placement=separate"
+        raise ValueError(f"train.max_off_policy_steps={ahead} {where}: servers sleep while the learner learns; {fix}")
+    for key, value in (("urls", sampler.urls), ("devices", sampler.devices)):
+        if value:
+            raise ValueError(f"sampler.{key}={list(value)} {where}: servers use the GPUs of ranks; omit it")
+    if cluster.gpus_per_learner not in (None, 0, 1):
+        raise ValueError(
+            f"cluster.gpus_per_learner={cluster.gpus_per_learner:g} {where}: GPUs are shared whole; omit it"
+        )
+    if max(width, cluster.tensor_parallel_size) % min(width, cluster.tensor_parallel_size) or ranks % width:
+        fix = f"{ranks} ranks in groups of cluster.tensor_parallel_size={cluster.tensor_parallel_size}"
+        raise ValueError(f"sampler.tensor_parallel_size={width} {where}: doesn't fit {fix}; set it to 1")
+    if sampler.servers * width != ranks:
+        fix = f"needs one per {width} of {ranks} ranks; set sampler.servers={ranks // width}"
+        raise ValueError(f"sampler.servers={sampler.servers} {where}: {fix}")
