@@ -22,7 +22,7 @@ from typing import NamedTuple
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.assign import assign
-from palimpsest.credit.dapo import has_signal
+from palimpsest.credit.dapo import rewards_differ
 from palimpsest.data.sources.file_source import build_source
 from palimpsest.engines.embedded.forest.layout import pack, rows_of
 from palimpsest.engines.open import open_engine, using
@@ -69,7 +69,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
     player = Player(build_policy(config.policy), sampler, codec, config.sampling, grader, config.train.group_size)
     problems = build_source(config.data, config.seed, split="train").problems(step=0, count=16)
     groups = await player.batch(problems, key=(config.seed, "train", 1, 0))
-    group, *_ = [*filter(has_signal, groups)] or sys.exit("equal rewards give no gradient: try another seed")
+    group, *_ = [*filter(rewards_differ, groups)] or sys.exit("equal rewards give no gradient: try another seed")
     rewards = [grade.value or 0.0 for grade in group.grades]
     best = rewards.index(max(rewards))
 

@@ -81,7 +81,7 @@ def test_samples_hold_every_question_and_what_its_answer_is_worth(
 def test_a_policy_that_answers_one_question_is_refused_before_anything_is_played(
     data: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(palimpsest.PalimpsestError, match="RetrievalPolicy answers one question and problem d0 has 2"):
+    with pytest.raises(palimpsest.PalimpsestError, match="retrieval answers one question and problem d0 has 2"):
         palimpsest.evaluate(str(tiny_model_folder), data, policy="retrieval", overrides=BUDGETS, quiet=True)
 
 

@@ -287,6 +287,7 @@ async def test_ray_has_none_of_the_gpus_of_servers(
     seen: list[str | None] = []
     environment.setattr(ray, "init", lambda **_: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     environment.setattr(torch.cuda, "device_count", lambda: 4)
+    environment.setattr("palimpsest.engines.vllm.server_process.check_python", lambda _: None)
     served = ("sampler.name=vllm", f"sampler.devices=[{device}]")
     group_of(*served)._connect(tmp_path, "mark")
     assert seen == [left]
