@@ -48,7 +48,7 @@ WORDS = {
     "tutorials/write-a-policy.md": 1300, "tutorials/reward-in-python.md": 1000, "tutorials/eight-gpus.md": 1200,
     "tutorials/real-model.md": 1100,
     "how-to/train.md": 1560, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 830,
-    "how-to/multi-gpu.md": 900, "how-to/vllm.md": 900, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
+    "how-to/multi-gpu.md": 900, "how-to/vllm.md": 1180, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
     "how-to/evaluate.md": 950, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
     "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 900,
     "how-to/prepare-data.md": 990, "how-to/generate-data.md": 880, "how-to/retrieval.md": 700, "how-to/ask.md": 500,

@@ -80,9 +80,23 @@ def test_a_loss_that_cannot_weigh_older_samples_runs_in_turn() -> None:
     made = plan("memact-7b")  # temperature 0.7 with top-p
     assert not made.estimate.overlaps
     assert made.config.train.max_off_policy_steps == 0
-    ahead = plan("memact-7b", "sampling.top_p=1")
+    apart = "cluster.placement=separate"
+    ahead = plan("memact-7b", "sampling.top_p=1", apart)
     assert (ahead.estimate.overlaps, ahead.config.loss.importance_sampling_cap) == (True, 2)
-    assert "loss.importance_sampling_cap" not in plan("memagent-7b", "loss.old_logprobs=sampler").keys
+    assert "loss.importance_sampling_cap" not in plan("memagent-7b", "loss.old_logprobs=sampler", apart).keys
+
+
+def test_servers_take_turns_with_all_ranks_or_lie_on_any_machine_whichever_is_faster() -> None:
+    made = plan("memagent-7b")
+    assert (made.config.cluster.placement, made.config.train.max_off_policy_steps) == ("colocated", 0)
+    assert made.config.cluster.learners == made.config.sampler.servers == 8
+    apart = plan("memagent-7b", "cluster.placement=separate")
+    assert made.estimate.step_s < apart.estimate.step_s
+    assert apart.estimate.overlaps
+    wide = plan("memagent-7b", nodes=8).config  # more servers than one machine has GPUs
+    assert (wide.cluster.placement, wide.sampler.servers > 8) == ("separate", True)
+    own = plan("memagent-7b", "cluster.placement=colocated", "sampler.tensor_parallel_size=2", "cluster.learners=8")
+    assert own.config.sampler.servers == 4
 
 
 def test_activations_that_do_not_fit_get_smaller_micro_batches() -> None:
@@ -98,7 +112,7 @@ def test_activations_that_do_not_fit_get_smaller_micro_batches() -> None:
 def test_a_plan_that_does_not_fit_names_what_does() -> None:
     made = plan("memagent-14b", gpus=2)
     assert not made.fits
-    assert made.nearest == ["model.lora.rank=16", "--gpus 8 --nodes 1"]
+    assert made.nearest == ["model.lora.rank=16", "cluster.cpu_offload=true", "--gpus 8 --nodes 1"]
     four = plan("memagent-14b", gpus=4)
     assert four.nearest == ["model.lora.rank=16", "cluster.cpu_offload=true", "--gpus 8 --nodes 1"]
     assert plan("memagent-14b", "model.lora.rank=16", gpus=2).fits

@@ -452,3 +452,23 @@ def model_path(config: ModelConfig) -> str:
 def named(path: str) -> str:
     """Folder or hub id for a model's name."""
     return str(files("palimpsest").joinpath("assets", SHIPPED[path])) if path in SHIPPED else path
+
+
+def check_turns(cluster: ClusterConfig, sampler: SamplerConfig, ahead: int) -> None:
+    """Reject settings with which servers can't take turns with the ranks on their GPUs. Raises ValueError."""
+    width, group, where = sampler.tensor_parallel_size, cluster.tensor_parallel_size, "with cluster.placement=colocated"
+    if ahead:
+        fix = "set train.max_off_policy_steps=0, or cluster.placement=separate"
+        raise ValueError(f"train.max_off_policy_steps={ahead} {where}: servers sleep while the learner learns; {fix}")
+    for key, value in (("urls", sampler.urls), ("devices", sampler.devices)):
+        if value:
+            raise ValueError(f"sampler.{key}={list(value)} {where}: servers use the GPUs of ranks; omit it")
+    if cluster.gpus_per_learner not in (None, 0, 1):
+        share = f"cluster.gpus_per_learner={cluster.gpus_per_learner:g}"
+        raise ValueError(f"{share} {where}: GPUs are shared whole; omit it")
+    if max(width, group) % min(width, group) or cluster.learners % width:
+        fix = f"{cluster.learners} ranks in groups of cluster.tensor_parallel_size={group}"
+        raise ValueError(f"sampler.tensor_parallel_size={width} {where}: doesn't fit {fix}; set it to 1")
+    if sampler.servers * width != cluster.learners:
+        fix = f"needs one per {width} of {cluster.learners} ranks; set sampler.servers={cluster.learners // width}"
+        raise ValueError(f"sampler.servers={sampler.servers} {where}: {fix}")

@@ -21,6 +21,7 @@ from palimpsest.config.engine import (
     EngineConfig,
     LogprobsMode,
     SamplerConfig,
+    check_turns,
 )
 from palimpsest.config.engine import AdapterConfig as AdapterConfig
 from palimpsest.config.engine import ModelConfig as ModelConfig
@@ -467,8 +468,8 @@ def is_served(config: RunConfig, objective: str | None) -> bool:
 
 def by_ray(config: RunConfig, objective: str | None) -> bool:
     """Return whether Ray decides where the servers run."""
-    own = not config.sampler.urls and not config.sampler.devices
-    return is_served(config, objective) and config.engine.name == "ray" and own
+    free = not config.sampler.urls and not config.sampler.devices
+    return is_served(config, objective) and config.engine.name == "ray" and free
 
 
 def takes_turns(config: RunConfig) -> bool:
@@ -485,12 +486,9 @@ def check_served(config: RunConfig) -> None:
         raise ValueError(f"sampler.name=vllm samples for engine.name=embedded and ray, not for {config.engine.name}")
     if copies := [key for key in config.cluster.no_default() if key in COPIES]:
         key, value = copies[0], getattr(config.cluster, copies[0])
-        raise ValueError(
-            f"cluster.{key}={value} is for embedded samplers, which sampler.name=vllm does not use; set "
-            "sampler.servers instead"
-        )
+        raise ValueError(f"cluster.{key}={value} is for embedded samplers; set sampler.servers instead")
     if takes_turns(config):
-        _check_in_turns(config)
+        check_turns(config.cluster, config.sampler, config.train.max_off_policy_steps)
     if name := next((name for name, role in config.roles.items() if role.model is not None), None):
         raise ValueError(f"roles.{name}.model: vLLM servers load only the run's model; set sampler.name=embedded")
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
@@ -500,25 +498,3 @@ def check_served(config: RunConfig) -> None:
             "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.importance_sampling_cap=null, "
             "which need none, or sampling.top_p=1"
         )
-
-
-def _check_in_turns(config: RunConfig) -> None:
-    """Reject settings with which servers can't take turns with the learner on its GPUs. Raises ValueError."""
-    cluster, sampler, ahead = config.cluster, config.sampler, config.train.max_off_policy_steps
-    width, ranks, where = sampler.tensor_parallel_size, cluster.learners, "with cluster.placement=colocated"
-    if ahead:
-        fix = "set train.max_off_policy_steps=0, or cluster.placement=separate"
-        raise ValueError(f"train.max_off_policy_steps={ahead} {where}: servers sleep while the learner learns; {fix}")
-    for key, value in (("urls", sampler.urls), ("devices", sampler.devices)):
-        if value:
-            raise ValueError(f"sampler.{key}={list(value)} {where}: servers use the GPUs of ranks; omit it")
-    if cluster.gpus_per_learner not in (None, 0, 1):
-        raise ValueError(
-            f"cluster.gpus_per_learner={cluster.gpus_per_learner:g} {where}: GPUs are shared whole; omit it"
-        )
-    if max(width, cluster.tensor_parallel_size) % min(width, cluster.tensor_parallel_size) or ranks % width:
-        fix = f"{ranks} ranks in groups of cluster.tensor_parallel_size={cluster.tensor_parallel_size}"
-        raise ValueError(f"sampler.tensor_parallel_size={width} {where}: doesn't fit {fix}; set it to 1")
-    if sampler.servers * width != ranks:
-        fix = f"needs one per {width} of {ranks} ranks; set sampler.servers={ranks // width}"
-        raise ValueError(f"sampler.servers={sampler.servers} {where}: {fix}")

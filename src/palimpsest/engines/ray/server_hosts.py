@@ -295,18 +295,22 @@ class ServerHosts:
         ordered = sorted(self._servers, key=lambda server: server.running)
         receivers = {server.node: server for server in ordered if server.node not in ("", written.node)}
         places: dict[str, Path] = {}
-        for file, size in written.files.items():
-            for at in range(0, size if receivers else 0, PIECE):
-                piece = self._group.ranks[0].read.remote(written.folder / file, at, PIECE)
-                calls = {node: server.actor.receive.remote(name, file, piece) for node, server in receivers.items()}
-                for node, call in calls.items():
-                    try:
-                        places[node] = receivers[node].result(call)
-                    except SamplerError as error:  # its servers fail where they load
-                        del receivers[node]
-                        for server in self._servers:
-                            server.reason = str(error) if server.node == node else server.reason
+        pieces = [(file, at) for file, size in written.files.items() for at in range(0, size, PIECE)]
+        for file, at in pieces if receivers else ():
+            piece = self._group.ranks[0].read.remote(written.folder / file, at, PIECE)
+            calls = {node: server.actor.receive.remote(name, file, piece) for node, server in receivers.items()}
+            for node, call in calls.items():
+                try:
+                    places[node] = receivers[node].result(call)
+                except SamplerError as error:
+                    del receivers[node]
+                    self._miss(node, str(error))
         return {node: places[node] for node in receivers}
+
+    def _miss(self, node: str, reason: str) -> None:
+        """Let the servers of a machine fail where they load."""
+        for server in self._servers:
+            server.reason = reason if server.node == node else server.reason
 
     def _keep(self, names: Set[str]) -> None:
         self._group.call(self._group.ranks[:1], "keep", names, limit=self._group.limit())
