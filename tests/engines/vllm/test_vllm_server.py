@@ -290,9 +290,9 @@ async def test_a_run_on_two_machines_continues_without_a_server_and_after_a_lost
         _, told = process.communicate()
         assert process.returncode == 0, told
     rows = read_rows(out / "metrics.jsonl")
-    gaps = [row["sampler/logprob_gap_max"] for row in rows]
-    print(f"gap of the first step {gaps[0]:.1e}, largest {max(gaps):.1e} nats of {len(rows)} steps")
+    gaps = [row["sampler/logprob_gap_max"] for row in rows if "sampler/logprob_gap_max" in row]
     assert len(rows) == steps
+    assert "sampler/logprob_gap_max" in rows[0]
     assert max(gaps) < GAP
     events = (out / "events.jsonl").read_text()
     assert "vLLM server" in events
