@@ -22,8 +22,8 @@ sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "t
 
 import psutil  # noqa: E402  found by the line above
 
-from support.cluster import ClusterRun  # noqa: E402
-from support.ray_ports import call_without_a_token, heads_with_ranks, own_address, ports_of  # noqa: E402
+from support.cluster import ClusterRun, own_address  # noqa: E402
+from support.ray_ports import call_without_a_token, heads_with_ranks, ports_of  # noqa: E402
 
 
 def listening(process: psutil.Process) -> list[int]:

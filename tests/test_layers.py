@@ -63,6 +63,7 @@ SIDEWAYS = {
     ("training.supervised", "training"),
     ("engines.embedded", "engines.losses"),
     ("engines.ray", "engines.embedded"),
+    ("engines.ray", "engines.vllm"),
 }
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""
 

@@ -78,20 +78,15 @@ BUDGET: dict[str, tuple[int, int]] = {
     "": (2740, 15),
     "app": (10030, 46),
     "cli": (2900, 13),
-    "config": (3060, 13),
+    "config": (3120, 13),
     "credit": (900, 7),
-<<<<<<< HEAD
-    "data": (4877, 24),
-    "engines": (9640, 46),
-=======
     "data": (4880, 24),
-    "engines": (9630, 46),
->>>>>>> 1a6c7f3ad7ae7800543670eaabb8c5ef0e0b4688
+    "engines": (10290, 47),
     "evaluation": (2050, 7),
     "memory": (3730, 17),
     "metrics": (850, 4),
     "models": (750, 4),
-    "planning": (949, 6),
+    "planning": (990, 6),
     "progress": (609, 4),
     "report": (1265, 6),
     "retrieval": (810, 5),

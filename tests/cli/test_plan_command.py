@@ -19,7 +19,7 @@ def test_a_plan_that_fits_has_its_command_and_its_overrides(palimpsest: Run) -> 
     assert (done.returncode, shown["fits"], shown["steps"]) == (0, True, 10)
     assert shown["command"] == "palimpsest train memagent-7b train.max_steps=10 --gpus 8 --nodes 2"
     assert {"key", "value", "reason"} == set(shown["overrides"][0])
-    assert shown["missing"] == ["cluster.address", "cluster.folder"]
+    assert shown["missing"] == ["cluster.address"]
     half = palimpsest("plan", "memagent-7b", "--gpus", "8", "--price", "1.25", "--json")
     assert json.loads(half.stdout)["cost"] == pytest.approx(json.loads(half.stdout)["gpu_hours"] * 1.25)
 

@@ -28,6 +28,13 @@ from palimpsest.errors import ConfigError
         (["engine.name=ray", "cluster.gpus_per_learner=2"], "a process computes on one GPU"),
         (["engine.name=ray", "cluster.gpus_per_learner=0.5"], "placement=colocated"),
         (["engine.name=ray", "cluster.placement=colocated"], "must be above 0 and at most 1"),
+        (
+            [
+                "engine.name=ray",
+                "cluster={placement: colocated, gpus_per_sampler: 0.5, tensor_parallel_size: 2, learners: 2}",
+            ],
+            "cluster.tensor_parallel_size=2 with cluster.placement=colocated: set sampler.name=vllm",
+        ),
         (["engine.name=ray", "model.device=cuda", "cluster.gpus_per_learner=0"], "cluster.gpus_per_learner=1"),
         (["engine.name=ray", "model.device=cuda:1"], "set model.device=auto"),
         (["engine.name=ray", "cluster.gpus_per_learner=1", "model.device=cpu"], "for it says cpu"),

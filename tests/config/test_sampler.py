@@ -15,6 +15,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.runs.resume_rules import changes
 
 VLLM = "sampler.name=vllm"
+TURNS = [VLLM, "engine.name=ray", "cluster.placement=colocated"]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,25 @@ VLLM = "sampler.name=vllm"
         ([VLLM, "engine.name=a:B"], "samples for engine.name=embedded and ray, not for a:B"),
         ([VLLM, "engine.name=ray", "cluster.samplers=2"], "cluster.samplers=2"),
         ([VLLM, "engine.name=ray", "cluster.gpus_per_sampler=1"], "set sampler.servers instead"),
+        ([VLLM, "cluster.placement=colocated"], "cluster.placement=colocated needs engine.name=ray"),
+        (
+            [*TURNS, "train.max_off_policy_steps=1"],
+            "train.max_off_policy_steps=1 with cluster.placement=colocated: servers sleep while the learner learns; "
+            "set train.max_off_policy_steps=0, or cluster.placement=separate",
+        ),
+        ([*TURNS, "sampler.urls=[http://127.0.0.1:1]"], "sampler.urls=['http://127.0.0.1:1'] with cluster.placement"),
+        ([*TURNS, "sampler.devices=[0]"], "sampler.devices=[0] with cluster.placement=colocated: servers use the GPUs"),
+        ([*TURNS, "cluster.gpus_per_learner=0.5"], "cluster.gpus_per_learner=0.5 with cluster.placement=colocated"),
+        ([*TURNS, "cluster.learners=4"], "sampler.servers=1 with cluster.placement=colocated: needs one per 1 of 4"),
+        (
+            [*TURNS, "cluster.learners=8", "sampler.servers=8", "sampler.tensor_parallel_size=2"],
+            "set sampler.servers=4",
+        ),
+        ([*TURNS, "cluster.learners=3", "sampler.tensor_parallel_size=2"], "sampler.tensor_parallel_size=2 with clus"),
+        (
+            [*TURNS, "cluster={learners: 6, tensor_parallel_size: 3}", "sampler.tensor_parallel_size=2"],
+            "doesn't fit 6 ranks in groups of cluster.tensor_parallel_size=3; set it to 1",
+        ),
         (
             [VLLM, "roles={critic: {model: org/other}}"],
             "roles.critic.model: vLLM servers",
@@ -152,6 +172,8 @@ def test_an_address_with_a_password_in_it_is_refused_unshown() -> None:
         [VLLM, "sampler.devices=[2, 3]", "sampler.tensor_parallel_size=2"],
         [VLLM, "sampling.top_p=0.999"],
         [VLLM, "engine.name=ray", "cluster.learners=2", "cluster.samplers=1"],
+        [VLLM, "engine.name=ray", "cluster.address=10.0.0.1:6379", "sampler.servers=200"],
+        [*TURNS, "cluster.learners=8", "sampler.servers=4", "sampler.tensor_parallel_size=2"],
         [VLLM, "model.lora={rank: 4}"],
         [VLLM, "sampling={temperature: 0.7, top_p: 0.95}", "loss.old_logprobs=recompute"],
     ],

@@ -106,6 +106,45 @@ def test_what_a_living_process_has_stays_when_another_guard_starts(temporary: Pa
     assert not folder.exists()
 
 
+NESTED = """
+import sys, time
+from pathlib import Path
+from palimpsest.engines.process_guard import GuardedFolder
+GuardedFolder(Path(sys.argv[1]))
+print("there", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_guard_of_a_process_that_is_ended_clears_up_before_it_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    watching = process_guard.start(MARK, [])
+    marked = {**os.environ, process_guard.MARK: MARK}
+    command = [sys.executable, "-c", NESTED, str(folder)]
+    started = subprocess.Popen(command, env=marked, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    assert started.stdout.readline() == "there\n"
+    children = psutil.Process(started.pid).children()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    watching.finish()
+    assert started.wait(30) < 0
+    assert all(gone(child.pid) for child in children)
+    assert not folder.exists()
+    started.stdout.close()
+
+
+def test_a_folder_keeps_what_is_named_and_its_claim(tmp_path: Path) -> None:
+    folder = process_guard.GuardedFolder(tmp_path / "weights")
+    for name in ("one", "two", "three"):
+        (folder.path / name).mkdir()
+    folder.keep({"two", "never-there"})
+    assert [path.name for path in folder.path.iterdir() if path.is_dir()] == ["two"]
+    folder.clear()
+    assert not folder.path.exists()
+    with pytest.raises(OSError, match="No such file"):
+        process_guard.GuardedFolder(tmp_path / "missing" / "weights")
+
+
 def test_a_guard_that_is_killed_is_replaced_and_clears_up(temporary: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))
     watching = process_guard.start(MARK, [folder])

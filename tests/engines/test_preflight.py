@@ -94,8 +94,16 @@ def test_gpus_that_stay_idle_are_a_warning_with_what_uses_them() -> None:
         (["model.device=cuda:7", "sampler.devices=[7]"], 8, "a server would take GPU 7, which the learner has"),
         (["model.device=cpu", "sampler.servers=2"], 8, "which another server has; add 'sampler.devices=[6,7]'"),
         ([], 1, "and this machine has 1; add sampler.gpu_memory_utilization=0.4, or sampler.name=embedded"),
-        (["engine.name=ray", "cluster.learners=7"], 8, "GPU 0, which the learner has; add 'sampler.devices=[7]'"),
-        (["engine.name=ray", "cluster.learners=8"], 8, "and this machine has 8; lower cluster.learners, or add"),
+        (
+            ["engine.name=ray", "cluster.learners=8"],
+            8,
+            "and this machine has 8; lower cluster.learners, or add cluster.placement=colocated sampler.servers=8, or",
+        ),
+        (
+            ["engine.name=ray", "cluster.learners=7", "sampler.servers=2"],
+            8,
+            "a server would take GPU 0, which the lear",
+        ),
     ],
 )
 def test_a_gpu_that_two_would_take_is_an_error(overrides: list[str], gpus: int, reason: str) -> None:
@@ -110,6 +118,24 @@ def test_one_server_shares_the_learners_gpu_where_its_part_of_the_memory_is_give
         told(*shared, gpus=1, shape=KNOWN["Qwen/Qwen2.5-3B-Instruct"])
     with pytest.raises(ConfigError, match="which another server has; add "):
         told(*shared, "sampler.servers=2", "model.device=cpu", gpus=8)
+
+
+def test_ray_gives_servers_the_gpus_that_ranks_leave() -> None:
+    ranks = ["engine.name=ray", "sampler.name=vllm", "train.max_off_policy_steps=0"]
+    assert told(*ranks, "cluster.learners=7") == []
+    assert told(*ranks, "cluster.learners=6", "sampler.servers=2") == []
+    assert told(*ranks, "cluster.learners=4", "sampler.servers=2", "sampler.tensor_parallel_size=2") == []
+    assert told(*ranks, "cluster.learners=4", shape=SMALL)[0].startswith("3 of 8 GPUs stay idle")
+
+
+def test_servers_that_take_turns_use_the_gpus_of_ranks_within_their_memory() -> None:
+    shared = ["engine.name=ray", "sampler.name=vllm", "cluster.placement=colocated", "train.max_off_policy_steps=0"]
+    assert told(*shared, "cluster.learners=8", "sampler.servers=8") == []
+    assert told(*shared, "cluster.learners=4", "sampler.servers=4", shape=SMALL)[0].startswith("4 of 8 GPUs stay")
+    with pytest.raises(ConfigError, match=r"learning takes .* its limit is 73 GB"):  # 3 GB are a sleeping server's
+        told(*shared, "cluster.learners=2", "sampler.servers=2")
+    with pytest.raises(ConfigError, match=r"sampling takes 18 GB in the server, its limit is 16 GB"):
+        told(*shared, "cluster.learners=8", "sampler.servers=8", "sampler.gpu_memory_utilization=0.2")
 
 
 def test_servers_that_compute_on_a_cpu_or_are_the_users_take_no_gpu() -> None:

@@ -6,7 +6,16 @@ import pytest
 
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
-from palimpsest.planning.cost import bytes_per_weight, estimate, excess, memory_of
+from palimpsest.planning.cost import (
+    ASLEEP_GB,
+    RESTING_GB,
+    Processes,
+    bytes_per_weight,
+    estimate,
+    excess,
+    memory_of,
+    server_share,
+)
 from palimpsest.planning.hardware import DEVICES, Device, Hardware
 from palimpsest.planning.model_shape import KNOWN, ModelShape
 from palimpsest.planning.workload import Workload, problem_sizes, workload
@@ -111,3 +120,45 @@ def test_two_ranks_need_more_than_one_gpu_of_80_gb_for_7b() -> None:
     hardware = Hardware(DEVICES["h100"], 8)
     assert excess(memory_of(on_ranks("memagent-7b", 2), SEVEN, hardware, "policy")) > 0
     assert excess(memory_of(on_ranks("memagent-7b", 3), SEVEN, hardware, "policy")) == 0
+
+
+# ---- Servers and ranks in turns on the same GPUs ---------------------------------------------------------------
+
+
+def in_turns(ranks: int, *words: str, width: int = 1) -> RunConfig:
+    keys = ["engine.name=ray", "sampler.name=vllm", "cluster.placement=colocated", "train.max_off_policy_steps=0"]
+    sizes = [f"cluster.learners={ranks}", f"sampler.servers={ranks // width}", f"sampler.tensor_parallel_size={width}"]
+    return load_recipe("memagent-7b", [*keys, *sizes, *words])
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (in_turns(8), 16 * 7.6 / 8),  # weights, two moments and the reference, four bytes each
+        (in_turns(8, "loss.kl_loss_coef=0"), 12 * 7.6 / 8),
+        (in_turns(4), 16 * 7.6 / 4),
+        (in_turns(8, "model.lora.rank=8"), 4 * 7.6 / 8),
+        (in_turns(8, "cluster.cpu_offload=true"), 0.0),
+    ],
+)
+def test_a_server_has_what_a_resting_rank_leaves_of_a_gpu(config: RunConfig, kept: float) -> None:
+    left = 80 - kept - RESTING_GB - ASLEEP_GB
+    assert 0 <= left / 80 - server_share(config, 7_600_000_000, 80) < 0.01
+
+
+def test_a_share_that_the_user_sets_is_taken() -> None:
+    assert server_share(in_turns(8, "sampler.gpu_memory_utilization=0.5"), 7_600_000_000, 80) == 0.5
+
+
+def test_servers_in_turns_use_the_gpus_of_ranks_and_each_fits_while_the_other_waits() -> None:
+    eight = Hardware(DEVICES["h100"], 8)
+    config = in_turns(8)
+    load = workload(config, problem_sizes(config))
+    cost = estimate(config, SEVEN, load, eight)
+    assert not cost.overlaps
+    assert Processes.of(config, "policy", eight).devices == 8
+    assert cost.memory_gb["learner"]["limit"] == 0.95 * 80 - ASLEEP_GB
+    assert cost.memory_gb["server"]["limit"] == pytest.approx(0.7 * 80, abs=1)
+    assert excess(cost.memory_gb) <= 0
+    assert excess(memory_of(in_turns(2), SEVEN, eight, "policy")) > 0  # 61 GB of a resting rank, then 8, and 18
+    assert excess(memory_of(in_turns(8, "sampler.gpu_memory_utilization=0.2"), SEVEN, eight, "policy")) > 0

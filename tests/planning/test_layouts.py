@@ -12,6 +12,7 @@ from palimpsest.app.train.training_plan import TrainingPlan, hardware_for, plan_
 from palimpsest.config.load import recipe_names
 from palimpsest.engines.preflight import Use
 from palimpsest.errors import ConfigError
+from palimpsest.planning.cost import Processes
 from palimpsest.planning.hardware import DEVICES, Hardware, cpu
 from palimpsest.planning.layouts import REASONS
 from palimpsest.planning.model_shape import shape_of
@@ -34,8 +35,8 @@ def test_every_published_recipe_fits_8_16_and_64_gpus_and_all_of_them_work(recip
     made = plan(recipe, nodes=nodes)
     assert made.fits
     config, sampler = made.config, made.config.sampler
-    assert config.cluster.learners + sampler.servers * sampler.tensor_parallel_size == 8 * nodes
-    assert len(sampler.devices) <= 8  # on the driver's machine
+    assert Processes.of(config, "policy", made.hardware).devices == 8 * nodes
+    assert not sampler.devices  # Ray assigns them
     assert (config.engine.name, sampler.name, config.cluster.gpus_per_learner) == ("ray", "vllm", 1)
     assert config.policy == run_config(recipe).policy  # the recipe fixes it
     assert set(made.keys) <= set(REASONS)
@@ -74,7 +75,7 @@ def test_keys_of_the_user_win_and_the_plan_is_made_around_them() -> None:
     placed = plan("memagent-7b", "sampler.devices=[5,6,7]")
     assert placed.config.cluster.learners == 5
     dotted = plan("memagent-7b", "cluster={learners: 7}")
-    assert (dotted.config.cluster.learners, dotted.config.sampler.devices) == (7, (7,))
+    assert (dotted.config.cluster.learners, dotted.config.sampler.servers) == (7, 1)
 
 
 def test_keys_that_leave_gpus_without_work_are_an_error() -> None:
@@ -88,9 +89,23 @@ def test_a_loss_that_cannot_weigh_older_samples_runs_in_turn() -> None:
     made = plan("memact-7b")  # temperature 0.7 with top-p
     assert not made.estimate.overlaps
     assert made.config.train.max_off_policy_steps == 0
-    ahead = plan("memact-7b", "sampling.top_p=1")
+    apart = "cluster.placement=separate"
+    ahead = plan("memact-7b", "sampling.top_p=1", apart)
     assert (ahead.estimate.overlaps, ahead.config.loss.importance_sampling_cap) == (True, 2)
-    assert "loss.importance_sampling_cap" not in plan("memagent-7b", "loss.old_logprobs=sampler").keys
+    assert "loss.importance_sampling_cap" not in plan("memagent-7b", "loss.old_logprobs=sampler", apart).keys
+
+
+def test_servers_take_turns_with_all_ranks_or_lie_on_any_machine_whichever_is_faster() -> None:
+    made = plan("memagent-7b")
+    assert (made.config.cluster.placement, made.config.train.max_off_policy_steps) == ("colocated", 0)
+    assert made.config.cluster.learners == made.config.sampler.servers == 8
+    apart = plan("memagent-7b", "cluster.placement=separate")
+    assert made.estimate.step_s < apart.estimate.step_s
+    assert apart.estimate.overlaps
+    wide = plan("memagent-7b", nodes=8).config  # more servers than one machine has GPUs
+    assert (wide.cluster.placement, wide.sampler.servers > 8) == ("separate", True)
+    own = plan("memagent-7b", "cluster.placement=colocated", "sampler.tensor_parallel_size=2", "cluster.learners=8")
+    assert own.config.sampler.servers == 4
 
 
 def test_activations_that_do_not_fit_get_smaller_micro_batches() -> None:
@@ -106,7 +121,7 @@ def test_activations_that_do_not_fit_get_smaller_micro_batches() -> None:
 def test_a_plan_that_does_not_fit_names_what_does() -> None:
     made = plan("memagent-14b", gpus=2)
     assert not made.fits
-    assert made.nearest == ["model.lora.rank=16", "--gpus 8 --nodes 1"]
+    assert made.nearest == ["model.lora.rank=16", "cluster.cpu_offload=true", "--gpus 8 --nodes 1"]
     four = plan("memagent-14b", gpus=4)
     assert four.nearest == ["model.lora.rank=16", "cluster.cpu_offload=true", "--gpus 8 --nodes 1"]
     assert plan("memagent-14b", "model.lora.rank=16", gpus=2).fits
@@ -171,6 +186,6 @@ def test_train_rejects_what_does_not_fit_and_machines_without_an_address() -> No
     two = Hardware(DEVICES["h100"], 8, 2)
     with pytest.raises(ConfigError, match=r"cluster\.address"):
         planned(RunRequest("memagent-7b"), two, dry_run=False)
-    assert planned(RunRequest("memagent-7b"), two, dry_run=True)[1].missing == ["cluster.address", "cluster.folder"]
-    joined = ["cluster.address=10.0.0.1:6379", "cluster.folder=/shared"]
+    assert planned(RunRequest("memagent-7b"), two, dry_run=True)[1].missing == ["cluster.address"]
+    joined = ["cluster.address=10.0.0.1:6379"]
     assert planned(RunRequest("memagent-7b", joined), two, dry_run=False)[1].missing == []

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
 import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 TAG = "PALIMPSEST_TEST"
+
+
+def own_address() -> str:
+    """Of this machine on a network; its loopback's where it is on none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 ON_RAY = ("engine.name=ray", "cluster.learners=2", "cluster.samplers=1")
@@ -104,3 +118,50 @@ class ClusterRun:
         """In shared memory and among temporary files, sockets included."""
         memory = [path for pid in self.pids for path in Path("/dev/shm").glob(f"palimpsest-{pid}-*")]
         return [*memory, *self.temporary.iterdir()]
+
+
+AUTHENTICATED = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def with_a_token(work: Callable[..., None], *arguments: Any) -> None:
+    """Call `work` in a process of its own, since Ray reads how to authenticate as it is imported."""
+    before = {name: os.environ.get(name) for name in AUTHENTICATED}
+    os.environ |= AUTHENTICATED
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            pool.submit(work, *arguments).result()
+    finally:
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def machines(gpus: Sequence[int]) -> Iterator[str]:
+    """Address of a Ray cluster of several raylets, each of which stands for a machine with so many pretended GPUs."""
+    tag = uuid.uuid4().hex
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {TAG: tag}
+    temporary = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))  # short, for sockets
+    with socket.create_server(("0.0.0.0", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"{own_address()}:{port}"
+    try:
+        for number, count in enumerate(gpus):
+            joins = [f"--address={address}"] if number else ["--head", f"--port={port}", "--include-dashboard=false"]
+            sizes = [f"--num-gpus={count}", "--num-cpus=2", "--object-store-memory=100000000"]
+            places = [f"--temp-dir={temporary / str(number)}", "--min-worker-port=0", "--max-worker-port=0"]
+            command = [str(Path(sys.executable).with_name("ray")), "start", *joins, *sizes, *places]
+            started = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            assert not started.returncode, started.stderr[-2000:]
+        yield address
+    finally:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(TAG) == tag:
+                    process.kill()
+        shutil.rmtree(temporary, ignore_errors=True)

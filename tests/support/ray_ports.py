@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import grpc
 import psutil
 
@@ -30,10 +28,3 @@ def heads_with_ranks(run: ClusterRun) -> list[psutil.Process]:
 
 def ports_of(process: psutil.Process) -> list[int]:
     return [c.laddr.port for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-
-
-def own_address() -> str:
-    """Of this machine on a network; its loopback's where it is on none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing
-        return str(probe.getsockname()[0])

@@ -77,23 +77,35 @@ class Wire:
     """What requests were authorised by."""
     faults: dict[str, Fault] = field(default_factory=dict)
     """By the path they break."""
+    asleep: set[str] = field(default_factory=set)
+    """Kinds of memory that the GPU doesn't hold."""
     gate: asyncio.Event | None = None
     """Completions wait for it."""
     in_flight: int = 0
     most_in_flight: int = 0
 
     async def reply_to(self, path: str, body: dict[str, Any]) -> bytes | None:
-        path = path.partition("?")[0]
+        path, _, query = path.partition("?")
         self.asked.append(path)
         if fault := self.faults.get(path):
             return fault(body)
         match path:
             case "/v1/models":
                 return reply(200, {"data": [{"id": "policy", "root": self.root, "max_model_len": self.window}]})
+            case "/sleep":
+                self.asleep = {"weights", "kv_cache"}
+                return reply(200, {"status": "sleeping", "level": 2})
+            case "/wake_up":
+                self.asleep -= {query.removeprefix("tags=")}
+                return reply(200, {"status": "sleeping" if self.asleep else "awake", "tags": [query]})
             case "/collective_rpc":
+                if "weights" in self.asleep:
+                    return reply(500, {"error": "an illegal memory access was encountered"})
                 self.loaded.append(body["kwargs"]["weights_path"])
             case "/update_weight_version":
                 self.version = body["new_version"]
+            case "/inference/v1/generate" if self.asleep:
+                return None  # it waits until the server wakes up
             case "/inference/v1/generate":
                 self.prompts.append(body["token_ids"])
                 self.wanted.append(body["sampling_params"])
@@ -107,8 +119,8 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire() -> AsyncIterator[Wire]:
-    """A server on loopback for as long as it is used."""
+async def wire(socket: str | None = None) -> AsyncIterator[Wire]:
+    """A server on loopback, or at a Unix socket, for as long as it is used."""
     state = Wire()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -123,8 +135,11 @@ async def wire() -> AsyncIterator[Wire]:
             writer.write(content)
         writer.close()
 
-    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
-    state.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    if socket is None:
+        listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+        state.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    else:
+        listening = await asyncio.start_unix_server(handle, socket)
     try:
         yield state
     finally:

@@ -135,7 +135,7 @@ EngineConfig = Annotated[
 
 _HOST = re.compile(r"[a-z0-9.-]+|\[[0-9a-f:.]+\]", re.IGNORECASE | re.ASCII)
 _PORT = re.compile(r"[0-9]{1,5}")
-COPIES = ("samplers", "gpus_per_sampler", "placement")
+COPIES = ("samplers", "gpus_per_sampler")
 """Keys of the copies of the embedded sampler."""
 
 
@@ -151,16 +151,17 @@ class ClusterConfig(Strict):
     gpus_per_sampler: float = Field(0.0, ge=0)
     """0: copies of the sampler compute on CPUs."""
     tensor_parallel_size: int = Field(1, ge=1)
-    """Ranks that divide each layer among them; the batch is dealt to learners / tensor_parallel."""
+    """Ranks on one machine that divide each layer among them; the batch is dealt to learners / tensor_parallel."""
     placement: Literal["separate", "colocated"] = "separate"
-    """colocated: learners and samplers share GPUs, each with a fraction."""
+    """colocated: learners and samplers share GPUs, in turns with sampler.name=vllm, otherwise each with a fraction."""
     folder: str | None = None
-    """Folder for weights on their way to the samplers, visible to every node; None: /dev/shm of this machine."""
+    """Folder for weights on their way to copies of the embedded sampler, visible to every node; None: /dev/shm of this
+    machine."""
     cpu_offload: bool = False
     """Weights, gradients and moments of the learners lie in the machines' own memory."""
     timeout_s: float = Field(600.0, ge=1, le=MAX_WAIT_S)
-    """Seconds for processes to load their model, ranks to wait for each other, and samplers to switch to new weights.
-    """
+    """Seconds for processes to load their model, ranks to wait for each other (on GPUs four times as long, as they
+    compile kernels), and samplers to switch to new weights."""
     max_restarts: int = Field(0, ge=0, le=100)
     """Automatic restarts from the newest checkpoint after lost processes. Every restart counts. After an attempt
     without a completed step the restart waits 1 s, doubling up to 60 s. At most 100: no restart fixes a cause that
@@ -175,29 +176,44 @@ class ClusterConfig(Strict):
             )
         if self.address is not None:
             _check_address(self.address)
-        if self.address is not None and self.folder is None:
-            raise ValueError(
-                f"cluster.address={self.address}: set cluster.folder to a folder that every node of the cluster sees"
-            )
         for name, share in (("learner", self.gpus_per_learner or 0), ("sampler", self.gpus_per_sampler)):
             if share > 1 or (share not in (0, 1) and self.placement == "separate"):
                 raise ValueError(
                     f"cluster.gpus_per_{name}={share:g}: a process computes on one GPU; use 0 or 1, or a fraction "
                     "with cluster.placement=colocated"
                 )
-        if self.placement == "colocated" and not 0 < (self.gpus_per_learner or 0) + self.gpus_per_sampler <= 1:
+        return self
+
+    def check_copies(self) -> None:
+        """Reject what copies of the embedded sampler can't work with. Raises ValueError."""
+        if self.address is not None and self.folder is None:
+            raise ValueError(
+                f"cluster.address={self.address}: set cluster.folder to a folder that every node of the cluster sees"
+            )
+        if self.placement == "separate":
+            return
+        if not 0 < (self.gpus_per_learner or 0) + self.gpus_per_sampler <= 1:
             raise ValueError(
                 "cluster.placement=colocated: learner and sampler share a GPU, so cluster.gpus_per_learner + "
                 "cluster.gpus_per_sampler must be above 0 and at most 1, e.g. 0.6 and 0.4"
             )
-        return self
+        if self.tensor_parallel_size > 1:  # Ray may give two fractions of one GPU to ranks of a group
+            raise ValueError(
+                f"cluster.tensor_parallel_size={self.tensor_parallel_size} with cluster.placement=colocated: set "
+                "sampler.name=vllm, or cluster.placement=separate"
+            )
 
     def rank_gpus(self, gpus: float, device: str) -> float:
         """GPUs per rank, if enough exist for ranks and samplers and model.device is `device`."""
         if self.gpus_per_learner is not None:
             return self.gpus_per_learner
         there = device == "cuda" or (gpus and device != "cpu")
-        return 1.0 if there and self.placement == "separate" else 0.0
+        return 1.0 if there and not self.shares_fractions else 0.0
+
+    @property
+    def shares_fractions(self) -> bool:
+        """True if a rank and a copy of the embedded sampler each have a fraction of a GPU."""
+        return self.placement == "colocated" and self.gpus_per_sampler > 0
 
     def no_default(self) -> list[str]:
         """`changed`, without a share of no GPU: it was the default of learners once, and leaves nothing to do."""
@@ -278,18 +294,21 @@ class SamplerConfig(Strict):
     urls: tuple[str, ...] = ()
     """Your vLLM servers on this machine, e.g. [http://127.0.0.1:8000]; $VLLM_API_KEY contains their key (--api-key).
     []: palimpsest starts servers."""
-    servers: int = Field(1, ge=1, le=64)
-    """Servers to start."""
+    servers: int = Field(1, ge=1, le=256)
+    """Servers to start; with engine.name=ray on any machine of the cluster."""
     devices: tuple[int, ...] = ()
-    """GPUs of the servers, in groups of `tensor_parallel`; []: CUDA_VISIBLE_DEVICES."""
+    """GPUs of the servers on this machine, in groups of `tensor_parallel`; []: those that Ray assigns with
+    engine.name=ray, otherwise CUDA_VISIBLE_DEVICES."""
     tensor_parallel_size: int = Field(1, ge=1, le=64)
-    """GPUs of this machine that share one server's weights."""
+    """GPUs of one machine that share one server's weights."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
-    """Share of a GPU's memory that a server takes; a CPU build takes VLLM_CPU_KVCACHE_SPACE, in GiB."""
+    """Share of a GPU's memory that a server takes; the default stands for what ranks leave with
+    cluster.placement=colocated. A CPU build takes VLLM_CPU_KVCACHE_SPACE, in GiB."""
     max_model_len: int | None = Field(None, ge=2)
     """Window of the servers in tokens, at most the model's; null: the model's."""
     folder: str | None = None
-    """Folder for files of new weights, e.g. /dev/shm; null: the run folder."""
+    """Folder for files of new weights, e.g. /dev/shm; null: the run folder, or /dev/shm of each machine where Ray
+    starts the servers."""
     args: tuple[str, ...] = ()
     """Further options of vLLM's server by their long names, values with them, e.g. [--enforce-eager,
     --max-num-seqs=64]."""
@@ -434,3 +453,23 @@ def model_path(config: ModelConfig) -> str:
 def named(path: str) -> str:
     """Folder or hub id for a model's name."""
     return str(files("palimpsest").joinpath("assets", SHIPPED[path])) if path in SHIPPED else path
+
+
+def check_turns(cluster: ClusterConfig, sampler: SamplerConfig, ahead: int) -> None:
+    """Reject settings with which servers can't take turns with the ranks on their GPUs. Raises ValueError."""
+    width, group, where = sampler.tensor_parallel_size, cluster.tensor_parallel_size, "with cluster.placement=colocated"
+    if ahead:
+        fix = "set train.max_off_policy_steps=0, or cluster.placement=separate"
+        raise ValueError(f"train.max_off_policy_steps={ahead} {where}: servers sleep while the learner learns; {fix}")
+    for key, value in (("urls", sampler.urls), ("devices", sampler.devices)):
+        if value:
+            raise ValueError(f"sampler.{key}={list(value)} {where}: servers use the GPUs of ranks; omit it")
+    if cluster.gpus_per_learner not in (None, 0, 1):
+        share = f"cluster.gpus_per_learner={cluster.gpus_per_learner:g}"
+        raise ValueError(f"{share} {where}: GPUs are shared whole; omit it")
+    if max(width, group) % min(width, group) or cluster.learners % width:
+        fix = f"{cluster.learners} ranks in groups of cluster.tensor_parallel_size={group}"
+        raise ValueError(f"sampler.tensor_parallel_size={width} {where}: doesn't fit {fix}; set it to 1")
+    if sampler.servers * width != cluster.learners:
+        fix = f"needs one per {width} of {cluster.learners} ranks; set sampler.servers={cluster.learners // width}"
+        raise ValueError(f"sampler.servers={sampler.servers} {where}: {fix}")

@@ -21,6 +21,7 @@ from palimpsest.config.engine import (
     EngineConfig,
     LogprobsMode,
     SamplerConfig,
+    check_turns,
 )
 from palimpsest.config.engine import AdapterConfig as AdapterConfig
 from palimpsest.config.engine import ModelConfig as ModelConfig
@@ -413,6 +414,8 @@ def check_cluster(config: RunConfig) -> None:
         raise ValueError(f"cluster.{changed[0]}={value} needs engine.name=ray: set that, or omit it")
     if config.engine.name != "ray":
         return
+    if config.sampler.name == "embedded":
+        cluster.check_copies()
     if config.cold_start is not None and config.model.lora is not None:
         raise ValueError(
             "engine.name=ray can't start with an adapter, the result of a cold_start with model.lora: set "
@@ -463,6 +466,17 @@ def is_served(config: RunConfig, objective: str | None) -> bool:
     return objective == "policy" and config.sampler.name == "vllm"
 
 
+def by_ray(config: RunConfig, objective: str | None) -> bool:
+    """Return whether Ray decides where the servers run."""
+    free = not config.sampler.urls and not config.sampler.devices
+    return is_served(config, objective) and config.engine.name == "ray" and free
+
+
+def takes_turns(config: RunConfig) -> bool:
+    """Return whether servers sleep while ranks learn on the same GPUs."""
+    return config.sampler.name == "vllm" and config.cluster.placement == "colocated"
+
+
 def check_served(config: RunConfig) -> None:
     """Reject settings that servers can't sample for. Raises ValueError."""
     sampling, loss = config.sampling, config.loss
@@ -472,10 +486,9 @@ def check_served(config: RunConfig) -> None:
         raise ValueError(f"sampler.name=vllm samples for engine.name=embedded and ray, not for {config.engine.name}")
     if copies := [key for key in config.cluster.no_default() if key in COPIES]:
         key, value = copies[0], getattr(config.cluster, copies[0])
-        raise ValueError(
-            f"cluster.{key}={value} is for embedded samplers, which sampler.name=vllm does not use; set "
-            "sampler.servers instead"
-        )
+        raise ValueError(f"cluster.{key}={value} is for embedded samplers; set sampler.servers instead")
+    if takes_turns(config):
+        check_turns(config.cluster, config.sampler, config.train.max_off_policy_steps)
     if name := next((name for name, role in config.roles.items() if role.model is not None), None):
         raise ValueError(f"roles.{name}.model: vLLM servers load only the run's model; set sampler.name=embedded")
     cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1

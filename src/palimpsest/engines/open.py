@@ -62,7 +62,7 @@ def _served(engine: EmbeddedEngine | RayEngine, config: RunConfig, folder: Path 
     from palimpsest.engines.vllm.engine import ServedEngine
 
     assert engine.learner is not None
-    return ServedEngine(engine, engine.learner, config, folder)
+    return ServedEngine(engine, engine.learner, config, folder, getattr(engine, "hosts", None))
 
 
 def _endpoint(config: RunConfig, objective: Objective | None) -> Engine:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from palimpsest.config.engine import SHIPPED, model_path
-from palimpsest.config.schema import ModelConfig, RunConfig, is_served
+from palimpsest.config.schema import ModelConfig, RunConfig, by_ray, is_served, takes_turns
 from palimpsest.engines.embedded import compute
 from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm.server_process import on_cpu
@@ -77,6 +77,9 @@ class Use:
         if config.engine.name == "ray":
             left = [name for name in names if not settings.devices or name not in serving]
             learning = left[: _of_ray(config, objective, len(left))]
+            if serving and by_ray(config, objective):  # the next ones; those of ranks, if no others are left
+                first = 0 if takes_turns(config) else len(learning)
+                serving = [*names, *names][first : first + len(serving)]
         else:
             device = config.model.device
             number = int(device.partition(":")[2] or 0)
@@ -85,7 +88,10 @@ class Use:
 
     @property
     def shares(self) -> bool:
-        """True if one server shares the learner's GPU by an explicit sampler.gpu_memory_utilization."""
+        """True if servers sleep while the learner uses their GPUs, or if one server shares the learner's GPU by an
+        explicit sampler.gpu_memory_utilization."""
+        if takes_turns(self.config):
+            return True
         alone = len(self.serving) == 1 and self.config.engine.name == "embedded"
         return alone and self.serving[0] in self.learning and "gpu_memory_utilization" in self.config.sampler.changed()
 
@@ -110,7 +116,9 @@ class Use:
         if len(left) >= needed and len(left[-needed:]) + len(self.learning) <= len(self.gpus):
             raise ConfigError(f"{message}; add 'sampler.devices=[{','.join(left[-needed:])}]'")
         fewer = "lower cluster.learners, or " if self.config.engine.name == "ray" else ""
-        share = "sampler.gpu_memory_utilization=0.4" if needed == 1 and not fewer else "sampler.servers=1"
+        share = "sampler.gpu_memory_utilization=0.4" if needed == 1 else "sampler.servers=1"
+        if by_ray(self.config, self.objective):
+            share = f"cluster.placement=colocated sampler.servers={len(self.learning) // settings.tensor_parallel_size}"
         raise ConfigError(
             f"{message}, and this machine has {len(self.gpus)}; {fewer}add {share}, or sampler.name=embedded"
         )
@@ -158,6 +166,6 @@ def _of_ray(config: RunConfig, objective: Objective | None, left: int) -> int:
     cluster = config.cluster
     ranks = cluster.learners if objective else 0
     copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
-    if cluster.placement == "colocated":
+    if cluster.shares_fractions:
         return max(ranks, copies)
     return int(ranks * cluster.rank_gpus(left, config.model.device) + copies * cluster.gpus_per_sampler)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import select
 import shutil
 import stat
@@ -23,12 +24,13 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+_MODULE = "palimpsest.engines.process_guard"
 MARK = "PALIMPSEST_STARTED_BY"
 """Environment variable inherited by every process of a run."""
 ROUNDS = 50  # of 0.1 s: a process that is being killed may start another
@@ -49,7 +51,7 @@ class ProcessGuard:
 
     def __init__(self, mark: str, folders: Sequence[Path]) -> None:
         # -P: no file of the working folder shadows a module of the library
-        self._command = [sys.executable, "-P", "-m", "palimpsest.engines.process_guard", mark, *map(str, folders)]
+        self._command = [sys.executable, "-P", "-m", _MODULE, mark, *map(str, folders)]
         self._claims = [_claim(folder, mark) for folder in folders if folder.is_dir()]
         self._finished = threading.Event()
         self._changing = threading.Lock()
@@ -89,6 +91,24 @@ class ProcessGuard:
         self._claims = []
 
 
+class GuardedFolder:
+    """A private folder, removed once this process has ended or `clear` is called."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes `path`. Raises OSError."""
+        path.mkdir(mode=0o700)
+        self.path, self._guard = path, start(secrets.token_hex(8), [path])
+
+    def keep(self, names: Set[str]) -> None:
+        """Remove all folders in it but those."""
+        for other in self.path.iterdir():
+            if other.name not in names and other.is_dir():
+                shutil.rmtree(other)
+
+    def clear(self) -> None:
+        self._guard.finish()
+
+
 def start(mark: str, folders: Sequence[Path]) -> ProcessGuard:
     """Guard `folders` and all marked processes. First remove leftovers of this user's dead processes."""
     _sweep()
@@ -125,7 +145,8 @@ def _claimed() -> Iterator[Path]:
 
 
 def marked(mark: str, tracked: Iterable[psutil.Process] = ()) -> set[psutil.Process]:
-    """Marked processes, the `tracked` ones and all their children, without zombies.
+    """Marked processes, the `tracked` ones and all their children, without zombies and guards, which end by themselves
+    once they have cleaned up.
 
     A process seen once stays tracked: setting a process title (vLLM does) may overwrite the environment.
     """
@@ -133,8 +154,15 @@ def marked(mark: str, tracked: Iterable[psutil.Process] = ()) -> set[psutil.Proc
     for process in {*tracked, *(candidate for candidate in psutil.process_iter() if _has(candidate, mark))}:
         with suppress(psutil.Error):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                processes |= {process, *process.children(recursive=True)}
+                family = {process, *process.children(recursive=True)}
+                processes |= {each for each in family if not _is_guard(each)}
     return processes
+
+
+def _is_guard(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return _MODULE in process.cmdline()
+    return False
 
 
 def _has(process: psutil.Process, mark: str) -> bool:

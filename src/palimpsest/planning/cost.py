@@ -13,6 +13,7 @@ reference.
     a rank's memory       (16 N + 4 N for a KL reference) / n + 2 (E + B/L) + 4 B/L + activations + 2.5 GB
     activations           2 t (L d + inside) with checkpointing, 2 t (L + 1) inside without;
                           inside = 4 d + 3 inner + 3 q + 2 kv
+    a server in turns     memory - (12 N + 4 N for a KL reference) / n - 8 GB
 
 Compared with published runs in tests/planning/test_cost.py; nothing here was measured on a GPU.
 Not covered: evaluations, checkpoints, tools, judges, stragglers, the start of processes, and networks too slow to hide
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from palimpsest.config.engine import AdapterConfig
-from palimpsest.config.schema import RunConfig, is_served
+from palimpsest.config.schema import RunConfig, is_served, takes_turns
 from palimpsest.engines.protocol import Objective
 from palimpsest.planning.hardware import Hardware
 from palimpsest.planning.model_shape import ModelShape
@@ -49,6 +50,8 @@ IN_FLIGHT = 256  # sequences per server (engines/vllm/pool.py)
 ROOM = 0.95  # share of a GPU that may fill; the rest is fragmentation
 OTHER_GB, SERVER_GB = 2.5, 3.0
 """Contexts, kernels and buffers of a learner; of a server, with its activations."""
+RESTING_GB, ASLEEP_GB = 5.0, 3.0
+"""Of a rank that waits for servers, with one gathered weight; of a server that sleeps. Assumptions."""
 
 ADAPTER = "model.lora.rank"
 Keys = Mapping[str, Any]
@@ -120,7 +123,7 @@ def estimate(config: RunConfig, shape: ModelShape, load: Workload, hardware: Har
     """Cost of a training step of `config`."""
     processes = Processes.of(config, "policy", hardware)
     logprobs, learning = _learner_s(config, shape, load, hardware, processes)
-    switch = SWITCH_S if is_served(config, "policy") else RANK_S
+    switch = SWITCH_S * (1 + takes_turns(config)) if is_served(config, "policy") else RANK_S
     seconds = {
         "sampling": _sampling_s(config, shape, load, hardware, processes),
         "logprobs": logprobs,
@@ -144,7 +147,7 @@ def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: 
     sequence = load.context * 1.2 * shape.kv_bytes  # long sequences stay longest
     most: float = getattr(config.engine, "max_num_seqs", IN_FLIGHT)
     if served:
-        taken = config.sampler.gpu_memory_utilization * device.memory_gb * 1e9 * at.parallel
+        taken = server_share(config, shape.parameters, device.memory_gb) * device.memory_gb * 1e9 * at.parallel
         most = min(IN_FLIGHT, (taken - 2 * shape.parameters) / sequence)
     batch = max(1.0, min(most, load.episodes / at.samplers))
     products = batch * (_token(shape, load.context) + 2 * shape.head) / peak
@@ -211,10 +214,26 @@ def memory_of(
         learner["sampling"] += min(kept, engine.kv_cache_gb or gb / 4)  # type: ignore[union-attr]
     if cpu or not is_served(config, objective) or config.sampler.urls:
         return {"learner": learner}
-    limit = config.sampler.gpu_memory_utilization * gb
-    learner["limit"] -= limit if at.shared else 0.0
+    limit = server_share(config, shape.parameters, gb) * gb
+    learner["limit"] -= ASLEEP_GB if takes_turns(config) else limit if at.shared else 0.0
     server = (2 * shape.parameters / 1e9 + 1.5 * cache) / at.parallel + SERVER_GB
     return {"learner": learner, "server": {"sampling": server, "limit": limit}}
+
+
+def server_share(config: RunConfig, parameters: int, gb: float) -> float:
+    """Share of a GPU of `gb` GB that a server takes; in turns, unless set, what a resting rank leaves.
+
+    >>> shared = {"learners": 8, "placement": "colocated"}
+    >>> turns = RunConfig(engine={"name": "ray"}, cluster=shared, sampler={"name": "vllm", "servers": 8})
+    >>> server_share(turns, 7_600_000_000, 80)  # 1 - (11.4 + 5 + 3) / 80
+    0.75
+    """
+    cluster, settings = config.cluster, config.sampler
+    if not takes_turns(config) or "gpu_memory_utilization" in settings.changed():
+        return settings.gpu_memory_utilization
+    kept = 4 if config.model.lora is not None else 16 if config.loss.kl_loss_coef > 0 else 12
+    rank = 0.0 if cluster.cpu_offload else kept * parameters / cluster.learners / 1e9
+    return max(0.01, math.floor(100 - 100 * (rank + RESTING_GB + ASLEEP_GB) / gb) / 100)
 
 
 def _step_gb(config: RunConfig, shape: ModelShape) -> float:

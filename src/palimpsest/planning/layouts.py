@@ -5,14 +5,13 @@ its memory (planning/cost.py), and the configuration accepts it. To add a layout
 
 Guaranteed: every GPU of a plan has work; a key of the user's never changes; a recipe that trains all weights never
 becomes one of adapters; the same input gives the same plan.
-Not covered: servers on other machines than the driver's; `sampler.urls`; memory of machines with cpu_offload.
+Not covered: `sampler.urls`; memory of machines with cpu_offload.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from palimpsest.config.schema import RunConfig, logprobs_mode
@@ -32,7 +31,8 @@ REASONS = {
     "cluster.learners": "ranks; with these, sampling and learning together take least time",
     "cluster.gpus_per_learner": "without GPUs the run stops, instead of computing on CPUs",
     "sampler.name": "vllm decodes many sequences at once",
-    "sampler.servers": "vLLM servers, on the machine that starts the run",
+    "cluster.placement": "servers sleep while the ranks learn on the same GPUs",
+    "sampler.servers": "vLLM servers",
     "sampler.devices": "GPUs of the servers; the learner has the others",
     "sampler.tensor_parallel_size": "GPUs per server",
     "sampler.gpu_memory_utilization": "share of the GPU for the server",
@@ -84,24 +84,39 @@ def one_gpu(job: LayoutTask) -> Iterator[Keys]:
 
 
 def split(job: LayoutTask) -> Iterator[Keys]:
-    """Ranks, and vLLM servers on the last GPUs of the driver's machine; at the same time, or in turn."""
+    """Ranks and vLLM servers on other GPUs; at the same time, or one after the other."""
     count, overlap = job.hardware.count, overlapping(job.config)
-    for size, servers in product((1, 2, 4, 8), range(1, count + 1)):
-        serving = size * servers
-        learners = job.hardware.total - serving
-        if learners < 1 or serving > count or job.shape.kv_heads % size:
-            continue
-        ranks = {"engine.name": "ray", "cluster.learners": learners, "cluster.gpus_per_learner": 1}
-        layout = dict[str, Any](ranks if learners > 1 else {"engine.name": "embedded"})
-        layout |= {"sampler.name": "vllm", "sampler.servers": servers}
-        layout["sampler.devices"] = list(range(count - serving, count))
-        layout["sampler.tensor_parallel_size"] = size
-        yield layout
-        if overlap is not None:
-            yield {**layout, **overlap}
+    for size in _widths(job):
+        for servers in range(1, (job.hardware.total - 1) // size + 1):
+            serving = size * servers
+            learners = job.hardware.total - serving
+            ranks = {"engine.name": "ray", "cluster.learners": learners, "cluster.gpus_per_learner": 1}
+            layout = dict[str, Any](ranks if learners > 1 else {"engine.name": "embedded"})
+            layout |= {"sampler.name": "vllm", "sampler.servers": servers, "sampler.tensor_parallel_size": size}
+            if learners == 1 or "sampler.devices" in job.given:  # otherwise Ray assigns them
+                if serving + (learners == 1) > count:
+                    continue
+                layout["sampler.devices"] = list(range(count - serving, count))
+            yield layout
+            if overlap is not None:
+                yield {**layout, **overlap}
 
 
-CANDIDATES: tuple[Callable[[LayoutTask], Iterator[Keys]], ...] = (one_gpu, split)
+def in_turns(job: LayoutTask) -> Iterator[Keys]:
+    """Ranks on all GPUs, and servers on the same ones, which sleep while the ranks learn."""
+    ranks = {"engine.name": "ray", "cluster.learners": job.hardware.total, "cluster.placement": "colocated"}
+    ranks |= {"cluster.gpus_per_learner": 1, "train.max_off_policy_steps": 0}
+    for size in _widths(job) if job.hardware.total > 1 and not job.given.get("sampler.devices") else ():
+        servers = {"sampler.servers": job.hardware.total // size, "sampler.tensor_parallel_size": size}
+        yield {**ranks, "sampler.name": "vllm", **servers}
+
+
+def _widths(job: LayoutTask) -> list[int]:
+    """GPUs that a server can use: on one machine, with whole heads of keys and values on each."""
+    return [size for size in (1, 2, 4, 8) if not job.hardware.count % size and not job.shape.kv_heads % size]
+
+
+CANDIDATES: tuple[Callable[[LayoutTask], Iterator[Keys]], ...] = (one_gpu, split, in_turns)
 
 
 def overlapping(config: RunConfig) -> Keys | None:

@@ -192,7 +192,7 @@ def test_ray_itself_is_started_again_and_nothing_is_left(monkeypatch: pytest.Mon
     try:
         group.start()
         assert not late
-        (copy,) = group.call(group.samplers, "pid", limit=group.limit("timeout_s"))
+        (copy,) = group.call(group.samplers, "pid", limit=group.limit())
         assert psutil.Process(copy).nice() == psutil.Process().nice()
     finally:
         group.close()

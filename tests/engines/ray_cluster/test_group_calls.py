@@ -47,7 +47,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return ended
 
 
-LIMIT = Limit("timeout_s", 10)
+LIMIT = Limit("cluster.timeout_s", 10)
 
 
 def failed(cause: Exception) -> RayTaskError:
@@ -66,7 +66,7 @@ def test_processes_that_do_not_answer_in_time_are_ended_with_the_limit_and_its_k
     clock = count(step=0.75)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     with pytest.raises(ProcessesLost, match=r"^update: not done within 2 s; raise cluster\.timeout_s=1$"):
-        group.collect([1, None], group.limit("timeout_s", 2), "update")
+        group.collect([1, None], group.limit(2), "update")
     assert called == [group]
 
 

@@ -115,14 +115,21 @@ class Placement:
         self.bundles, self.room = bundles, True
 
     def wait(self, seconds: float) -> bool:
-        return all(bundle.get("GPU", 0) <= 1 for bundle in self.bundles) and len(self.bundles) < 9
+        """Machines have eight GPUs."""
+        return all(bundle.get("GPU", 0) <= 8 for bundle in self.bundles) and len(self.bundles) < 9
 
 
-def places(monkeypatch: pytest.MonkeyPatch, group: ActorGroup, ranks: list[float], copies: list[float]) -> list[Any]:
-    """What is reserved, then for each rank and sampler which of it is its own; None: Ray puts it anywhere."""
+def places(
+    monkeypatch: pytest.MonkeyPatch,
+    group: ActorGroup,
+    ranks: list[float],
+    copies: list[float],
+    servers: list[float] | None = None,
+) -> list[Any]:
+    """What is reserved, then for each rank, sampler and server which of it is its own; None: Ray puts it anywhere."""
     monkeypatch.setattr(groups, "placement_group", lambda bundles, strategy: Placement(bundles, strategy))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 16.0})
-    found = [options.get("scheduling_strategy") for options in group._reserve(ranks, copies)]
+    found = [options.get("scheduling_strategy") for options in group._reserve(ranks, copies, servers or [])]
     reserved = found[0].placement_group.bundles if found[0] else None
     return [reserved, *(each and each.placement_group_bundle_index for each in found)]
 
@@ -140,6 +147,48 @@ def test_colocated_learners_and_samplers_share_whole_gpus(monkeypatch: pytest.Mo
     shared = group_of("cluster.placement=colocated", "cluster.gpus_per_learner=0.6", "cluster.gpus_per_sampler=0.4")
     whole = {"GPU": 1.0}
     assert places(monkeypatch, shared, [0.6, 0.6], [0.4, 0.4, 0.4]) == [[whole] * 3, 0, 1, 0, 1, 2]
+
+
+VLLM = ("sampler.name=vllm", "sampler.servers=2")
+
+
+def test_a_tensor_parallel_group_and_a_server_lie_on_one_machine_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle is never divided over machines."""
+    group = group_of(*VLLM, "cluster.learners=4", "cluster.tensor_parallel_size=2", "sampler.tensor_parallel_size=4")
+    two, four = {"GPU": 2.0}, {"GPU": 4.0}
+    assert places(monkeypatch, group, [1.0] * 4, [], [4.0, 4.0]) == [[two, two, four, four], 0, 0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "width", "size", "servers", "bundles", "indices"),
+    [
+        (1, 1, 4, 4, 4, [0, 1, 2, 3, 0, 1, 2, 3]),
+        (1, 2, 4, 2, 2, [0, 0, 1, 1, 0, 1]),
+        (2, 1, 4, 4, 2, [0, 0, 1, 1, 0, 0, 1, 1]),
+        (4, 2, 8, 4, 2, [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1]),
+    ],
+)
+def test_a_server_that_takes_turns_is_on_the_machine_of_its_ranks_and_reserves_no_gpu_of_its_own(
+    ranks: int,
+    width: int,
+    size: int,
+    servers: int,
+    bundles: int,
+    indices: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = (f"cluster.tensor_parallel_size={ranks}", f"sampler.tensor_parallel_size={width}")
+    group = group_of(
+        VLLM[0], f"sampler.servers={servers}", "cluster.placement=colocated", f"cluster.learners={size}", *sizes
+    )
+    reserved, *places_ = places(monkeypatch, group, [1.0] * size, [], [0.0] * servers)
+    assert reserved == [{"GPU": float(size // bundles)}] * bundles
+    assert places_ == indices
+
+
+def test_servers_on_cpus_are_spread_over_the_machines() -> None:
+    options = group_of(*VLLM)._reserve([0.0], [], [0.0, 0.0])
+    assert [each.get("scheduling_strategy") for each in options] == [None, "SPREAD", "SPREAD"]
 
 
 @pytest.mark.parametrize(
@@ -179,10 +228,10 @@ def test_a_cluster_without_room_says_what_it_has(monkeypatch: pytest.MonkeyPatch
     [
         (
             {"CPU": 4.0},
-            "the cluster has 0 GPUs, this run needs 2 of them: lower cluster.learners or cluster.samplers, or",
+            "the cluster has 0 GPUs, this run needs 2 of them: lower cluster.learners, cluster.samplers or sampler.ser",
         ),
         ({"CPU": 4.0, "GPU": 1.0}, "the cluster has 1 GPUs, this run needs 2 of them: lower cluster.learners"),
-        ({"GPU": 2.0}, "the cluster has 0 CPUs, this run needs 1 of them: lower cluster.learners or cluster.samplers"),
+        ({"GPU": 2.0}, "the cluster has 0 CPUs, this run needs 1 of them: lower cluster.learners, cluster.samplers"),
     ],
 )
 def test_what_a_cluster_never_has_room_for_is_said_before_anything_is_waited_for(
@@ -191,7 +240,7 @@ def test_what_a_cluster_never_has_room_for_is_said_before_anything_is_waited_for
     monkeypatch.setattr(ray, "cluster_resources", lambda: there)
     monkeypatch.setattr(groups, "placement_group", lambda *_, **__: pytest.fail("waited for room"))
     with pytest.raises(EngineError, match=re.escape(told)):
-        group_of()._reserve([1.0, 1.0], [0.0])
+        group_of()._reserve([1.0, 1.0], [0.0], [])
 
 
 @pytest.mark.parametrize(
@@ -247,3 +296,21 @@ async def test_ray_has_none_of_the_gpus_of_servers(
     config = load_recipe("memagent-quickstart", ["engine.name=ray", *served, *ranks])
     with pytest.raises(EngineError, match=f"has {len(left.split(','))} GPUs, this run needs"):
         open_engine(config, objective="policy")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [([], 4), (["sampler.tensor_parallel_size=2"], 6), (["cluster.placement=colocated"], 2)],
+)
+@pytest.mark.parametrize("cpu_build", [False, True])
+def test_servers_count_among_the_gpus_of_a_run_unless_they_take_turns_or_compute_on_cpus(
+    overrides: list[str], needed: int, cpu_build: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_recipe("memagent-quickstart", ["engine.name=ray", *VLLM, "cluster.learners=2", *overrides])
+    monkeypatch.setattr(groups, "on_cpu", lambda: cpu_build)
+    there = 2 if cpu_build else needed
+    monkeypatch.setattr(groups, "gpus_but", lambda _: ["a GPU"] * there)
+    groups.check_gpus(config, 2, 0)
+    monkeypatch.setattr(groups, "gpus_but", lambda _: ["a GPU"] * (there - 1))
+    with pytest.raises(EngineError, match=f"has {there - 1} GPUs, this run needs {there} of them"):
+        groups.check_gpus(config, 2, 0)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from palimpsest import files
@@ -22,10 +23,12 @@ from palimpsest.config.schema import ModelConfig, OptimConfig, RunConfig
 from palimpsest.engines.embedded.checkpoint_state import CheckpointFacts
 from palimpsest.engines.embedded.forest import forest_model
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model_loading import load_model, trainable
-from palimpsest.engines.protocol import StepBatch
+from palimpsest.engines.embedded.model_loading import load_model, plain_name, trainable
+from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.engines.ray import sharding
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.errors import CheckpointError, ModelError
+from palimpsest.types import Segment
 from support.exact_ranks import compute_exactly, rounded
 from support.forests import batch_of_rows, exact, gradients, grown, largest_error
 from support.models import build_llama, nats_by
@@ -342,3 +345,62 @@ def test_four_ranks_go_on_from_what_two_saved(two: Path, tmp_path: Path, tiny_mo
 @pytest.mark.slow
 def test_ranks_with_different_plans_refuse_together(tmp_path: Path, tiny_model_folder: Path) -> None:
     run_ranks(2, tmp_path, disagree, case(tiny_model_folder).on(2))
+
+
+def test_ranks_compute_the_last_layer_only_where_tokens_are_predicted(tmp_path: Path, tiny_model_folder: Path) -> None:
+    prompt, counted = 30, 4
+    segment = Segment(
+        tuple(range(prompt + counted)),
+        (False,) * prompt + (True,) * counted,
+        (0.0,) * (prompt + counted),
+        (-1,) * prompt + (0,) * counted,
+    )
+    numbers = (1.0,) * (prompt + counted)
+    batch = StepBatch((TrainSegment(segment, numbers, numbers),))
+    one = case(tiny_model_folder, micro=400)
+    (part,) = Case(one.config, ((batch,),)).on(1).parts[0]
+    rows: dict[int, int] = {}
+    with one_rank(tmp_path):
+        learner = RankLearner(Case(one.config, ()).on(1).config, "policy")
+        for number, layer in enumerate(learner._model.get_decoder().layers):
+            layer.mlp.register_forward_hook(
+                lambda _module, given, _out, n=number: rows.__setitem__(n, given[0].shape[-2])
+            )
+        learner.update(part)
+    *before, last = (rows[number] for number in sorted(rows))
+    assert set(before) == {prompt + counted - 1}  # nothing follows the last token
+    assert last == counted
+
+
+@pytest.mark.parametrize(("lora", "gathered"), [(None, torch.bfloat16), ({"rank": 4}, torch.float32)])
+def test_weights_are_rounded_before_they_are_gathered_unless_adapters_are_merged(
+    lora: Any, gathered: torch.dtype, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types: list[torch.dtype] = []
+    gather = sharding.full
+
+    def full(weight: torch.Tensor) -> torch.Tensor:
+        types.append(weight.dtype)
+        return gather(weight)
+
+    monkeypatch.setattr(sharding, "full", full)
+    given = case(tiny_model_folder, model={"dtype": "bfloat16", "lora": lora}, cluster={"learners": 1})
+    (out := tmp_path / "weights").mkdir()
+    with one_rank(tmp_path):
+        learner = RankLearner(given.config, "policy")
+        learner.publish(out)
+        exact_ = {name: gather(weight) for name, weight in learner._model.named_parameters()}
+    assert set(types) == {torch.bfloat16, gathered}
+    written = load_file(out / "model.safetensors")
+    plain = {plain_name(name): weight for name, weight in exact_.items() if ".lora_" not in name}
+    assert all(torch.equal(written[name], weight.bfloat16()) for name, weight in plain.items())  # new adapters add 0
+
+
+def test_a_resting_rank_has_given_back_what_it_gathered(tmp_path: Path, tiny_model_folder: Path) -> None:
+    given = case(tiny_model_folder, cluster={"learners": 1}, loss={"kl_loss_coef": 0.1})
+    with one_rank(tmp_path):
+        learner = RankLearner(given.config, "policy")
+        before = learner.score(SCORED)
+        learner.rest()
+        assert all(isinstance(weight, DTensor) for weight in learner._model.parameters())
+        assert learner.score(SCORED) == before

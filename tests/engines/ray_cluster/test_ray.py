@@ -24,10 +24,10 @@ from palimpsest.engines import process_guard
 from palimpsest.engines.open import open_engine
 from palimpsest.errors import CheckpointError, EngineError
 from palimpsest.runs.checkpoint import Checkpoints
-from support.cluster import ON_RAY, ClusterRun, settings
+from support.cluster import ON_RAY, ClusterRun, own_address, settings
 from support.command import Run
 from support.models import nats_by
-from support.ray_ports import call_without_a_token, heads_with_ranks, own_address, ports_of
+from support.ray_ports import call_without_a_token, heads_with_ranks, ports_of
 from support.vllm_wire import reply, wire
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
@@ -264,7 +264,7 @@ async def test_a_disk_without_room_is_told_with_what_is_needed_and_there(tmp_pat
     try:
         await learner.publish()
         group = learner._group
-        for pid in group.call(group.ranks, "pid", limit=group.limit("timeout_s")):
+        for pid in group.call(group.ranks, "pid", limit=group.limit()):
             psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (50_000, -1))  # as a disk that is full
         saves = Checkpoints(tmp_path, identity="a").save(1, learner.save, {})
         publishes = learner.write_weights(group.folder / "at")  # which goes with the ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,10 +21,16 @@ pytestmark = [
 GAP = {"float32": 1e-3, "bfloat16": 0.5}  # nats, the largest of all tokens
 
 
-@pytest.mark.parametrize("dtype", list(GAP))
+IN_TURNS = ("engine.name=ray", "cluster.placement=colocated")
+"""The server sleeps while a rank learns on its GPU."""
+
+
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", ()), ("bfloat16", ()), ("bfloat16", IN_TURNS)])
 def test_servers_have_the_learners_weights_after_each_step(
-    dtype: str, device: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    dtype: str, layout: Sequence[str], device: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
+    if layout and find_spec("ray") is None:
+        pytest.skip("Ray is not installed: extra ray")
     words = [
         "train",
         "memagent-quickstart",
@@ -33,11 +39,7 @@ def test_servers_have_the_learners_weights_after_each_step(
         "train.max_steps=3",
         "train.save_steps=100",
     ]
-    servers = [
-        "sampler.name=vllm",
-        "sampler.max_model_len=2048",
-        "sampler.gpu_memory_utilization=0.3",
-    ]
+    servers = ["sampler.name=vllm", "sampler.max_model_len=2048", "sampler.gpu_memory_utilization=0.3", *layout]
     settings = [f"model.dtype={dtype}", f"model.device={device}"]
     command = [sys.executable, "-m", "palimpsest", *words, *servers, *settings]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=600)

@@ -13,7 +13,7 @@ import pytest
 from palimpsest.config.engine import SamplerConfig
 from palimpsest.engines.protocol import Limits
 from palimpsest.engines.vllm.client import VllmClient
-from palimpsest.engines.vllm.engine import ServedLearner, VllmSampler
+from palimpsest.engines.vllm.engine import ServedLearner, ThisMachine, VllmSampler
 from palimpsest.errors import SamplerError
 from palimpsest.types import SamplingParams
 from support.vllm_wire import Wire, eighths, reply, wire
@@ -61,10 +61,11 @@ async def served(
         config = SamplerConfig(name="vllm", urls=tuple(server.url for server in servers))
         sampler = VllmSampler(config, Limits(100, 64), mode="raw_logprobs", dtype="float32", logs=tmp_path)
         learner = Writes()
-        published = ServedLearner(cast(Any, learner), sampler, tmp_path / "handover")
+        machine = ThisMachine(cast(Any, learner), tmp_path / "handover")
+        published = ServedLearner(cast(Any, learner), sampler, machine)
         await published.publish()
         yield published, learner, sampler, servers
-        published.clear()
+        machine.clear()
         await sampler.close()
 
 

@@ -12,7 +12,7 @@ from palimpsest.config.engine import SamplerConfig
 from palimpsest.config.load import load_recipe
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Limits
-from palimpsest.engines.vllm.engine import ServedLearner, VllmSampler
+from palimpsest.engines.vllm.engine import ServedLearner, ThisMachine, VllmSampler
 from palimpsest.errors import ConfigError, SamplerError
 from support.vllm_wire import Wire, eighths, reply, wire
 
@@ -36,7 +36,7 @@ class Writes:
         self.version = 7
 
 
-def served(server: Wire, handover: Path) -> tuple[ServedLearner, Writes, VllmSampler]:
+def served(server: Wire, handover: Path) -> tuple[ServedLearner, Writes, VllmSampler, ThisMachine]:
     learner = Writes()
     sampler = VllmSampler(
         SamplerConfig(name="vllm", urls=(server.url,)),
@@ -45,12 +45,13 @@ def served(server: Wire, handover: Path) -> tuple[ServedLearner, Writes, VllmSam
         dtype="float32",
         logs=handover,
     )
-    return ServedLearner(cast(Any, learner), sampler, handover), learner, sampler
+    machine = ThisMachine(cast(Any, learner), handover)
+    return ServedLearner(cast(Any, learner), sampler, machine), learner, sampler, machine
 
 
 async def test_a_version_is_written_once_into_a_folder_of_a_new_name_and_those_before_it_go(tmp_path: Path) -> None:
     async with wire() as server:
-        published, learner, sampler = served(server, tmp_path / "handover")
+        published, learner, sampler, machine = served(server, tmp_path / "handover")
         assert [await published.publish() for _ in range(3)] == [0, 0, 0]
         assert len(learner.written) == len(server.loaded) == 1
         learner.version = 1
@@ -59,9 +60,9 @@ async def test_a_version_is_written_once_into_a_folder_of_a_new_name_and_those_b
         assert [await published.publish() for _ in range(2)] == [7, 7]
         assert server.loaded == [str(path) for path in learner.written]
         assert len(set(learner.written)) == 3
-        assert list((tmp_path / "handover").iterdir()) == learner.written[-1:]
-        published.clear()
-        published.clear()
+        assert [path for path in (tmp_path / "handover").iterdir() if path.is_dir()] == learner.written[-1:]
+        machine.clear()
+        machine.clear()
         await sampler.close()
     assert not (tmp_path / "handover").exists()
 
@@ -69,14 +70,14 @@ async def test_a_version_is_written_once_into_a_folder_of_a_new_name_and_those_b
 @pytest.mark.filterwarnings("ignore:a server leaves")
 async def test_a_version_that_no_server_took_is_written_again(tmp_path: Path) -> None:
     async with wire() as server:
-        published, learner, sampler = served(server, tmp_path / "handover")
+        published, learner, sampler, machine = served(server, tmp_path / "handover")
         server.faults["/collective_rpc"] = lambda _: reply(500, b"")
         with pytest.raises(SamplerError, match="all servers failed"):
             await published.publish()
         server.faults.clear()
         assert await published.publish() == 0
         assert len(set(learner.written)) == 2
-        published.clear()
+        machine.clear()
         await sampler.close()
 
 

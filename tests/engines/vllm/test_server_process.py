@@ -48,11 +48,14 @@ def start(
     """Start a server that ends by itself; what it saw."""
     started: list[ServerProcess] = []
 
-    def start(index: int = 0, torch: str = "2.13.0+cu130", **settings: Any) -> tuple[ServerProcess, Any]:
+    def start(
+        index: int = 0, torch: str = "2.13.0+cu130", sleeps: bool = False, **settings: Any
+    ) -> tuple[ServerProcess, Any]:
         monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python(f"True {torch}"))
         config = SamplerConfig(name="vllm", **settings)
         folder = tmp_path / "run" / "servers"
-        process = ServerProcess(config, index, mode="raw_logprobs", dtype="float32", window=64, folder=folder)
+        modes: Any = {"mode": "raw_logprobs", "dtype": "float32", "sleeps": sleeps}
+        process = ServerProcess(config, index, window=64, folder=folder, **modes)
         started.append(process)
         process.start(tmp_path / "weights")
         while process.running:
@@ -111,6 +114,16 @@ def test_a_cpu_build_is_started_as_it_needs_and_others_as_they_are(start: Any, m
     assert "VLLM_CPU_KVCACHE_SPACE" not in on_gpu["env"]
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     assert start(torch="2.13.0+cpu")[1]["env"]["VLLM_CPU_KVCACHE_SPACE"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("torch", "sleeps", "flag"), [("2.13.0+cu130", True, 1), ("2.13.0+cu130", False, 0), ("2.13.0+cpu", True, 0)]
+)
+def test_a_server_that_takes_turns_can_free_its_gpu_and_a_cpu_build_which_refuses_the_option_has_none(
+    torch: str, sleeps: bool, flag: int, start: Any
+) -> None:
+    _, seen = start(torch=torch, sleeps=sleeps)
+    assert seen["args"].count("--enable-sleep-mode") == flag
 
 
 def test_a_server_that_ended_is_told_with_the_reason_in_its_log(start: Any, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from palimpsest.engines.protocol import Limits
 from palimpsest.engines.vllm.engine import VllmSampler
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import Completion, SamplingParams
-from support.cluster import ClusterRun
+from support.cluster import AUTHENTICATED, ClusterRun, machines
 from support.command import Run
 from support.models import build_llama
 
@@ -162,7 +162,7 @@ async def test_a_stop_token_is_sampled_and_ends_the_completion(sampler: VllmSamp
     assert scored == pytest.approx(completion.logprobs, abs=GAP)
 
 
-def train(recipe: str, out: Path, steps: int, *more: str) -> subprocess.Popen[str]:
+def train(recipe: str, out: Path, steps: int, *more: str, save_steps: int = 100) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         "-m",
@@ -174,7 +174,7 @@ def train(recipe: str, out: Path, steps: int, *more: str) -> subprocess.Popen[st
         f"train.max_steps={steps}",
         *more,
     ]
-    settings = ["train.save_steps=100", "sampler.name=vllm", "sampler.max_model_len=2048"]
+    settings = [f"train.save_steps={save_steps}", "sampler.name=vllm", "sampler.max_model_len=2048"]
     return subprocess.Popen([*command, *settings], stderr=subprocess.PIPE, text=True)
 
 
@@ -202,6 +202,10 @@ def abandoned() -> set[str]:
             marks=pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
         ),
         pytest.param(
+            ("engine.name=ray", "cluster.learners=2", "cluster.placement=colocated", "sampler.servers=2"),
+            marks=pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
+        ),
+        pytest.param(
             ("model.lora.rank=8", "optim.learning_rate=1e-3"),
             marks=pytest.mark.skipif(find_spec("peft") is None, reason="needs the extra lora"),
         ),
@@ -221,7 +225,8 @@ async def test_a_run_to_its_end_agrees_with_its_servers_and_leaves_nothing(
     assert all(row["publish/seconds"] > 0 for row in read_rows(out / "timings.jsonl"))
     assert not left_of(out)
     assert abandoned() <= before
-    assert [path.name for path in (out / "servers").iterdir()] == ["vllm-0.log"]
+    servers = 1 + ("sampler.servers=2" in learners)
+    assert {path.name for path in (out / "servers").iterdir()} == {f"vllm-{number}.log" for number in range(servers)}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -242,3 +247,53 @@ async def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, number: signal
     assert not left_of(out)
     assert abandoned() <= before
     assert [path.name for path in (out / "servers").iterdir()] == ["vllm-0.log"]
+
+
+# ---- Servers and ranks on the machines of a cluster --------------------------------------------------------------
+
+
+def actors(tag: str, name: str) -> list[psutil.Process]:
+    """Processes of the actors of a class on the test's raylets."""
+    found = []
+    for raylet in (each for each in psutil.process_iter(["name"]) if each.info["name"] == "raylet"):
+        with suppress(psutil.Error):
+            if raylet.environ().get("PALIMPSEST_TEST_OF") == tag:
+                found += [each for each in raylet.children() if (each.cmdline() or [""])[0].startswith(f"ray::{name}")]
+    return found
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+async def test_a_run_on_two_machines_continues_without_a_server_and_after_a_lost_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**AUTHENTICATED, "PALIMPSEST_TEST_OF": str(tmp_path), "VLLM_CPU_KVCACHE_SPACE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    out, steps = tmp_path / "run", 20
+
+    def wait_for(row: int) -> None:
+        while not out.joinpath("metrics.jsonl").is_file() or len(read_rows(out / "metrics.jsonl")) < row:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.2)
+
+    with machines([0, 0]) as address:
+        layout = [f"cluster.address={address}", "cluster.learners=2", "cluster.max_restarts=1", "sampler.servers=4"]
+        size = ["train.batch_size=2", "train.group_size=4", "train.num_minibatches=1"]
+        process = train("memagent-quickstart", out, steps, "engine.name=ray", *layout, *size, save_steps=2)
+        wait_for(5)
+        hosts = actors(str(tmp_path), "ServerHost")
+        assert len(hosts) == 4
+        assert len({host.ppid() for host in hosts}) == 2  # raylets
+        (server,) = [each for each in hosts[0].children() if "process_guard" not in " ".join(each.cmdline())]
+        server.kill()
+        wait_for(10)
+        actors(str(tmp_path), "Rank")[1].kill()
+        _, told = process.communicate()
+        assert process.returncode == 0, told
+    rows = read_rows(out / "metrics.jsonl")
+    gaps = [row["sampler/logprob_gap_max"] for row in rows if "sampler/logprob_gap_max" in row]
+    assert len(rows) == steps
+    assert "sampler/logprob_gap_max" in rows[0]
+    assert max(gaps) < GAP
+    events = (out / "events.jsonl").read_text()
+    assert "vLLM server" in events
+    assert "lost" in events

@@ -57,7 +57,7 @@ class TrainingPlan:
     def missing(self) -> list[str]:
         """Keys that only the user knows."""
         alone = self.hardware.machines == 1 or self.config.cluster.address is not None
-        return [] if alone else ["cluster.address", "cluster.folder"]
+        return [] if alone else ["cluster.address"]
 
     def to_json(self, price: float, command: str) -> dict[str, Any]:
         """Figures per step. `price`: of a GPU hour; `command`: what starts the run."""
@@ -126,7 +126,9 @@ _LAYOUT = ("engine.name=ray", "sampler.name=vllm", "loss.importance_sampling_cap
 
 def _completed(recipe: Recipe, words: Sequence[str], given: Keys) -> RunConfig:
     """The user's configuration, with as little of a layout as makes it valid. Raises the error of `words` alone."""
-    servers = len(given.get("sampler.devices") or [1]) // given.get("sampler.tensor_parallel_size", 1)
+    shared = given.get("cluster.placement") == "colocated"
+    gpus = given.get("cluster.learners", 1) if shared else len(given.get("sampler.devices") or [1])
+    servers = gpus // given.get("sampler.tensor_parallel_size", 1)
     free = [word for word in (*_LAYOUT, f"sampler.servers={servers}") if word.partition("=")[0] not in given]
     errors = list[ConfigError]()
     for more in (chosen for size in range(len(free) + 1) for chosen in combinations(free, size)):
@@ -161,10 +163,7 @@ def planned(request: RunRequest, hardware: Hardware, *, dry_run: bool) -> tuple[
         found = "; ".join(faults(plan.estimate.memory_gb))
         raise ConfigError(f"--gpus {hardware.count}: {found}; use {' or '.join(plan.nearest) or 'a smaller model'}")
     if plan.missing and not dry_run:
-        raise ConfigError(
-            f"--nodes {hardware.machines}: set cluster.address=HOST:PORT of the Ray head, and cluster.folder to a "
-            "folder that all machines see"
-        )
+        raise ConfigError(f"--nodes {hardware.machines}: set cluster.address=HOST:PORT of the Ray head")
     return replace(request, overrides=[*words, *plan.words]), plan
 
 

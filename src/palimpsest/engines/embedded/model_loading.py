@@ -117,9 +117,10 @@ def merged_weights(
     for name, weight in model.named_parameters(remove_duplicate=not tied):
         if ".lora_" in name:
             continue
-        adapted = name.endswith(".base_layer.weight")
-        value = merged_weight(modules[name.removesuffix(".base_layer.weight")], gather) if adapted else gather(weight)
-        yield plain_name(name), value.to(dtype)
+        if name.endswith(".base_layer.weight"):
+            yield plain_name(name), merged_weight(modules[name.removesuffix(".base_layer.weight")], gather).to(dtype)
+        else:
+            yield plain_name(name), gather(weight.to(dtype))  # rounded first, half the bytes are gathered
 
 
 def _peft(what: str) -> Any:

@@ -28,7 +28,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import RunConfig, by_ray, takes_turns
 from palimpsest.engines import process_guard
 from palimpsest.engines.embedded.compute import VISIBLE, gpus_but
 from palimpsest.engines.protocol import Objective
@@ -46,6 +46,7 @@ from palimpsest.engines.ray.ray_runtime import (
     prints_as_warnings,
     watch,
 )
+from palimpsest.engines.vllm.server_process import on_cpu
 from palimpsest.errors import GOES_ON, EngineError, PalimpsestError, ProcessesLost
 
 _OBJECT_STORE = 512 << 20  # bytes of shared memory of a cluster of ours, at most: batches pass through it
@@ -53,6 +54,8 @@ _STARTS = 3  # of Ray, within cluster.timeout_s
 _HEAD_S = 30.0  # for a connection to the head of a cluster
 _TRY_S = 36.0  # duration of one attempt of Ray if another service answers there
 _FIREWALL = "keep a firewall in front of this machine, or install ray==2.60.0, which listens on loopback"
+_GUARDS_STAY = {"RAY_kill_child_processes_on_worker_exit": "false"}
+"""Ray would kill the guards of an actor's folders with it; they end by themselves."""
 _SIGACTION = 1024  # bytes, more than any system's struct sigaction
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STARTING = threading.Lock()  # ray.init is of the whole process
@@ -63,8 +66,12 @@ class ActorGroup:
 
     def __init__(self, config: RunConfig, objective: Objective | None, copies: int) -> None:
         self._config, self._objective, self._cluster, self._copies = config, objective, config.cluster, copies
+        self._servers = config.sampler.servers if by_ray(config, objective) else 0
         self.ranks: list[Any] = []
         self.samplers: list[Any] = []
+        self._hosts: list[Any] = []
+        """Actors of servers."""
+        self._host_options: list[dict[str, Any]] = []
         self.folder = Path()
         """Folder of the weights that samplers are about to load."""
         self._guard: process_guard.ProcessGuard | None = None
@@ -82,9 +89,7 @@ class ActorGroup:
     def start(self) -> None:
         """Start everything that isn't running yet. Raises EngineError, ModelError, RunError."""
         with self._up:
-            if self._state == "lost":
-                self._answers.check()
-                raise EngineError("the processes of engine.name=ray have ended; resume the run")
+            self.check()
             if self._state == "new":
                 self._state = "up"
                 try:
@@ -95,6 +100,12 @@ class ActorGroup:
                 except BaseException:
                     self._end()
                     raise
+
+    def check(self) -> None:
+        """Raise the first failure, or EngineError once all have ended."""
+        if self._state == "lost":
+            self._answers.check()
+            raise EngineError("the processes of engine.name=ray have ended; resume the run")
 
     def _start(self) -> None:
         cluster = self._cluster
@@ -119,10 +130,10 @@ class ActorGroup:
         self._create()
         meeting = f"file://{self.folder}/meeting"
         if self.ranks and cluster.address is not None:
-            (meeting,) = self.call(self.ranks[:1], "meeting", limit=self.limit("timeout_s"))
+            (meeting,) = self.call(self.ranks[:1], "meeting", limit=self.limit())
         starting = [rank.start.remote(meeting, self.folder) for rank in self.ranks]
         starting += [sampler.start.remote(self.folder) for sampler in self.samplers]
-        self.collect(starting, self.limit("timeout_s"), "starting")
+        self.collect(starting, self.limit(), "starting")
         if cluster.address is None and (ports := open_sockets(process_guard.marked(mark))):
             warnings.warn(f"other machines reach {ports[0]}, where a call can end this run: {_FIREWALL}", stacklevel=2)
 
@@ -171,8 +182,9 @@ class ActorGroup:
         learners = cluster.learners if self._objective else 0
         gpus = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
         rank_gpus, sampler_gpus = cluster.rank_gpus(gpus, config.model.device), cluster.gpus_per_sampler
-        placed = self._reserve([rank_gpus] * learners, [sampler_gpus] * self._copies)
-        environment = {"OMP_NUM_THREADS": str(config.engine.num_threads)}  # type: ignore[union-attr]
+        server_gpus = gpus_of_server(config, gpus) if self._servers else 0.0
+        placed = self._reserve([rank_gpus] * learners, [sampler_gpus] * self._copies, [server_gpus] * self._servers)
+        environment = _GUARDS_STAY | {"OMP_NUM_THREADS": str(config.engine.num_threads)}  # type: ignore[union-attr]
         if cluster.address is None:
             environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         common = {"num_cpus": 0, "max_restarts": 0, "runtime_env": {"env_vars": environment}}
@@ -185,16 +197,28 @@ class ActorGroup:
             ray.remote(SamplerCopy).options(**common, num_gpus=sampler_gpus, **placed[learners + s]).remote(sampling, 0)
             for s in range(self._copies)
         ]
+        common |= {"runtime_env": {"env_vars": _GUARDS_STAY}, "num_gpus": server_gpus}
+        self._host_options = [common | place for place in placed[learners + self._copies :]]
 
-    def _reserve(self, ranks: Sequence[float], samplers: Sequence[float]) -> list[dict[str, Any]]:
-        shares = [*ranks, *samplers]
+    def _reserve(
+        self, ranks: Sequence[float], copies: Sequence[float], servers: Sequence[float]
+    ) -> list[dict[str, Any]]:
+        """Place of each process, by its GPUs. A bundle is on one machine: it has the GPUs of a server, and of all ranks
+        of a tensor-parallel group, whose layers wait for each other."""
+        shares, size = [*ranks, *copies, *servers], self._cluster.tensor_parallel_size
         if self._cluster.placement == "colocated":
-            reserved = [1.0] * max(len(ranks), len(samplers))
-            indices = [*range(len(ranks)), *range(len(samplers))]
+            width = self._config.sampler.tensor_parallel_size
+            size = max(size, width)
+            reserved = [float(size)] * -(-max(len(ranks), len(copies)) // size)
+            indices = [n // size for processes in (ranks, copies) for n in range(len(processes))]
+            indices += [n * width // size for n in range(len(servers))]
         else:
-            reserved, indices = list(shares), list(range(len(shares)))
+            groups = [sum(ranks[first : first + size]) for first in range(0, len(ranks), size)]
+            reserved = [*groups, *copies, *servers]
+            indices = [*(n // size for n in range(len(ranks))), *range(len(groups), len(reserved))]
         if not any(shares):
-            return [{}] * len(shares)
+            spread: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
+            return [{}] * (len(ranks) + len(copies)) + [spread] * len(servers)
         bundles = [{"GPU": gpus} if gpus else {"CPU": 1.0} for gpus in reserved]
         _check_room(bundles, ray.cluster_resources())  # type: ignore[no-untyped-call]
         group = placement_group(bundles, strategy="PACK")
@@ -203,7 +227,7 @@ class ActorGroup:
             there = ray.available_resources()  # type: ignore[no-untyped-call]
             raise EngineError(
                 f"the cluster had no room for {sum(reserved):g} GPUs within cluster.timeout_s; free are {there}: "
-                "lower cluster.learners or cluster.samplers"
+                "lower cluster.learners, cluster.samplers or sampler.servers"
             )
         strategies = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index) for index in indices]
         return [{"scheduling_strategy": strategy} for strategy in strategies]
@@ -217,13 +241,13 @@ class ActorGroup:
         self._state = "lost"
         self._ended.set()
         if ray.is_initialized():
-            for actor in (*self.ranks, *self.samplers):
+            for actor in (*self.ranks, *self.samplers, *self._hosts):
                 ray.kill(actor)
             for group in self._placed:
                 remove_placement_group(group)
             if self._owns_ray:
                 ray.shutdown()
-        self.ranks, self.samplers, self._placed = [], [], []
+        self.ranks, self.samplers, self._hosts, self._placed = [], [], [], []
         self._owns_ray = False  # another group may start it
         self._ray_output.close()
         if self._guard is not None:
@@ -240,9 +264,8 @@ class ActorGroup:
 
     # ---- calls ----------------------------------------------------------------------------------------------
 
-    def limit(self, key: str, times: int = 1) -> Limit:
-        """Time limit of a key of `cluster`."""
-        return Limit(key, getattr(self._cluster, key), times)
+    def limit(self, times: int = 1) -> Limit:
+        return Limit("cluster.timeout_s", self._cluster.timeout_s, times)
 
     def call(self, actors: Sequence[Any], method: str, *arguments: Any, limit: Limit) -> list[Any]:
         """Call `method` of all `actors` with the same arguments. Raises as `collect` does."""
@@ -258,6 +281,26 @@ class ActorGroup:
             self._answers.settle()
             self.close()
             raise first from first.__cause__
+
+    # ---- servers: their failures end nothing ----------------------------------------------------------------
+
+    def host(self, index: int, actor: Any, *arguments: Any) -> Any:
+        """Start the actor of a server in its place."""
+        with self._up:
+            self.check()
+            self._hosts.append(ray.remote(actor).options(**self._host_options[index]).remote(*arguments))
+            return self._hosts[-1]
+
+    def end(self, host: Any) -> None:
+        """End the actor of a server."""
+        with self._up:
+            if host in self._hosts:
+                self._hosts.remove(host)
+                ray.kill(host)
+
+    def result(self, call: Any, limit: Limit, what: str) -> Any:
+        """Result of one call to the actor of a server. Raises RayError, Late, or the group's first failure."""
+        return self._answers.of([call], limit, what)[0]
 
 
 def _may_pass(error: Exception) -> bool:
@@ -284,9 +327,18 @@ def check_gpus(config: RunConfig, learners: int, copies: int) -> None:
     cluster = config.cluster
     gpus = float(len(gpus_but(config.sampler.devices)))
     shares = learners * cluster.rank_gpus(gpus, config.model.device) + copies * cluster.gpus_per_sampler
-    needed = max(learners, copies) if cluster.placement == "colocated" else shares
+    if learners and by_ray(config, "policy"):
+        shares += config.sampler.servers * gpus_of_server(config, gpus)
+    needed = max(learners, copies) if cluster.shares_fractions else shares
     if cluster.address is None and needed:
         _check_room([{"GPU": float(needed)}], {"GPU": gpus})
+
+
+def gpus_of_server(config: RunConfig, gpus: float) -> float:
+    """GPUs to reserve for each server in a cluster with `gpus` of them; none in turns with ranks, which have theirs."""
+    if takes_turns(config) or not gpus or (config.cluster.address is None and on_cpu()):
+        return 0.0
+    return float(config.sampler.tensor_parallel_size)
 
 
 @contextmanager
@@ -311,7 +363,7 @@ def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, floa
     for kind in ("GPU", "CPU"):
         needed, has = sum(bundle.get(kind, 0.0) for bundle in bundles), there.get(kind, 0.0)
         if needed > has:
-            ways = "cluster.learners or cluster.samplers"
+            ways = "cluster.learners, cluster.samplers or sampler.servers"
             ways += ", or set cluster.gpus_per_learner and cluster.gpus_per_sampler to 0" if kind == "GPU" else ""
             raise EngineError(f"the cluster has {has:g} {kind}s, this run needs {needed:g} of them: lower {ways}")
 

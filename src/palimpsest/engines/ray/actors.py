@@ -1,4 +1,4 @@
-"""Actors in the processes that Ray starts: a rank of the learner, a copy of the sampler.
+"""Actors in the processes that Ray starts: a rank of the learner, a copy of the sampler; servers: server_hosts.py.
 
 The driver calls both, one call at a time; Ray passes on their errors (actor_group.py).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,13 +19,16 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from palimpsest.config.schema import RunConfig
-from palimpsest.engines.embedded.compute import kv_bytes, set_threads
+from palimpsest.config.schema import RunConfig, takes_turns
+from palimpsest.engines.embedded.compute import kv_bytes, memories, set_threads
 from palimpsest.engines.embedded.model_loading import load_model, pick_device
 from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Counters, Request
+from palimpsest.engines.process_guard import GuardedFolder
 from palimpsest.engines.protocol import Objective, UpdateStats
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.engines.ray.rank_batches import RankPart
+from palimpsest.engines.ray.ray_runtime import COMPILING
+from palimpsest.engines.ray.server_hosts import WrittenWeights, folder_of_weights
 from palimpsest.errors import CheckpointError, RunError, SamplerError
 from palimpsest.types import Completion, SamplingParams
 
@@ -41,6 +44,7 @@ class Rank:
 
     def __init__(self, config: RunConfig, objective: Objective, rank: int) -> None:
         self._config, self._objective, self._rank = config, objective, rank
+        self._weights: GuardedFolder | None = None
 
     def meeting(self) -> str:
         """Rendezvous address for ranks of several machines: a free port of this one."""
@@ -51,15 +55,16 @@ class Rank:
 
     def start(self, meeting: str, folder: Path) -> None:
         """Meet the others and load the model."""
-        check_visible(folder, "cluster.folder")
         cluster = self._config.cluster
+        if cluster.address is None or cluster.folder is not None:
+            check_visible(folder, "cluster.folder")
         on_gpu = pick_device(self._config.model.device).type == "cuda"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             init_method=meeting,
             rank=self._rank,
             world_size=cluster.learners,
-            timeout=timedelta(seconds=cluster.timeout_s),
+            timeout=timedelta(seconds=cluster.timeout_s * (1 + COMPILING * on_gpu)),
         )
         self._learner = RankLearner(self._config, self._objective)
 
@@ -87,7 +92,38 @@ class Rank:
         self._learner.publish(folder)
 
     def score(self, ids: Sequence[int]) -> tuple[float, ...]:
-        return self._learner.score(ids)
+        scores = self._learner.score(ids)
+        if takes_turns(self._config):
+            self._learner.rest()  # the last call before servers wake up
+        return scores
+
+    # ---- servers that Ray places ----------------------------------------------------------------------------
+
+    def gpu(self) -> tuple[str, int] | None:
+        """CUDA name and bytes of this rank's GPU."""
+        return next(iter(memories().items()), None)
+
+    def write(self, name: str) -> WrittenWeights | None:
+        """Write the current model into the new folder `name` of the first rank's machine."""
+        if self._rank:
+            self._learner.publish(Path(name))
+            return None
+        self._weights = self._weights or folder_of_weights(self._config.sampler.folder)
+        folder = self._weights.path / name
+        folder.mkdir()
+        self._learner.publish(folder)
+        files = {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
+        return WrittenWeights(ray.get_runtime_context().get_node_id(), folder, files)
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def keep(self, names: Set[str]) -> None:
+        """Delete other weights."""
+        if self._weights is not None:
+            self._weights.keep(names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.engine import RayEngineConfig
-from palimpsest.config.schema import RunConfig, is_served
+from palimpsest.config.schema import RunConfig, by_ray, is_served
 from palimpsest.engines.embedded.architecture import Context, context_of
 from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.engine import check_vocabulary
@@ -40,6 +40,8 @@ from palimpsest.engines.protocol import (
 from palimpsest.engines.ray.actor_group import ActorGroup, check_gpus
 from palimpsest.engines.ray.actors import ActorReply, BatchStep
 from palimpsest.engines.ray.rank_batches import RankPlan, merged, plan
+from palimpsest.engines.ray.ray_runtime import COMPILING, Limit
+from palimpsest.engines.ray.server_hosts import ServerHosts, WrittenWeights
 from palimpsest.engines.ray.sharding import skeleton, source_of
 from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.text.codec import Codec
@@ -62,7 +64,7 @@ class RemoteBatch:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         self._group.start()
-        limit = self._group.limit("timeout_s")
+        limit = self._group.limit()
         (answer,) = self._group.call(self._group.samplers[self._index :][:1], method, *arguments, limit=limit)
         return answer
 
@@ -189,7 +191,10 @@ class RayLearner:
         size = self._cluster.tensor_parallel_size
         calls = [rank.update.remote(dealt.parts[number // size]) for number, rank in enumerate(self._group.ranks)]
         passes = max(1, int(dealt.parts[0].passes.sum()))  # a limit for each time that ranks wait for each other
-        return self._group.collect(calls, self._group.limit("timeout_s", passes), "update")
+        return self._group.collect(calls, self._limit(passes), "update")
+
+    def _limit(self, times: int = 1) -> Limit:
+        return self._group.limit(times + (COMPILING if self._updates <= 1 else 0))
 
     async def save(self, folder: Path) -> Mapping[str, str]:
         """See `Learner.save`; each rank writes its share of the state, the first also the model's files."""
@@ -224,16 +229,22 @@ class RayLearner:
         Raises EngineError if the disk is full.
         """
         folder.mkdir()
-        await self._all("publish", folder.resolve(), key="timeout_s")
+        await self._all("publish", folder.resolve())
+
+    def write_on_its_machine(self, name: str) -> WrittenWeights:
+        """Let the first rank write the current model into a new folder there, as `write_weights` does. Blocks."""
+        self._group.start()
+        written: WrittenWeights = self._group.call(self._group.ranks, "write", name, limit=self._limit())[0]
+        return written
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after those before it, at temperature 1."""
-        return tuple((await self._all("score", ids, key="timeout_s"))[0])
+        return tuple((await self._all("score", ids))[0])
 
-    async def _all(self, method: str, argument: Any, key: str = "timeout_s") -> list[Any]:
+    async def _all(self, method: str, argument: Any) -> list[Any]:
         def call() -> list[Any]:
             self._group.start()
-            return self._group.call(self._group.ranks, method, argument, limit=self._group.limit(key))
+            return self._group.call(self._group.ranks, method, argument, limit=self._limit())
 
         return await asyncio.to_thread(call)
 
@@ -265,6 +276,11 @@ class RayEngine:
         if objective is not None:
             samples = self.sampler if copies else None
             self.learner = RayLearner(config, objective, self._group, samples, self.limits)
+        self.hosts: ServerHosts | None = None
+        """Machines for vLLM servers, if Ray decides where they run."""
+        if self.learner is not None and by_ray(config, objective):
+            size = sum(weight.numel() for weight in model.parameters())
+            self.hosts = ServerHosts(config, self._group, self.learner.write_on_its_machine, size)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._group.close)

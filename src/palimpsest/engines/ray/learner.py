@@ -176,6 +176,14 @@ class RankLearner:
         finally:
             self._root.temperature = trained
 
+    def rest(self) -> None:
+        """Free the memory that only a step needs: gathered weights, and what the allocator holds back."""
+        roots: tuple[Any, ...] = (self._root, self._reference or self._root)
+        for root in roots:
+            root.reshard()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     # ---- parts ----------------------------------------------------------------------------------------------
 
     def _check_plan(self, part: RankPart) -> None:

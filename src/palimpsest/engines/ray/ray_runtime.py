@@ -33,6 +33,9 @@ from palimpsest.errors import GOES_ON, PalimpsestError, ProcessesLost
 
 LOOK_S = 0.5  # between two checks for lost processes
 _SETTLE_S = 10.0  # until all waiting callers have returned
+COMPILING = 3
+"""Further time limits of ranks on GPUs: they compile a dozen kernels of attention up to their first update, and no rank
+waits for another's compiler for longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,6 @@ class Limit:
     """Time limit of an answer."""
 
     key: str
-    """Key of `cluster`."""
     seconds: float
     """Its value."""
     times: int = 1
@@ -48,10 +50,14 @@ class Limit:
 
     def passed(self, what: str) -> str:
         """
-        >>> Limit("timeout_s", 600.0, 3).passed("update")
+        >>> Limit("cluster.timeout_s", 600.0, 3).passed("update")
         'update: not done within 1800 s; raise cluster.timeout_s=600'
         """
-        return f"{what}: not done within {self.seconds * self.times:g} s; raise cluster.{self.key}={self.seconds:g}"
+        return f"{what}: not done within {self.seconds * self.times:g} s; raise {self.key}={self.seconds:g}"
+
+
+class Late(ProcessesLost):
+    """No result within the time limit."""
 
 
 class GroupResults:
@@ -63,7 +69,7 @@ class GroupResults:
         self._waiting = 0
 
     def of(self, calls: Sequence[Any], limit: Limit, what: str) -> list[Any]:
-        """Results in the order of `calls`. Raises RayError, or the error of `failed`."""
+        """Results in the order of `calls`. Raises RayError, Late, or the error of `failed`."""
         deadline, pending = time.monotonic() + limit.seconds * limit.times, list(calls)
         with self._counted():
             self.check()
@@ -74,7 +80,7 @@ class GroupResults:
                 if ready:
                     ray.get(ready)
                 elif left <= LOOK_S:
-                    raise ProcessesLost(limit.passed(what))
+                    raise Late(limit.passed(what))
             return list(ray.get(list(calls)))
 
     def check(self) -> None:
@@ -115,13 +121,18 @@ def again(error: PalimpsestError) -> PalimpsestError:
 
 def _user_error(error: BaseException, what: str) -> PalimpsestError:
     """Error for the user: the original if the user can fix it, otherwise ProcessesLost."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
+    cause = cause_of(error)
     if isinstance(cause, PalimpsestError):
         return again(cause)
     key = "; raise cluster.timeout_s if ranks were only slow" if "timed out" in str(cause).lower() else ""
     lost = ProcessesLost(f"{what}: engine.name=ray lost a process ({line_of(cause)}){key}; {GOES_ON}")
     lost.__cause__ = error if isinstance(error, RayError) else None
     return lost
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error that an actor raised, or Ray's own."""
+    return error.cause if isinstance(error, RayTaskError) else error
 
 
 def line_of(error: BaseException) -> str:

@@ -25,6 +25,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
+    register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -51,9 +53,16 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from palimpsest import files
 from palimpsest.config.engine import ClusterConfig, model_path
 from palimpsest.config.schema import ModelConfig
-from palimpsest.engines.embedded.architecture import ROOT, base_of, check_class, head_of, text_config
+from palimpsest.engines.embedded.architecture import (
+    ROOT,
+    base_of,
+    check_class,
+    head_of,
+    last_layer_is_plain,
+    text_config,
+)
 from palimpsest.engines.embedded.checkpoint_state import FACTS, CheckpointFacts, facts_of_shares
-from palimpsest.engines.embedded.forest.forest_model import adopt, hidden_at, token_logprobs
+from palimpsest.engines.embedded.forest.forest_model import adopt, hidden_at, last_layer_at, token_logprobs
 from palimpsest.engines.embedded.forest.layout import Forest
 from palimpsest.engines.embedded.model_loading import (
     DTYPES,
@@ -223,7 +232,12 @@ def divide(model: Any, mesh: DeviceMesh) -> None:
 def _fully_shard(
     root: ForestModel, cluster: ClusterConfig, mesh: DeviceMesh, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """One FSDP group per layer and one for the rest: the output projection runs once per chunk of a rank."""
+    """One FSDP group per layer and one for the rest: the output projection runs once per chunk of a rank.
+
+    FSDP gathers a layer where it is called, so the last one gets a method of the part that forests compute.
+    """
+    *_, last = root.model.get_decoder().layers
+    shortened = last_layer_is_plain(root.model)  # FSDP's hooks would hide it
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if cluster.cpu_offload else OffloadPolicy()
     mixed = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -233,6 +247,9 @@ def _fully_shard(
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)  # denominators are in the weights of the tokens
         module.set_force_sum_reduction_for_comms(True)
+    if shortened:
+        last.forest_at = partial(last_layer_at, last)
+        register_fsdp_forward_method(last, "forest_at")
 
 
 def _fill_buffers(model: Any, small: Any, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,15 +217,24 @@ class ServerFailed(SamplerError):
 class VllmClient:
     """One server. `close` it."""
 
-    def __init__(self, name: str, url: str, *, socket: Path | None = None, key: str | None = None) -> None:
-        """`name` is for messages; `socket`: a Unix socket that replaces the address in `url`."""
-        self.name, self._key = name, key
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        connections: Connections | None = None,
+        *,
+        key: str | None = None,
+        place: Callable[[Path], Path] = lambda folder: folder,
+    ) -> None:
+        """`name` is for messages; `connections`: another way to the server than by its address; `place`: where its
+        machine has a folder of weights."""
+        self.name, self._key, self._place = name, key, place
         self._url = url.rstrip("/")
-        self._connections = Connections(token=key, keep=False, socket=socket)
+        self.connections = connections or Connections(token=key, keep=False)
         """One connection per request: the server may close a reused one. The pool bounds their number."""
 
     async def close(self) -> None:
-        await self._connections.close()
+        await self.connections.close()
 
     async def check_health(self) -> None:
         """Raises ServerFailed if the server or its engine is down."""
@@ -269,13 +278,24 @@ class VllmClient:
         if actual != mode:
             raise ServerFailed(f"{self.name} gives {actual}, this run needs --logprobs-mode {mode}: start it with that")
 
-    async def load(self, folder: Path, version: str) -> None:
-        """Replace the weights and empty the prefix cache. Raises ServerFailed."""
-        await self._ask("POST", "/pause?mode=abort", {})
-        wanted = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    async def sleep(self) -> None:
+        """Free the GPU: drop weights and prefix cache until `load`. vLLM's CPU build only pauses."""
+        await self._ask("POST", "/sleep?level=2&mode=abort", {})
+
+    async def load(self, folder: Path, version: str, *, asleep: bool = False) -> None:
+        """Replace the weights and empty the prefix cache. Raises ServerFailed.
+
+        A server that is `asleep` takes its memory back, for the cache only once it has the weights.
+        """
+        await self._ask("POST", "/wake_up?tags=weights" if asleep else "/pause?mode=abort", {})
+        wanted = {"method": "reload_weights", "kwargs": {"weights_path": str(self._place(folder))}}
         loaded = await self._ask("POST", "/collective_rpc", wanted)
         with self._reading():
             check_loaded(loaded)
+        if asleep:
+            awake = await self._ask("POST", "/wake_up?tags=kv_cache", {})
+            if not isinstance(awake, dict) or awake.get("status") != "awake":
+                raise self._failure(f"doesn't wake up: {awake!r}")
         reset = await self._ask("POST", "/reset_prefix_cache?reset_running_requests=true", {})
         if not isinstance(reset, dict) or reset.get("success") is not True:
             raise ServerFailed(f"{self.name}: emptying its prefix cache failed; it still has prompts of old weights")
@@ -332,7 +352,7 @@ class VllmClient:
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         try:
-            reply = await self._connections.ask(method, f"{self._url}{path}", body, limit=_REPLY_BYTES)
+            reply = await self.connections.ask(method, f"{self._url}{path}", body, limit=_REPLY_BYTES)
             if reply.status != 200:
                 message = f"{self.name}{path.partition('?')[0]}: status {reply.status}: {reply.quoted(300, self._key)}"
                 raise (SamplerError if reply.status in (400, 422) else ServerFailed)(message)

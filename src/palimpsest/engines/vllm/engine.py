@@ -2,6 +2,11 @@
 
     publish: the learner's weights -> a folder of a new name -> every server -> the folder before it is deleted
 
+Servers and ranks use the same GPUs in turns with cluster.placement=colocated:
+
+    update: servers sleep (their GPUs are free) -> ranks learn
+    publish: ranks write and score, then free what only they need -> servers wake, load and sample
+
 Guaranteed: each version is written once, even if published repeatedly; no folder of weights remains after the engine is
 closed or its process is killed (engines/process_guard.py). Servers sample only from the weights published last; every
 request ends within `sampler.timeout_s`.
@@ -14,15 +19,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from palimpsest.config.engine import LogprobsMode, SamplerConfig
-from palimpsest.config.schema import RunConfig, logprobs_mode
+from palimpsest.config.schema import RunConfig, logprobs_mode, takes_turns
 from palimpsest.engines import process_guard
 from palimpsest.engines.protocol import (
     CompletionDelta,
@@ -36,7 +40,7 @@ from palimpsest.engines.protocol import (
     check_prompt,
 )
 from palimpsest.engines.vllm.client import Probe, VllmClient, probe_ids
-from palimpsest.engines.vllm.pool import MAX_IN_FLIGHT, Member, Pool, time_limit
+from palimpsest.engines.vllm.pool import MAX_IN_FLIGHT, Member, Pool, Process, time_limit
 from palimpsest.engines.vllm.server_process import ServerProcess, check_python
 from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.types import Completion, SamplingParams
@@ -47,8 +51,18 @@ from palimpsest.types import Completion, SamplingParams
 class VllmSampler:
     """Satisfies `palimpsest.engines.protocol.Sampler`. Servers start when weights are first published."""
 
-    def __init__(self, settings: SamplerConfig, limits: Limits, *, mode: LogprobsMode, dtype: str, logs: Path) -> None:
-        """`limits` of the model, `dtype` of its weights; `logs`: a folder for what the servers print.
+    def __init__(
+        self,
+        settings: SamplerConfig,
+        limits: Limits,
+        *,
+        mode: LogprobsMode,
+        dtype: str,
+        logs: Path,
+        server: Callable[..., Process] = ServerProcess,
+    ) -> None:
+        """`limits` of the model, `dtype` of its weights; `logs`: a folder for what the servers print; `server`: what
+        starts one, called like `ServerProcess`.
 
         Raises ConfigError.
         """
@@ -57,7 +71,7 @@ class VllmSampler:
         key = os.environ.get("VLLM_API_KEY")
         members = [Member(VllmClient(url, url, key=key), None) for url in settings.urls]
         for index in range(0 if settings.urls else settings.servers):
-            process = ServerProcess(settings, index, mode=mode, dtype=dtype, window=self.max_context, folder=logs)
+            process = server(settings, index, mode=mode, dtype=dtype, window=self.max_context, folder=logs)
             members.append(Member(None, process))
         self._pool = Pool(members, settings, mode=mode, window=self.max_context)
         self._counts = Counts()
@@ -95,6 +109,10 @@ class VllmSampler:
         Raises SamplerError if no server is left.
         """
         await self._pool.load_weights(folder, version, probe)
+
+    async def sleep(self) -> None:
+        """Free the servers' GPUs; requests wait until the next `load_weights`."""
+        await self._pool.sleep()
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
@@ -163,14 +181,61 @@ class WritesWeights(Learner, Protocol):
         ...
 
 
+class Hosts(Protocol):
+    """Machines that run the servers, and folders there with weights to load."""
+
+    def server(
+        self, settings: SamplerConfig, index: int, *, mode: LogprobsMode, dtype: str, window: int, folder: Path
+    ) -> Process:
+        """See `ServerProcess`."""
+        ...
+
+    async def write(self, name: str) -> Path:
+        """Write the learner's weights into the new folder `name`."""
+        ...
+
+    async def keep(self, names: Set[str]) -> None:
+        """Delete all other folders."""
+        ...
+
+    def clear(self) -> None:
+        """Delete all; a second call does nothing."""
+        ...
+
+
+class ThisMachine:
+    """Satisfies `Hosts`."""
+
+    server = ServerProcess
+
+    def __init__(self, learner: WritesWeights, folder: Path) -> None:
+        """`folder`: a new one for weights, which servers of the user must see too."""
+        self._learner, self._path = learner, folder
+        self._folder: process_guard.GuardedFolder | None = None
+
+    async def write(self, name: str) -> Path:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = self._folder or process_guard.GuardedFolder(self._path)
+        await self._learner.write_weights(self._path / name)
+        return self._path / name
+
+    async def keep(self, names: Set[str]) -> None:
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.keep, names)
+
+    def clear(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.clear()
+
+
 class ServedLearner:
     """A learner that publishes to servers. Satisfies `palimpsest.engines.protocol.Learner`."""
 
-    def __init__(self, learner: WritesWeights, sampler: VllmSampler, handover: Path) -> None:
-        """`handover`: folder of the weights that servers are about to load."""
-        self._learner, self._sampler, self._handover = learner, sampler, handover
+    def __init__(self, learner: WritesWeights, sampler: VllmSampler, hosts: Hosts, *, in_turns: bool = False) -> None:
+        """`in_turns`: servers sleep while the learner learns."""
+        self._learner, self._sampler, self._hosts, self._in_turns = learner, sampler, hosts, in_turns
         self._published: int | None = None
-        self._guard: process_guard.ProcessGuard | None = None
         self._count = 0
 
     @property
@@ -182,6 +247,9 @@ class ServedLearner:
         return self._learner.limits
 
     async def update(self, steps: Sequence[StepBatch]) -> Sequence[UpdateStats]:
+        if self._in_turns:
+            self._published = None  # sleeping servers lose their weights, even if the update keeps the learner's
+            await self._sampler.sleep()
         return await self._learner.update(steps)
 
     async def save(self, folder: Path) -> Mapping[str, str]:
@@ -196,44 +264,41 @@ class ServedLearner:
         """See `Learner.publish`. The first call starts the servers. Raises SamplerError if none is left."""
         if self._published == self.version:
             return self.version
-        if self._guard is None:
-            self._guard = process_guard.start(secrets.token_hex(8), [self._handover])
-            self._handover.mkdir(mode=0o700, parents=True)
         self._count += 1
-        folder = self._handover / f"{self._count}-version-{self.version}"
-        await self._learner.write_weights(folder)
+        folder = await self._hosts.write(f"{self._count}-version-{self.version}")
         probe = self._sampler.probe(await self._learner.score(self._sampler.probe_ids))
         await self._sampler.load_weights(folder, self.version, probe)
         self._published = self.version
-        for other in self._handover.iterdir():
-            if other != folder and other.resolve() not in self._sampler.reading:
-                await asyncio.to_thread(shutil.rmtree, other)
+        await self._hosts.keep({folder.name, *(other.name for other in self._sampler.reading)})
         return self.version
-
-    def clear(self) -> None:
-        """Delete unused folders of weights; a second call does nothing."""
-        watching, self._guard = self._guard, None
-        if watching is not None:
-            watching.finish()
 
 
 class ServedEngine:
     """Satisfies `palimpsest.engines.protocol.Engine`."""
 
-    def __init__(self, inner: Engine, learner: WritesWeights, config: RunConfig, folder: Path | None) -> None:
-        """`learner` is that of `inner`; `folder`: the run folder, if any. Raises ConfigError."""
+    def __init__(
+        self,
+        inner: Engine,
+        learner: WritesWeights,
+        config: RunConfig,
+        folder: Path | None,
+        hosts: Hosts | None = None,
+    ) -> None:
+        """`learner` is that of `inner`; `folder`: the run folder, if any; `hosts`: other machines for the servers.
+        Raises ConfigError."""
         settings = config.sampler
-        if settings.folder is not None and not Path(settings.folder).is_dir():
+        if hosts is None and settings.folder is not None and not Path(settings.folder).is_dir():
             raise ConfigError(f"sampler.folder={settings.folder}: no such folder; make it, or set it to null")
-        if not settings.urls:
+        if not settings.urls and (hosts is None or config.cluster.address is None):
             check_python(settings)
         name = f"palimpsest-{secrets.token_hex(4)}"
         logs = Path(tempfile.gettempdir()) / name if folder is None else folder / FOLDER
         handover = logs / name if settings.folder is None else Path(settings.folder) / name
         mode, dtype = logprobs_mode(config.sampling), config.model.dtype
         self._inner, self.codec = inner, inner.codec
-        self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs)
-        self.learner = ServedLearner(learner, self.sampler, handover)
+        self._hosts: Hosts = hosts or ThisMachine(learner, handover)
+        self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs, server=self._hosts.server)
+        self.learner = ServedLearner(learner, self.sampler, self._hosts, in_turns=takes_turns(config))
         window, who = self.sampler.max_context, "servers of yours" if settings.urls else f"vLLM, which prints to {logs}"
         note = "; ".join(filter(None, (inner.limits.note, f"sampled by {who}")))
         self.limits = replace(inner.limits, max_context=window, concurrency=self.sampler.concurrency, note=note)
@@ -243,5 +308,5 @@ class ServedEngine:
         try:
             await self.sampler.close()
         finally:
-            await asyncio.to_thread(self.learner.clear)
+            await asyncio.to_thread(self._hosts.clear)
             await self._inner.close()

@@ -3,12 +3,14 @@
     admitted ---> the server of the request's group, another if that one is busy
     load_weights ---> every server: pause, load, empty the prefix cache, set the version and read it back, resume, and
                       match the learner's scores of some ids
+    sleep ---> every server: free its GPU until `load_weights`, which wakes it in place of the pause
 
 Guaranteed: requests go only to servers with the weights published last; `load_weights` returns once every live server
 has the new ones, and raises if there is none. A server that ends, fails or doesn't answer gets no request until the
 next publication loads or starts it again, or immediately if no other is left. No publication waits for a start while
 another server has the weights: a started server joins immediately if its weights are still the published ones,
-otherwise at the next publication.
+otherwise at the next publication. Requests wait while servers sleep; a server that ends meanwhile starts again with the
+next publication.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Protocol
 
 from palimpsest.config.engine import LogprobsMode, SamplerConfig
 from palimpsest.engines.vllm.client import Probe, Scored, ServerFailed, VllmClient, is_tied
-from palimpsest.engines.vllm.server_process import ServerProcess
 from palimpsest.errors import SamplerError
 
 # ---- One server of the pool: its weights and time limits -----------------------------------------------------
@@ -36,13 +38,26 @@ MAX_IN_FLIGHT = 256
 wait. A server queues requests beyond its batch."""
 
 
+class Process(Protocol):
+    """The process of one server: `ServerProcess`, or one on another machine. Its methods may block."""
+
+    @property
+    def running(self) -> bool: ...
+
+    def start(self, model: Path) -> VllmClient: ...
+
+    def stop(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
 @dataclass(eq=False)
 class Member:
     """One server."""
 
     client: VllmClient | None
     """None: not started yet."""
-    process: ServerProcess | None
+    process: Process | None
     """None: the user started it."""
     sound: bool = False
     """True if it has the weights published last."""
@@ -56,6 +71,8 @@ class Member:
     """Task that starts its process; may be done."""
     starts_on: Path | None = None
     """Weights that `starting` reads."""
+    asleep: bool = False
+    """True if it has neither weights nor a cache until it loads some."""
     in_flight: int = 0
     _busy_s: float = field(default=0.0, init=False)
     """Up to `_since`."""
@@ -136,6 +153,8 @@ class Pool:
         """Set when a waiting request may find a server."""
         self._lock = asyncio.Lock()
         """Held while servers start or load."""
+        self._asleep = False
+        """True from `sleep` to `load_weights`."""
         self._attempts = 0
         """Task that restarts ended servers."""
 
@@ -176,14 +195,18 @@ class Pool:
         """Server with room. If none is left, all waiting requests share one attempt to restart servers."""
         attempts = self._attempts
         while True:
-            if not self._lock.locked() and not any(member.usable for member in self._members):
+            if not self._waits and not any(member.usable for member in self._members):
                 if attempts < self._attempts:
                     raise SamplerError(self._why())
                 await self._revive()
-            if not self._lock.locked() and (member := self._choose(group)) is not None:
+            if not self._waits and (member := self._choose(group)) is not None:
                 return member
             self._room.clear()
             await self._room.wait()
+
+    @property
+    def _waits(self) -> bool:
+        return self._asleep or self._lock.locked()
 
     def _choose(self, group: str | None) -> Member | None:
         """Server of `group` (new group: the one with fewest groups), or the least busy; None: all are full."""
@@ -224,7 +247,30 @@ class Pool:
                 self._homes.clear()
                 await self._bring_up()
         finally:
+            self._asleep = False
             self._room.set()
+
+    async def sleep(self) -> None:
+        """Free the GPUs of all servers, also of those that are starting. Raises SamplerError if none can sleep."""
+        async with self._lock:
+            self._asleep = True
+            await asyncio.gather(*(member.starting for member in self._members if member.starting is not None))
+            if not any(await asyncio.gather(*map(self._send_to_sleep, self._members))):
+                raise SamplerError(self._why())
+
+    async def _send_to_sleep(self, member: Member) -> bool:
+        """False if it failed, and had to end."""
+        if not _loads(member) and member.process is not None:  # it left the pool, and may still hold its GPU
+            await asyncio.to_thread(member.process.stop)
+            return True
+        assert member.client is not None
+        try:
+            async with time_limit(self._settings.timeout_s, member.client.name, "timeout_s"):
+                await member.client.sleep()
+            member.asleep = True
+        except SamplerError as error:
+            await self._part(member, error)
+        return member.asleep
 
     async def _revive(self) -> None:
         if self.published is None:
@@ -273,7 +319,8 @@ class Pool:
         assert member.client is not None
         try:
             async with time_limit(self._settings.timeout_s, member.client.name, "timeout_s"):
-                await member.client.load(published.folder, published.tag)
+                await member.client.load(published.folder, published.tag, asleep=member.asleep)
+                member.asleep = False
                 if not was_up:
                     await self._admit(member.client)
                 await self._check_weights(member, member.client, published)
@@ -281,14 +328,15 @@ class Pool:
         except SamplerError as error:
             await self._part(member, error)
 
-    async def _start(self, member: Member, process: ServerProcess, published: PublishedWeights) -> None:
+    async def _start(self, member: Member, process: Process, published: PublishedWeights) -> None:
         """Start a server on the published weights and warm it up, as the first request may compile. It joins if no
         newer weights were published meanwhile."""
         try:
             await asyncio.to_thread(process.stop)
             if member.client is not None:
                 await member.client.close()
-            member.client = client = process.start(published.folder)
+            member.client = client = await asyncio.to_thread(process.start, published.folder)
+            member.asleep = False
             async with time_limit(self._settings.timeout_s, client.name, "timeout_s"):
                 await self._answered(client, process)
                 await client.set_version(published.tag)
@@ -300,9 +348,9 @@ class Pool:
         except SamplerError as error:
             await self._part(member, error)
 
-    async def _answered(self, client: VllmClient, process: ServerProcess) -> None:
+    async def _answered(self, client: VllmClient, process: Process) -> None:
         while True:
-            process.check()
+            await asyncio.to_thread(process.check)
             try:
                 return await client.check_health()
             except ServerFailed:
@@ -334,7 +382,7 @@ class Pool:
 
     async def close(self) -> None:
         """End the servers that were started; a second call does nothing."""
-        self.published = None
+        self.published, self._asleep = None, False
         starts = [member.starting for member in self._members if member.starting is not None]
         for starting in starts:
             starting.cancel()

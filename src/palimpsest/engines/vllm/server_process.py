@@ -23,6 +23,7 @@ from palimpsest.config.install_hints import install_line
 from palimpsest.engines import process_guard
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.errors import ConfigError, SamplerError
+from palimpsest.http_connections import Connections
 
 _CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """For vLLM's CPU build: compiling gains nothing, and chunked prefill of a seeded prompt crashes it."""
@@ -36,10 +37,19 @@ class ServerProcess:
     """One server; `start` it, also again after it ended."""
 
     def __init__(
-        self, settings: SamplerConfig, index: int, *, mode: LogprobsMode, dtype: str, window: int, folder: Path
+        self,
+        settings: SamplerConfig,
+        index: int,
+        *,
+        mode: LogprobsMode,
+        dtype: str,
+        window: int,
+        folder: Path,
+        sleeps: bool = False,
     ) -> None:
-        """Server number `index` of the run, with a window of `window` tokens; its log is in `folder`."""
-        self._settings, self._index = settings, index
+        """Server number `index` of the run, with a window of `window` tokens; its log is in `folder`. `sleeps`: it can
+        free its GPU (vLLM's CPU build can't, and needs no GPU)."""
+        self._settings, self._index, self._sleeps = settings, index, sleeps
         self._mode, self._dtype, self._window = mode, dtype, window
         self._log = folder / f"vllm-{index}.log"
         self._key = secrets.token_hex(16)
@@ -70,7 +80,8 @@ class ServerProcess:
                 env=self._environment(),
                 start_new_session=True,  # the terminal's Ctrl-C is for this process
             )
-        return VllmClient(f"vLLM server {self._index}", "http://localhost", socket=socket, key=self._key)
+        connections = Connections(token=self._key, keep=False, socket=socket)
+        return VllmClient(f"vLLM server {self._index}", "http://localhost", connections, key=self._key)
 
     def stop(self) -> None:
         """End it and its children, and wait; a second call does nothing."""
@@ -106,7 +117,8 @@ class ServerProcess:
             *("--logprobs-mode", self._mode, "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
             *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
-            *(*(_CPU_ARGS if self._cpu else ()), *settings.args),
+            *(_CPU_ARGS if self._cpu else ("--enable-sleep-mode",) if self._sleeps else ()),
+            *settings.args,
         ]
 
     def _environment(self) -> dict[str, str]:

@@ -48,7 +48,9 @@ def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> T
     decoder = model.get_decoder()
     ids, positions = forest.input_ids[None], forest.positions[None]
     plan = plan_of(forest, dtype or model.dtype, window=context_of(model).sliding)
-    if plan.window is not None or not last_layer_is_plain(model):
+    *layers, last = decoder.layers
+    sharded = getattr(last, "forest_at", None)
+    if plan.window is not None or not (sharded or last_layer_is_plain(model)):
         # transformers passes a mask of four dimensions on unread: the forest determines visibility.
         unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
         states: Tensor = decoder(
@@ -57,13 +59,18 @@ def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> T
         return states[0, forest.places]
     hidden = decoder.embed_tokens(ids)
     rotation = decoder.rotary_emb(hidden, position_ids=positions)
-    *layers, last = decoder.layers
     for layer in layers:
         hidden = layer(hidden, attention_mask=None, position_embeddings=rotation, forest=plan)
+    hidden = sharded(hidden, rotation, forest) if sharded else last_layer_at(last, hidden, rotation, forest)
+    normed: Tensor = decoder.norm(hidden)
+    return normed
+
+
+def last_layer_at(last: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], forest: Forest) -> Tensor:
+    """[U, W] output of the last layer at `forest.places`. Sharded layers have it as `forest_at` (ray/sharding.py)."""
     attended = _attention_at(last.self_attn, last.input_layernorm(hidden), rotation, forest)
     hidden = hidden[0, forest.places] + attended
-    normed: Tensor = decoder.norm(hidden + last.mlp(last.post_attention_layernorm(hidden)))
-    return normed
+    return hidden + last.mlp(last.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
 
 def _attention_at(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], forest: Forest) -> Tensor:

@@ -1,0 +1,190 @@
+"""Servers on the machines of a cluster, through real Ray: two raylets stand for two machines, and a server of ten lines
+for vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from palimpsest.config.load import load_recipe
+from palimpsest.engines.open import open_engine
+from palimpsest.errors import EngineError, RunError, SamplerError
+from support.cluster import machines, settings, with_a_token
+from support.vllm_process import digests, pretender
+
+if find_spec("ray") is None:
+    pytest.skip("needs the extra ray", allow_module_level=True)
+
+from ray._private import state
+
+from palimpsest.engines.ray import server_hosts
+from palimpsest.engines.ray.server_hosts import ServerHosts
+
+pytestmark = pytest.mark.slow
+SERVED = ("engine.name=ray", "cluster.learners=2", "sampler.name=vllm", "sampler.max_model_len=512")
+
+
+@pytest.fixture(autouse=True)
+def _pretends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", pretender(tmp_path))
+
+
+@asynccontextmanager
+async def hosts(tmp_path: Path, *overrides: str) -> AsyncIterator[ServerHosts]:
+    """The machines of an engine that has not started yet."""
+    config = load_recipe("memagent-quickstart", [*settings(2), *SERVED, *overrides])
+    engine: Any = open_engine(config, objective="policy", folder=tmp_path / "run")
+    try:
+        yield engine._hosts
+    finally:
+        await engine.close()
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(120):
+        while not true():
+            await asyncio.sleep(0.1)
+
+
+async def started(found: ServerHosts, folder: Path) -> list[Any]:
+    """A client of each server, once it answers."""
+    clients = [await asyncio.to_thread(server.start, folder) for server in found._servers]
+    for client in clients:
+        async with asyncio.timeout(120):
+            while True:
+                try:
+                    await client.check_health()
+                    break
+                except SamplerError:
+                    await asyncio.sleep(0.2)
+    return clients
+
+
+async def seen(client: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = await client._ask("GET", "/seen")
+    return answer
+
+
+def of_ray(actor: Any) -> Any:
+    """What Ray knows of an actor."""
+    return state.actors(actor._actor_id.hex())
+
+
+def raylet_of(node: str) -> psutil.Process:
+    (found,) = [each for each in psutil.process_iter(["name", "cmdline"]) if _is_raylet(each.info, node)]
+    return found
+
+
+def _is_raylet(info: dict[str, Any], node: str) -> bool:
+    return info["name"] == "raylet" and any(node in word for word in info["cmdline"] or ())
+
+
+def test_weights_reach_every_machine_once_without_a_common_folder(tmp_path: Path) -> None:
+    with_a_token(run, copied, tmp_path)
+
+
+def run(work: Callable[[Path], Coroutine[Any, Any, None]], tmp_path: Path) -> None:
+    asyncio.run(work(tmp_path))
+
+
+async def copied(tmp_path: Path) -> None:
+    server_hosts.PIECE = 1 << 20  # several of a file
+    with machines([0, 0]) as address:
+        async with hosts(tmp_path, f"cluster.address={address}", "sampler.servers=4") as found:
+            first = await found.write("1-version-0")
+            clients = await started(found, first)
+            facts = [await seen(client) for client in clients]
+            places = {(server.node, fact["folder"]) for server, fact in zip(found._servers, facts, strict=True)}
+            assert len(places) == len({node for node, _ in places}) == len({folder for _, folder in places}) == 2
+            assert str(first) in {folder for _, folder in places}  # the first rank's own
+            assert all(fact["files"] == digests(first) for fact in facts)
+            assert max(path.stat().st_size for path in first.iterdir()) > 3 << 20
+            second = await found.write("2-version-1")
+            for client in clients:
+                await client.load(second, "tag")
+            facts = [await seen(client) for client in clients]
+            assert {Path(fact["folder"]).name for fact in facts} == {second.name}
+            assert all(fact["files"] == digests(second) for fact in facts)
+            await found.keep({second.name})
+            parents = {Path(fact["folder"]).parent for fact in facts}
+            assert not [parent / first.name for parent in parents if (parent / first.name).exists()]
+        await until(lambda: not any(parent.exists() for parent in parents))
+        await until(lambda: not any(psutil.pid_exists(fact["pid"]) for fact in facts))
+
+
+def test_a_lost_machine_fails_its_servers_alone(tmp_path: Path) -> None:
+    with_a_token(run, lost, tmp_path)
+
+
+async def lost(tmp_path: Path) -> None:
+    with machines([2, 1]) as address:
+        size = ("cluster.tensor_parallel_size=2", f"cluster.address={address}")
+        async with hosts(tmp_path, *size) as found:
+            (client,) = await started(found, await found.write("1-version-0"))
+            (server,), ranks = found._servers, found._group.ranks
+            nodes = {of_ray(rank)["Address"]["NodeID"] for rank in ranks}
+            assert len(nodes) == 1  # ranks of a tensor-parallel group
+            assert server.node not in nodes
+            assert (await seen(client))["gpus"] == "0"  # as Ray numbers those of a machine
+            raylet_of(server.node).kill()
+            await until(lambda: not server.running)
+            with pytest.raises(SamplerError):
+                await client.check_health()
+            await asyncio.to_thread(server.stop)
+            again = await found.write("2-version-1")  # the ranks are there, and nobody waits for the machine
+            with pytest.raises(SamplerError, match="vLLM server 0"):
+                server.start(again)
+
+
+async def test_a_server_that_ends_starts_again_and_an_actor_that_ends_is_made_again(tmp_path: Path) -> None:
+    async with hosts(tmp_path, "sampler.servers=2") as found:
+        folder = await found.write("1-version-0")
+        clients = await started(found, folder)
+        server, other = found._servers
+        os.kill((await seen(clients[0]))["pid"], signal.SIGKILL)
+        await until(lambda: not server.running)
+        with pytest.raises(SamplerError, match="vLLM server 0 ended"):
+            server.check()
+        server.stop()
+        clients = await started(found, folder)
+        assert server.running
+        os.kill(of_ray(server.actor)["Pid"], signal.SIGKILL)
+        await until(lambda: not server.running)
+        with pytest.raises(SamplerError):
+            await clients[0].check_health()
+        await clients[1].check_health()
+        for number in range(2, 20):  # on a busy machine an actor takes its time
+            second = await found.write(f"{number}-version-1")
+            if server.weights is not None:
+                break
+        assert {(await seen(client))["folder"] for client in await started(found, second)} == {str(second)}
+        assert other.running
+
+
+async def test_a_request_that_is_given_up_ends_and_none_outlives_ray(tmp_path: Path) -> None:
+    async with hosts(tmp_path) as found:
+        (client,) = await started(found, await found.write("1-version-0"))
+        await client.sleep()  # requests wait
+        asking = [asyncio.create_task(client._complete([1, 2], {"max_tokens": 1})) for _ in range(2)]
+        await asyncio.sleep(1)
+        asking[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking[0]
+        await asyncio.to_thread(found._group.close)
+        with pytest.raises(EngineError, match="have ended"):  # not a SamplerError: no episode is to blame
+            await asking[1]
+
+
+async def test_a_folder_that_a_machine_lacks_is_named(tmp_path: Path) -> None:
+    async with hosts(tmp_path, f"sampler.folder={tmp_path}/none") as found:
+        with pytest.raises(RunError, match=r"sampler\.folder=.*none: .*set sampler\.folder=null"):
+            await found.write("1-version-0")
