@@ -153,8 +153,8 @@ class OptimConfig(Strict):
     """Peak of the schedule."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps (`train.num_minibatches` per rollout batch) of linear warm-up."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "warmup_stable_decay"] = "constant"
-    """Schedule after the warm-up; all but constant end at 0, warmup_stable_decay within the last quarter."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule after the warm-up; linear and cosine end at 0."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of AdamW's moments, each at least 0 and below 1."""
     eps: float = Field(1e-8, gt=0)
