@@ -81,7 +81,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "config": (3060, 13),
     "credit": (900, 7),
     "data": (4877, 24),
-    "engines": (10270, 47),
+    "engines": (10290, 47),
     "evaluation": (2050, 7),
     "memory": (3720, 17),
     "metrics": (850, 4),
@@ -246,9 +246,9 @@ def test_no_two_test_files_have_one_name() -> None:
 
 
 def test_tests_measure_no_time() -> None:
-    """A machine may be busy: work is counted (support.work), time is measured under benchmarks/."""
+    """A machine may be busy: work is counted (support.work), time is measured under benchmarks/ or by test-gpu."""
     clock = re.compile(r"(perf_counter|process_time|time\.time)\(")
-    tests = [path for path in TESTS.rglob("*.py") if path != Path(__file__)]
+    tests = [path for path in TESTS.rglob("*.py") if path.name not in (Path(__file__).name, "test_gpu_step.py")]
     assert not [path.name for path in tests if clock.search(path.read_text("utf-8"))]
 
 

@@ -1,4 +1,5 @@
-"""One training step of a Qwen2 of 0.5B with random weights: seconds of each stage, and the kernels that take the time.
+"""A Qwen2 of 0.5B with random weights: seconds of each stage of a training step, and its longest kernels; the learner's
+share of the rate of matrix products, and a forest against its segments; a long document read speculatively.
 
 Three steps of MemAgent: the first compiles, the second is timed, the third runs under torch.profiler, which slows it
 down. rl-step.json has the second's timings, rl-step.txt the profiler's table; how fast it was is not judged. On a CPU
@@ -7,8 +8,11 @@ the same runs at tiny sizes in float32, and operators replace kernels.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,17 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import palimpsest
 from palimpsest.config.engine import named
+from palimpsest.config.load import load_recipe
+from palimpsest.config.schema import LossConfig, OptimConfig
+from palimpsest.data.synthetic.documents import SyntheticSource
+from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.open import open_engine
+from palimpsest.engines.protocol import StepBatch, UpdateStats
+from palimpsest.memory.registry import build_policy
+from palimpsest.rollout.episode import play
+from palimpsest.rollout.speculation import Speculation
 from palimpsest.types import Problem, Trajectory
+from support.forests import batch_of_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -99,3 +113,95 @@ def test_a_whole_step_of_half_a_billion_weights_is_profiled(
     record_property("peak_mb", figures["peak_mb"])
     for name, value in figures["timings"].items():
         record_property(name, value)
+
+
+def test_the_learner_reaches_a_share_of_the_matrix_rate_and_a_forest_saves_time(
+    device: str, record_property: Callable[[str, object], None]
+) -> None:
+    """A group of 16 segments over one prefix, and 16 segments of the same lengths that share nothing."""
+    cuda = device == "cuda"
+    prefix, own, size = (4000, 256, 4096) if cuda else (256, 16, 256)
+    model = build_model(cuda).to(device)
+    learner = ForestLearner(model, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=16_384)
+    draw = random.Random(0)
+    root = words(draw, prefix)
+    forest = batch_of_rows([root + words(draw, own) for _ in range(16)], draw, share=0.05)
+    dense = batch_of_rows([words(draw, prefix + own) for _ in range(16)], draw, share=0.05)
+    (passed, shared), (_, alone) = timed(learner, forest, device), timed(learner, dense, device)
+    factor = torch.randn(size, size, device=device, dtype=model.dtype)
+    product = least_seconds(lambda: factor @ factor, device)
+    weights = sum(p.numel() for p in model.get_decoder().layers.parameters())
+    rate = 6 * weights * passed.physical_tokens / shared  # 2 forward, 4 backward
+    record_property("teraflops of products", 2 * size**3 / product / 1e12)
+    record_property("learner's share of it, without attention and head", rate * product / (2 * size**3))
+    record_property("trained tokens over computed ones", passed.reuse)
+    record_property("seconds without shared prefixes over seconds of the forest", alone / shared)
+    assert passed.reuse > 5
+
+
+def words(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(4096) for _ in range(count)]
+
+
+def timed(learner: ForestLearner, batch: StepBatch, device: str) -> tuple[UpdateStats, float]:
+    passes = list[UpdateStats]()
+    seconds = least_seconds(lambda: passes.append(learner.accumulate(batch)), device)
+    return passes[-1], seconds
+
+
+def least_seconds(work: Callable[[], object], device: str) -> float:
+    """Of two rounds, after one that compiles."""
+    least = float("inf")
+    for number in range(3):
+        started = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        if number:
+            least = min(least, time.perf_counter() - started)
+    return least
+
+
+def test_a_long_document_is_read_in_few_steps(
+    device: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """No sentence of a random model is in its prompt, so the rule keeps every memory, and every guess counts."""
+    cuda, model = device == "cuda", build_model(device == "cuda")
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(named("embedded")).save_pretrained(tmp_path / "model")
+    budgets = {"chunk_size": 1000 if cuda else 64, "memory_tokens": 24, "answer_tokens": 24, "question_tokens": 32}
+    changed = [f"policy.options.{name}={tokens}" for name, tokens in budgets.items()]
+    dtype = str(model.dtype).removeprefix("torch.")
+    where = [f"model.path={tmp_path / 'model'}", f"model.device={device}", f"model.dtype={dtype}"]
+    config = load_recipe("memagent-quickstart", [*where, *changed, "data.synthetic.facts_per_chunk=32"])
+    chunks = 64 if cuda else 8
+    problem = SyntheticSource(config.data.synthetic, 0, "eval").problems(step=0, count=1, size=chunks)[0]
+    engine = open_engine(config, objective=None)
+
+    async def read(speculation: Speculation | None) -> Trajectory:
+        return await play(
+            problem,
+            policy=build_policy(config.policy),
+            sampler=engine.sampler,
+            codec=engine.codec,
+            sampling=config.eval_sampling,
+            key=(0, "gpu"),
+            group_id=problem.id,
+            rollout=0,
+            speculation=speculation,
+        )
+
+    async def both() -> None:
+        await read(None)  # warm-up
+        for name in ("one by one", "speculatively"):
+            speculation = Speculation("auto", engine.limits.concurrency) if name == "speculatively" else None
+            started = time.perf_counter()
+            trajectory = await read(speculation)
+            record_property(f"sections, {name}", len(trajectory.turns) - 1)
+            record_property(f"seconds, {name}", time.perf_counter() - started)
+            if speculation is not None:
+                record_property("sections per step", speculation.read / speculation.steps)
+                assert speculation.steps < speculation.read
+        await engine.close()
+
+    asyncio.run(both())

@@ -1,6 +1,6 @@
 """Progress reporting: the interface of displays, overall progress with ETA, a step's summary line.
 
-    training 120/360 steps  elapsed 0:02:10  ETA 0:05:40  reward 0.641  std 0.480  chunks 2
+    training 120/240 steps  elapsed 0:01:30  ETA 0:03:30  reward 0.641  std 0.480  chunks 2
     reward 0.641  std 0.480  chunks 2  turns/episode 3.0  tokens/episode 41  sampling 1,820 tok/s
 
 A stage's share of the whole is the measured time of its parts. For later stages it is the plan's estimate, scaled by

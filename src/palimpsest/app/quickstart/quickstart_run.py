@@ -313,7 +313,7 @@ async def _evaluate(
 
 
 _SECONDS = {
-    "memagent-quickstart": (0.3, 1.0, 0.0006),
+    "memagent-quickstart": (0.3, 0.75, 0.0006),
     "rememr1-quickstart": (0.4, 2.5, 0.004),
     "memact-quickstart": (0.3, 6.5, 0.03),
     "memagent-smollm2": (20.0, 50.0, 0.15),

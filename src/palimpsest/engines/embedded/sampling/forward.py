@@ -42,7 +42,7 @@ from palimpsest.engines.embedded.architecture import (
     merged_weight,
     ropes,
 )
-from palimpsest.engines.embedded.compute import multiplies_bfloat16
+from palimpsest.engines.embedded.compute import packs_weights
 from palimpsest.engines.embedded.sampling.kv_cache import KVPool
 
 
@@ -242,29 +242,27 @@ def _agree(generic: Forward, fused: FusedForward, pool: KVPool) -> bool:
 
 
 class _Product:
-    """`x @ weight.t() + bias`, `weight` [out, in]; bfloat16 in the layout of oneDNN's kernels, if the CPU has them.
-
-    Without that layout each call reorders the weights, which takes half of the time for a few rows.
-    """
+    """`x @ weight.t() + bias`, `weight` [out, in]; in the layout of oneDNN's kernels where they are faster."""
 
     def __init__(self, weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> None:
         self._weight, self._bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        self._packed = dtype == torch.bfloat16 and multiplies_bfloat16()
+        self._packed = packs_weights(dtype)
         if self._packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight.contiguous())
 
     def __call__(self, x: Tensor) -> Tensor:
         """[N, out] from [N, in], in the weights' dtype."""
+        x = x.to(self._weight.dtype)
         if not self._packed:
-            return F.linear(x.to(self._weight.dtype), self._weight, self._bias)
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), self._weight, self._bias, "none", [], "")
+            return F.linear(x, self._weight, self._bias)
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return result
 
     def added(self, x: Tensor, to: Tensor) -> Tensor:
         """[N, out] float32 `to` plus the product."""
-        if self._weight.dtype == torch.float32:
-            return torch.addmm(to, x, self._weight.t())
-        return to.add_(self(x))
+        if self._packed or self._weight.dtype != torch.float32:
+            return to.add_(self(x))
+        return torch.addmm(to, x, self._weight.t())
 
 
 @dataclass(slots=True)
