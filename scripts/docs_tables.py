@@ -21,6 +21,7 @@ import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.keys import all_keys, keys_of, option_keys, section_in
+from palimpsest.config.other_names import NO_EQUIVALENT, OTHER_NAMES
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.formats.format_registry import FORMATS
 from palimpsest.memory.registry import policy_class
@@ -96,6 +97,17 @@ def endpoint_keys() -> str:
     return HEADER + "\n".join(row(f"`{key.name}`", key.values, key.default, key.meaning) for key in keys)
 
 
+def other_names() -> str:
+    """Names of keys in other trainers and earlier versions."""
+    names: dict[str, list[str]] = {}
+    for other, key in OTHER_NAMES.items():
+        names.setdefault(key, []).append(f"`{other}`")
+    for other, why in NO_EQUIVALENT.items():
+        names.setdefault(f"none: {why}", []).append(f"`{other}`")
+    rows = [row(key if " " in key else f"`{key}`", ", ".join(others)) for key, others in names.items()]
+    return row("key here", "other names") + "\n|---|---|\n" + "\n".join(rows)
+
+
 def policy_options(cls: type[Any]) -> str:
     """Options of a policy with their defaults and descriptions, including base classes."""
     rows = [row(f"`{key.name}`", key.default, key.meaning) for key in option_keys(cls, "")]
@@ -159,6 +171,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/reference/python.md", "names"): python_names,
     ("docs/reference/configuration.md", "keys"): key_tables,
     ("docs/reference/configuration.md", "endpoint"): endpoint_keys,
+    ("docs/reference/configuration.md", "other"): other_names,
     ("docs/reference/policies.md", "options"): option_tables,
     ("docs/how-to/custom-policy.md", "example"): example,
     ("docs/how-to/custom-policy.md", "roles"): example_of_a_role,

@@ -395,7 +395,7 @@ def fidelity(engine: Engine, pairs: Sequence[tuple[Example, Completion]]) -> flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the Hugging Face model to")
-    parser.add_argument("--seed", type=int, default=0, help="of initialisation and data")
+    parser.add_argument("--seed", type=int, default=0, help="of initialization and data")
     options = parser.parse_args()
     if options.out.exists() and any(options.out.iterdir()):
         sys.exit(f"{options.out} is not empty: give another --out")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib.util
 import inspect
 import json
 import re
@@ -27,6 +28,7 @@ from docs_tables import GENERATED, between, navigation, page, write_llms, write_
 from palimpsest.app.python_calls import Table
 from palimpsest.cli.main import app
 from palimpsest.config.load import load_recipe, parse_config, quickstarts, recipe_names, split_override
+from palimpsest.config.other_names import OTHER_NAMES
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.data.files.rows import read_rows
 from palimpsest.data.formats.problem_files import read_problems
@@ -50,16 +52,16 @@ WORDS = {
     "how-to/train.md": 1560, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 830,
     "how-to/multi-gpu.md": 900, "how-to/vllm.md": 1180, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
     "how-to/evaluate.md": 950, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
-    "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 900,
+    "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 910,
     "how-to/prepare-data.md": 990, "how-to/generate-data.md": 880, "how-to/retrieval.md": 700, "how-to/ask.md": 500,
     "how-to/serve.md": 1400, "how-to/docker.md": 350, "how-to/ollama.md": 350, "how-to/python.md": 820,
     "how-to/custom-policy.md": 1350, "how-to/custom-reward.md": 800, "how-to/custom-engine.md": 500,
     "reference/cli.md": 150, "reference/configuration.md": 400, "reference/python.md": 200,
     "reference/recipes.md": 500, "reference/policies.md": 1100, "reference/data-formats.md": 1100,
-    "reference/metrics.md": 1310, "reference/files.md": 1620, "reference/server-api.md": 1100,
+    "reference/metrics.md": 1450, "reference/files.md": 1620, "reference/server-api.md": 1100,
     "reference/models.md": 800,
-    "explanation/concepts.md": 900, "explanation/methods.md": 1000, "explanation/length-and-accuracy.md": 1200,
-    "explanation/credit-and-loss.md": 1240, "explanation/prefix-forest.md": 700,
+    "explanation/concepts.md": 900, "explanation/methods.md": 1010, "explanation/length-and-accuracy.md": 1200,
+    "explanation/credit-and-loss.md": 1310, "explanation/prefix-forest.md": 700,
     "explanation/speculative-reading.md": 580, "explanation/reproducibility.md": 700, "explanation/statistics.md": 700,
     "explanation/security.md": 600,
     "project/status.md": 400, "project/benchmarks.md": 1200, "project/differences.md": 1300,
@@ -222,9 +224,8 @@ def test_tests_and_files_named_in_the_docs_exist() -> None:
         defined.add(path.stem)
     for path in PAGES:
         text = path.read_text("utf-8")
-        assert set(re.findall(r"\b(test_\w+)\b", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))) <= defined, (
-            path.name
-        )
+        named = set(re.findall(r"\b(test_\w+)\b", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)))
+        assert named - OTHER_NAMES.keys() <= defined, path.name
         for file in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
             assert any((ROOT / top / file).is_file() for top in ("", "src/palimpsest")), f"{path.name}: {file}"
 
@@ -369,6 +370,18 @@ def test_calls_in_the_docs_take_the_arguments_they_are_given() -> None:
         target = getattr(palimpsest, ast.unparse(call.func).removeprefix("palimpsest."))
         keywords = {keyword.arg or "": None for keyword in call.keywords}
         inspect.signature(target).bind(*([None] * len(call.args)), **keywords)
+
+
+def test_modules_that_plugins_import_are_listed_as_stable() -> None:
+    listed = set(re.findall(r"`([\w.]+)`", page("docs/reference/python.md").partition("## Modules of plugins")[2]))
+    pages = [path.read_text("utf-8") for path in (DOCS / "how-to").glob("*.md")]
+    shown = [block for text in pages for block in blocks(text, "python")]
+    new = [path.read_text("utf-8") for path in (ROOT / "src" / "palimpsest" / "assets" / "new").glob("*.txt")]
+    imported = {
+        name for text in (*shown, *new) for name in re.findall(r"^from palimpsest\.([\w.]+) import", text, re.M)
+    }
+    assert imported <= listed
+    assert all(importlib.util.find_spec(f"palimpsest.{name}") for name in listed - {"palimpsest"})
 
 
 def test_what_the_page_on_python_promises_is_there() -> None:

@@ -41,7 +41,7 @@ NOTES: Mapping[str, str] = {
     "policy.options.max_chunks or the window (reported once; episode/documents_cut counts them)",
     "episodes_ungraded": "step {step}: {count} of {episodes} episodes have no grade, so training ignores them; "
     "{reason} (reported once; reward/ungraded counts them)",
-    "gradient_not_finite": "step {step}: the gradient of {count} of {updates} optimiser steps is not finite "
+    "gradient_not_finite": "step {step}: the gradient of {count} of {updates} optimizer steps is not finite "
     "({reason}); training skips them (reported once; optim/grad_skipped counts them, {most} in a row end the run)",
     "rewards_unread": "step {step}: the reward returns {parts}, but {rule} uses only the outcome; "
     "credit.adv_estimator=state_mix with an alpha below 1 mixes them in",

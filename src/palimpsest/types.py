@@ -221,7 +221,7 @@ class Completion:
     """[T] nats; the sampler's log-probability of each id at the sampling temperature, before top-p."""
     stop_reason: StopReason
     policy_version: int = 0
-    """Number of optimiser steps that the weights which sampled the first token had seen."""
+    """Number of optimizer steps that the weights which sampled the first token had seen."""
     last_policy_version: int = -1
     """Version for the last token; default: that of the first."""
 

@@ -30,6 +30,9 @@ def test_a_plan_that_does_not_fit_exits_with_3_and_names_what_fits(palimpsest: R
     assert (done.returncode, shown["fits"]) == (3, False)
     assert shown["nearest"] == ["model.lora.rank=16", "--gpus 4 --nodes 1"]
     assert palimpsest("plan", "memagent-7b").returncode == 3
+    one = palimpsest("plan", "memagent-7b", "--gpus", "1")
+    assert one.returncode == 3
+    assert "model.lora.rank=16" in one.stdout
     assert palimpsest("plan", "memagent-7b", "model.lora.rank=16").returncode == 0
 
 
@@ -79,6 +82,24 @@ def test_training_on_more_gpus_than_there_are_is_an_error_before_anything_starts
     done = palimpsest("train", "memagent-quickstart", "--gpus", "64", "--dry-run", "--out", out)
     assert done.returncode == 0
     assert "sampler.servers=" in done.stdout
+
+
+def test_a_dry_run_for_other_gpus_names_the_recipes_files_that_are_missing_here(
+    palimpsest: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = palimpsest("train", "memact-7b", "--gpus", "8", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "sampler.servers=" in done.stdout
+    *_, missing, last = done.stdout.splitlines()
+    assert missing.startswith("missing    wiki_train_multi_object_2_3.parquet, wiki_val_multi_object_2_3.parquet (")
+    assert "palimpsest data download --for memact-7b" in missing
+    assert last == "checked, except for what is missing; nothing was started or written"
+    assert "typo.parquet: no such file" in refused(
+        "train", "memact-7b", "data.train_files=typo.parquet", "--gpus", "8", "--dry-run"
+    )
+    here = refused("train", "memact-7b", "--dry-run")
+    assert "no such file; get it with: palimpsest data download memact-train" in here
 
 
 def test_a_resumed_run_keeps_its_layout(refused: Callable[..., str], tmp_path: Path) -> None:

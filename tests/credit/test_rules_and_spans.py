@@ -259,6 +259,6 @@ def test_spans_are_in_the_record() -> None:
 
 @pytest.mark.parametrize("value", [0.2, 1 / 9, 0.1, 1 / 3, 0.7])
 def test_equal_rewards_of_turns_have_no_advantage_at_all(value: float) -> None:
-    """A mean of them that is off in its last bit would take an optimiser step."""
+    """A mean of them that is off in its last bit would take an optimizer step."""
     for size in range(2, 26):
         assert state_advantages([[value, value]] * size) == [[0.0, 0.0]] * size

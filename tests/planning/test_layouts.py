@@ -18,6 +18,7 @@ from palimpsest.planning.layouts import REASONS
 from palimpsest.planning.model_shape import shape_of
 
 PUBLISHED = [name for name in recipe_names() if not name.endswith(("quickstart", "cold-start", "smollm2"))]
+FULL = [name for name in PUBLISHED if not name.endswith("lora")]
 
 
 def plan(recipe: str, *words: str, gpus: int = 8, nodes: int = 1, gpu: str = "h100") -> TrainingPlan:
@@ -25,7 +26,7 @@ def plan(recipe: str, *words: str, gpus: int = 8, nodes: int = 1, gpu: str = "h1
 
 
 def test_these_are_all_published_recipes() -> None:
-    assert len(PUBLISHED) == 10
+    assert (len(PUBLISHED), len(FULL)) == (11, 10)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 8])
@@ -44,11 +45,19 @@ def test_every_published_recipe_fits_8_16_and_64_gpus_and_all_of_them_work(recip
         assert Use.of(config, "policy", gpus).check(shape_of(config.model.path)) == []
 
 
-@pytest.mark.parametrize("recipe", PUBLISHED)
-def test_one_gpu_gets_adapters_where_all_weights_do_not_fit(recipe: str) -> None:
+@pytest.mark.parametrize("recipe", FULL)
+def test_a_recipe_that_trains_all_weights_names_adapters_and_does_not_become_one(recipe: str) -> None:
     made = plan(recipe, gpus=1)
+    assert not made.fits
+    assert made.config.model.lora is None
+    assert made.nearest[0] == "model.lora.rank=16"
+    assert plan(recipe, "model.lora.rank=16", gpus=1).fits
+
+
+def test_the_recipe_with_adapters_fits_one_gpu() -> None:
+    made = plan("memagent-4b-lora", gpus=1)
     assert made.fits
-    assert made.config.model.lora is not None
+    assert not {"model.lora.rank", "policy.options.layout"} & set(made.keys)
 
 
 def test_one_gpu_trains_all_weights_of_a_small_model() -> None:

@@ -1,4 +1,4 @@
-"""Optimiser steps that are not taken, and gradients that are not finite."""
+"""Optimizer steps that are not taken, and gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def one_row(advantages: tuple[float, ...], mask: tuple[bool, ...]) -> StepBatch:
     return StepBatch((TrainSegment(segment, advantages, (1.0,) * size),))
 
 
-def test_a_step_of_equal_rewards_leaves_weights_and_optimiser_as_they_were(tmp_path: Path) -> None:
+def test_a_step_of_equal_rewards_leaves_weights_and_optimizer_as_they_were(tmp_path: Path) -> None:
     trainer, _ = train(tmp_path / "run", small_config(max_steps=2), grader=ConstantGrader())
     assert (trainer.learner.version, trainer.learner.weights) == (0, "")
     assert [row["optim/steps_left_out"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1.0, 1.0]
@@ -71,17 +71,17 @@ class Overflows(HashLearner):
 def test_the_first_gradient_that_is_not_finite_is_told_with_what_was_not(tmp_path: Path) -> None:
     _, warnings = train(tmp_path / "run", learner=Overflows(range(2, 4)))
     (warning,) = [text for text in warnings if "not finite" in text]
-    assert warning.startswith("step 2: the gradient of 1 of 1 optimiser steps is not finite (loss nan, kl inf)")
+    assert warning.startswith("step 2: the gradient of 1 of 1 optimizer steps is not finite (loss nan, kl inf)")
 
 
 def test_gradients_that_stay_not_finite_end_the_run_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"step 12: 10 optimiser steps in a row .*loss nan, kl inf"):
+    with pytest.raises(RunError, match=r"step 12: 10 optimizer steps in a row .*loss nan, kl inf"):
         train(tmp_path / "run", small_config(max_steps=12), learner=Overflows(range(2, 20)))
 
 
 def test_the_count_goes_on_after_a_resume(tmp_path: Path) -> None:
     train(tmp_path / "run", small_config(max_steps=8), learner=Overflows(range(20)))
-    with pytest.raises(RunError, match="step 11: 10 optimiser steps in a row"):
+    with pytest.raises(RunError, match="step 11: 10 optimizer steps in a row"):
         train(tmp_path / "run", small_config(max_steps=12), learner=Overflows(range(20)), resume=True)
 
 

@@ -235,11 +235,11 @@ def test_refills_are_bounded_and_what_is_missing_is_told(tmp_path: Path, monkeyp
     assert "training on those" not in told[0]
     event = next(row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["kind"] == "refills_used_up")
     assert (event["kept"], event["wanted"], event["played"]) == (0, 2, 6)
-    assert trainer.learner.version == 0  # nothing to learn from: no optimiser step
+    assert trainer.learner.version == 0  # nothing to learn from: no optimizer step
     assert read_rows(tmp_path / "run" / "metrics.jsonl")[0]["optim/steps_left_out"] == 1
 
 
-def test_the_learner_gets_all_optimiser_steps_of_a_rollout_batch_at_once_and_publishes_after_them(
+def test_the_learner_gets_all_optimizer_steps_of_a_rollout_batch_at_once_and_publishes_after_them(
     tmp_path: Path,
 ) -> None:
     calls: list[str] = []
@@ -269,10 +269,10 @@ def test_a_problem_that_breaks_a_budget_ends_the_run_before_it_is_played(tmp_pat
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000003"]
 
 
-def test_an_error_after_an_optimiser_step_saves_nothing_that_mixes_two_steps(tmp_path: Path) -> None:
+def test_an_error_after_an_optimizer_step_saves_nothing_that_mixes_two_steps(tmp_path: Path) -> None:
     class FailsBetween(HashLearner):
         def step(self, batch: StepBatch) -> UpdateStats:
-            if self.version == 5:  # the second of two optimiser steps of step 3
+            if self.version == 5:  # the second of two optimizer steps of step 3
                 raise ModelError("a segment is longer than the context")
             return super().step(batch)
 

@@ -47,7 +47,7 @@ def plan(
     Examples:
       palimpsest plan memagent-7b --gpus 8
       palimpsest plan memagent-7b --gpus 8 --nodes 2 --gpu h200 policy.options.layout=section_first
-      palimpsest plan memagent-vime-qwen3-4b --gpus 1 --json
+      palimpsest plan memagent-4b-lora --gpus 1 --json
       palimpsest plan memagent-quickstart --here
       palimpsest plan --check runs/first
     """

@@ -88,7 +88,7 @@ def train(
     request = RunRequest(recipe, overrides, seed, out, resume)
     resolved = resolve_run(request if gpus is None else _with_layout(request, gpus, nodes, dry_run=dry_run))
     if dry_run:
-        _print_plan(resolved)
+        _print_plan(resolved, elsewhere=gpus is not None)
         return
     with resuming(resumed(resolved.folder, force=force)):
         Terminal().message(f"loading {resolved.config.model.path}")
@@ -111,13 +111,14 @@ def _with_layout(request: RunRequest, gpus: int, nodes: int, *, dry_run: bool) -
     return request
 
 
-def _print_plan(resolved: ResolvedRun) -> None:
+def _print_plan(resolved: ResolvedRun, *, elsewhere: bool = False) -> None:
     from palimpsest.app.train.training_run import check_run
     from palimpsest.text.display_text import printable
 
-    for name, value in check_run(resolved).items():
+    rows = check_run(resolved, elsewhere=elsewhere)
+    for name, value in rows.items():
         typer.echo(f"{name:10s} {printable(value)}")
-    typer.echo("checked; nothing was started or written")
+    typer.echo(f"checked{', except for what is missing' if 'missing' in rows else ''}; nothing was started or written")
 
 
 def _print_summary(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -207,6 +208,12 @@ class DataConfig(Strict):
     many objectives, answered by searching a corpus. None: use the file unchanged."""
     curriculum: CurriculumConfig | None = None
 
+    @property
+    def files(self) -> list[str]:
+        """Files of the problems and their corpus, each once; without generated and hub sources."""
+        sources = (*listed(self.train_files), *listed(self.val_files or ()), *listed(self.corpus or ()))
+        return [name for name in dict.fromkeys(sources) if name not in GENERATED and not name.startswith("hub:")]
+
     @field_validator("format")
     @classmethod
     def _check_format(cls, format: str | None) -> str | None:
@@ -268,3 +275,53 @@ class DataConfig(Strict):
                 "set data.shuffle=true, or data.train_files to a file and data.search=null"
             )
         return self
+
+
+# ---- Published files -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published file."""
+
+    path: str
+    """OWNER/NAME/FILE of the hub, or a URL."""
+    licence: str = "not known here: ask its page"
+
+    @property
+    def file(self) -> str:
+        """File name."""
+        return self.path.rpartition("/")[2]
+
+
+_MEMAGENT, _HOTPOT = "BytedTsinghua-SIA/hotpotqa", "CC BY-SA 4.0 (HotpotQA, Yang et al. 2018)"
+_MEMACT = "https://github.com/YuxiangZhang0114/MemAct-Anonymized/raw/9b65b84aeab76475f33da3f400d7049123dc4648/DCPO/data"
+_EVALS = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
+PUBLISHED: Mapping[str, Published] = {
+    "memagent-train": Published(f"{_MEMAGENT}/hotpotqa_train_32k.parquet", _HOTPOT),
+    "memagent-dev": Published(f"{_MEMAGENT}/hotpotqa_dev.parquet", _HOTPOT),
+    **{f"memagent-eval-{n}": Published(f"{_MEMAGENT}/eval_{n}.json", _HOTPOT) for n in _EVALS},
+    "memact-train": Published(f"{_MEMACT}/wiki_train_multi_object_2_3.parquet", "MIT"),
+    "memact-dev": Published(f"{_MEMACT}/wiki_val_multi_object_2_3.parquet", "MIT"),
+    "hotpotqa-train": Published("https://curtis.ml.cmu.edu/datasets/hotpot/hotpot_train_v1.1.json", _HOTPOT),
+    "hotpotqa-dev": Published("https://curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_distractor_v1.json", _HOTPOT),
+    "squad-dev": Published(
+        "https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v2.0.json",
+        "CC BY-SA 4.0 (SQuAD, Rajpurkar et al. 2018)",
+    ),
+}
+
+
+_WIKI = "palimpsest data download hotpotqa-dev; palimpsest data wiki data/hotpot_dev_distractor_v1.json --out data/wiki"
+MADE: Mapping[str, str] = {"data/wiki/train.jsonl": _WIKI, "data/wiki/dev.jsonl": _WIKI}
+"""Commands that make files of shipped recipes."""
+
+
+def how_to_get(file: str | Path) -> str:
+    """The command that fetches or makes `file` at its place; empty for unknown files.
+
+    >>> how_to_get("data/hotpot_train_v1.1.json"), how_to_get("mine.json")
+    ('palimpsest data download hotpotqa-train --out data', '')
+    """
+    name = next((name for name, published in PUBLISHED.items() if published.file == Path(file).name), None)
+    return MADE.get(str(file), "") if name is None else f"palimpsest data download {name} --out {Path(file).parent}"

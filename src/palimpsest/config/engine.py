@@ -69,6 +69,7 @@ class EndpointEngineConfig(_NamedEngineConfig):
     """An OpenAI-compatible endpoint that samples, and learns nothing; `model.path` is the model's name there."""
 
     name: Literal["endpoint"] = "endpoint"
+    """Selects this engine."""
     url: str
     """Base URL before /completions and /chat/completions, e.g. http://127.0.0.1:8000/v1."""
     api_key_env: str | None = None

@@ -138,7 +138,7 @@ def _reply(value: Any, given: Given) -> Mapping[str, Any] | None:
 
 
 def _steps(given: Given) -> int:
-    """Optimiser steps per rollout batch, at least one."""
+    """Optimizer steps per rollout batch, at least one."""
     batch, mini = given.get("data.train_batch_size"), given.get(f"{A}ppo_mini_batch_size")
     return max(1, batch // mini) if batch and mini else 1
 

@@ -118,7 +118,7 @@ class LayerConfig(Strict):
 class RewardConfig(Strict):
     name: str = "boxed"
     """boxed: last \\boxed{} of the answer compared with each gold; boxed_strict: exactly the original's comparison, its
-    300-character window included; em, f1, sub_em: normalised, over the extracted answer; sub_em_reverse, the answer in
+    300-character window included; em, f1, sub_em: normalized, over the extracted answer; sub_em_reverse, the answer in
     the gold; sub_em_either, the published evaluation's symmetric rule; fraction: share of golds in the answer
     (multi-value tasks); string_match_all, string_match_part: RULER's, over the whole reply; final_answer: the text
     after `FINAL_ANSWER:`; my_module:my_reward: a custom function or class."""

@@ -153,8 +153,8 @@ class OptimConfig(Strict):
     """Peak of the schedule."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps (`train.num_minibatches` per rollout batch) of linear warm-up."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Schedule after the warm-up; linear and cosine end at 0."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "warmup_stable_decay"] = "constant"
+    """Schedule after the warm-up; all but constant end at 0, warmup_stable_decay within the last quarter."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of AdamW's moments, each at least 0 and below 1."""
     eps: float = Field(1e-8, gt=0)
@@ -200,7 +200,7 @@ class TrainConfig(Strict):
     group_size: int = Field(16, ge=1)
     """Rollouts per problem."""
     num_minibatches: int = Field(1, ge=1)
-    """Optimiser steps per rollout batch: a fixed number of mini-batches of whole groups."""
+    """Optimizer steps per rollout batch: a fixed number of mini-batches of whole groups."""
     save_steps: int = Field(20, ge=1)
     """Rollout batches from one checkpoint to the next."""
     save_total_limit: int = Field(2, ge=1)
@@ -246,7 +246,7 @@ class ColdStartConfig(Strict):
     """
 
     max_steps: int = Field(100, ge=1)
-    """Optimiser steps; the learning rate falls linearly to 0 over them."""
+    """Optimizer steps; the learning rate falls linearly to 0 over them."""
     batch_size: int = Field(64, ge=1)
     """Examples per optimizer step."""
     insight: float = Field(0.0, ge=0, le=1)

@@ -1,6 +1,6 @@
 """Loss aggregation: the weight of every trained token under the four values of `credit.agg_mode`.
 
-The loss of an optimiser step is the sum of w * L over its trained tokens. The counts in w are over the whole step,
+The loss of an optimizer step is the sum of w * L over its trained tokens. The counts in w are over the whole step,
 never over a rank or a micro-batch:
 
     token        1 / (tokens of the step)                       MemAgent; the token mean of DAPO's code
@@ -44,7 +44,7 @@ class CreditedSegment:
 
 
 def weigh(rows: Sequence[CreditedSegment], aggregate: Aggregate) -> tuple[TrainSegment, ...]:
-    """The segments of one optimiser step with their weights, in order.
+    """The segments of one optimizer step with their weights, in order.
 
     Two trajectories of one group, one with two segments of 1 and 3 tokens, the other with one of 2:
 

@@ -1,9 +1,9 @@
-"""Credit assignment: from graded groups and a credit rule to the batches of the optimiser steps.
+"""Credit assignment: from graded groups and a credit rule to the batches of the optimizer steps.
 
     rewards (overlong penalty taken off) -> advantage of every turn (the credit rule, per group)
         -> times the weights of turns (Grade.turn_weights)
         -> of every token (credit/state.py) -> rows (all segments, or a sample: credit/dcpo.py)
-        -> weight of every token (credit/aggregate.py, per optimiser step)
+        -> weight of every token (credit/aggregate.py, per optimizer step)
 
     mean, mean_std, leave_one_out   the trajectory's advantage, at each of its turns (credit/outcome.py)
     state_mix                       one of these, mixed with advantages of single turns (credit/state.py)
@@ -77,7 +77,7 @@ def unread_rewards(groups: Iterable[Group], config: CreditConfig) -> dict[str, s
     return {"parts": " and ".join(fields), "rule": rule}
 
 
-# ---- Batches of the optimiser steps --------------------------------------------------------------------------
+# ---- Batches of the optimizer steps --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

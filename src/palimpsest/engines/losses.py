@@ -1,7 +1,7 @@
 """The losses: clipped policy gradient, and negative log-likelihood for the supervised cold start.
 
 All inputs are flat, [N] over the trained tokens of a micro-batch. `weights` [N] holds the whole denominator,
-global over the optimiser step (credit/aggregate.py), so a loss here is the plain sum of weight times token
+global over the optimizer step (credit/aggregate.py), so a loss here is the plain sum of weight times token
 loss and the losses of micro-batches add up: nothing is averaged a second time, however tokens are spread over
 micro-batches.
 

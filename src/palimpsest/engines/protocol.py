@@ -156,7 +156,7 @@ class Sampler(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimiser steps taken by the weights in use."""
+        """Optimizer steps taken by the weights in use."""
         ...
 
     async def generate(
@@ -202,17 +202,17 @@ class TrainSegment:
     advantages: tuple[float, ...]
     """[T] advantage of each token; ignored where the loss mask is False."""
     weights: tuple[float, ...]
-    """[T] weight of each token's loss, which includes the denominator of `agg_mode`, global over the optimiser step: a
+    """[T] weight of each token's loss, which includes the denominator of `agg_mode`, global over the optimizer step: a
     step's loss is the plain sum of weight times token loss over its segments."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """All segments of one optimiser step, and metrics to log with the learner's."""
+    """All segments of one optimizer step, and metrics to log with the learner's."""
 
     segments: tuple[TrainSegment, ...]
     counts: Mapping[str, float] = field(default_factory=dict)
-    """Metrics summed over the optimiser steps of a rollout batch."""
+    """Metrics summed over the optimizer steps of a rollout batch."""
     means: Mapping[str, float] = field(default_factory=dict)
     """Metrics averaged over the steps that have them."""
     maxima: Mapping[str, float] = field(default_factory=dict)
@@ -223,7 +223,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
-    """Statistics of one optimiser step.
+    """Statistics of one optimizer step.
 
     An engine may skip segments whose gradient is exactly 0; these are not counted.
     """
@@ -264,14 +264,14 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Optimiser steps taken, without skipped ones."""
+        """Optimizer steps taken, without skipped ones."""
         ...
 
     @property
     def limits(self) -> Limits: ...
 
     async def update(self, steps: Sequence[StepBatch]) -> Sequence[UpdateStats]:
-        """Take all optimiser steps of one rollout batch, in order; returns one `UpdateStats` per step.
+        """Take all optimizer steps of one rollout batch, in order; returns one `UpdateStats` per step.
 
         With `loss.old_logprobs=recompute`, the old log-probabilities of all `steps` are of the weights before the first
         step. A non-finite gradient is skipped and counted, never applied.
@@ -279,7 +279,7 @@ class Learner(Protocol):
         ...
 
     async def save(self, folder: Path) -> Mapping[str, str]:
-        """Write weights and optimiser state into an existing folder, without pickle.
+        """Write weights and optimizer state into an existing folder, without pickle.
 
         Returns the hex SHA-256 of every written file, by its path relative to `folder` (`files.hashes` does).
         """

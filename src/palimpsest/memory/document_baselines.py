@@ -91,7 +91,9 @@ class FullContextPolicy(MemoryPolicy):
     window_tokens: int | None = None
     """Document tokens per prompt; None: all tokens that fit in the model's context."""
     question_tokens: int = 1024
+    """Data loading rejects longer questions."""
     answer_tokens: int = 1024
+    """Budget of the answer."""
     prompts: str | Mapping[str, Any] = "standard"
     """`standard`, `short` for the embedded model, `final` and `short_final` for `reward.name=final_answer`, or a
     YAML file of texts (docs/how-to/custom-policy.md)."""
@@ -295,7 +297,9 @@ class ClosedBookPolicy(MemoryPolicy):
         "short_final": CLOSED_BOOK_SHORT_FINAL,
     }
     question_tokens: int = 1024
+    """Data loading rejects longer questions."""
     answer_tokens: int = 1024
+    """Budget of the answer."""
     prompts: str | Mapping[str, Any] = "standard"
     """`standard`, `short` for the embedded model, `final` and `short_final` for `reward.name=final_answer`, or a
     YAML file of texts (docs/how-to/custom-policy.md)."""

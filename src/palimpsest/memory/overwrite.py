@@ -125,13 +125,17 @@ class OverwritePolicy(MemoryPolicy):
     training_limits: ClassVar[tuple[str, ...]] = ("max_chunks",)
     prompt_sets: ClassVar[Mapping[str, ReadingPrompts]] = {"standard": STANDARD, "short": SHORT, "final": FINAL}
     chunk_size: int = 5000
+    """Most document tokens per turn."""
     question_tokens: int = 1024
     """Data loading rejects longer questions; several questions count together."""
     memory_tokens: int = 1024
+    """Budget of a reply that becomes the memory."""
     answer_tokens: int = 1024
+    """Budget of the answer."""
     max_chunks: int | None = None
     """`overlong` truncates documents beyond max_chunks * chunk_size tokens; None reads all, as in evaluation."""
     overlong: Overlong = "centre"
+    """A longer document: `centre` drops its middle, `tail` its end, `refuse` is an error."""
     layout: Layout = "memory_first"
     """`section_first` shares every section's prefix among all rollouts of a group and all questions on a document."""
     chunk_boundary: Boundary = "token"

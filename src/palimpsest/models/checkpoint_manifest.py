@@ -23,7 +23,7 @@ from palimpsest.errors import CheckpointError
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE_FOLDER = "learner"
-"""Optimiser state of a checkpoint. A subfolder, because engines load every *.safetensors next to the weights."""
+"""Optimizer state of a checkpoint. A subfolder, because engines load every *.safetensors next to the weights."""
 
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 _OURS = b'"sha256"'  # once per file: no flipped bit removes all of them
@@ -122,7 +122,7 @@ def has_manifest(folder: Path) -> bool:
 def verify_folder(folder: Path) -> None:
     """Verify a model folder if it is a palimpsest checkpoint. Raises CheckpointError.
 
-    A subfolder that was removed completely, such as the optimiser state, is not an error.
+    A subfolder that was removed completely, such as the optimizer state, is not an error.
     """
     if not has_manifest(folder):
         return

@@ -71,6 +71,11 @@ def cached(name: str) -> Path | None:
     return None
 
 
+def is_here(name: str) -> bool:
+    """True if `name` is a folder, or a hub model in the local cache."""
+    return Path(name).is_dir() or (name.count("/") == 1 and cached(name) is not None)
+
+
 def cached_tokenizer(name: str) -> Path | None:
     """The folder of a hub tokenizer in the local cache, with or without weights."""
     from huggingface_hub import try_to_load_from_cache

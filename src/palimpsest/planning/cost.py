@@ -2,7 +2,7 @@
 
 N weights, B of them in layers, E in embeddings, H in the output projection, L layers, q and kv widths, c context, n
 ranks, t tokens of a micro-batch, b sequences at once. The learner's units of a forward pass: 3 for loss and gradient (2
-with adapters), 1 for checkpointing; for log-probabilities 1 if several optimiser steps recompute them, 1 for a KL
+with adapters), 1 for checkpointing; for log-probabilities 1 if several optimizer steps recompute them, 1 for a KL
 reference.
 
     operations per token  2 B + 2 L q c (causal mean), and 2 H where it is trained or sampled
@@ -45,7 +45,7 @@ FILES, SWITCH_S = 2e9, 2.0
 TOKEN_S = 2.5e-4  # a CPU's sampler per token, besides products: 1.6e-4 in rememr1-quickstart, 4.6e-4 in memact's
 EAGER_S = 0.03  # a GPU's embedded sampler per step: a thousand kernel launches
 STEP_S, RANK_S = 0.03, 0.1
-"""Calls per optimiser step of one process, and of ranks, which wait for each other: 0.03 and 0.08 on CPU cores."""
+"""Calls per optimizer step of one process, and of ranks, which wait for each other: 0.03 and 0.08 on CPU cores."""
 IN_FLIGHT = 256  # sequences per server (engines/vllm/pool.py)
 ROOM = 0.95  # share of a GPU that may fill; the rest is fragmentation
 OTHER_GB, SERVER_GB = 2.5, 3.0

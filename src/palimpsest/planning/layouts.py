@@ -3,7 +3,8 @@
 A candidate is a mapping of configuration keys. It is valid if it contradicts no key of the user's, every process fits
 its memory (planning/cost.py), and the configuration accepts it. To add a layout, add a function to `CANDIDATES`.
 
-Guaranteed: every GPU of a plan has work; a key of the user's never changes; the same input gives the same plan.
+Guaranteed: every GPU of a plan has work; a key of the user's never changes; a recipe that trains all weights never
+becomes one of adapters; the same input gives the same plan.
 Not covered: `sampler.urls`; memory of machines with cpu_offload.
 """
 
@@ -26,7 +27,7 @@ SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)  # of a GPU, for a server next to a learner
 LEAST_TOKENS = 2048  # of a smaller micro-batch
 _TRIES = 8  # layouts that the configuration may reject before its error is raised
 REASONS = {
-    "engine.name": "ray divides weights and optimiser state among ranks; embedded uses one GPU",
+    "engine.name": "ray divides weights and optimizer state among ranks; embedded uses one GPU",
     "cluster.learners": "ranks; with these, sampling and learning together take least time",
     "cluster.gpus_per_learner": "without GPUs the run stops, instead of computing on CPUs",
     "sampler.name": "vllm decodes many sequences at once",
@@ -40,7 +41,6 @@ REASONS = {
     "engine.micro_batch_tokens": "the activations of larger micro-batches don't fit",
     "model.gradient_checkpointing": "stored activations don't fit",
     "model.dtype": "half the memory of float32, and faster",
-    "model.lora.rank": "all weights don't fit; adapters need a learning rate about 10 times higher",
     "policy.options.layout": "rollouts of a group share every section; the recipe sets no layout",
 }
 
@@ -138,13 +138,11 @@ def basics(job: LayoutTask) -> Keys:
 
 
 def eases(job: LayoutTask) -> Iterator[Keys]:
-    """Changes that save memory, from none on; adapters only for one GPU."""
+    """Changes that save memory and leave the method as it is, from none on."""
     tokens, keys = job.config.engine.micro_batch_tokens // 2, dict[str, Any]()  # type: ignore[union-attr]
     yield keys
     if not job.config.model.gradient_checkpointing:
         yield (keys := {"model.gradient_checkpointing": True})
-    if job.hardware.total == 1 and job.config.model.lora is None:
-        yield {**keys, ADAPTER: 16}
     while tokens >= LEAST_TOKENS:
         yield {**keys, "engine.micro_batch_tokens": tokens}
         tokens //= 2
@@ -154,7 +152,7 @@ def eases(job: LayoutTask) -> Iterator[Keys]:
 
 
 def fitting(job: LayoutTask) -> list[tuple[Keys, Estimate]]:
-    """Layouts that fit and their costs, the fastest first; those with adapters follow those without."""
+    """Layouts that fit and their costs, the fastest first."""
     found, common = list[tuple[Keys, Estimate]](), basics(job)
     for layout in layouts(job):
         for ease in filter(job.agrees, eases(job)):
@@ -162,7 +160,7 @@ def fitting(job: LayoutTask) -> list[tuple[Keys, Estimate]]:
             if excess((cost := job.estimate(keys)).memory_gb) <= 0:
                 found.append((keys, cost))
                 break
-    return sorted(found, key=lambda choice: (ADAPTER in choice[0], choice[1].step_s))
+    return sorted(found, key=lambda choice: choice[1].step_s)
 
 
 def layouts(job: LayoutTask) -> list[Keys]:

@@ -43,7 +43,7 @@ class Tick(Protocol):
 
 
 class StepDisplay(Protocol):
-    """Shows the optimiser steps of one run."""
+    """Shows the optimizer steps of one run."""
 
     def resumed(self, step: int) -> None:
         """Another process did the steps up to `step`."""

@@ -186,7 +186,7 @@ def _copy(path: Path, passages: PassageStore, folder: Path, encoder: Encoder, on
         block = rows_of(at, min(at + _ROWS, rows))
         lengths = np.linalg.norm(block, axis=1, keepdims=True)
         if wrong := np.flatnonzero(~(np.abs(lengths - 1) <= _LENGTH_ERROR)).tolist():  # NaN too
-            raise DataError(f"--vectors {path}: row {at + wrong[0]} does not have length one; normalise the vectors")
+            raise DataError(f"--vectors {path}: row {at + wrong[0]} does not have length one; normalize the vectors")
         copied[at : at + len(block)] = block / lengths
         if on_progress:
             on_progress(at + len(block), rows)

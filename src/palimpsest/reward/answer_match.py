@@ -1,7 +1,7 @@
 """Grades from string comparison: exact match, F1 and containment, for one answer or several questions.
 
-    exact        normalised texts are equal
-    f1           overlap of normalised words; yes, no and noanswer count whole or not at all
+    exact        normalized texts are equal
+    f1           overlap of normalized words; yes, no and noanswer count whole or not at all
     contains     the words of one occur in the other, whole and consecutive
     published_*  the exact rules of MemAgent's code, for comparison with its figures
 
@@ -59,7 +59,7 @@ def comparable(answer: str, gold: str) -> tuple[str, str]:
 
 
 def exact(answer: str, gold: str) -> float:
-    """1.0 if the normalised texts are equal."""
+    """1.0 if the normalized texts are equal."""
     a, g = comparable(answer, gold)
     return float(a == g != "")
 
@@ -115,7 +115,7 @@ def published_boxed(text: str, gold: str) -> float:
 
 
 def published_sub_em(answer: str, gold: str) -> float:
-    """MemAgent's headline metric: one text a substring of the other, after SQuAD's normalisation.
+    """MemAgent's headline metric: one text a substring of the other, after SQuAD's normalization.
 
     >>> published_sub_em("no", "Norway"), published_sub_em("the", "Paris"), published_sub_em("", "Paris")
     (1.0, 1.0, 0.0)
@@ -143,7 +143,7 @@ def string_match_part(reply: str, golds: Sequence[str]) -> float:
 
 
 METRICS = (
-    "boxed",  # the last box equals a gold, normalised
+    "boxed",  # the last box equals a gold, normalized
     "boxed_strict",  # MemAgent's training reward
     "em",  # as boxed, but "the answer is" counts too
     "f1",

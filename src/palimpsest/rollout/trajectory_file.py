@@ -42,6 +42,7 @@ from typing import Any
 import orjson
 import zstandard
 
+from palimpsest.config.data import how_to_get
 from palimpsest.errors import DataError
 from palimpsest.events import Event, event_of
 from palimpsest.files import read_regular
@@ -307,7 +308,9 @@ def read_groups(path: str | Path) -> Recording:
     try:
         data = read_regular(path)
     except OSError as error:
-        raise DataError(f"{path}: can't be read ({error.strerror}); expected a .jsonl.zst of trajectories") from None
+        command = how_to_get(path)
+        fix = f"get it with: {command}" if command else "expected a .jsonl.zst of trajectories"
+        raise DataError(f"{path}: can't be read ({error.strerror}); {fix}") from None
     groups: list[Group] = []
     tokenizers = set[str]()
     torn = None

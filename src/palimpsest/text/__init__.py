@@ -1,1 +1,1 @@
-"""Text to token ids and back: safe encoding, prompt templates, answer extraction and normalisation."""
+"""Text to token ids and back: safe encoding, prompt templates, answer extraction and normalization."""

@@ -1,4 +1,4 @@
-r"""Answer normalisation for comparison: TeX, HTML, case and punctuation removed.
+r"""Answer normalization for comparison: TeX, HTML, case and punctuation removed.
 
     fold        ignores case, unicode form, invisible characters, TeX and HTML markup and spaces
     normalize   fold, and also ignores marks without meaning and English articles
@@ -329,7 +329,7 @@ def normalize(text: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Words of a normalised text; scripts without spaces yield one word per character (ideographs, kana).
+    """Words of a normalized text; scripts without spaces yield one word per character (ideographs, kana).
 
     >>> tokens("new york"), tokens("東京 2020")
     (['new', 'york'], ['東', '京', '2020'])

@@ -14,7 +14,7 @@ several tokens per character, without an edge between them:
     text      a    é                b                characters before: 0  1  2  3
 
 Guaranteed: no id of an added token (special or not: `<|im_end|>`, `<think>`, `<tool_call>`...) leaves `encode`; with a
-byte-level tokenizer without normaliser, decode(encode(x)) == x; the cache is bounded in tokens and thread-safe; both
+byte-level tokenizer without normalizer, decode(encode(x)) == x; the cache is bounded in tokens and thread-safe; both
 numbers of the edges never decrease, the first edge is before all tokens, the last after them. Edges take time linear in
 the tokens, quadratic in a stretch without an edge.
 Not covered: text that persuades the model; lone surrogates, which become U+FFFD; decoders that look back further.

@@ -46,7 +46,7 @@ class Batch:
     groups: tuple[Group, ...]
     """All groups; `credit.assign` drops those without a signal under dynamic sampling."""
     version: int
-    """Optimiser steps before the weights that sampled it."""
+    """Optimizer steps before the weights that sampled it."""
     stage: int | None
     """Stage of the curriculum at the start of the batch; None without one."""
     metrics: Metrics

@@ -1,4 +1,4 @@
-"""Training loop: `collect` collects a step's batch, `learn` takes its optimiser steps.
+"""Training loop: `collect` collects a step's batch, `learn` takes its optimizer steps.
 
 It depends on neither method nor engine. With `train.max_off_policy_steps: N` the batch of step s + N is collected
 while step s learns. The weights that sample a batch never depend on timing: batch k is sampled entirely with the
@@ -10,7 +10,7 @@ weights after step max(0, k - 1 - N).
 Between two steps nothing is in flight: the N batches collected ahead are ready, and the new weights are published.
 Evaluations and checkpoints, which contain those batches too, happen there.
 
-`learn` turns the batch into credited batches, one per optimiser step, and passes each to the learner. An optimiser
+`learn` turns the batch into credited batches, one per optimizer step, and passes each to the learner. An optimizer
 step without signal (no segment, or no advantage other than 0) is skipped, since momentum and decay move the weights
 even on a zero gradient. The learner drops a gradient that is not finite (`engines/protocol.py`); the run reports the
 first one and ends with the reason after `MAX_SKIPPED` in a row.
@@ -61,14 +61,14 @@ if TYPE_CHECKING:
     from palimpsest.data.sources.file_source import ProblemSource
 
 
-# ---- Skipped optimiser steps and gradients that are not finite -----------------------------------------------
+# ---- Skipped optimizer steps and gradients that are not finite -----------------------------------------------
 
 
 _SHOWN = 3  # quantities that a message names
 
 
 def moves(batch: StepBatch, loss: LossConfig) -> bool:
-    """True if an optimiser step on `batch` can have a gradient other than 0.
+    """True if an optimizer step on `batch` can have a gradient other than 0.
 
     The clipped policy gradient is 0 if every advantage is. Adam would still move the weights, by momentum and weight
     decay, so such a step is skipped. A KL or entropy term has a separate gradient.
@@ -79,12 +79,12 @@ def moves(batch: StepBatch, loss: LossConfig) -> bool:
 
 
 MAX_SKIPPED = 10
-"""Optimiser steps in a row with gradients that are not finite that end the run; fewer are skipped, with a warning."""
+"""Optimizer steps in a row with gradients that are not finite that end the run; fewer are skipped, with a warning."""
 
 
 @dataclass
 class SkipWatch:
-    """Counts optimiser steps in a row whose gradient was not finite, over rollout batches and resumes."""
+    """Counts optimizer steps in a row whose gradient was not finite, over rollout batches and resumes."""
 
     warn: Callable[[str], None]
     in_a_row: int = 0
@@ -92,13 +92,13 @@ class SkipWatch:
     _warned: bool = field(default=False, init=False)
 
     def see(self, step: int, updates: Sequence[UpdateStats]) -> None:
-        """Count the optimiser steps of one rollout batch. Raises RunError, with its state unchanged, after too many."""
+        """Count the optimizer steps of one rollout batch. Raises RunError, with its state unchanged, after too many."""
         in_a_row = self.in_a_row
         for update in updates:
             in_a_row = in_a_row + 1 if update.skipped else 0
             if in_a_row >= MAX_SKIPPED:
                 raise RunError(
-                    f"step {step}: {in_a_row} optimiser steps in a row had a gradient that is not finite "
+                    f"step {step}: {in_a_row} optimizer steps in a row had a gradient that is not finite "
                     f"({reason(update)}): lower optim.learning_rate or set optim.max_grad_norm, and start over"
                 )
         self.in_a_row = in_a_row
@@ -122,7 +122,7 @@ def reason(update: UpdateStats) -> str:
     return ", ".join(wrong[:_SHOWN]) or f"the loss is {update.loss:.3g}, its gradient overflows"
 
 
-# ---- Optimiser steps of a batch ------------------------------------------------------------------------------
+# ---- Optimizer steps of a batch ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +130,15 @@ class Learnt:
     metrics: Metrics
     timings: Metrics
     updates: Sequence[UpdateStats] = ()
-    """Optimiser steps taken, or skipped for their gradient, in order."""
+    """Optimizer steps taken, or skipped for their gradient, in order."""
 
 
 async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: LoggerSet) -> Learnt:
-    """Assign credit to every token of `batch` and take the optimiser steps.
+    """Assign credit to every token of `batch` and take the optimizer steps.
 
-    `policy/staleness` is the number of optimiser steps between the weights that sampled the batch and the weights that
+    `policy/staleness` is the number of optimizer steps between the weights that sampled the batch and the weights that
     start to learn from it: 0 unless batches are collected ahead. At 0, `sampler/logprob_gap_mean` and `_max` are the
-    difference between the log-probabilities of sampler and learner, over the tokens of the batch's first optimiser
+    difference between the log-probabilities of sampler and learner, over the tokens of the batch's first optimizer
     step: later steps have other weights, and so another difference.
     """
     key = (config.seed, "dcpo", batch.step)
@@ -158,7 +158,7 @@ async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: Logg
 
 
 def _gap(first: UpdateStats) -> Metrics:
-    """Difference between sampler and learner, in nats, at the optimiser step with the sampling weights."""
+    """Difference between sampler and learner, in nats, at the optimizer step with the sampling weights."""
     gaps: Metrics = {}
     if first.tokens and "logprob_gap" in first.token_sums:
         gaps["sampler/logprob_gap_mean"] = first.token_sums["logprob_gap"] / first.tokens

@@ -175,7 +175,7 @@ def prompt_tokens(trajectory: Trajectory) -> int:
 
 
 def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
-    """Metrics of the credit assignment, over a rollout batch's optimiser steps.
+    """Metrics of the credit assignment, over a rollout batch's optimizer steps.
 
     >>> two = [StepBatch((), {"segments": 2.0}, {"reward_mean": 0.5}), StepBatch((), {"segments": 3.0})]
     >>> credit_metrics(two)
@@ -191,7 +191,7 @@ def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
 
 
 def learner_metrics(updates: Sequence[UpdateStats]) -> tuple[Metrics, Metrics]:
-    """Metrics and timings of the optimiser steps of a rollout batch.
+    """Metrics and timings of the optimizer steps of a rollout batch.
 
     Sums over trained tokens become means; the loss, which includes its denominator, is averaged over the steps:
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.datasets.published_files import PUBLISHED, Published, download, files_for, find
+from palimpsest.app.datasets.published_files import download, files_for, find
+from palimpsest.config.data import PUBLISHED, Published
 from palimpsest.config.load import EVALUATIONS, recipe_names
 from palimpsest.errors import DataError, RunError
 

@@ -68,7 +68,7 @@ def test_a_run_as_an_object_falls_back_with_a_warning(run: Path) -> None:
         palimpsest.evaluate(run, limit=1, quiet=True)
 
 
-def test_a_model_taken_out_without_its_optimiser_is_opened(run: Path) -> None:
+def test_a_model_taken_out_without_its_optimizer_is_opened(run: Path) -> None:
     newest = run / "checkpoints" / "step-000002"
     shutil.rmtree(newest / "learner")
     assert palimpsest.evaluate(newest, limit=1, quiet=True).samples

@@ -43,7 +43,7 @@ def distribution(model: Any, ids: list[int]) -> Tensor:
 
 
 def moved(model: Any, scale: float) -> Any:
-    """A copy whose weights went on by several optimiser steps."""
+    """A copy whose weights went on by several optimizer steps."""
     model, draw = copy.deepcopy(model), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -96,7 +96,7 @@ def looped(model: Any, before: Any, reference: Any, batch: StepBatch) -> tuple[T
 def test_truncated_importance_sampling_of_stale_batches_equals_the_loops(
     ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over both optimiser steps of a batch: the old side of the ratio is that of the weights before the first."""
+    """Over both optimizer steps of a batch: the old side of the ratio is that of the weights before the first."""
     sampled_with = exact(build_llama(VOCAB, hidden_size=16, intermediate_size=24))
     start = moved(sampled_with, 0.02 * ahead)
     model, draw = copy.deepcopy(start), random.Random(ahead)

@@ -10,7 +10,7 @@ Forms that name an episode. Group, rollout and turn are positions from 0, as in 
 The record contains the key of the episode's random draws (`Group.key`). The rest comes from files next to it: the run's
 config.yaml, or evaluation.json.
 
-Weights of a training episode are those of the checkpoint with the number of optimiser steps in the recorded turns,
+Weights of a training episode are those of the checkpoint with the number of optimizer steps in the recorded turns,
 otherwise of the nearest one. Weights of an evaluation are found by the fingerprint in its identity.
 
 Not covered: endpoints, whose draws have no key; baselines, whose options no file stores; custom engines.
@@ -276,7 +276,7 @@ def _weights_at(model: str) -> Weights:
 
 
 def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step: int) -> Weights:
-    """Weights with the recorded number of optimiser steps, or of the nearest step."""
+    """Weights with the recorded number of optimizer steps, or of the nearest step."""
     version = trajectory.turns[0].completion.policy_version if trajectory.turns else None
     saved = checkpoint_paths(run / CHECKPOINTS)
     models = [_first_model(run, config), *map(str, saved)]
@@ -296,7 +296,7 @@ def _first_model(run: Path, config: RunConfig) -> str:
 
 
 def _version(checkpoint: Path) -> object:
-    """Optimiser steps of its weights, if its learner records them."""
+    """Optimizer steps of its weights, if its learner records them."""
     return (read_object(checkpoint / "learner" / "learner.json") or {}).get("version")
 
 

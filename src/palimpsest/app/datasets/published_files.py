@@ -20,7 +20,7 @@ from json import dumps
 from pathlib import Path
 
 from palimpsest import files
-from palimpsest.config.data import GENERATED, listed
+from palimpsest.config.data import MADE, PUBLISHED, Published
 from palimpsest.config.load import parse_config, recipe_text, sections_of
 from palimpsest.errors import DataError, nearest
 from palimpsest.progress.reporter import Progress, Silent
@@ -28,43 +28,6 @@ from palimpsest.runs.folder_guard import free_file
 
 _OF_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)/((?:[\w.-]+/)*[\w.-]+)")
 _TIMEOUT = 30.0  # seconds without a byte
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A published file."""
-
-    path: str
-    """OWNER/NAME/FILE of the hub, or a URL."""
-    licence: str = "not known here: ask its page"
-
-    @property
-    def file(self) -> str:
-        """File name."""
-        return self.path.rpartition("/")[2]
-
-
-_MEMAGENT, _HOTPOT = "BytedTsinghua-SIA/hotpotqa", "CC BY-SA 4.0 (HotpotQA, Yang et al. 2018)"
-_MEMACT = "https://github.com/YuxiangZhang0114/MemAct-Anonymized/raw/9b65b84aeab76475f33da3f400d7049123dc4648/DCPO/data"
-_EVALS = (50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
-PUBLISHED: dict[str, Published] = {
-    "memagent-train": Published(f"{_MEMAGENT}/hotpotqa_train_32k.parquet", _HOTPOT),
-    "memagent-dev": Published(f"{_MEMAGENT}/hotpotqa_dev.parquet", _HOTPOT),
-    **{f"memagent-eval-{n}": Published(f"{_MEMAGENT}/eval_{n}.json", _HOTPOT) for n in _EVALS},
-    "memact-train": Published(f"{_MEMACT}/wiki_train_multi_object_2_3.parquet", "MIT"),
-    "memact-dev": Published(f"{_MEMACT}/wiki_val_multi_object_2_3.parquet", "MIT"),
-    "hotpotqa-train": Published("https://curtis.ml.cmu.edu/datasets/hotpot/hotpot_train_v1.1.json", _HOTPOT),
-    "hotpotqa-dev": Published("https://curtis.ml.cmu.edu/datasets/hotpot/hotpot_dev_distractor_v1.json", _HOTPOT),
-    "squad-dev": Published(
-        "https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v2.0.json",
-        "CC BY-SA 4.0 (SQuAD, Rajpurkar et al. 2018)",
-    ),
-}
-
-
-_WIKI = "palimpsest data download hotpotqa-dev; palimpsest data wiki data/hotpot_dev_distractor_v1.json --out data/wiki"
-_MADE = {"data/wiki/train.jsonl": _WIKI, "data/wiki/dev.jsonl": _WIKI}
-"""Commands that make files of shipped recipes."""
 _OF_COMMAND = re.compile(r"palimpsest data download (\S+/\S+/\S+)")
 
 
@@ -92,10 +55,8 @@ def files_for(recipe: str, folder: Path | None = None) -> Iterator[Wanted]:
             yield Wanted(home / there, by_file.get(names[0]) or (find(of_hub[1]) if of_hub else None), make)
         if file_set.corpus:
             yield Wanted(home / file_set.corpus, None, shown)
-    data = config.data
-    sources = (*listed(data.train_files), *listed(data.val_files or ()), *listed(data.corpus or ()))
-    for name in dict.fromkeys(name for name in sources if name not in GENERATED and not name.startswith("hub:")):
-        yield Wanted(home / name, by_file.get(Path(name).name), _MADE.get(name, shown))
+    for name in config.data.files:
+        yield Wanted(home / name, by_file.get(Path(name).name), MADE.get(name, shown))
 
 
 def find(name: str) -> Published:

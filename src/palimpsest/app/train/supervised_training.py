@@ -62,7 +62,7 @@ async def imitate_async(
     progress: Progress,
     stop: GracefulStop | None = None,
 ) -> Finished:
-    """Train on `imitated`; `train.max_steps` counts optimiser steps, `train.batch_size` trajectories."""
+    """Train on `imitated`; `train.max_steps` counts optimizer steps, `train.batch_size` trajectories."""
     check_sinks(config)
     check_models(config)
     chosen = _recorded(imitated, progress)  # before the model: bad records fail early

@@ -25,10 +25,11 @@ from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.supervised_training import run_cold_start
 from palimpsest.app.train.training_summary import report_training
 from palimpsest.config.data import listed
-from palimpsest.config.engine import EmbeddedEngineConfig
-from palimpsest.config.load import Overrides
+from palimpsest.config.engine import EmbeddedEngineConfig, model_path
+from palimpsest.config.load import Overrides, load_recipe, recipe_names
 from palimpsest.config.schema import RunConfig, suspicious
 from palimpsest.credit.assign import build_rule
+from palimpsest.data.files.rows import sniff
 from palimpsest.data.fingerprints import Contents
 from palimpsest.data.sources.file_source import (
     FileSource,
@@ -45,6 +46,7 @@ from palimpsest.evaluation.runner import Entry, summaries_of
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, evaluated
+from palimpsest.models.model_folder import is_here
 from palimpsest.notes import Note
 from palimpsest.plugins import check_all
 from palimpsest.progress.displays import Terminal
@@ -238,12 +240,7 @@ class Inputs:
     @classmethod
     def of(cls, config: RunConfig) -> Inputs:
         """Read what `config` names and check it, except for the model."""
-        check_all(config)
-        for reason in suspicious(config):
-            warnings.warn(reason, stacklevel=2)
-        policy = policy_of(config)
-        check_sinks(config)
-        check_models(config)
+        policy = policy_checked(config)
         source = build_source(config.data, config.seed, split="train")
         source.problems(step=0, count=config.train.batch_size)
         held_out, skipped = None, dict.fromkeys(rows_left_out(source))
@@ -251,8 +248,6 @@ class Inputs:
             evaluated = build_source(config.data, config.seed, split="eval")
             held_out = evaluated.problems(step=0, count=config.evaluation.problems)
             skipped |= dict.fromkeys(rows_left_out(evaluated))
-        build_rule(config.credit)
-        check_reward(config.reward)
         return cls(policy, source, held_out, tuple(skipped))
 
     def admitted(self, config: RunConfig, codec: Codec, window: int, note: str = "") -> Mapping[str, Any]:
@@ -284,6 +279,7 @@ def open_setup(config: RunConfig, out: Path) -> Setup:
     `out` is the run's folder, which may not exist yet; servers write their logs there. Cheap checks come first, so a
     wrong option fails before a model loads.
     """
+    check_models(config)
     inputs = Inputs.of(config)
     engine = open_engine(config, objective="policy", folder=out)
     roles, limits = open_roles(config, engine.codec), engine.limits
@@ -291,30 +287,84 @@ def open_setup(config: RunConfig, out: Path) -> Setup:
     return Setup(inputs.policy, inputs.source, inputs.held_out, inputs.skipped, engine, roles, contents)
 
 
-def check_run(run: ResolvedRun) -> dict[str, str]:
+def policy_checked(config: RunConfig) -> MemoryPolicy:
+    """The policy, after the checks that need neither model nor data."""
+    check_all(config)
+    for reason in suspicious(config):
+        warnings.warn(reason, stacklevel=2)
+    policy = policy_of(config)
+    check_sinks(config)
+    build_rule(config.credit)
+    check_reward(config.reward)
+    return policy
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """Results of the checks of a dry run."""
+
+    inputs: Inputs | None
+    """None: the data is not on this machine."""
+    window: int | None
+    gpus: str = ""
+    """What was not checked of them."""
+    missing: tuple[str, ...] = ()
+    """What is not on this machine."""
+
+    @classmethod
+    def of(cls, run: ResolvedRun, *, elsewhere: bool) -> DryRun:
+        """`elsewhere`: the recipe's model and files may be missing."""
+        config = run.config
+        files = missing_files(config) if elsewhere else []
+        model = not elsewhere or is_here(model_path(config.model))
+        missing = [f"{', '.join(files)} (palimpsest data download --for {config.recipe})"] if files else []
+        missing += [] if model else [f"{config.model.path}, so its window was not checked"]
+        if model:
+            check_models(config)
+        alone = isinstance(config.engine, EmbeddedEngineConfig) and config.sampler.name == config.engine.name
+        if alone and not missing:
+            setup = open_setup(config, run.folder)
+            asyncio.run(setup.engine.close())
+            asyncio.run(setup.roles.close())
+            return cls(setup, setup.engine.limits.max_context)
+        inputs = None if files else Inputs.of(config)
+        policy = inputs.policy if inputs else policy_checked(config)
+        window, unchecked = check_engine(config) if model else (None, "the layout was not checked")
+        if window is not None:
+            codec = Codec.load(config.model)
+            if inputs is None:
+                admit_all(policy, (), codec, window)
+            else:
+                inputs.admitted(config, codec, window)
+        return cls(inputs, window, unchecked, tuple(missing))
+
+
+def missing_files(config: RunConfig) -> list[str]:
+    """Files that a shipped recipe names itself and that are not on this machine. Raises DataError for other ones."""
+    if config.recipe not in recipe_names():
+        return []
+    named = load_recipe(config.recipe, read_files=False).data.files
+    missing = [name for name in config.data.files if name in named and not Path(name).exists()]
+    for name in config.data.files:
+        if name not in missing:
+            sniff(Path(name))
+    return missing
+
+
+def check_run(run: ResolvedRun, *, elsewhere: bool = False) -> dict[str, str]:
     """What `train` would do, in words, after its checks. Starts no process and loads no model on several devices.
 
-    Raises ConfigError, DataError or ModelError.
+    `elsewhere`: the run is planned for another machine, so the recipe's model and files may be missing here; the row
+    `missing` then names them. Raises ConfigError, DataError or ModelError.
     """
     config, train = run.config, run.config.train
-    inputs: Inputs
-    window: int | None
-    if isinstance(config.engine, EmbeddedEngineConfig) and config.sampler.name == config.engine.name:
-        inputs = setup = open_setup(config, run.folder)
-        asyncio.run(setup.engine.close())
-        asyncio.run(setup.roles.close())
-        window, unchecked = setup.engine.limits.max_context, ""
-    else:
-        inputs = Inputs.of(config)
-        window, unchecked = check_engine(config)
-        if window is not None:
-            inputs.admitted(config, Codec.load(config.model), window)
+    checked = DryRun.of(run, elsewhere=elsewhere)
+    window, held_out, held = checked.window, checked.inputs.held_out if checked.inputs else None, ""
+    if held_out is not None and train.eval_steps:
+        held = f"; {counted(len(held_out), 'held-out problem')} every {counted(train.eval_steps, 'step')}"
     options = ", ".join(f"{name}={value}" for name, value in config.policy.options.items() if len(str(value)) < 40)
     cold_start = f"{config.cold_start.max_steps} steps of cold start, then " if config.cold_start else ""
     size, rollouts = counted(train.batch_size, "problem"), counted(train.group_size, "rollout")
-    held = ""
-    if inputs.held_out is not None and train.eval_steps:
-        held = f"; {counted(len(inputs.held_out), 'held-out problem')} every {counted(train.eval_steps, 'step')}"
     return {
         "recipe": config.recipe,
         "folder": f"{run.folder}, {'resumed' if run.resume and (run.folder / CONFIG).is_file() else 'new'}",
@@ -325,7 +375,8 @@ def check_run(run: ResolvedRun) -> dict[str, str]:
         "step": f"{size} x {rollouts}, {counted(train.num_minibatches, 'optimizer step')}",
         "steps": f"{cold_start}{train.max_steps}",
         "engine": f"{config.engine.name}, sampled by {config.sampler.name}",
-        **({"gpus": unchecked} if unchecked else {}),
+        **({"gpus": checked.gpus} if checked.gpus else {}),
+        **({"missing": "; ".join(checked.missing)} if checked.missing else {}),
     }
 
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, NoReturn, TextIO
 
+from palimpsest.config.data import how_to_get
 from palimpsest.config.install_hints import install_line
 from palimpsest.data.files.text_files import WIDE, convert, not_utf8, text_rows
 from palimpsest.errors import DataError
@@ -270,7 +271,8 @@ def sniff(path: Path) -> Kind:
     except NoRegularFile:
         raise DataError(f"{path}: a pipe or a device can't be read twice; write it to a file") from None
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; use a path relative to {Path.cwd()} or an absolute one") from None
+        command, place = how_to_get(path), f"use a path relative to {Path.cwd()} or an absolute one"
+        raise DataError(f"{path}: no such file; {f'get it with: {command}' if command else place}") from None
     except OSError as error:
         raise DataError(f"{path}: can't be read ({error.strerror})") from None
     if head.startswith(b"PAR1"):

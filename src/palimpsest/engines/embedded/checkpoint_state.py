@@ -35,7 +35,7 @@ ONE_FILE, SHARES = 1, 2
 class CheckpointFacts:
     format: int
     version: int
-    """Optimiser steps taken."""
+    """Optimizer steps taken."""
     grad_skipped: int
     """Steps skipped for a non-finite gradient."""
     reference: str | None

@@ -4,7 +4,7 @@ Guaranteed: the gradient of a step is the sum over its segments for any packing 
 zero advantages and no KL or entropy term have no gradient and are skipped: they count in denominators, not in the
 learner's metrics); a prefix shared within a micro-batch is computed once; log-probabilities are computed at the
 sampling temperature and only where the loss mask is set; a saved folder opens with `from_pretrained` and restores
-weights and optimiser bit for bit. With adapters (model_loading.py), only the adapters are trained, saved and restored;
+weights and optimizer bit for bit. With adapters (model_loading.py), only the adapters are trained, saved and restored;
 the KL reference is the model without them.
 Not covered: several devices; saving the KL reference, the run's initial model: `load` only checks its fingerprint.
 """
@@ -106,7 +106,7 @@ class ForestLearner:
         return [self.apply(self.accumulate(batch, old)) for batch, old in zip(steps, before, strict=True)]
 
     def accumulate(self, batch: StepBatch, old: OldLogprobs | None = None) -> UpdateStats:
-        """Accumulate the gradient of one optimiser step, in micro-batches bounded by tokens.
+        """Accumulate the gradient of one optimizer step, in micro-batches bounded by tokens.
 
         `old`: the ratio's old log-probabilities under `loss.old_logprobs=recompute`; None: those computed here.
         """
@@ -117,7 +117,7 @@ class ForestLearner:
         return self._optimizer.step(accumulated)
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Write a Hugging Face folder, with optimiser state under `learner/`; see `Learner.save`."""
+        """Write a Hugging Face folder, with optimizer state under `learner/`; see `Learner.save`."""
         if self._adapted:
             save_adapter(self._model, folder)
         else:

@@ -46,19 +46,29 @@ def clip_grad_norm(parameters: list[nn.Parameter], bound: float) -> Tensor:
 # ---- AdamW with warm-up and schedule -------------------------------------------------------------------------
 
 
+STABLE = 0.75
+
+
 def learning_rate(config: OptimConfig, step: int, total_steps: int | None) -> float:
     """Rate of the 0-based `step`: linear warm-up, then constant, or down to 0 at `total_steps`.
+
+    warmup_stable_decay (MiniCPM, arXiv 2404.06395): constant, then linear to 0 over the last quarter of the steps.
 
     >>> linear = OptimConfig(learning_rate=1.0, warmup_steps=2, lr_scheduler_type="linear")
     >>> [learning_rate(linear, step, 6) for step in (0, 1, 2, 4)]
     [0.5, 1.0, 1.0, 0.5]
+    >>> stable = OptimConfig(learning_rate=1.0, warmup_steps=2, lr_scheduler_type="warmup_stable_decay")
+    >>> [learning_rate(stable, step, 10) for step in (1, 7, 8, 9)]
+    [1.0, 1.0, 1.0, 0.5]
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.lr_scheduler_type == "constant" or total_steps is None:
         return config.learning_rate
     progress = min(1.0, (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps))
-    if config.lr_scheduler_type == "linear":
+    if config.lr_scheduler_type == "warmup_stable_decay":
+        progress = max(0.0, (progress - STABLE) / (1 - STABLE))
+    if config.lr_scheduler_type != "cosine":
         return config.learning_rate * (1 - progress)
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
@@ -170,7 +180,7 @@ class Optimizer:
             for key, value in entries.items():
                 if key != "step" and value.shape != p.shape:
                     raise CheckpointError(
-                        f"optimiser state {key}/{name} is {tuple(value.shape)}, the model's {tuple(p.shape)}"
+                        f"optimizer state {key}/{name} is {tuple(value.shape)}, the model's {tuple(p.shape)}"
                     )
             if entries:
                 self._adamw.state[p] = {

@@ -130,7 +130,7 @@ class RankLearner:
         return self._optimizer.steps
 
     def update(self, part: RankPart) -> list[UpdateStats]:
-        """Take the optimiser steps of an update; returns this rank's part of each. Raises RunError, on all ranks."""
+        """Take the optimizer steps of an update; returns this rank's part of each. Raises RunError, on all ranks."""
         self._check_plan(part)
         steps = part.forests(self._device, torch.float32)
         recomputes = self._objective == "policy" and self._config.loss.old_logprobs == "recompute"

@@ -7,7 +7,7 @@ whose gradient is exactly 0 and which no statistic counts.
 Guaranteed: each trained token is in exactly one rank's part; the same segments give the same parts.
 Not covered: a forest divided among ranks.
 
-Axes: R rows, M passes, S optimiser steps, I ids, N trained tokens.
+Axes: R rows, M passes, S optimizer steps, I ids, N trained tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RankPart:
     number: int
     """Number of the update since the learner started; ranks at different updates would wait for each other forever."""
     passes: Int32
-    """[S] passes of each optimiser step, the same on every rank."""
+    """[S] passes of each optimizer step, the same on every rank."""
     rows: Int32
     """[M] rows of each pass; 0: padding."""
     places: Int32
@@ -59,7 +59,7 @@ class RankPart:
     logprobs: Float32
 
     def forests(self, device: torch.device | str, dtype: torch.dtype) -> list[list[Forest]]:
-        """Forests per optimiser step; padding has no `indices`."""
+        """Forests per optimizer step; padding has no `indices`."""
         rows = iter(self._rows())
         shared = np.split(self.shared.astype(np.int64), np.cumsum(self.rows)[:-1])
         passes: list[Forest] = []
@@ -192,7 +192,7 @@ def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | 
 
 
 def merged(stats: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateStats:
-    """One optimiser step of all ranks.
+    """One optimizer step of all ranks.
 
     >>> one = merged([UpdateStats(loss=0.5, tokens=3, seconds=1.0), UpdateStats(loss=0.25, seconds=2.0)], {})
     >>> one.loss, one.tokens, one.seconds

@@ -140,6 +140,7 @@ class ToolAgentPolicy(MemoryPolicy):
     tool_cut: Literal["end", "middle"] = "end"
     """Where a longer text is cut: its end, or its middle (MemAct's code)."""
     tool_timeout_s: float = 30.0
+    """Seconds per call; a slower one comes back as an error."""
     prompts: str | Mapping[str, Any] = "standard"
     """`standard`, `short` for the embedded model, or a YAML file of texts (docs/how-to/custom-policy.md)."""
     texts: ToolPrompts = field(init=False, repr=False, compare=False)

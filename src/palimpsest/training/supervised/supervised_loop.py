@@ -4,7 +4,7 @@
     -> batches of `train.batch_size` trajectories -> segments, weighed by `credit.agg_mode` -> nll -> update
 
 Run folder, checkpoints and resume are those of training with rewards (runs/driver.py). `train.max_steps` is the number
-of optimiser steps. The engine must use objective="nll".
+of optimizer steps. The engine must use objective="nll".
 
 Guaranteed: every sampled token of a chosen episode is imitated once per epoch, in its original context.
 Not covered: checking the tokenizer of the records (app/train/supervised_training.py), beyond `check_fit`.

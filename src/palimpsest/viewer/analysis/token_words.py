@@ -198,7 +198,7 @@ class _Memo(dict[K, V]):
 
 
 class SpeltText(Text):
-    """A text searched before its normalisation for sentence comparison."""
+    """A text searched before its normalization for sentence comparison."""
 
     __slots__ = ("_folded",)
 

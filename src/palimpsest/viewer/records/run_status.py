@@ -346,9 +346,11 @@ def _logprob_gap(run: Watched) -> Iterator[Alarm]:
         gap = run.late(key)
         if gap is not None:
             if gap > LOGPROB_GAP:
+                moved = "" if key.startswith("sampler/") else ", including the policy's movement since the samples"
                 text = (
-                    f"Sampler and learner differ by {gap:.3f} nats per token: training is off-policy. "
-                    "Compare their versions and number formats; loss.importance_sampling_cap corrects a part."
+                    f"Sampler and learner differ by {gap:.3f} nats per token{moved}: training is off-policy. Compare "
+                    "their versions and number formats. loss.old_logprobs=recompute loss.importance_sampling_cap=2 "
+                    "corrects a part."
                 )
                 yield Alarm("red", "logprob_gap", text, run.step, key)
             return
@@ -391,7 +393,7 @@ def _grad_skipped(run: Watched) -> Iterator[Alarm]:
     if share:
         severity: Severity = "red" if share > SKIPPED else "amber"
         text = (
-            f"{_percent(share)} of the last optimiser steps had non-finite gradients and no effect. After "
+            f"{_percent(share)} of the last optimizer steps had non-finite gradients and no effect. After "
             "10 in a row the run ends; lower optim.learning_rate."
         )
         yield Alarm(severity, "grad_skipped", text, run.step, "optim/grad_skipped")

@@ -269,7 +269,7 @@ function held(told, view) {
   return el("p", { class: "legend" }, el("span", { class: "legend-item" }, el("span", { class: "gold" }, "underlined twice"), view.readable === false ? "evidence: unknown without a tokenizer" : `evidence: ${row.held.length} of ${view.fates.length} in memory`));
 }
 
-// The version of the weights counts optimiser steps; an evaluation has a single model.
+// The version of the weights counts optimizer steps; an evaluation has a single model.
 function tabFacts(told, view) {
   return `${num(told.reply.tokens)} tokens sampled` + (view.player ? "" : ` by version ${told.policy_version} of the weights`);
 }
