@@ -32,7 +32,6 @@ from palimpsest.data.synthetic.documents import EvidenceChain, World, distractor
 from palimpsest.data.synthetic.world import FILLER, PEOPLE
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import MemoryPolicy, Teachable
-from palimpsest.memory.recall import RecallPrompts
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template
@@ -108,7 +107,7 @@ class Lessons:
         self.answer: Template
         self.read, self.answer = taught.templates(codec)
         self.texts = taught.texts
-        self._nothing = codec.encode(self.texts.nothing_recalled) if isinstance(self.texts, RecallPrompts) else []
+        self._nothing = codec.encode(getattr(self.texts, "nothing_recalled", ""))  # only texts with recall have it
 
     def draw(self, index: int) -> Trajectory:
         rng = keyed_random(self.seed, "lesson", index)
