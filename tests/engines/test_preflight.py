@@ -25,7 +25,7 @@ SMALL = replace(KNOWN["Qwen/Qwen2.5-3B-Instruct"], weights=10**9)
 H100 = 80 * 10**9
 
 
-def told(
+def warnings_of(
     *overrides: str,
     gpus: int = 8,
     shape: ModelShape = SEVEN,
@@ -50,38 +50,38 @@ EIGHT = [
 
 def test_a_model_that_one_gpu_cannot_train_is_an_error_with_a_way_to_use_all_of_them() -> None:
     with pytest.raises(ConfigError, match=r"7\.6 billion weights.* takes 161 GB .* 76 GB; use --gpus 8 or model\.lora"):
-        told()
-    assert told(*EIGHT) == []
+        warnings_of()
+    assert warnings_of(*EIGHT) == []
 
 
 def test_a_model_that_no_layout_holds_names_adapters_alone() -> None:
     with pytest.raises(ConfigError, match=r"use model\.lora\.rank=16$"):
-        told(gpus=1)
-    assert told("model.lora.rank=16", gpus=1) == []
+        warnings_of(gpus=1)
+    assert warnings_of("model.lora.rank=16", gpus=1) == []
     with pytest.raises(ConfigError, match=r"takes 18 GB in the learner, its limit is 10 GB; use a smaller model"):
-        told(gpus=1, objective=None, memory=10 * 10**9)
+        warnings_of(gpus=1, objective=None, memory=10 * 10**9)
 
 
 def test_a_rank_whose_activations_do_not_fit_is_an_error_with_smaller_micro_batches() -> None:
     five = [*EIGHT[:1], "cluster.learners=5", "engine.micro_batch_tokens=24576", *EIGHT[2:]]
     with pytest.raises(ConfigError, match=r"learning takes 8\d GB.*engine\.micro_batch_tokens=12288"):
-        told(*five, shape=FOURTEEN)
-    assert told(*five, "engine.micro_batch_tokens=12288", shape=FOURTEEN) != []  # one GPU stays idle
+        warnings_of(*five, shape=FOURTEEN)
+    assert warnings_of(*five, "engine.micro_batch_tokens=12288", shape=FOURTEEN) != []  # one GPU stays idle
     with pytest.raises(ConfigError, match="learning takes"):  # also on machines that this one doesn't see
-        told(*five, "cluster.address=10.0.0.1:6379", "cluster.folder=/shared", shape=FOURTEEN)
-    assert told(*five, "cluster.cpu_offload=true", shape=FOURTEEN) != []
+        warnings_of(*five, "cluster.address=10.0.0.1:6379", "cluster.folder=/shared", shape=FOURTEEN)
+    assert warnings_of(*five, "cluster.cpu_offload=true", shape=FOURTEEN) != []
 
 
 def test_gpus_that_stay_idle_are_a_warning_with_what_uses_them() -> None:
-    assert told(shape=SMALL) == ["7 of 8 GPUs stay idle; to use all add --gpus 8"]
-    assert told(shape=SMALL, objective="nll") == [
+    assert warnings_of(shape=SMALL) == ["7 of 8 GPUs stay idle; to use all add --gpus 8"]
+    assert warnings_of(shape=SMALL, objective="nll") == [
         "7 of 8 GPUs stay idle; to use all add engine.name=ray cluster.learners=8"
     ]
-    assert told(shape=SMALL, objective=None) == []
-    assert told(shape=SMALL, gpus=1) == []
-    assert told("model.path=embedded", shape=SMALL) == []
-    assert told("engine.name=ray", "cluster.gpus_per_learner=0", gpus=2)[0].startswith("2 of 2 GPUs stay idle")
-    assert told("engine.name=ray", "cluster.learners=8") == [
+    assert warnings_of(shape=SMALL, objective=None) == []
+    assert warnings_of(shape=SMALL, gpus=1) == []
+    assert warnings_of("model.path=embedded", shape=SMALL) == []
+    assert warnings_of("engine.name=ray", "cluster.gpus_per_learner=0", gpus=2)[0].startswith("2 of 2 GPUs stay idle")
+    assert warnings_of("engine.name=ray", "cluster.learners=8") == [
         "cluster.gpus_per_sampler=0: copies of the sampler compute on CPUs; to use all add --gpus 8"
     ]
 
@@ -108,39 +108,41 @@ def test_gpus_that_stay_idle_are_a_warning_with_what_uses_them() -> None:
 )
 def test_a_gpu_that_two_would_take_is_an_error(overrides: list[str], gpus: int, reason: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        told("sampler.name=vllm", "train.max_off_policy_steps=0", *overrides, gpus=gpus, shape=SMALL)
+        warnings_of("sampler.name=vllm", "train.max_off_policy_steps=0", *overrides, gpus=gpus, shape=SMALL)
 
 
 def test_one_server_shares_the_learners_gpu_where_its_part_of_the_memory_is_given() -> None:
     shared = ["sampler.name=vllm", "sampler.gpu_memory_utilization=0.4", "train.max_off_policy_steps=0"]
-    assert told(*shared, gpus=1, shape=SMALL) == []
+    assert warnings_of(*shared, gpus=1, shape=SMALL) == []
     with pytest.raises(ConfigError, match=r"its limit is 44 GB"):
-        told(*shared, gpus=1, shape=KNOWN["Qwen/Qwen2.5-3B-Instruct"])
+        warnings_of(*shared, gpus=1, shape=KNOWN["Qwen/Qwen2.5-3B-Instruct"])
     with pytest.raises(ConfigError, match="which another server has; add "):
-        told(*shared, "sampler.servers=2", "model.device=cpu", gpus=8)
+        warnings_of(*shared, "sampler.servers=2", "model.device=cpu", gpus=8)
 
 
 def test_ray_gives_servers_the_gpus_that_ranks_leave() -> None:
     ranks = ["engine.name=ray", "sampler.name=vllm", "train.max_off_policy_steps=0"]
-    assert told(*ranks, "cluster.learners=7") == []
-    assert told(*ranks, "cluster.learners=6", "sampler.servers=2") == []
-    assert told(*ranks, "cluster.learners=4", "sampler.servers=2", "sampler.tensor_parallel_size=2") == []
-    assert told(*ranks, "cluster.learners=4", shape=SMALL)[0].startswith("3 of 8 GPUs stay idle")
+    assert warnings_of(*ranks, "cluster.learners=7") == []
+    assert warnings_of(*ranks, "cluster.learners=6", "sampler.servers=2") == []
+    assert warnings_of(*ranks, "cluster.learners=4", "sampler.servers=2", "sampler.tensor_parallel_size=2") == []
+    assert warnings_of(*ranks, "cluster.learners=4", shape=SMALL)[0].startswith("3 of 8 GPUs stay idle")
 
 
 def test_servers_that_take_turns_use_the_gpus_of_ranks_within_their_memory() -> None:
     shared = ["engine.name=ray", "sampler.name=vllm", "cluster.placement=colocated", "train.max_off_policy_steps=0"]
-    assert told(*shared, "cluster.learners=8", "sampler.servers=8") == []
-    assert told(*shared, "cluster.learners=4", "sampler.servers=4", shape=SMALL)[0].startswith("4 of 8 GPUs stay")
+    assert warnings_of(*shared, "cluster.learners=8", "sampler.servers=8") == []
+    assert warnings_of(*shared, "cluster.learners=4", "sampler.servers=4", shape=SMALL)[0].startswith(
+        "4 of 8 GPUs stay"
+    )
     with pytest.raises(ConfigError, match=r"learning takes .* its limit is 73 GB"):  # 3 GB are a sleeping server's
-        told(*shared, "cluster.learners=2", "sampler.servers=2")
+        warnings_of(*shared, "cluster.learners=2", "sampler.servers=2")
     with pytest.raises(ConfigError, match=r"sampling takes 18 GB in the server, its limit is 16 GB"):
-        told(*shared, "cluster.learners=8", "sampler.servers=8", "sampler.gpu_memory_utilization=0.2")
+        warnings_of(*shared, "cluster.learners=8", "sampler.servers=8", "sampler.gpu_memory_utilization=0.2")
 
 
 def test_servers_that_compute_on_a_cpu_or_are_the_users_take_no_gpu() -> None:
-    assert "stay idle" in told("sampler.name=vllm", "sampler.urls=[http://127.0.0.1:1]", shape=SMALL)[0]
-    assert "7 of 8" in told("sampler.name=vllm", shape=SMALL, cpu_servers=True)[0]
+    assert "stay idle" in warnings_of("sampler.name=vllm", "sampler.urls=[http://127.0.0.1:1]", shape=SMALL)[0]
+    assert "7 of 8" in warnings_of("sampler.name=vllm", shape=SMALL, cpu_servers=True)[0]
 
 
 def test_ranks_take_gpus_where_there_are_some() -> None:

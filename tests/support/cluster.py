@@ -143,7 +143,7 @@ def with_a_token(work: Callable[..., None], *arguments: Any) -> None:
 
 @contextmanager
 def machines(gpus: Sequence[int]) -> Iterator[str]:
-    """Address of a Ray cluster of several raylets, each of which stands for a machine with so many pretended GPUs."""
+    """Address of a Ray cluster with one raylet per simulated machine, each with that many simulated GPUs."""
     tag = uuid.uuid4().hex
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {TAG: tag}
     temporary = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))  # short, for sockets

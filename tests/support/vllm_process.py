@@ -1,4 +1,4 @@
-"""A Python that pretends to have vLLM: its server is the one of ten lines, at the socket that it is told.
+"""A Python as if vLLM were installed: it starts the scripted server of ten lines at the socket of its arguments.
 
 python -m vllm.entrypoints.openai.api_server --model FOLDER --uds SOCKET ...
 """

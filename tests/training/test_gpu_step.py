@@ -124,9 +124,9 @@ def test_the_learner_reaches_a_share_of_the_matrix_rate_and_a_forest_saves_time(
     model = build_model(cuda).to(device)
     learner = ForestLearner(model, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=16_384)
     draw = random.Random(0)
-    root = words(draw, prefix)
-    forest = batch_of_rows([root + words(draw, own) for _ in range(16)], draw, share=0.05)
-    dense = batch_of_rows([words(draw, prefix + own) for _ in range(16)], draw, share=0.05)
+    root = token_ids(draw, prefix)
+    forest = batch_of_rows([root + token_ids(draw, own) for _ in range(16)], draw, share=0.05)
+    dense = batch_of_rows([token_ids(draw, prefix + own) for _ in range(16)], draw, share=0.05)
     (passed, shared), (_, alone) = timed(learner, forest, device), timed(learner, dense, device)
     factor = torch.randn(size, size, device=device, dtype=model.dtype)
     product = least_seconds(lambda: factor @ factor, device)
@@ -139,7 +139,7 @@ def test_the_learner_reaches_a_share_of_the_matrix_rate_and_a_forest_saves_time(
     assert passed.reuse > 5
 
 
-def words(draw: random.Random, count: int) -> list[int]:
+def token_ids(draw: random.Random, count: int) -> list[int]:
     return [draw.randrange(4096) for _ in range(count)]
 
 

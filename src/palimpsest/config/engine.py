@@ -302,8 +302,8 @@ class SamplerConfig(Strict):
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     """GPUs of one machine that share one server's weights."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
-    """Share of a GPU's memory that a server takes; the default stands for what ranks leave with
-    cluster.placement=colocated. A CPU build takes VLLM_CPU_KVCACHE_SPACE, in GiB."""
+    """Share of a GPU's memory that a server takes; if not set with cluster.placement=colocated, what ranks leave.
+    A CPU build takes VLLM_CPU_KVCACHE_SPACE, in GiB."""
     max_model_len: int | None = Field(None, ge=2)
     """Window of the servers in tokens, at most the model's; null: the model's."""
     folder: str | None = None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from palimpsest.engines.embedded.encoder import TextEncoder
     from palimpsest.engines.embedded.engine import EmbeddedEngine
     from palimpsest.engines.ray.engine import RayEngine
+    from palimpsest.engines.vllm.engine import Hosts
 
 T = TypeVar("T")
 _NEEDED = ("codec", "sampler", "learner", "limits", "close")
@@ -50,7 +51,7 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
     served = is_served(config, objective)
     if isinstance(config.engine, RayEngineConfig):
         on_ray = _on_ray(config, objective)
-        return _served(on_ray, config, folder) if served else on_ray
+        return _served(on_ray, config, folder, on_ray.hosts) if served else on_ray
     from palimpsest.engines.embedded.engine import EmbeddedEngine
 
     separate = objective == "policy" and config.train.max_off_policy_steps > 0 and not served
@@ -58,11 +59,13 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
     return _served(engine, config, folder) if served else engine
 
 
-def _served(engine: EmbeddedEngine | RayEngine, config: RunConfig, folder: Path | None) -> Engine:
+def _served(
+    engine: EmbeddedEngine | RayEngine, config: RunConfig, folder: Path | None, hosts: Hosts | None = None
+) -> Engine:
     from palimpsest.engines.vllm.engine import ServedEngine
 
     assert engine.learner is not None
-    return ServedEngine(engine, engine.learner, config, folder, getattr(engine, "hosts", None))
+    return ServedEngine(engine, engine.learner, config, folder, hosts)
 
 
 def _endpoint(config: RunConfig, objective: Objective | None) -> Engine:

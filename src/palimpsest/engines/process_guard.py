@@ -91,6 +91,11 @@ class ProcessGuard:
         self._claims = []
 
 
+def memory_folder() -> Path:
+    """Folder whose files are in memory, or the one for temporary files."""
+    return _MEMORY if _MEMORY.is_dir() else Path(tempfile.gettempdir())
+
+
 class GuardedFolder:
     """A private folder, removed once this process has ended or `clear` is called."""
 

@@ -71,9 +71,11 @@ def cached(name: str) -> Path | None:
     return None
 
 
-def is_here(name: str) -> bool:
-    """True if `name` is a folder, or a hub model in the local cache."""
-    return Path(name).is_dir() or (name.count("/") == 1 and cached(name) is not None)
+def local_folder(name: str) -> Path | None:
+    """`name` if it is a folder, the folder of a hub model in the local cache, or None."""
+    if Path(name).is_dir():
+        return Path(name)
+    return cached(name) if name.count("/") == 1 else None
 
 
 def cached_tokenizer(name: str) -> Path | None:

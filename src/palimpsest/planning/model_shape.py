@@ -16,7 +16,7 @@ from palimpsest.config.engine import named
 from palimpsest.config.load import load_recipe, recipe_names
 from palimpsest.errors import ModelError
 from palimpsest.models.model_files import ADAPTER_SETTINGS, check_weights, count, read_object, sections
-from palimpsest.models.model_folder import cached
+from palimpsest.models.model_folder import local_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def shape_of(path: str) -> ModelShape:
             return shape_of(load_recipe(run[1]).model.path)
         if path in KNOWN:
             return KNOWN[path]
-        if (found := cached(path) if path.count("/") == 1 else None) is None:
+        if (found := local_folder(path)) is None:
             raise ModelError(
                 f"model {path}: its shape is unknown: download it (hf download {path}), or set model.path to a folder"
             )

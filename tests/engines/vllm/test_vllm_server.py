@@ -216,8 +216,8 @@ async def test_a_run_to_its_end_agrees_with_its_servers_and_leaves_nothing(
 ) -> None:
     before, out = abandoned(), tmp_path / "run"
     process = train("memagent-quickstart", out, 3, *learners)
-    _, told = process.communicate()
-    assert process.returncode == 0, told
+    _, output = process.communicate()
+    assert process.returncode == 0, output
     rows = read_rows(out / "metrics.jsonl")
     gaps = [row["sampler/logprob_gap_max"] for row in rows if "sampler/logprob_gap_max" in row]
     assert gaps
@@ -287,8 +287,8 @@ async def test_a_run_on_two_machines_continues_without_a_server_and_after_a_lost
         server.kill()
         wait_for(10)
         actors(str(tmp_path), "Rank")[1].kill()
-        _, told = process.communicate()
-        assert process.returncode == 0, told
+        _, output = process.communicate()
+        assert process.returncode == 0, output
     rows = read_rows(out / "metrics.jsonl")
     gaps = [row["sampler/logprob_gap_max"] for row in rows if "sampler/logprob_gap_max" in row]
     assert len(rows) == steps

@@ -46,7 +46,7 @@ from palimpsest.evaluation.runner import Entry, summaries_of
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, evaluated
-from palimpsest.models.model_folder import is_here
+from palimpsest.models.model_folder import local_folder
 from palimpsest.notes import Note
 from palimpsest.plugins import check_all
 from palimpsest.progress.displays import Terminal
@@ -316,17 +316,17 @@ class DryRun:
         """`elsewhere`: the recipe's model and files may be missing."""
         config = run.config
         files = missing_files(config) if elsewhere else []
-        model = not elsewhere or is_here(model_path(config.model))
+        model = not elsewhere or local_folder(model_path(config.model)) is not None
         missing = [f"{', '.join(files)} (palimpsest data download --for {config.recipe})"] if files else []
         missing += [] if model else [f"{config.model.path}, so its window was not checked"]
-        if model:
-            check_models(config)
         alone = isinstance(config.engine, EmbeddedEngineConfig) and config.sampler.name == config.engine.name
         if alone and not missing:
             setup = open_setup(config, run.folder)
             asyncio.run(setup.engine.close())
             asyncio.run(setup.roles.close())
             return cls(setup, setup.engine.limits.max_context)
+        if model:
+            check_models(config)
         inputs = None if files else Inputs.of(config)
         policy = inputs.policy if inputs else policy_checked(config)
         window, unchecked = check_engine(config) if model else (None, "the layout was not checked")

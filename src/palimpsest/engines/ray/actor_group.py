@@ -110,8 +110,7 @@ class ActorGroup:
     def _start(self) -> None:
         cluster = self._cluster
         mark, home = secrets.token_hex(8), Path(tempfile.mkdtemp(prefix="pal-"))  # short: paths of sockets
-        memory = Path("/dev/shm")
-        parent = cluster.folder or (str(memory) if memory.is_dir() else None)
+        parent = cluster.folder or process_guard.memory_folder()
         self.folder = Path(tempfile.mkdtemp(prefix=f"palimpsest-{os.getpid()}-", dir=parent)).absolute()  # whose it is
         self._guard = process_guard.start(mark, [self.folder, home])
         with _STARTING:

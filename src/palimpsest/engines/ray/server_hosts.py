@@ -15,7 +15,6 @@ import asyncio
 import os
 import platform
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future
@@ -29,7 +28,7 @@ from ray.exceptions import RayError
 
 from palimpsest.config.engine import SamplerConfig
 from palimpsest.config.schema import RunConfig, takes_turns
-from palimpsest.engines.process_guard import GuardedFolder
+from palimpsest.engines.process_guard import GuardedFolder, memory_folder
 from palimpsest.engines.ray.ray_runtime import LOOK_S, Late, Limit, again, cause_of, line_of
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.engines.vllm.server_process import ServerProcess
@@ -63,9 +62,8 @@ class WrittenWeights:
 
 def folder_of_weights(parent: str | None) -> GuardedFolder:
     """New folder in `parent`, that is sampler.folder. Raises RunError if this machine lacks it."""
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir()
     try:
-        return GuardedFolder(Path(parent or memory) / f"palimpsest-{secrets.token_hex(4)}")
+        return GuardedFolder(Path(parent or memory_folder()) / f"palimpsest-{secrets.token_hex(4)}")
     except OSError as error:
         fix = "create the folder there, or set sampler.folder=null"
         raise RunError(f"sampler.folder={parent}: {platform.node()}: {error}; {fix}") from None

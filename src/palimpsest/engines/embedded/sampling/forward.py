@@ -437,7 +437,9 @@ class FusedForward:
         takes half a millisecond and a third of a megabyte. At most an eighth more."""
         count = len(values)
         step = 1 << max(0, (count - 1).bit_length() - 4) if self._head.packed else 1
-        return torch.from_numpy(np.pad(values, (0, -count % step)))
+        padded = np.zeros(count + -count % step, np.int64)  # np.pad takes ten times as long
+        padded[:count] = values
+        return torch.from_numpy(padded)
 
     def _attend(self, query: Tensor, pool: Tensor, spans: list[Span], result: Tensor) -> None:
         """Write the attention of each row's queries [a:b], at positions from `start`, into `result`."""
