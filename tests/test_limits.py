@@ -77,7 +77,7 @@ WIDE = {
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2740, 15),
     "app": (10030, 46),
-    "cli": (2900, 13),
+    "cli": (2910, 13),
     "config": (3120, 13),
     "credit": (900, 7),
     "data": (4880, 24),

@@ -24,6 +24,7 @@ from palimpsest.cli.options import (
     models_and_overrides,
     named_columns,
     numbers,
+    on_gpus,
     percent,
     resuming,
     stdout,
@@ -146,7 +147,9 @@ def evaluate(
 
     models, overrides = models_and_overrides(words)
     if gpus is not None:
-        overrides = [*_on_gpus(gpus, regrade or base_url), *overrides]
+        if elsewhere := regrade or base_url:
+            raise ConfigError(f"--gpus {gpus}: {elsewhere} needs no GPU of this machine; omit it")
+        overrides = [*on_gpus(gpus, None), *overrides]
     if regrade is not None:
         played = {
             "data": data,
@@ -183,16 +186,6 @@ def evaluate(
     _show((_play(plan, folder, force=force) for folder, plan in plans.items()), json=json)
     if rest and out is not None:
         Terminal().message(str(report([folder for folder in plans if folder is not None], out)[0]))
-
-
-def _on_gpus(gpus: int, elsewhere: Path | str | None) -> list[str]:
-    from palimpsest.engines.open import sampling_on
-
-    if elsewhere:
-        raise ConfigError(f"--gpus {gpus}: {elsewhere} needs no GPU of this machine; omit it")
-    overrides = sampling_on(gpus)
-    Terminal().message(" ".join([f"--gpus {gpus}:", *(overrides or ["the embedded engine on one GPU"])]))
-    return overrides
 
 
 def _show(evaluations: Iterable[Evaluation], *, json: bool) -> None:

@@ -20,9 +20,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from palimpsest.config.data import check_columns, columns_of
 from palimpsest.errors import ConfigError, DataError, Interrupted
+from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import counted, printable
 
 if TYPE_CHECKING:
+    from palimpsest.engines.protocol import Objective
     from palimpsest.evaluation.summary import Score
     from palimpsest.runs.folder_guard import Made
 
@@ -341,3 +343,12 @@ def percent(value: float | None) -> str:
 def interval(score: Score) -> str:
     """Both ends of a 95% interval in percent."""
     return "–" if score.low is None or score.high is None else f"{100 * score.low:.0f}–{100 * score.high:.0f}"
+
+
+def on_gpus(gpus: int, objective: Objective | None) -> list[str]:
+    """The overrides of --gpus for evaluation (`objective` None) and supervised training; prints them."""
+    from palimpsest.engines.open import layout_on
+
+    overrides = layout_on(gpus, objective)
+    Terminal().message(" ".join([f"--gpus {gpus}:", *(overrides or ["the embedded engine on one GPU"])]))
+    return overrides

@@ -19,6 +19,7 @@ from palimpsest.cli.options import (
     Seed,
     interval,
     numbers,
+    on_gpus,
     percent,
     resumed,
     resuming,
@@ -181,6 +182,7 @@ def sft(
     resume: Resume = False,
     force: Force = False,
     seed: Seed = None,
+    gpus: Annotated[int | None, typer.Option(min=1, max=64, help="GPUs of this machine to train on.")] = None,
 ) -> None:
     """Fine-tune on recorded or scripted episodes, on conversations with tool calls, or on the recipe's own SFT examples
     (cold_start) without --from and --data.
@@ -196,10 +198,15 @@ def sft(
       palimpsest sft memagent-quickstart --from runs/first --min-grade 0.5 --best 2 train.max_steps=50
       palimpsest sft my_recipe.yaml --from scripted.jsonl optim.learning_rate=1e-5
       palimpsest sft my_recipe.yaml --data sft_train.parquet --drop-too-long
+      palimpsest sft memact-cold-start --data sft_train.parquet --gpus 8 --out runs/cold-start
       palimpsest sft --resume runs/cold-start
     """
     from palimpsest.app.resume import SFT, RunRequest, resolve_run
 
+    if gpus is not None:
+        if resume:
+            raise ConfigError("--gpus: a run resumes with its layout; omit --gpus")
+        overrides = [*on_gpus(gpus, "nll"), *(overrides or [])]
     resolved = resolve_run(RunRequest(recipe, overrides, seed, out, resume, SFT))
     recorded = origin_of(resolved.folder).detail if resolved.resume else {}
     imitated: Imitated | None

@@ -122,14 +122,20 @@ def check_engine(config: RunConfig) -> tuple[int | None, str]:
     return min(window, config.sampler.max_model_len or window), unchecked
 
 
-def sampling_on(gpus: int) -> list[str]:
-    """Overrides that sample on `gpus` GPUs of this machine, with a copy of the model on each. Raises ConfigError."""
+def layout_on(gpus: int, objective: Objective | None) -> list[str]:
+    """Overrides for `gpus` GPUs of this machine: a learner rank on each; for `objective` None a copy of the sampler.
+
+    Raises ConfigError if this process sees fewer.
+    """
     from palimpsest.engines.embedded.compute import gpus_but
 
     if (there := len(gpus_but(()))) < gpus:
         fix = f"give --gpus {there}" if there else "omit it to compute on the CPU"
         raise ConfigError(f"--gpus {gpus}: this process sees {there} GPUs; {fix}, or set CUDA_VISIBLE_DEVICES")
-    return [] if gpus == 1 else ["engine.name=ray", f"cluster.samplers={gpus}", "cluster.gpus_per_sampler=1"]
+    if gpus == 1:
+        return []
+    role = "sampler" if objective is None else "learner"
+    return ["engine.name=ray", f"cluster.{role}s={gpus}", f"cluster.gpus_per_{role}=1"]
 
 
 def check_models(config: RunConfig) -> None:

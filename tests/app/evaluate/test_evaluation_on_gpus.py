@@ -1,4 +1,4 @@
-"""Evaluations on several GPUs: what `--gpus` stands for, and that copies of the sampler play the same episodes."""
+"""`--gpus` of eval and sft: its overrides, and that copies of the sampler play the same episodes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from palimpsest.app.config_resolution import run_config
 from palimpsest.app.evaluate.evaluation_plan import EvalRequest
-from palimpsest.engines.open import open_engine, sampling_on
+from palimpsest.engines.open import layout_on, open_engine
 from palimpsest.errors import ConfigError
 from support.command import Run
 from support.small_run import small_evaluation
@@ -31,15 +32,25 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def test_the_option_stands_for_one_copy_of_the_sampler_on_each_gpu(machine: Callable[[int], None]) -> None:
     machine(8)
-    config = EvalRequest(overrides=sampling_on(3)).plan().config
+    config = EvalRequest(overrides=layout_on(3, None)).plan().config
     assert (config.engine.name, config.cluster.samplers, config.cluster.gpus_per_sampler) == ("ray", 3, 1.0)
-    assert sampling_on(1) == []
+    assert layout_on(1, None) == []
+
+
+def test_supervised_training_has_a_rank_on_each_gpu(machine: Callable[[int], None]) -> None:
+    machine(8)
+    config = run_config("memact-cold-start", layout_on(3, "nll"))
+    assert (config.engine.name, config.cluster.learners, config.cluster.gpus_per_learner) == ("ray", 3, 1.0)
+
+
+def test_a_resumed_training_keeps_its_layout(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "omit --gpus" in refused("sft", "--gpus", "2", "--resume", str(tmp_path))
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 async def test_the_engine_has_room_for_as_many_copies_as_there_are_gpus(machine: Callable[[int], None]) -> None:
     machine(2)
-    config = EvalRequest(overrides=sampling_on(2)).plan().config
+    config = EvalRequest(overrides=layout_on(2, None)).plan().config
     await open_engine(config, objective=None).close()
 
 
@@ -56,9 +67,9 @@ def test_gpus_hidden_from_the_process_do_not_count(
 ) -> None:
     machine(4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    assert sampling_on(2)
+    assert layout_on(2, None)
     with pytest.raises(ConfigError, match="sees 2 GPUs"):
-        sampling_on(3)
+        layout_on(3, None)
 
 
 @pytest.mark.parametrize("elsewhere", [["--base-url", "http://127.0.0.1:1/v1"], ["--regrade", "evals/first"]])
