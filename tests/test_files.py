@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from palimpsest import files
+from palimpsest.errors import DataError, RunError
 from palimpsest.progress.reporter import Silent
 from palimpsest.retrieval.search import Bm25Index
 from palimpsest.runs.folder_guard import new_folder
@@ -46,6 +47,21 @@ def test_hidden_files_and_folders_of_the_user_s_stay(make: Callable[[Path], obje
     assert (tmp_path / "out").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"out", *(path.name for path in mine)}
     assert [next(iter((*path.rglob("*"), path))).read_text() for path in mine] == ["mine"] * 3
+
+
+def test_a_second_writer_is_refused_and_the_first_one_s_content_stays(tmp_path: Path) -> None:
+    with files.drafted(tmp_path / "file") as file, new_folder(tmp_path / "a", force=True, progress=Silent()) as folder:
+        with pytest.raises(DataError, match="another process"):
+            _drafted(tmp_path / "file")
+        with pytest.raises(RunError, match="in use by process"):
+            _folder(tmp_path / "a")
+        file.write("1")
+        (folder / "x").write_text("1")
+    assert [(tmp_path / name).read_text() for name in ("file", "a/x")] == ["1", "1"]
+    assert len([*tmp_path.iterdir()]) == 2
+    _drafted(tmp_path / "file")
+    _folder(tmp_path / "a")
+    assert [(tmp_path / name).read_text() for name in ("file", "a/x")] == ["x", "x"]
 
 
 def test_a_file_that_is_none_is_never_waited_for(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ Not covered: network file systems without atomic rename; disks that acknowledge 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
@@ -102,22 +103,31 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def drafted(path: Path) -> Iterator[TextIO]:
-    """Open a text file that becomes `path` once complete; creates its folder. Raises DataError before any work."""
+    """Open a text file that becomes `path` once complete; creates its folder. Raises DataError before any work, also
+    while another process writes `path`."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder; use the path of a file")
     draft = hidden_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = draft.open("w", encoding="utf-8", errors="replace", newline="\n")
+        file = draft.open("a", encoding="utf-8", errors="replace", newline="\n")
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(file.fileno()), draft.stat()):  # published in this moment
+            raise BlockingIOError
+        file.truncate()
+    except BlockingIOError:
+        raise DataError(f"{path}: another process writes it; wait for it, or use another path") from None
     except OSError as error:
         raise DataError(f"{path}: not writable ({error.strerror}); use another path") from None
-    try:
-        with naming(path), file:
+    with naming(path), file:  # locked until the rename
+        try:
             yield file
-        sync(draft)
-        rename(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+            file.flush()
+            sync(draft)
+            rename(draft, path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
     sync(path.parent)
 
 

@@ -194,7 +194,9 @@ print(checks["gpu"].status, checks["collectives"].status, checks["collectives"].
     assert done.stdout.split() == [status, "fail", "nccl" if gpus > 1 else "gloo"]  # that torch sums nothing
 
 
-@pytest.mark.parametrize(("threads", "status"), [("1", "ok"), ("100000", "warn"), ("x", "warn"), (None, "warn")])
+@pytest.mark.parametrize(
+    ("threads", "status"), [("1", "ok"), ("0", "warn"), ("100000", "warn"), ("x", "warn"), (None, "warn")]
+)
 def test_threads_beyond_the_cores_are_a_warning(
     threads: str | None, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if self.path == "/v1/models" else 404)
         self.end_headers()
+        self.wfile.write(b'{{"data": []}}')
     def log_message(self, *_): ...
 print("serving", *sys.argv[1:], flush=True)
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
@@ -179,6 +180,35 @@ def test_a_service_that_ends_is_an_error_with_its_last_line(tmp_path: Path, pyth
         _, error = process.communicate(timeout=WAIT_S)
         assert process.returncode == 2
     assert "judge ended: out of memory" in error
+
+
+@pytest.mark.parametrize(
+    "reply", [b"HTTP/1.0 404 Not Found\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n[]", b"SSH-2.0-OpenSSH_9\r\n"]
+)
+def test_another_program_on_the_port_is_not_the_service(reply: bytes) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(reply)
+
+    with listening(Handler) as port:
+        config = load_recipe("memact-7b", [f"reward.judge.url=http://127.0.0.1:{port}/v1"])
+        assert not next(services_of(config)).answers()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:abc", "[::1", "127.0.0.1:0"])
+def test_an_address_that_no_service_can_have_is_a_problem(address: str) -> None:
+    config = load_recipe("memact-7b", [f"policy.options.tools.search.source=http://{address}"])
+    search = list(services_of(config, corpus=Path("c.jsonl")))[1]
+    assert "use http://127.0.0.1:PORT" in search.problem
+
+
+def test_a_killed_service_is_named_with_its_signal(tmp_path: Path, python: Path) -> None:
+    program = f"#!{sys.executable}\nimport os\nprint('ready', flush=True)\nos.kill(os.getpid(), 9)"
+    python.with_name("vllm").write_text(program)
+    with serving(tmp_path, python, {"judge": free_port()}) as process:
+        _, error = process.communicate(timeout=WAIT_S)
+    assert "judge ended: signal 9" in error
 
 
 def test_a_service_that_answers_already_stays(tmp_path: Path, python: Path) -> None:

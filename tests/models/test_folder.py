@@ -72,6 +72,20 @@ def weights(change: Callable[[dict[str, Any]], object]) -> Change:
     return changed
 
 
+def header(**changes: Any) -> Change:
+    """Weights of a header whose first tensor has these values."""
+
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        size = struct.unpack("<Q", path.read_bytes()[:8])[0]
+        tensors = json.loads(path.read_bytes()[8 : 8 + size])
+        tensors["model.norm.weight"] |= changes
+        text = json.dumps(tensors).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + path.read_bytes()[8 + size :])
+
+    return change
+
+
 def link(file: str, target: str) -> Change:
     def change(folder: Path) -> None:
         (folder / file).unlink(missing_ok=True)
@@ -131,6 +145,14 @@ MODELS: dict[str, tuple[Change, str]] = {
     "a shard that isn't there": (index("model-1.safetensors"), "no model-1.safetensors"),
     "a torn file": (write("model.safetensors", b"\x00" * 20), "truncated or not safetensors"),
     "a header without end": (write("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"), "truncated"),
+    "a shape that is none": (header(shape=3), "damaged header"),
+    "a shape below 0": (header(shape=[-1]), "has shape (-1,)"),
+    "a shape without its bytes": (header(shape=[10**15]), "has shape (1000000000000000,)"),
+    "an infinite end": (header(data_offsets=[0, float("inf")]), "damaged header"),
+    "another shape": (
+        weights(lambda held: held.update({"model.norm.weight": torch.ones(7)})),
+        "weight model.norm.weight has shape [7], config.json needs [",
+    ),
     "not numbers": (weights(nan), "model.layers.1.mlp.up_proj.weight is not finite"),
     "numbers that overflow": (weights(overflowing), "its weights give logits that are not finite"),
     "a weight too few": (weights(lambda held: held.pop("model.norm.weight")), "model.norm.weight is missing"),

@@ -35,6 +35,15 @@ def test_a_gpu_without_a_data_sheet_is_an_error(tmp_path: Path, monkeypatch: pyt
         this_machine()
 
 
+@pytest.mark.parametrize("program", ["echo NVIDIA-SMI has failed; exit 9", "printf '\\377\\n'; exit 1"])
+def test_a_driver_that_fails_counts_as_none(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing(tmp_path, "", monkeypatch)
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+    assert this_machine().device.is_cpu
+    (tmp_path / "nvidia-smi").write_text("no program")
+    assert this_machine().device.is_cpu
+
+
 def test_without_a_gpu_the_cores_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert this_machine().device.is_cpu

@@ -76,6 +76,13 @@ def test_an_unknown_model_is_an_error_that_names_the_ways_out(path: str) -> None
         shape_of(path)
 
 
+@pytest.mark.parametrize("value", [0, -2, 0.5, True, "8", [8], float("nan"), 10**30])
+@pytest.mark.parametrize("key", [*SIZES, "head_dim"])
+def test_a_size_that_is_none_is_an_error_that_names_it(key: str, value: object) -> None:
+    with pytest.raises(ModelError, match=f"config.json has {key}="):
+        shape_from({**SIZES, key: value}, "tiny")
+
+
 def test_a_config_without_sizes_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}')
     with pytest.raises(ModelError, match="hidden_size"):

@@ -21,6 +21,7 @@ import pytest
 
 from palimpsest.data.formats.corpus import read_corpus
 from palimpsest.errors import DataError
+from palimpsest.retrieval import index_folder
 from palimpsest.retrieval.search import Bm25Index, LocalSearch
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -160,6 +161,23 @@ def test_an_index_is_built_once_and_anew_when_the_corpus_changes(tmp_path: Path)
     write(corpus, PASSAGES[:2])
     assert len(Bm25Index.of_corpus(corpus, folder)) == 2
     assert first.search(["Tiber"], 1)[0][0].document["title"] == "Tiber"  # whoever has it open keeps it
+
+
+def test_an_index_that_another_process_replaced_in_between_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, other = write(tmp_path / "c.jsonl", PASSAGES), write(tmp_path / "d.jsonl", PASSAGES[:2])
+    ensure = index_folder.ensure
+
+    def replaced(folder: Path, *rest: Any) -> Path:
+        built = ensure(folder, *rest)
+        monkeypatch.undo()
+        Bm25Index.of_corpus(other, folder)
+        return built
+
+    monkeypatch.setattr(index_folder, "ensure", replaced)
+    with pytest.raises(DataError, match="of another corpus there"):
+        Bm25Index.of_corpus(corpus, tmp_path / "index")
 
 
 def test_an_index_behind_a_symbolic_link_is_built_anew_where_the_link_leads(tmp_path: Path) -> None:

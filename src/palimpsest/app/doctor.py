@@ -42,7 +42,7 @@ from palimpsest.models.checkpoint_manifest import MANIFEST, read_manifest
 from palimpsest.provenance import environment, installed
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.folder_guard import FolderLock, refuse_in_use
-from palimpsest.runs.jsonl_rows import read_rows, spans, whole
+from palimpsest.runs.jsonl_rows import read_rows, whole
 from palimpsest.runs.resume_rules import EVENTS, command_of_whole, has_checkpoint, resume_command
 from palimpsest.runs.run_folder import FAILED, METRICS, TIMINGS, load_config, refuse_lost_checkpoints
 from palimpsest.viewer.records.run_status import Status, Watched, alarms, status_of_run
@@ -214,9 +214,10 @@ def _collectives(backend: str) -> Outcome:
 def _threads() -> Outcome:
     threads, cores = os.environ.get("OMP_NUM_THREADS", ""), os.cpu_count() or 1
     told = f"OMP_NUM_THREADS={threads or 'unset'} on {cores} cores"
-    if threads.isdecimal() and int(threads) <= cores:
+    if threads.isdecimal() and 1 <= int(threads) <= cores:
         return "ok", told, ""
-    return "warn", f"{told}: processes slow each other down", "export OMP_NUM_THREADS=1"
+    reason = "processes slow each other down" if threads.isdecimal() or not threads else "not a number"
+    return "warn", f"{told}: {reason}", "export OMP_NUM_THREADS=1"
 
 
 # ---- A run's folder ------------------------------------------------------------------------------------------
@@ -293,6 +294,7 @@ def _resume(run: Path, config: RunConfig, step: int, done: int, damaged: list[st
         return "fail", f"would be rejected: {error}", command_of_whole(run)
     begins = "continues the cold start" if has_checkpoint(run) else "starts over, without a checkpoint"
     starts = f"starts after step {step}" if step else begins
-    again = f"; steps {spans(range(step + 1, done + 1))} run again" if done > step else ""
+    lost = f"{step + 1}-{done}" if done > step + 1 else str(done)
+    again = f"; steps {lost} run again" if done > step else ""
     skips = f"; {', '.join(damaged)} damaged" if damaged else ""
     return "warn" if damaged else "ok", f"{starts}{again}{skips}: {command_of_whole(run)}", ""

@@ -127,6 +127,10 @@ def main() -> None:
         no_room = "temporary directory" in str(error)  # of `tempfile`, as ENOENT
         fix = "set TMPDIR to a writable folder, or raise `ulimit -f`" if no_room else _SYSTEM[error.errno]
         _fail(f"{error.filename or 'output'}: {error.strerror}; {fix}", 2)
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop from"):  # `Path.resolve` before Python 3.13
+            raise
+        _fail(f"{error}; {_SYSTEM[errno.ELOOP]}", 2)
 
 
 def _warned(message: Warning | str, *_: object, **__: object) -> str:

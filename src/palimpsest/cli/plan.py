@@ -31,10 +31,13 @@ def plan(
     overrides: Overrides = None,
     gpus: Gpus = None,
     nodes: Nodes = 1,
-    gpu: Annotated[str, typer.Option(help="Kind: h100, h200, h20, b200, a100-80, a100-40, l40s, rtx4090.")] = "h100",
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Kind: h100, h200, h20, b200, a100-80, a100-40, l40s, rtx4090; default: h100."),
+    ] = None,
     here: Annotated[bool, typer.Option("--here", help="Plan for this machine's GPUs or CPU cores.")] = False,
     check: Annotated[Path | None, typer.Option(metavar="RUN", help="Compare a run's metrics with its plan.")] = None,
-    price: Annotated[float, typer.Option(min=0, help="Dollars per GPU hour.")] = PRICE,
+    price: Annotated[float, typer.Option(min=0, max=1e6, help="Dollars per GPU hour.")] = PRICE,
     json: Json = False,
 ) -> None:
     """Predict tokens, memory, time and cost of a training run, and choose its layout.
@@ -76,15 +79,19 @@ def _print(shown: dict[str, Any], show: Callable[[dict[str, Any]], None], *, jso
     typer.echo(dumps(shown))
 
 
-def _hardware(gpus: int | None, nodes: int, gpu: str, *, here: bool) -> Hardware | None:
+def _hardware(gpus: int | None, nodes: int, gpu: str | None, *, here: bool) -> Hardware | None:
     """The devices that the options name; None: none do."""
     from palimpsest.planning.hardware import Hardware, named_device, this_machine
 
-    if here and gpus is not None:
-        raise ConfigError("plan: --here takes this machine's GPUs; omit --gpus")
+    if here and (gpus is not None or gpu):
+        raise ConfigError("plan: --here takes this machine's GPUs; omit --gpus and --gpu")
     if here:
         return replace(this_machine(), machines=nodes)
-    return None if gpus is None else Hardware(named_device(gpu), gpus, nodes)
+    if gpus is None:
+        if gpu or nodes > 1:
+            raise ConfigError("plan: --gpu and --nodes describe machines of --gpus N; add it")
+        return None
+    return Hardware(named_device(gpu or "h100"), gpus, nodes)
 
 
 def show_plan(shown: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -147,6 +148,10 @@ def services(
     from palimpsest.config.load import load_recipe
 
     needed = list(services_of(load_recipe(recipe, overrides or [], read_files=False), corpus=corpus, judge=judge))
+    if not show:
+        needed = [
+            replace(service, problem="") if service.problem and service.answers() else service for service in needed
+        ]
     for service in needed:
         typer.echo(f"{service.name}: {service.line}" + (f"  # {service.problem}" if service.problem else ""))
     if not needed:

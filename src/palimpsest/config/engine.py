@@ -16,6 +16,7 @@ ENGINES = tuple(KINDS["engine"].shipped)
 """Names of the engines inside the package."""
 ALIKE = ("embedded", "ray")
 """Engines whose sections have the same keys."""
+MOST_RANKS, MOST_SERVERS = 1024, 256
 CUSTOM = "own"  # the tag of the section of a user's own engine; no key
 
 
@@ -142,7 +143,7 @@ COPIES = ("samplers", "gpus_per_sampler")
 class ClusterConfig(Strict):
     address: str | None = None
     """Ray cluster to join, HOST:PORT of its head; None: start one on this machine and end it with the run."""
-    learners: int = Field(1, ge=1, le=1024)
+    learners: int = Field(1, ge=1, le=MOST_RANKS)
     """Ranks that share the weights (FSDP2). At most 1,024: one process splits the batch and calls each rank."""
     samplers: int = Field(1, ge=1, le=256)
     """Copies of the embedded sampler. At most 256: each needs a thread in the calling process."""
@@ -294,7 +295,7 @@ class SamplerConfig(Strict):
     urls: tuple[str, ...] = ()
     """Your vLLM servers on this machine, e.g. [http://127.0.0.1:8000]; $VLLM_API_KEY contains their key (--api-key).
     []: palimpsest starts servers."""
-    servers: int = Field(1, ge=1, le=256)
+    servers: int = Field(1, ge=1, le=MOST_SERVERS)
     """Servers to start; with engine.name=ray on any machine of the cluster."""
     devices: tuple[int, ...] = ()
     """GPUs of the servers on this machine, in groups of `tensor_parallel`; []: those that Ray assigns with

@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ _WIDTHS = frozenset(
 _LAYERS = frozenset(["num_hidden_layers", "n_layer", "num_layers"])
 _COUNTS = _WIDTHS | _LAYERS | {"max_position_embeddings", "n_positions"}
 _EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
-_NUMBERS = ("F16", "BF16", "F32", "F64")
+_NUMBERS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 _LANGUAGE = ("", "text_config.")  # sections that describe the language model
 _MAX_COUNT = 1 << 31
 _PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
@@ -191,9 +192,11 @@ def weight_names(name: str, folder: Path) -> tuple[str, ...]:
         return (ADAPTER,)
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return (WEIGHTS,)
-    named = read_object(name, folder / INDEX).get("weight_map")
-    if not isinstance(named, dict) or not named:
-        raise ModelError(f"model {name}: {INDEX} has no weight_map; save the model again")
+    listed = read_object(name, folder / INDEX)
+    named = listed.get("weight_map")
+    if not isinstance(named, dict) or not named or "metadata" not in listed:
+        missing = "metadata" if named else "weight_map"
+        raise ModelError(f"model {name}: {INDEX} has no {missing}; save the model again")
     for weight, file in named.items():
         if not isinstance(file, str) or not _PLAIN.fullmatch(file) or file.startswith("."):
             raise ModelError(
@@ -224,18 +227,21 @@ def _shapes(name: str, file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
             raise ModelError(f"model {name}: {file.name} is truncated or not safetensors; save the model again")
         header = stream.read(length)
     try:
-        tensors = json.loads(header)
-        shapes = {key: tensor["shape"] for key, tensor in tensors.items() if key != "__metadata__"}
-        kinds = {key: str(tensor["dtype"]) for key, tensor in tensors.items() if key in shapes}
-        ends = [int(tensor["data_offsets"][1]) for key, tensor in tensors.items() if key != "__metadata__"]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        tensors = {key: tensor for key, tensor in json.loads(header).items() if key != "__metadata__"}
+        shapes = {key: tuple(map(index, tensor["shape"])) for key, tensor in tensors.items()}
+        kinds = {key: str(tensor["dtype"]) for key, tensor in tensors.items()}
+        places = {key: tuple(map(index, tensor["data_offsets"])) for key, tensor in tensors.items()}
+        held, ends = {key: end - start for key, (start, end) in places.items()}, [end for _, end in places.values()]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ModelError(f"model {name}: {file.name} has a damaged header; save the model again") from None
-    if max(ends, default=0) != size - 8 - length:
+    if not max(ends, default=0) == sum(held.values()) == size - 8 - length:
         raise ModelError(f"model {name}: {file.name} is truncated, or longer than its header states; save it again")
     for key, kind in kinds.items():  # integer tables, such as masks, have other names
         if key.endswith(".weight") and kind not in _NUMBERS:
             raise ModelError(f"model {name}: {key:.100} has dtype {kind}; use one of {', '.join(_NUMBERS)}")
-    yield from ((key, tuple(shape)) for key, shape in shapes.items())
+        if min(shapes[key], default=0) < 0 or math.prod(shapes[key]) * _NUMBERS.get(kind, 0) not in (0, held[key]):
+            raise ModelError(f"model {name}: {key:.100} has shape {shapes[key]} and {held[key]} bytes; save it again")
+    yield from shapes.items()
 
 
 def check_sizes(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
@@ -244,12 +250,13 @@ def check_sizes(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
     for prefix, section in sections(config):
         for key in sorted(_COUNTS & section.keys()):
             for value in section[key] if isinstance(section[key], list) else [section[key]]:
-                _check_count(name, f"{prefix}{key}", value)
+                check_count(name, f"{prefix}{key}", value)
                 if key in _WIDTHS and value is not None and prefix in _LANGUAGE and value > widest:
                     raise ModelError(f"model {name}: config.json has {key}={value}, but the widest weight has {widest}")
 
 
-def _check_count(name: str, key: str, value: Any) -> None:
+def check_count(name: str, key: str, value: Any) -> None:
+    """Raise ModelError for a size that is not a whole number within the limits; None is allowed."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import psutil
 
+from palimpsest.config.engine import MOST_RANKS
 from palimpsest.errors import ConfigError
 
 
@@ -58,6 +60,12 @@ class Hardware:
     """GPUs, or cores, of each machine."""
     machines: int = 1
 
+    def __post_init__(self) -> None:
+        if self.total > MOST_RANKS and not self.device.is_cpu:
+            raise ConfigError(
+                f"{self.machines} machines with {self.count} GPUs: use at most {MOST_RANKS} GPUs in total"
+            )
+
     @property
     def total(self) -> int:
         return self.count * self.machines
@@ -83,20 +91,21 @@ def cpu(cores: int) -> Hardware:
 
 def this_machine() -> Hardware:
     """The GPUs of this machine that CUDA may use, which count as equal to the first; without any, its cores."""
-    program, listing = shutil.which("nvidia-smi"), ""
-    if program is not None:
-        query = [program, "--query-gpu=name", "--format=csv,noheader"]
-        listing = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout
+    listing = ""
+    with suppress(OSError, subprocess.SubprocessError):  # no driver, or one that fails
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        listing = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=30, check=True).stdout
     gpus = visible(listing.split("\n")[:-1], os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Hardware(named_device(gpus[0]), len(gpus)) if gpus else cpu(os.cpu_count() or 1)
 
 
 def visible(gpus: list[str], named: str | None) -> list[str]:
-    """The GPUs that the value of CUDA_VISIBLE_DEVICES leaves.
+    """The GPUs that the value of CUDA_VISIBLE_DEVICES leaves: those before the first invalid index.
 
-    >>> visible(["a", "b", "c"], "2,0"), visible(["a", "b"], None), visible(["a"], "")
+    >>> visible(["a", "b", "c"], "2,0,-1,1"), visible(["a", "b"], None), visible(["a"], "")
     (['c', 'a'], ['a', 'b'], [])
     """
     if named is None:
         return gpus
-    return [gpus[int(index)] for index in named.split(",") if index.isdigit() and int(index) < len(gpus)]
+    indices = takewhile(lambda word: re.fullmatch("[0-9]+", word.strip()), named.split(","))
+    return [gpus[at] for at in takewhile(range(len(gpus)).__contains__, map(int, indices))]

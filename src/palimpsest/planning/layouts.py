@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from palimpsest.config.engine import MOST_SERVERS
 from palimpsest.config.schema import RunConfig, logprobs_mode
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import policy_class
@@ -165,7 +166,8 @@ def fitting(job: LayoutTask) -> list[tuple[Keys, Estimate]]:
 
 def layouts(job: LayoutTask) -> list[Keys]:
     """Candidates that agree with the user's keys."""
-    return [keys for candidate in CANDIDATES for keys in candidate(job) if job.agrees(keys)]
+    found = (keys for candidate in CANDIDATES for keys in candidate(job))
+    return [keys for keys in found if keys.get("sampler.servers", 1) <= MOST_SERVERS and job.agrees(keys)]
 
 
 def best(job: LayoutTask, resolve: Callable[[Keys], RunConfig]) -> tuple[Keys, Estimate, RunConfig]:

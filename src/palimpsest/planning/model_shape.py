@@ -15,7 +15,7 @@ from typing import Any
 from palimpsest.config.engine import named
 from palimpsest.config.load import load_recipe, recipe_names
 from palimpsest.errors import ModelError
-from palimpsest.models.model_files import ADAPTER_SETTINGS, check_weights, count, read_object, sections
+from palimpsest.models.model_files import ADAPTER_SETTINGS, check_count, check_weights, count, read_object, sections
 from palimpsest.models.model_folder import local_folder
 
 
@@ -74,6 +74,7 @@ KNOWN = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(30, 576, 576, 192, 1536, 49_152, True, 1152, 3),
 }
 """Models of the recipes, from their config.json on the hub."""
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 _RUN = re.compile(r"runs/([\w.-]+)-seed\d+")
 
 
@@ -98,16 +99,14 @@ def shape_of(path: str) -> ModelShape:
 
 
 def shape_from(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Shape from a config.json, or from its text model's section. Raises ModelError for missing sizes."""
+    """Shape from a config.json, or from its text model's section. Raises ModelError for missing or invalid sizes."""
     found = next((section for _, section in sections(config) if "num_hidden_layers" in section), {})
-    try:
-        layers, width, heads, inner, vocab = (
-            int(found[key])
-            for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"model {name}: config.json lacks {error} of a decoder") from None
-    size, kv_heads = int(found.get("head_dim") or width // heads), int(found.get("num_key_value_heads") or heads)
+    for key in (*_SIZES, "head_dim", "num_key_value_heads"):
+        check_count(name, key, found.get(key))
+        if key in _SIZES and found.get(key) is None:
+            raise ModelError(f"model {name}: config.json lacks {key} of a decoder")
+    layers, width, heads, inner, vocab = (found[key] for key in _SIZES)
+    size, kv_heads = found.get("head_dim") or width // heads, found.get("num_key_value_heads") or heads
     kind, into = found.get("model_type"), size * (heads + 2 * kv_heads)
     extra = 2 * width + (2 * size if kind == "qwen3" else 0)  # norms
     extra += into if kind == "qwen2" else into + width if found.get("attention_bias") else 0

@@ -67,11 +67,18 @@ class Encoder(Protocol):
 class DenseIndex:
     """An index folder, open for search with the encoder it was built with."""
 
-    def __init__(self, folder: Path, encoder: Encoder, *, use_faiss: bool | None = None) -> None:
-        """`use_faiss` None: if installed. Raises DataError, ConfigError."""
-        made_of = index_folder.checked(folder, KIND)["made_of"]
-        if made_of.get("encoder") != dict(encoder.identity):
-            raise DataError(f"{folder}: built with the encoder {made_of.get('encoder')}; open it with that encoder")
+    def __init__(
+        self,
+        folder: Path,
+        encoder: Encoder,
+        *,
+        use_faiss: bool | None = None,
+        made_of: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`use_faiss` None: if installed. `made_of`: corpus and encoder, if known. Raises DataError, ConfigError."""
+        built = index_folder.checked(folder, KIND, made_of)["made_of"]
+        if built.get("encoder") != dict(encoder.identity):
+            raise DataError(f"{folder}: built with the encoder {built.get('encoder')}; open it with that encoder")
         if use_faiss and faiss is None:
             raise ConfigError(f"faiss is not installed: {install_line('dense')}")
         self.folder, self._encoder = folder, encoder
@@ -104,7 +111,7 @@ class DenseIndex:
         def write(aside: Path) -> None:
             _write(read_corpus(corpus), aside, corpus, encoder, on_progress, vectors)
 
-        return cls(index_folder.ensure(folder, KIND, made_of, write), encoder, use_faiss=use_faiss)
+        return cls(index_folder.ensure(folder, KIND, made_of, write), encoder, use_faiss=use_faiss, made_of=made_of)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """At most `topk` hits for each query, best first."""

@@ -53,8 +53,8 @@ def ensure(folder: Path, kind: str, made_of: Mapping[str, Any] | None, write: Ca
     return folder
 
 
-def checked(folder: Path, kind: str) -> dict[str, Any]:
-    """The manifest of the index in `folder`, every file verified. Raises DataError."""
+def checked(folder: Path, kind: str, made_of: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The manifest of the index in `folder`, every file verified, and `made_of` unless it is None. Raises DataError."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: no index there; build one from a corpus first")
@@ -63,6 +63,8 @@ def checked(folder: Path, kind: str) -> dict[str, Any]:
     for name, digest in manifest["files"].items():
         if not (folder / name).is_file() or sha256(folder / name) != digest:
             raise DataError(f"{folder / name}: missing or changed since the build; delete {folder} and build it again")
+    if made_of is not None and manifest["made_of"] != made_of:
+        raise DataError(f"{folder}: another process built an index of another corpus there; use another folder")
     return manifest
 
 
@@ -115,7 +117,8 @@ def _building(folder: Path) -> Iterator[Path]:
         files.empty_trash(folder)
         aside = files.hidden_folder(folder)
         try:
-            yield aside
+            with files.naming(folder):
+                yield aside
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -257,9 +257,8 @@ class Bm25Index:
     def of_corpus(cls, corpus: Path, folder: Path) -> Bm25Index:
         """The index of a corpus file in `folder`, built if missing. Raises DataError."""
         made_of = {"sha256": index_folder.sha256(corpus)}
-        return cls.open(
-            index_folder.ensure(folder, KIND, made_of, lambda aside: _write(read_corpus(corpus), aside, corpus))
-        )
+        built = index_folder.ensure(folder, KIND, made_of, lambda aside: _write(read_corpus(corpus), aside, corpus))
+        return cls.open(built, made_of)
 
     @classmethod
     def build(cls, passages: Iterable[dict[str, Any]], folder: Path) -> Bm25Index:
@@ -267,9 +266,9 @@ class Bm25Index:
         return cls.open(index_folder.ensure(folder, KIND, None, lambda aside: _write(passages, aside, folder)))
 
     @classmethod
-    def open(cls, folder: Path) -> Bm25Index:
-        """The verified index in `folder`. Raises DataError."""
-        index_folder.checked(folder, KIND)
+    def open(cls, folder: Path, made_of: Mapping[str, Any] | None = None) -> Bm25Index:
+        """The verified index in `folder`. Raises DataError, also for one that is not `made_of` that."""
+        index_folder.checked(folder, KIND, made_of)
         return cls(folder, bm25s.BM25.load(folder, mmap=True, show_progress=False), PassageStore(folder))
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:

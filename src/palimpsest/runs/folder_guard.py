@@ -147,16 +147,31 @@ class Made:
 @contextmanager
 def new_folder(out: Path, *, force: bool, progress: Progress) -> Iterator[Path]:
     """Yield a hidden folder that becomes `out` at the end; renames a non-empty `out`, or raises RunError without
-    `force`."""
+    `force`, and while another process writes `out`."""
     check_free(out, force=force)
-    hidden = files.hidden_folder(out.absolute())
-    try:
-        yield hidden
+    with draft_folder(out.absolute()) as draft:
+        yield draft
         if out.is_dir() and any(out.iterdir()):
             progress.message(Note("moved_aside", path=str(out), moved=str(files.set_aside(out))))
-        files.publish_folder(hidden, out.absolute())
+        files.publish_folder(draft, out.absolute())
+
+
+@contextmanager
+def draft_folder(out: Path) -> Iterator[Path]:
+    """Yield an empty folder next to `out` for its content; at the end it is gone. Raises RunError while another process
+    has it."""
+    hidden = files.hidden_name(out)
+    hidden.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(hidden)
+    try:
+        draft = hidden / out.name
+        if os.path.lexists(draft):  # of a killed process
+            files.remove_tree(draft)
+        draft.mkdir()
+        yield draft
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+        lock.release()
 
 
 def check_free(out: Path, *, force: bool) -> None:

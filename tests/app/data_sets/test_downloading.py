@@ -19,6 +19,7 @@ from palimpsest.app.datasets.published_files import download, files_for, find
 from palimpsest.config.data import PUBLISHED, Published
 from palimpsest.config.load import EVALUATIONS, recipe_names
 from palimpsest.errors import DataError, RunError
+from palimpsest.runs.folder_guard import draft_folder
 
 CONTENT = bytes(range(256)) * 80_000  # 20 MB: huggingface_hub writes 10 MiB at a time
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -116,6 +117,13 @@ def test_a_file_of_a_page_comes_whole_or_not_at_all(server: Server, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
     assert download(published, tmp_path).read_bytes() == CONTENT
     assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_second_download_of_a_file_is_refused_while_the_first_runs(server: Server, tmp_path: Path) -> None:
+    published = Published(f"{server.url}/file.json")
+    with draft_folder(tmp_path / "file.json"), pytest.raises(RunError, match="in use by process"):
+        download(published, tmp_path)
+    assert download(published, tmp_path).read_bytes() == CONTENT
 
 
 def test_a_file_that_is_there_is_refused_before_anything_is_asked(server: Server, tmp_path: Path) -> None:

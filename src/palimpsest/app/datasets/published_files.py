@@ -24,7 +24,7 @@ from palimpsest.config.data import MADE, PUBLISHED, Published
 from palimpsest.config.load import parse_config, recipe_text, sections_of
 from palimpsest.errors import DataError, nearest
 from palimpsest.progress.reporter import Progress, Silent
-from palimpsest.runs.folder_guard import free_file
+from palimpsest.runs.folder_guard import draft_folder, free_file
 
 _OF_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)/((?:[\w.-]+/)*[\w.-]+)")
 _TIMEOUT = 30.0  # seconds without a byte
@@ -78,20 +78,17 @@ def find(name: str) -> Published:
 def download(
     published: Published, folder: Path, *, name: str = "", force: bool = False, progress: Progress | None = None
 ) -> Path:
-    """Download a file into `folder`, under another `name` if it is set. Raises DataError; RunError if it exists."""
+    """Download a file into `folder`, under another `name` if it is set. Raises DataError; RunError if it exists, or
+    another process downloads it."""
     progress, out = progress or Silent(), folder / (name or published.file)
     if not force:
         free_file(out, force=False, progress=progress)
-    partial = files.hidden_name(out)
-    partial.mkdir(parents=True, exist_ok=True)
     match = _OF_THE_HUB.fullmatch(published.path)
-    try:
+    with draft_folder(out.absolute()) as partial:
         fetched = _of_the_hub(match[1], match[2], partial) if match else _of_a_page(published.path, partial / out.name)
         free_file(out, force=force, progress=progress)
         files.sync(fetched)
         files.rename(fetched, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 

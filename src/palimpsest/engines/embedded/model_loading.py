@@ -203,6 +203,7 @@ def _read(config: ModelConfig, path: str) -> Any:
 
     loader: Any = AutoModelForCausalLM
     logging.disable_progress_bar()  # one bar per file would break the run's own display
+    logging.set_verbosity_error()  # nor its tables: their warnings are errors below
     hub_logging.set_verbosity_error()  # its retries are many lines; the error below is one
     with refusing(f"model {path}: not loadable as a causal language model"), _LOADING, torch.random.fork_rng():
         described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -215,8 +216,12 @@ def _read(config: ModelConfig, path: str) -> Any:
             dtype=DTYPES[config.dtype],
             use_safetensors=True,
             trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # the error below names the first
             output_loading_info=True,
         )
+    for weight, found, expected in sorted(report["mismatched_keys"]):
+        message = f"weight {weight} has shape {list(found)}, config.json needs {list(expected)}; save the model again"
+        raise ModelError(f"model {path}: {message}")
     if report["missing_keys"]:  # transformers would use random numbers instead
         raise ModelError(f"model {path}: weight {sorted(report['missing_keys'])[0]} is missing; save the model again")
     check_used(path, report["unexpected_keys"])
