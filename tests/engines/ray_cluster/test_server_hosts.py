@@ -59,14 +59,17 @@ async def started(found: ServerHosts, folder: Path) -> list[Any]:
     """A client of each server, once it answers."""
     clients = [await asyncio.to_thread(server.start, folder) for server in found._servers]
     for client in clients:
-        async with asyncio.timeout(120):
-            while True:
-                try:
-                    await client.check_health()
-                    break
-                except SamplerError:
-                    await asyncio.sleep(0.2)
+        await answered(client)
     return clients
+
+
+async def answered(client: Any) -> None:
+    async with asyncio.timeout(120):
+        while True:
+            try:
+                return await client.check_health()  # type: ignore[no-any-return]
+            except SamplerError:
+                await asyncio.sleep(0.2)
 
 
 async def seen(client: Any) -> dict[str, Any]:
@@ -103,9 +106,13 @@ async def copied(tmp_path: Path) -> None:
             first = await found.write("1-version-0")
             clients = await started(found, first)
             facts = [await seen(client) for client in clients]
-            places = {(server.node, fact["folder"]) for server, fact in zip(found._servers, facts, strict=True)}
-            assert len(places) == len({node for node, _ in places}) == len({folder for _, folder in places}) == 2
-            assert str(first) in {folder for _, folder in places}  # the first rank's own
+            folders = [Path(fact["folder"]) for fact in facts]
+            for file in first.iterdir():  # servers of a machine share the bytes of each
+                copies = {
+                    (s.node, (at / file.name).stat().st_ino) for s, at in zip(found._servers, folders, strict=True)
+                }
+                assert len(copies) == len({node for node, _ in copies}) == len({inode for _, inode in copies}) == 2
+            assert first in folders  # the first rank's own
             assert all(fact["files"] == digests(first) for fact in facts)
             assert max(path.stat().st_size for path in first.iterdir()) > 3 << 20
             second = await found.write("2-version-1")
@@ -119,6 +126,42 @@ async def copied(tmp_path: Path) -> None:
             assert not [parent / first.name for parent in parents if (parent / first.name).exists()]
         await until(lambda: not any(parent.exists() for parent in parents))
         await until(lambda: not any(psutil.pid_exists(fact["pid"]) for fact in facts))
+
+
+def test_a_lost_actor_leaves_the_weights_to_the_other_servers_of_its_machine(tmp_path: Path) -> None:
+    with_a_token(run, outlived, tmp_path)
+
+
+async def outlived(tmp_path: Path) -> None:
+    with machines([0, 0]) as address:
+        async with hosts(tmp_path, f"cluster.address={address}", "sampler.servers=4") as found:
+            first = await found.write("1-version-0")
+            await started(found, first)
+            away: list[Any] = [server for server in found._servers if server.weights != first]
+            other, receiver = away[0], away[-1]
+            assert other is not receiver
+            place, received = other.weights, receiver.weights
+            os.kill(of_ray(receiver.actor)["Pid"], signal.SIGKILL)
+            await until(lambda: not received.exists())
+            assert other.running
+            await asyncio.to_thread(other.stop)
+            client = await asyncio.to_thread(other.start, first)
+            await answered(client)
+            fact = await seen(client)
+            assert (fact["folder"], fact["files"]) == (str(place), digests(first))
+
+
+async def test_frozen_actors_end_and_their_servers_start_again(tmp_path: Path) -> None:
+    async with hosts(tmp_path, "sampler.servers=2", "sampler.timeout_s=5") as found:
+        await started(found, await found.write("1-version-0"))
+        frozen = [psutil.Process(of_ray(server.actor)["Pid"]) for server in found._servers]
+        for process in frozen:
+            process.suspend()
+        with pytest.warns(UserWarning, match=r"a server failed: vLLM server .*raise sampler\.timeout_s=5") as warned:
+            second = await found.write("2-version-1")
+        assert len([each for each in warned if "a server failed" in str(each.message)]) == 2
+        await until(lambda: not any(process.is_running() for process in frozen))
+        assert {(await seen(client))["folder"] for client in await started(found, second)} == {str(second)}
 
 
 def test_a_lost_machine_fails_its_servers_alone(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """vLLM servers on the machines of a Ray cluster: one actor per server starts it and passes requests on.
 
     driver: HostedServer, HostConnections -- Ray --> ServerHost -- Unix socket --> vLLM
-    weights: rank 0 writes a folder on its machine -> one copy per other machine, through Ray -> its servers load it
+    weights: rank 0 writes a folder -> through Ray, one server of each other machine gets a copy -> the others link it
 
 Guaranteed: servers open no port and need no shared file system. Ray reserves their GPUs (actor_group.py). The end of a
-server, its actor or its machine fails that server alone (vllm/pool.py). Servers end with their actors, and those with
-the driver; a folder of weights is removed with the process that wrote it. The actors load no torch.
+server, its actor or its machine fails that server alone (vllm/pool.py); actors that don't answer end. Servers end with
+their actors, and those with the driver; a folder of weights is removed with its process. The actors load no torch.
 Not covered: a server whose machine was lost starts on another one only with the next publication.
 """
 
@@ -15,16 +15,17 @@ import asyncio
 import os
 import platform
 import secrets
+import shutil
 import time
-from collections.abc import Callable, Mapping, Set
-from concurrent.futures import Future
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from palimpsest.config.engine import SamplerConfig
 from palimpsest.config.schema import RunConfig, takes_turns
@@ -50,12 +51,11 @@ _REPLACED_S = 10.0  # for actors that replace lost ones
 
 @dataclass(frozen=True, slots=True)
 class WrittenWeights:
-    """Weights that a rank wrote."""
+    """Weights that a rank wrote on its machine."""
 
     node: str
-    """Ray's name of its machine."""
+    """Ray's name of the machine."""
     folder: Path
-    """There."""
     files: Mapping[str, int]
     """Bytes of each file."""
 
@@ -105,14 +105,21 @@ class ServerHost:
             raise Unanswered("not started")
         return await self._client.connections.ask(method, url, body, limit=limit)
 
-    async def receive(self, name: str, file: str, piece: bytes) -> Path:
-        """Append to a file of weights; returns their folder."""
+    async def receive(self, name: str, file: str, offset: int, piece: bytes) -> Path:
+        """Append to a file of weights, a new one at offset 0; returns their folder."""
         self._weights = self._weights or folder_of_weights(self._parent)
         folder = self._weights.path / name
         folder.mkdir(exist_ok=True)
+        if not offset:
+            (folder / file).unlink(missing_ok=True)  # it may be another server's too
         with (folder / file).open("ab") as written:
             await asyncio.to_thread(written.write, piece)
         return folder
+
+    async def link(self, folder: Path) -> Path:
+        """Link the weights in another server's `folder`, which may end before this one; returns the new folder."""
+        self._weights = self._weights or folder_of_weights(self._parent)
+        return await asyncio.to_thread(shutil.copytree, folder, self._weights.path / folder.name, copy_function=os.link)
 
     async def keep(self, names: Set[str]) -> None:
         """Delete other weights."""
@@ -173,7 +180,7 @@ class HostedServer:
 
     @property
     def running(self) -> bool:
-        return self._ended is not None and not self._ended.done()
+        return (ended := self._ended) is not None and not ended.done()  # another thread may drop the actor
 
     def make(self, gpus: list[tuple[str, int]], share: float | None) -> None:
         """Make its actor. `gpus` of the ranks that it takes turns with, and `share` of their memory, if any."""
@@ -181,11 +188,6 @@ class HostedServer:
         settings, names = self._settings.model_copy(update=changed), ",".join(name for name, _ in gpus)
         self.actor = self._group.host(self.index, ServerHost, settings, self.index, names, self._options)
         self._node = self.actor.node.remote()
-
-    def drop_lost(self) -> None:
-        """Forget an actor that ended, with its machine or alone."""
-        if self._ended is not None and self._ended.done() and (error := self._ended.exception()) is not None:
-            self._drop(f"{self._name}: {line_of(error)}")
 
     def locate(self, seconds: float) -> None:
         """Find its machine, if that is there within `seconds`."""
@@ -196,49 +198,57 @@ class HostedServer:
         except Late:
             pass
         except RayError as error:
-            self._drop(f"{self._name}: {line_of(cause_of(error))}")
+            self._drop(self.actor, f"{self._name}: {line_of(cause_of(error))}")
 
     def start(self, model: Path) -> VllmClient:
         """See `ServerProcess.start`. Raises SamplerError if its machine can't."""
-        self._call("start", self._place(model))
-        self._ended = self.actor.ended.remote().future()
-        connections = HostConnections(self._group, self.actor)
-        return VllmClient(self._name, "http://localhost", connections, place=self._place)
+        self.call("start", self._place(model))
+        actor = self._located()
+        self._ended = actor.ended.remote().future()
+        return VllmClient(self._name, "http://localhost", HostConnections(self._group, actor), place=self._place)
 
     def stop(self) -> None:
-        """End it; an actor that doesn't answer ends too."""
-        if self.node:
+        """End it; an actor that fails to ends too."""
+        if (actor := self.actor) is not None and self.node:
             try:
-                self._call("stop")
+                self.call("stop")
             except (SamplerError, EngineError) as error:
-                self._drop(str(error))
+                self._drop(actor, str(error))
 
     def check(self) -> None:
-        self._call("check")
+        self.call("check")
 
-    def result(self, call: Any) -> Any:
-        """Raises SamplerError, or an error that the user can fix."""
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Result from its actor, which ends if late. Raises SamplerError, or an error that the user can fix."""
+        self._group.check()
+        actor, limit = self._located(), Limit("sampler.timeout_s", self._settings.timeout_s)
         try:
-            return self._group.result(call, Limit("sampler.timeout_s", self._settings.timeout_s), self._name)
-        except Late as error:
-            raise SamplerError(str(error)) from None
-        except RayError as error:
+            return self._group.result(getattr(actor, method).remote(*arguments), limit, self._name)
+        except RayTaskError as error:
             if isinstance(cause := cause_of(error), PalimpsestError):
                 raise again(cause) from None
             raise SamplerError(f"{self._name}: {line_of(cause)}") from None
+        except (Late, RayError) as error:
+            reason = str(error) if isinstance(error, Late) else f"{self._name}: {line_of(error)}"
+            self._drop(actor, reason)
+            raise SamplerError(reason) from None
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        self._group.check()
-        return self.result(getattr(self.actor, method).remote(*arguments))
+    def _located(self) -> Any:
+        """Its actor. Raises SamplerError if it has none with a known machine."""
+        if (actor := self.actor) is None or not self.node:
+            raise SamplerError(self.reason)
+        return actor
 
     def _place(self, folder: Path) -> Path:
-        if self.weights is None or self.weights.name != folder.name:
+        if (weights := self.weights) is None or weights.name != folder.name:
             raise SamplerError(f"{self.reason}; it starts with the next weights")
-        return self.weights
+        return weights
 
-    def _drop(self, reason: str) -> None:
-        self._group.end(self.actor)
-        self.actor, self.node, self.weights, self._ended, self.reason = None, "", None, None, reason
+    def _drop(self, actor: Any, reason: str) -> None:
+        """End `actor`; forget it unless another one has replaced it. Threads see an actor last."""
+        self._group.end(actor)
+        if self.actor is actor:
+            self.node, self.weights, self._ended, self.reason, self.actor = "", None, None, reason, None
 
 
 class ServerHosts:
@@ -250,15 +260,16 @@ class ServerHosts:
         self._servers: list[HostedServer] = []
 
     def server(self, settings: SamplerConfig, index: int, **options: Any) -> HostedServer:
-        sleeps = takes_turns(self._config)
-        self._servers.append(HostedServer(self._group, settings, index, {**options, "sleeps": sleeps}))
+        options["sleeps"] = takes_turns(self._config)
+        self._servers.append(HostedServer(self._group, settings, index, options))
         return self._servers[-1]
 
     async def write(self, name: str) -> Path:
         return await asyncio.to_thread(self._spread, name)
 
     async def keep(self, names: Set[str]) -> None:
-        await asyncio.to_thread(self._keep, names)
+        await asyncio.to_thread(self._group.call, self._group.ranks[:1], "keep", names, limit=self._group.limit())
+        await asyncio.to_thread(self._ask, "keep", dict.fromkeys(self._servers, (names,)))
 
     def clear(self) -> None:
         """Nothing is left: folders end with the processes that wrote them."""
@@ -266,15 +277,14 @@ class ServerHosts:
     def _spread(self, name: str) -> Path:
         written = self._write(name)
         self._make_actors()
-        places = {written.node: written.folder, **self._copied(name, written)}
+        places = self._copied(written)
         for server in self._servers:
-            server.weights = places.get(server.node)
+            server.weights = places.get(server)
         return written.folder
 
     def _make_actors(self) -> None:
         """Make missing actors and wait for them; not long for replaced ones, as a machine may be lost for good."""
-        for server in self._servers:
-            server.drop_lost()
+        self._ask("node", dict.fromkeys(self._servers, ()))  # those that don't answer are missing
         missing = [server for server in self._servers if server.actor is None]
         width, in_turns = self._config.sampler.tensor_parallel_size, takes_turns(self._config)
         gpus = self._group.call(self._group.ranks, "gpu", limit=self._group.limit()) if missing and in_turns else []
@@ -288,31 +298,41 @@ class ServerHosts:
             if not server.node:
                 server.locate(max(LOOK_S, until - time.monotonic()))
 
-    def _copied(self, name: str, written: WrittenWeights) -> dict[str, Path]:
-        """The folder on each other machine that got everything through one of its servers, a live one if possible."""
-        ordered = sorted(self._servers, key=lambda server: server.running)
-        receivers = {server.node: server for server in ordered if server.node not in ("", written.node)}
-        places: dict[str, Path] = {}
-        pieces = [(file, at) for file, size in written.files.items() for at in range(0, size, PIECE)]
-        for file, at in pieces if receivers else ():
-            piece = self._group.ranks[0].read.remote(written.folder / file, at, PIECE)
-            calls = {node: server.actor.receive.remote(name, file, piece) for node, server in receivers.items()}
-            for node, call in calls.items():
-                try:
-                    places[node] = receivers[node].result(call)
-                except SamplerError as error:
-                    del receivers[node]
-                    self._miss(node, str(error))
-        return {node: places[node] for node in receivers}
-
-    def _miss(self, node: str, reason: str) -> None:
-        """Let the servers of a machine fail where they load."""
+    def _copied(self, written: WrittenWeights) -> dict[HostedServer, Path]:
+        """Folder of each server that gets the weights: per machine one receives them, the next one if it fails."""
+        machines: dict[str, list[HostedServer]] = {}
         for server in self._servers:
-            server.reason = reason if server.node == node else server.reason
+            machines.setdefault(server.node, []).append(server)
+        places = dict.fromkeys(machines.pop(written.node, ()), written.folder)
+        missing = [servers for node, servers in machines.items() if node]
+        while missing:
+            others = {servers[-1]: servers[:-1] for servers in missing}
+            received = self._received(written, others)
+            links = {other: (folder,) for receiver, folder in received.items() for other in others[receiver]}
+            places |= received | self._ask("link", links)
+            missing = [left for each in others.values() if (left := [other for other in each if other not in places])]
+        return places
 
-    def _keep(self, names: Set[str]) -> None:
-        self._group.call(self._group.ranks[:1], "keep", names, limit=self._group.limit())
-        for server in self._servers:
-            with suppress(SamplerError):  # the next request meets it
-                if server.node:
-                    server.result(server.actor.keep.remote(names))
+    def _received(self, written: WrittenWeights, receivers: Iterable[HostedServer]) -> dict[HostedServer, Path]:
+        """Folder of each of `receivers` that got everything. Raises EngineError if rank 0 is to blame."""
+        folders, rank = dict.fromkeys(receivers, written.folder), self._group.ranks[:1]
+        for file, at in [(file, at) for file, size in written.files.items() for at in range(0, size, PIECE)]:
+            piece = rank[0].read.remote(written.folder / file, at, PIECE)
+            folders = self._ask("receive", dict.fromkeys(folders, (written.folder.name, file, at, piece)))
+            if not folders:
+                self._group.call(rank, "read", written.folder / file, at, 0, limit=self._group.limit())
+                break
+        return folders
+
+    def _ask(self, method: str, given: Mapping[HostedServer, tuple[Any, ...]]) -> dict[HostedServer, Any]:
+        """Results of the servers that answer, all asked at once. The others' reasons become warnings."""
+        with ThreadPoolExecutor(max(1, len(given))) as threads:
+            calls = {each: threads.submit(each.call, method, *args) for each, args in given.items() if each.node}
+        results = {}
+        for server, call in calls.items():
+            try:
+                results[server] = call.result()
+            except SamplerError as error:
+                server.reason = str(error)
+                warnings.warn(f"a server failed: {error}", stacklevel=2)
+        return results
