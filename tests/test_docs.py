@@ -217,6 +217,15 @@ def test_recipes_in_the_docs_are_valid(path: Path) -> None:
             build_policy(config.policy)
 
 
+def test_the_table_of_recipes_has_their_sizes() -> None:
+    table = (ROOT / "docs" / "reference" / "recipes.md").read_text("utf-8")
+    sizes = re.findall(r"^\| `(\w[\w-]*)` \|[^|]*\| (\d+x\d+x\d+) \|", table, re.MULTILINE)
+    assert len(sizes) >= 15
+    for name, size in sizes:
+        steps = load_recipe(name).train
+        assert f"{steps.max_steps}x{steps.batch_size}x{steps.group_size}" == size, name
+
+
 def test_tests_and_files_named_in_the_docs_exist() -> None:
     defined = set()
     for path in (ROOT / "tests").rglob("test_*.py"):

@@ -314,8 +314,8 @@ async def _evaluate(
 
 _SECONDS = {
     "memagent-quickstart": (0.3, 0.8, 0.0006),
-    "rememr1-quickstart": (0.4, 2.5, 0.004),
-    "memact-quickstart": (0.3, 6.5, 0.03),
+    "rememr1-quickstart": (0.3, 2.6, 0.0008),
+    "memact-quickstart": (0.3, 7.4, 0.004),
     "memagent-smollm2": (20.0, 50.0, 0.15),
 }
 """Rough times on two cores of a cold-start step, a training step and an evaluation turn (all processes together). An
