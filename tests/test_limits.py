@@ -78,7 +78,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "": (2750, 15),
     "app": (10050, 46),
     "cli": (2930, 13),
-    "config": (3120, 13),
+    "config": (3130, 13),
     "credit": (900, 7),
     "data": (4880, 24),
     "engines": (10320, 47),

@@ -209,6 +209,18 @@ def test_what_is_asked_for_besides_a_reward_of_the_users_own_counts() -> None:
     assert again.reward.unsupported_penalty == 0.5  # a layer that was put on the user's own stays
 
 
+def test_a_smaller_batch_has_fewer_minibatches_unless_they_are_named() -> None:
+    def loaded(*overrides: str) -> int:
+        return load_recipe("memagent-quickstart", overrides).train.num_minibatches
+
+    assert (loaded("train.batch_size=4"), loaded("train.batch_size=64")) == (4, 8)
+    assert loaded("train.batch_size=4", "train.num_minibatches=2") == 2
+    with pytest.raises(ConfigError, match=r"train\.num_minibatches=6 exceeds train\.batch_size=4"):
+        loaded("train.batch_size=4", "train.num_minibatches=6")
+    with pytest.raises(ConfigError, match=r"train\.batch_size"):
+        loaded("train.batch_size=0")
+
+
 def test_a_file_as_the_data_leaves_the_curriculum_of_drawn_documents() -> None:
     assert load_recipe("memagent-quickstart", ["data.train_files=mine.jsonl"]).data.curriculum is None
     drawn = load_recipe("memagent-quickstart", ["data.train_files=synthetic"])

@@ -5,8 +5,8 @@
 
 An override of `engine.name` or `sampler.name` drops the recipe's keys of another one, including `cluster`. An override
 of `reward.name` with a custom reward drops the recipe's reward with its layers. A file as `data.train_files` drops the
-curriculum of generated documents. Values follow YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are
-text.
+curriculum of generated documents. An override of `train.batch_size` lowers the recipe's `train.num_minibatches` to it.
+Values follow YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
 
 Run folders, reports and trackers store the configuration, so it must not contain secrets: values under a key called
 token, password, secret or API key, and addresses with a user or a password. The check includes options of custom
@@ -265,7 +265,7 @@ def sections_of(text: str, name: str) -> dict[str, Any]:
 
 
 def _drop_replaced(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
-    """Drop the recipe's engine, sampler and reward keys if an override selects a different kind."""
+    """Drop or change the recipe's keys that an override leaves without a meaning."""
     before, engine = _name(values.get("engine")), _named(overrides, "engine")
     if engine not in (None, before):
         if not {before, engine} <= set(ALIKE):
@@ -280,6 +280,17 @@ def _drop_replaced(values: dict[str, Any], overrides: Sequence[tuple[str, Any]])
             values["cluster"] = {key: value for key, value in cluster.items() if key not in COPIES}
     _leave_reward(values, overrides)
     _leave_curriculum(values, overrides)
+    _fit_minibatches(values, overrides)
+
+
+def _fit_minibatches(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
+    """A smaller batch has fewer mini-batches, as each needs a whole group."""
+    train, size = (
+        values.get("train"),
+        next((value for key, value in reversed(overrides) if key == "train.batch_size"), None),
+    )
+    if isinstance(train, dict) and isinstance(size, int) and isinstance(parts := train.get("num_minibatches"), int):
+        values["train"] = {**train, "num_minibatches": max(1, min(parts, size))}
 
 
 def _leave_reward(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
