@@ -62,6 +62,11 @@ def test_an_alarm_of_metrics(key: str, over: dict[str, Any], under: dict[str, An
     assert raised(rows(**under)) == {}
 
 
+def test_equal_rewards_of_solved_problems_are_no_red_alarm() -> None:
+    assert raised(rows(groups__with_signal=0.3, reward__mean=0.97)) == {"no_signal": "advice"}
+    assert raised(rows(groups__with_signal=0.3, reward__mean=0.03)) == {"no_signal": "red"}
+
+
 def test_memories_that_are_cut_in_the_first_steps_are_no_red_alarm() -> None:
     """As of a quickstart, which learns within some 25 steps to write what has room."""
     assert raised(rows(30, memory__truncated=0.5)) == {"memory_cut": "amber"}

@@ -174,6 +174,8 @@ def _unknown(errors: Sequence[Any], ignored: list[str] | None) -> list[tuple[str
         path = ".".join(map(str, errors[0]["loc"]))
         if errors[0]["type"] == "extra_forbidden":
             raise Refused(400, f"{path}: unknown; omit it", code="unknown_parameter", param=path)
+        if errors[0]["type"] == "missing":
+            raise invalid(path, "required")
         raise invalid(path, f"{errors[0]['msg']}, is {shown(errors[0]['input'])}")
     ignored += [".".join(path) for path in unknown]
     return unknown

@@ -172,13 +172,17 @@ _ENDS = ("finished", "interrupted", "resumed", "started")
 
 
 WINDOW, FEWEST, BEFORE = 10, 5, 50
-NO_SIGNAL, UNGRADED, MEMORY_CUT, ANSWERS_CUT, LOGPROB_GAP = 0.5, 0.02, 0.25, 0.25, 0.05
+NO_SIGNAL, SOLVED, UNGRADED, MEMORY_CUT, ANSWERS_CUT, LOGPROB_GAP = 0.5, 0.9, 0.02, 0.25, 0.25, 0.05
 ENTROPY_LEFT, INVENTION_MORE = 0.25, 0.10
 SLOW, SLOW_SECONDS, SILENT_SECONDS, SKIPPED = 6.0, 1.0, 60.0, 0.25
 ROLLOUT_SHARE, MEMORY_USED, FLAT_STEPS, FLAT = 0.9, 0.5, 100, 0.01
 THRESHOLDS: tuple[tuple[str, str, str], ...] = (
     ("dead", "the process died before the run finished", "red"),
-    ("no_signal", f"the rewards of more than {NO_SIGNAL:.0%} of the groups are equal", "red"),
+    (
+        "no_signal",
+        f"the rewards of more than {NO_SIGNAL:.0%} of the groups are equal; advice if their mean is above {SOLVED}",
+        "red",
+    ),
     ("ungraded", f"more than {UNGRADED:.0%} of the episodes are ungraded", "red"),
     (
         "memory_cut",
@@ -285,13 +289,15 @@ def _dead(run: Watched) -> Iterator[Alarm]:
 
 
 def _no_signal(run: Watched) -> Iterator[Alarm]:
-    share = run.late("groups/with_signal")
+    share, reward = run.late("groups/with_signal"), run.late("reward/mean")
     if share is not None and 1 - share > NO_SIGNAL:
-        text = (
-            f"In {_percent(1 - share)} of the groups all rewards are equal, so training ignores them. Try easier "
-            "or harder problems, a larger train.group_size, or a finer reward."
-        )
-        yield Alarm("red", "no_signal", text, run.step, "groups/with_signal")
+        text = f"In {_percent(1 - share)} of the groups all rewards are equal, so training ignores them. "
+        if reward is not None and reward > SOLVED:
+            text += f"The mean reward is {reward:.2f}: stop, or try harder problems or a finer reward."
+            yield Alarm("advice", "no_signal", text, run.step, "groups/with_signal")
+        else:
+            text += "Try easier or harder problems, a larger train.group_size, or a finer reward."
+            yield Alarm("red", "no_signal", text, run.step, "groups/with_signal")
 
 
 def _share_of_outcomes(run: Watched, outcome: str) -> float | None:
