@@ -101,7 +101,8 @@ def show_plan(shown: dict[str, Any]) -> None:
             if isinstance(entry, dict) and "key" in entry:
                 after = f" ({entry['seconds_per_step']:,.0f} s per step)" if "seconds_per_step" in entry else ""
                 entry = f"{entry['key']}={entry['value']}{after}: {entry['reason']}"
-            typer.echo(f"{name.replace('_', ' '):16s} {printable(_text(entry))}")
+            if entry != "":
+                typer.echo(f"{name.replace('_', ' '):16s} {printable(_text(entry))}")
 
 
 def _text(value: Any) -> str:
