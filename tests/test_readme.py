@@ -11,8 +11,8 @@ import pytest
 from support.command import Run
 
 ROOT = Path(__file__).parent.parent
-READERS_OWN = ("hotpot", "Qwen/", "view ")
-"""Files and models of the reader's own; the viewer serves until it is interrupted (tests/cli/test_view.py)."""
+READERS_OWN = ("hotpot", "Qwen/", "memagent-4b-lora", "view ")
+"""Files, models and GPUs of the reader's own; the viewer serves until it is interrupted (tests/cli/test_view.py)."""
 
 
 SMALL = ("--limit=2", "--no-baselines", "question_tokens=256")
