@@ -48,7 +48,7 @@ WORDS = {
     "index.md": 450, "install.md": 400, "glossary.md": 500,
     "tutorials/first-agent.md": 1100, "tutorials/your-questions.md": 1200, "tutorials/why-it-failed.md": 1200,
     "tutorials/write-a-policy.md": 1300, "tutorials/reward-in-python.md": 1000, "tutorials/eight-gpus.md": 1200,
-    "tutorials/real-model.md": 1100,
+    "tutorials/real-model.md": 1170,
     "how-to/train.md": 1560, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 830,
     "how-to/multi-gpu.md": 900, "how-to/vllm.md": 1180, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
     "how-to/evaluate.md": 950, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
