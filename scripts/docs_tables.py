@@ -153,8 +153,11 @@ def hacks() -> str:
 
 
 def models() -> str:
+    from transformers.utils import logging
+
     from support.architectures import table
 
+    logging.set_verbosity_error()  # of its notes on the small example configurations
     return table()
 
 
