@@ -1,7 +1,8 @@
-"""The embedded learner compared with padded training: one optimizer step, and prefix forests of several shapes.
+"""The embedded learner against padded training: one optimizer step, prefix forests of several shapes; Ray against it.
 
     python benchmarks/learner.py step
     python benchmarks/learner.py forest
+    python benchmarks/learner.py ray
 
 Padded training is what the authors' code does: every segment is a row of equal width, with logits for every position.
 Both compute gradients of the same loss on the same segments, on one thread. Seconds are the best round of each way;
@@ -20,6 +21,10 @@ forest   a model of the default size with random weights (speed does not depend 
     section_first_prefill_ratio       prompt tokens the sampler computes, `memory_first` over `section_first`
     scaling                           [segments over one prefix, physical tokens, seconds]
 
+ray      a training step on the segments of `step`, with engine.name=ray (one rank, one sampler) and embedded: seconds
+         to sample the segments' turns, to update, to publish; ratios of Ray over embedded; of the last step
+         `same_turns` (the share with the same tokens), their `logprob_gap`, and `loss_gap`
+
 Not covered: several threads or devices, the authors' engines. Axes: B rows, T tokens of a row.
 """
 
@@ -29,10 +34,11 @@ import argparse
 import asyncio
 import json
 import random
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,8 +54,9 @@ from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.losses import policy_loss
-from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
-from palimpsest.types import SamplingParams, Segment
+from palimpsest.engines.open import open_engine
+from palimpsest.engines.protocol import Engine, StepBatch, TrainSegment, UpdateStats
+from palimpsest.types import Completion, SamplingParams, Segment
 
 WINDOW = 4096
 MICRO_BATCH_TOKENS = 32_768
@@ -211,6 +218,66 @@ def step_of(way: str, options: argparse.Namespace) -> dict[str, float]:
     return {"seconds": seconds, "peak_mb": peak_mb() - before, "loss": losses[-1], "tokens": trained}
 
 
+# ---- Ray ----------------------------------------------------------------------------------------------------------
+
+
+def ray(options: argparse.Namespace) -> dict[str, Any]:
+    return asyncio.run(_ray(options))
+
+
+async def _ray(options: argparse.Namespace) -> dict[str, Any]:
+    """Rounds alternate between the engines, and the median counts; the first step of each starts its processes."""
+    common = [f"model.path={options.model}", "engine.num_threads=1"]
+    configs = {
+        name: load_recipe("memagent-quickstart", [*common, f"engine.name={name}"]) for name in ("embedded", "ray")
+    }
+    engines = {name: open_engine(config, objective="policy") for name, config in configs.items()}
+    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+    last: dict[str, tuple[list[Completion], UpdateStats]] = {}
+    try:
+        batch = Shapes(engines["embedded"].codec.vocab_size).turns(options.segments, 32)
+        for _ in range(options.rounds + 1):
+            for name, engine in engines.items():
+                times, sampled, stats = await training_step(engine, batch)
+                last[name] = sampled, stats
+                seconds[name].append(times)
+    finally:
+        for engine in engines.values():
+            await engine.close()
+    medians = {
+        name: {part: statistics.median(each[part] for each in rounds[1:]) for part in rounds[0]}
+        for name, rounds in seconds.items()
+    }
+    figures: dict[str, Any] = {f"{name}_s": parts for name, parts in medians.items()}
+    figures["ratio"] = {part: medians["ray"][part] / max(s, 1e-9) for part, s in medians["embedded"].items()}
+    (here, mine), (there, theirs) = last["embedded"], last["ray"]
+    same = [(a, b) for a, b in zip(here, there, strict=True) if a.token_ids == b.token_ids]
+    figures["same_turns"] = len(same) / len(here)
+    figures["logprob_gap"] = max(abs(x - y) for a, b in same for x, y in zip(a.logprobs, b.logprobs, strict=True))
+    return figures | {"loss_gap": abs(mine.loss - theirs.loss)}
+
+
+async def training_step(engine: Engine, batch: StepBatch) -> tuple[dict[str, float], list[Completion], UpdateStats]:
+    """Seconds of each phase, the sampled turns and the update's statistics."""
+
+    def replay(number: int, segment: Segment) -> Awaitable[Completion]:
+        mask = segment.loss_mask
+        params = SamplingParams(max_tokens=sum(mask), seed=number)
+        return engine.sampler.generate(segment.token_ids[: mask.index(True)], params)
+
+    assert engine.learner is not None
+    marks = [time.perf_counter()]
+    sampled = await asyncio.gather(*(replay(n, each.segment) for n, each in enumerate(batch.segments)))
+    marks.append(time.perf_counter())
+    (stats,) = await engine.learner.update([batch])
+    marks.append(time.perf_counter())
+    await engine.learner.publish()
+    marks.append(time.perf_counter())
+    names = ("sampling", "update", "publish")
+    parts = {name: end - begin for name, begin, end in zip(names, marks, marks[1:], strict=False)}
+    return parts | {"step": marks[-1] - marks[0]}, sampled, stats
+
+
 # ---- prefix forests -----------------------------------------------------------------------------------------------
 
 
@@ -311,16 +378,16 @@ def peak_mb() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figure", choices=["step", "forest"])
+    parser.add_argument("figure", choices=["step", "forest", "ray"])
     parser.add_argument("--model", default="embedded", help="forest: its size is taken")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--segments", type=int, default=256, help="of a step")
+    parser.add_argument("--segments", type=int, default=256, help="of step and ray")
     parser.add_argument("--way", choices=["ours", "padded"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
         print(json.dumps((step_of if options.figure == "step" else memory_of)(options.way, options)))
     else:
-        print(json.dumps((step if options.figure == "step" else forest)(options), indent=1))
+        print(json.dumps({"step": step, "forest": forest, "ray": ray}[options.figure](options), indent=1))
 
 
 if __name__ == "__main__":

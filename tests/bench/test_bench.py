@@ -68,6 +68,15 @@ def test_reuse_and_prefill_follow_from_the_shape(tiny_model_folder: Path) -> Non
     assert found["scaling"][0][:2] == [1, 1199]
 
 
+@pytest.mark.slow
+def test_a_step_on_ray_is_that_of_the_embedded_engine() -> None:
+    found = measured("learner.py", "ray", "--segments", "8", "--rounds", "2")
+    assert found["same_turns"] == 1
+    assert found["logprob_gap"] < 1e-4
+    assert found["loss_gap"] < 1e-5
+    assert set(found["ratio"]) == {"sampling", "update", "publish", "step"}
+
+
 def test_retrieval_figures_at_a_tiny_size() -> None:
     sizes = {"passages": 200, "vocabulary": 100, "queries": 16, "clients": 4, "rounds": 1}
     found = measured("retrieval.py", *(word for name, size in sizes.items() for word in (f"--{name}", str(size))))
