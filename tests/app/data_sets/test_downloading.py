@@ -31,6 +31,7 @@ class Server:
 
     url: str = ""
     answers: list[int] = field(default_factory=list)
+    kind: str = "application/json"
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and range of each GET."""
 
@@ -62,7 +63,12 @@ def server() -> Iterator[Server]:
 
         def _head(self, status: int, length: int, start: int = 0) -> None:
             self.send_response(status)
-            headers = {"etag": '"one"', "x-repo-commit": "0" * 40, "content-length": str(length)}
+            headers = {
+                "content-type": made.kind,
+                "etag": '"one"',
+                "x-repo-commit": "0" * 40,
+                "content-length": str(length),
+            }
             headers |= {"content-range": f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"} if start else {}
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -117,6 +123,13 @@ def test_a_file_of_a_page_comes_whole_or_not_at_all(server: Server, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
     assert download(published, tmp_path).read_bytes() == CONTENT
     assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_web_page_is_not_a_data_set(server: Server, tmp_path: Path) -> None:
+    server.kind = "text/html; charset=utf-8"
+    with pytest.raises(DataError, match="web page"):
+        download(Published(f"{server.url}/file.json"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_download_of_a_file_is_refused_while_the_first_runs(server: Server, tmp_path: Path) -> None:

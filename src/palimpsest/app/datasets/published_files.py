@@ -105,6 +105,8 @@ def _of_the_hub(name: str, file: str, folder: Path) -> Path:
 def _of_a_page(url: str, out: Path) -> Path:
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, out.open("wb") as file:
+            if answer.headers.get_content_type() == "text/html":  # of a proxy or a login
+                raise ValueError("received a web page")
             shutil.copyfileobj(answer, file)
             if answer.length:
                 raise ValueError(f"interrupted, {answer.length:,} bytes are missing")
