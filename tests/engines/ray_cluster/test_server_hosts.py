@@ -31,6 +31,8 @@ from palimpsest.engines.ray.server_hosts import ServerHosts
 
 pytestmark = pytest.mark.slow
 SERVED = ("engine.name=ray", "cluster.learners=2", "sampler.name=vllm", "sampler.max_model_len=512")
+RANKS_TOGETHER = ("cluster.tensor_parallel_size=2",)
+"""Both ranks on one machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +103,8 @@ def run(work: Callable[[Path], Coroutine[Any, Any, None]], tmp_path: Path) -> No
 
 async def copied(tmp_path: Path) -> None:
     server_hosts.PIECE = 1 << 20  # several of a file
-    with machines([0, 0]) as address:
-        async with hosts(tmp_path, f"cluster.address={address}", "sampler.servers=4") as found:
+    with machines([3, 3]) as address:  # the ranks and a server, and three servers
+        async with hosts(tmp_path, *RANKS_TOGETHER, f"cluster.address={address}", "sampler.servers=4") as found:
             first = await found.write("1-version-0")
             clients = await started(found, first)
             facts = [await seen(client) for client in clients]
@@ -133,8 +135,8 @@ def test_a_lost_actor_leaves_the_weights_to_the_other_servers_of_its_machine(tmp
 
 
 async def outlived(tmp_path: Path) -> None:
-    with machines([0, 0]) as address:
-        async with hosts(tmp_path, f"cluster.address={address}", "sampler.servers=4") as found:
+    with machines([2, 2]) as address:
+        async with hosts(tmp_path, *RANKS_TOGETHER, f"cluster.address={address}", "sampler.servers=2") as found:
             first = await found.write("1-version-0")
             await started(found, first)
             away: list[Any] = [server for server in found._servers if server.weights != first]
@@ -170,8 +172,7 @@ def test_a_lost_machine_fails_its_servers_alone(tmp_path: Path) -> None:
 
 async def lost(tmp_path: Path) -> None:
     with machines([2, 1]) as address:
-        size = ("cluster.tensor_parallel_size=2", f"cluster.address={address}")
-        async with hosts(tmp_path, *size) as found:
+        async with hosts(tmp_path, *RANKS_TOGETHER, f"cluster.address={address}") as found:
             (client,) = await started(found, await found.write("1-version-0"))
             (server,), ranks = found._servers, found._group.ranks
             nodes = {of_ray(rank)["Address"]["NodeID"] for rank in ranks}
