@@ -97,7 +97,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "text": (3083, 14),
     "tools": (269, 2),
     "training": (2010, 10),
-    "viewer": (5520, 23),
+    "viewer": (5529, 23),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A feature that needs more raises its line here,
 in the same commit; what gets smaller lowers it."""

@@ -103,6 +103,25 @@ def test_a_run_that_says_nothing_for_long_is_told() -> None:
     assert "silent" not in raised(rows(9), updated=0.0, timings=timings, status=Status.FINISHED)
 
 
+@pytest.mark.parametrize(
+    ("top_p", "temperature", "name", "limit"),
+    [
+        (0.9, 0.7, "vllm", 0.05 + 0.105361),  # -ln 0.9
+        (0.9, 1.0, "vllm", 0.05),
+        (0.9, 0.7, "embedded", 0.05),
+        (1.0, 0.7, "vllm", 0.05),
+        (0, 0.7, "vllm", 0.05),
+        ("?", 0.7, "vllm", 0.05),
+    ],
+)
+def test_the_gap_may_include_top_p_where_servers_log_probabilities_do(
+    top_p: Any, temperature: float, name: str, limit: float
+) -> None:
+    config = {"sampling": {"temperature": temperature, "top_p": top_p}, "sampler": {"name": name}}
+    for gap, alarm in ((limit - 0.001, {}), (limit + 0.001, {"logprob_gap": "red"})):
+        assert raised(rows(sampler__logprob_gap_mean=gap), config=config) == alarm
+
+
 def test_too_few_steps_raise_nothing() -> None:
     assert raised(rows(4, groups__with_signal=0.0, memory__truncated=1.0, policy__logprob_gap=9.0)) == {}
     assert raised([]) == {}
@@ -114,7 +133,8 @@ ADVISED = {"memory__tokens": 3.0, "reward__mean": 0.5}
 
 def test_advice_comes_only_where_no_alarm_is_red() -> None:
     timings = [{"step": step, "rollout_s": 9.5, "learn_s": 0.5} for step in range(120)]
-    told: dict[str, Any] = {"timings": timings, "status": Status.STOPPED, "memory_tokens": 8}
+    config = {"policy": {"options": {"memory_tokens": 8}}}
+    told: dict[str, Any] = {"timings": timings, "status": Status.STOPPED, "config": config}
     advice = {"rollout_bound": "advice", "memory_unused": "advice", "flat": "advice"}
     assert raised(rows(120, **ADVISED), **told) == advice
     assert raised(rows(120, **ADVISED, memory__truncated=0.9), **told) == {"memory_cut": "red"}

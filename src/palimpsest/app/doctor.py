@@ -232,8 +232,7 @@ def _of_run(run: Path, config: RunConfig) -> Iterator[DoctorCheck]:
     rows, events = read_rows(run / METRICS), read_rows(run / EVENTS)
     done = max((whole(row, "step", 0) for row in rows), default=0)
     status = status_of_run(run, rows, events, config.train.max_steps)
-    memory = config.policy.options.get("memory_tokens")
-    watched = Watched(rows, read_rows(run / TIMINGS), status, memory_tokens=memory if type(memory) is int else None)
+    watched = Watched(rows, read_rows(run / TIMINGS), status, config=config.model_dump())
     raised = [alarm for alarm in alarms(watched) if alarm.severity != "advice" and alarm.key != "dead"]
     yield DoctorCheck("run", *_why_it_stopped(run, status, events, f"step {done} of {config.train.max_steps}"))
     for alarm in raised:

@@ -104,7 +104,7 @@ class RunFacts:
                 status,
                 last_change([source.path / METRICS, source.path / EVENTS]),
                 resume_command(source.path) if status is Status.DEAD else "",
-                _memory_tokens(self.config(source)),
+                self.config(source),
             )
         )
 
@@ -171,13 +171,6 @@ def steps_of(config: Mapping[str, Any]) -> int | None:
     train = config.get("train")
     steps = train.get("max_steps") if isinstance(train, dict) else None
     return steps if type(steps) is int else None
-
-
-def _memory_tokens(config: Mapping[str, Any]) -> int | None:
-    policy = config.get("policy")
-    options = policy.get("options") if isinstance(policy, dict) else None
-    tokens = options.get("memory_tokens") if isinstance(options, dict) else None
-    return tokens if type(tokens) is int else None
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean, median
@@ -191,7 +191,7 @@ THRESHOLDS: tuple[tuple[str, str, str], ...] = (
         "amber",
     ),
     ("answers_cut", f"more than {ANSWERS_CUT:.0%} of the answers exceeded their budget", "red"),
-    ("logprob_gap", f"sampler and learner differ by more than {LOGPROB_GAP} nats per token", "red"),
+    ("logprob_gap", f"sampler and learner differ by more than {LOGPROB_GAP} nats per token, top-p aside", "red"),
     (
         "entropy",
         f"the policy's entropy (if unmeasured: the spread of rewards) fell below {ENTROPY_LEFT:.0%} of its value "
@@ -251,10 +251,26 @@ class Watched:
     metrics: Sequence[Row]
     timings: Sequence[Row] = ()
     status: Status = Status.FINISHED
-    updated: float | None = None
-    """Time of the last row, in seconds since 1970."""
+    updated: float | None = None  # time of the last row, in seconds since 1970
     resume: str = "palimpsest train --resume"
-    memory_tokens: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def setting(self, section: str, key: str) -> Any:
+        values = self.config.get(section)
+        return values.get(key) if isinstance(values, dict) else None
+
+    @property
+    def memory_tokens(self) -> int | None:
+        options = self.setting("policy", "options")
+        tokens = options.get("memory_tokens") if isinstance(options, dict) else None
+        return tokens if type(tokens) is int else None
+
+    @property
+    def gap_of_top_p(self) -> float:
+        """Nats that top-p can add to vLLM's log-probabilities (config/schema.py, `logprobs_mode`)."""
+        top_p = self.setting("sampling", "top_p")
+        added = self.setting("sampler", "name") == "vllm" and self.setting("sampling", "temperature") not in (0, 1)
+        return -math.log(top_p) if added and is_number(top_p) and 0 < top_p < 1 else 0.0
 
     @property
     def step(self) -> int:
@@ -351,7 +367,7 @@ def _logprob_gap(run: Watched) -> Iterator[Alarm]:
     for key in ("sampler/logprob_gap_mean", "policy/logprob_gap"):
         gap = run.late(key)
         if gap is not None:
-            if gap > LOGPROB_GAP:
+            if gap > LOGPROB_GAP + run.gap_of_top_p:
                 moved = "" if key.startswith("sampler/") else ", including the policy's movement since the samples"
                 text = (
                     f"Sampler and learner differ by {gap:.3f} nats per token{moved}: training is off-policy. Compare "
