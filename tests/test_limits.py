@@ -76,7 +76,7 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (2750, 15),
-    "app": (10050, 46),
+    "app": (10051, 46),
     "cli": (2930, 13),
     "config": (3130, 13),
     "credit": (900, 7),

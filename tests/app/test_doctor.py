@@ -303,6 +303,11 @@ def cut(run: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-1])
 
 
+def cut_all(run: Path) -> None:
+    for weights in (run / "checkpoints").glob("step-*/model.safetensors"):
+        weights.write_bytes(b"")
+
+
 def lose(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
 
@@ -313,6 +318,7 @@ def lose(run: Path) -> None:
         (lambda run: None, "ok", "after step 4"),
         (lambda run: append_row(run / "metrics.jsonl", {"step": 5}), "ok", "after step 4; steps 5 run again"),
         (cut, "warn", "after step 2; steps 3-4 run again; step-000004 damaged"),
+        (cut_all, "fail", "damaged: step-000002, step-000004"),
         (lose, "fail", "lacks the checkpoint saved after step 4"),
     ],
 )
@@ -323,6 +329,8 @@ def test_a_resume_starts_after_the_newest_whole_checkpoint_or_is_rejected(
     change(tmp_path / "run")
     found = of_run(tmp_path / "run")["resume"]
     assert (found.status, said in found.reason) == (status, True), found.reason
+    again = f"palimpsest train {tmp_path}/run/config.yaml --out {tmp_path}/run --force"
+    assert found.fix == (again if status == "fail" else "")
 
 
 def test_a_run_killed_in_its_cold_start_continues_it(tmp_path: Path) -> None:

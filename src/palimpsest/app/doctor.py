@@ -43,8 +43,8 @@ from palimpsest.provenance import environment, installed
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.folder_guard import FolderLock, refuse_in_use
 from palimpsest.runs.jsonl_rows import read_rows, whole
-from palimpsest.runs.resume_rules import EVENTS, command_of_whole, has_checkpoint, resume_command
-from palimpsest.runs.run_folder import FAILED, METRICS, TIMINGS, load_config, refuse_lost_checkpoints
+from palimpsest.runs.resume_rules import EVENTS, command_of_whole, has_checkpoint, origin_of, resume_command
+from palimpsest.runs.run_folder import CONFIG, FAILED, METRICS, TIMINGS, load_config, refuse_lost_checkpoints
 from palimpsest.viewer.records.run_status import Status, Watched, alarms, status_of_run
 
 Outcome = tuple[Literal["ok", "warn", "fail"], str, str]
@@ -283,12 +283,16 @@ def _resume(run: Path, config: RunConfig, step: int, done: int, damaged: list[st
     data = config.data
     named = {*listed(data.train_files), *listed(data.val_files or ()), *listed(data.corpus or ())} - {*GENERATED}
     try:
-        refuse_lost_checkpoints(run)
         check_models(config)
         if missing := [file for file in sorted(named) if ":" not in file and not Path(file).exists()]:
             raise DataError(f"{missing[0]}: no such file; resume in the folder where the run started")
+        refuse_lost_checkpoints(run)
         if damaged and not step:
-            raise DataError(f"damaged: {', '.join(damaged)}; start over with --force")
+            raise RunError(f"damaged: {', '.join(damaged)}; start over with --force")
+    except RunError as error:
+        anew = shlex.join(["palimpsest", "train", str(run / CONFIG), "--out", str(run), "--force"])
+        simple = origin_of(run).command == "train" and command_of_whole(run) == resume_command(run)
+        return "fail", f"would be rejected: {error}", anew if simple else ""
     except PalimpsestError as error:
         return "fail", f"would be rejected: {error}", command_of_whole(run)
     begins = "continues the cold start" if has_checkpoint(run) else "starts over, without a checkpoint"
