@@ -81,7 +81,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "config": (3130, 13),
     "credit": (900, 7),
     "data": (4880, 24),
-    "engines": (10320, 47),
+    "engines": (10327, 47),
     "evaluation": (2050, 7),
     "memory": (3730, 17),
     "metrics": (850, 4),

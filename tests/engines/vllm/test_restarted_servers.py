@@ -47,7 +47,10 @@ class Ends:
         self.running = True
         return VllmClient("server", self._server.url)
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        if not self.running:
+            raise SamplerError("the server ended")
+
     def stop(self) -> None: ...
 
 
@@ -116,6 +119,23 @@ async def sampled(sampler: VllmSampler, server: Wire, groups: str) -> int:
     versions = {(await sampler.generate((5, 6), PARAMS, session=f"{each}/0")).policy_version for each in groups}
     assert versions == {sampler.version}
     return len(server.prompts)
+
+
+async def test_a_server_that_ended_while_idle_is_reported_once(tmp_path: Path) -> None:
+    async with served(tmp_path) as (published, learner, sampler, [_, server]):
+        member = cast(Any, sampler._pool._members[1])
+        member.process, member.started = Ends(server, []), True
+        member.process.running = False
+
+        async def publish_twice() -> None:
+            for learner.version in (1, 2):
+                await published.publish()
+                while not member.up:
+                    await asyncio.sleep(0.01)
+
+        with pytest.warns(UserWarning, match="a server leaves the pool: the server ended") as warned:
+            await asyncio.wait_for(publish_twice(), 60)
+        assert len(warned) == 1
 
 
 async def test_a_server_that_starts_takes_part_without_a_publication_having_waited_for_it(tmp_path: Path) -> None:

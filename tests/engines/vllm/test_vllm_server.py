@@ -275,7 +275,7 @@ async def test_a_run_on_two_machines_continues_without_a_server_and_after_a_lost
             assert process.poll() is None, process.stderr and process.stderr.read()
             time.sleep(0.2)
 
-    with machines([0, 0]) as address:
+    with machines([3, 3]) as address:  # for two ranks and four servers
         layout = [f"cluster.address={address}", "cluster.learners=2", "cluster.max_restarts=1", "sampler.servers=4"]
         size = ["train.batch_size=2", "train.group_size=4", "train.num_minibatches=1"]
         process = train("memagent-quickstart", out, steps, "engine.name=ray", *layout, *size, save_steps=2)

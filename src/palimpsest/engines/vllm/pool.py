@@ -307,9 +307,9 @@ class Pool:
         """Start servers that ended or left on the published weights, once each, without waiting."""
         for member in self._members:
             if member.process is not None and not member.up and member.starting is None:
-                member.sound = member.started = False
+                ended, member.sound, member.started = member.started, False, False
                 member.starts_on = published.folder
-                member.starting = asyncio.create_task(self._start(member, member.process, published))
+                member.starting = asyncio.create_task(self._start(member, member.process, published, ended=ended))
 
     def _why(self) -> str:
         return "all servers failed: " + "; ".join(member.reason for member in self._members)
@@ -328,10 +328,12 @@ class Pool:
         except SamplerError as error:
             await self._part(member, error)
 
-    async def _start(self, member: Member, process: Process, published: PublishedWeights) -> None:
+    async def _start(self, member: Member, process: Process, published: PublishedWeights, *, ended: bool) -> None:
         """Start a server on the published weights and warm it up, as the first request may compile. It joins if no
-        newer weights were published meanwhile."""
+        newer weights were published meanwhile. `ended`: it ended while no request was in flight."""
         try:
+            if ended:
+                await self._report_end(member, process)
             await asyncio.to_thread(process.stop)
             if member.client is not None:
                 await member.client.close()
@@ -347,6 +349,12 @@ class Pool:
             self._room.set()
         except SamplerError as error:
             await self._part(member, error)
+
+    async def _report_end(self, member: Member, process: Process) -> None:
+        try:
+            await asyncio.to_thread(process.check)
+        except SamplerError as error:
+            self._leave(member, str(error))
 
     async def _answered(self, client: VllmClient, process: Process) -> None:
         while True:
