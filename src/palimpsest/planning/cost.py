@@ -44,8 +44,8 @@ FILES, SWITCH_S = 2e9, 2.0
 """Bytes per second to write and read files of weights; seconds to stop and continue a server."""
 TOKEN_S = 2.5e-4  # a CPU's sampler per token, besides products: 1.6e-4 in rememr1-quickstart, 4.6e-4 in memact's
 EAGER_S = 0.03  # a GPU's embedded sampler per step: a thousand kernel launches
-STEP_S, RANK_S = 0.03, 0.1
-"""Calls per optimizer step of one process, and of ranks, which wait for each other: 0.03 and 0.08 on CPU cores."""
+STEP_S, RANK_S = 0.01, 0.1
+"""Calls per optimizer step of one process, and of ranks, which wait for each other, on CPU cores."""
 IN_FLIGHT = 256  # sequences per server (engines/vllm/pool.py)
 ROOM = 0.95  # share of a GPU that may fill; the rest is fragmentation
 OTHER_GB, SERVER_GB = 2.5, 3.0

@@ -46,9 +46,8 @@ CALL_SHARE, CALL, FILLED, PEAK, PRUNES = 0.3, 400, 0.5, 0.75, 0.4
 HOPS = 2
 """Turns per question of a file: two documents. memact-7b then reads 102,000 tokens for 5 questions; its paper reports
 82,000 to 120,000."""
-ENTROPY, TOOL_ENTROPY = 0.3, 0.045
-"""Nats per token of a memory or answer (0.44 in memagent-quickstart, 0.2 in rememr1-quickstart), and per token of an
-agent with tools (0.045 in memact-quickstart)."""
+ENTROPY, RECALL_ENTROPY, TOOL_ENTROPY = 0.3, 0.16, 0.04
+"""Nats per token of a memory or answer, of one with recall, and of an agent with tools, as in the quickstarts."""
 SIGNAL = 0.7
 """Share of groups whose binary rewards differ (0.58 to 1 in memagent-quickstart)."""
 PUBLISHED = {"docqa_rl_60k.jsonl": (56_000, 1), "wiki_train_multi_object_2_3.parquet": (0, 2.5)}
@@ -181,12 +180,14 @@ def _episode(policy: MemoryPolicy, sizes: ProblemSizes) -> tuple[list[PlannedRow
     rows = [PlannedRow(literal + sizes.question + sizes.document, 0, ANSWER, ENTROPY * ANSWER)]
     if isinstance(policy, OverwritePolicy):  # a row per section and question; in the first prompt the memory is empty
         reply, memory = REPLY * policy.written_tokens, REPLY * min(policy.memory_tokens, policy.written_tokens)
-        answered, nats = min(ANSWER, REPLY * policy.answer_tokens), ENTROPY * memory
-        memory *= 1.5 if isinstance(policy, RecallPolicy) else 1  # half of the turns recall another memory
+        recalls = isinstance(policy, RecallPolicy)
+        entropy = RECALL_ENTROPY if recalls else ENTROPY
+        answered, nats = min(ANSWER, REPLY * policy.answer_tokens), entropy * memory
+        memory *= 1.5 if recalls else 1  # half of the turns recall another memory
         section = min(sizes.document / sizes.chunks, policy.chunk_size)
         first, opening = policy.layout == "section_first", literal - CHAT + sizes.question
         later = PlannedRow(opening + first * section, memory + CHAT + (not first) * section, reply, nats)
-        last = PlannedRow(answer - CHAT + sizes.question, memory + CHAT, answered, ENTROPY * answered)
+        last = PlannedRow(answer - CHAT + sizes.question, memory + CHAT, answered, entropy * answered)
         rows = [PlannedRow(opening + CHAT + section, 0, reply, nats), *[later] * (sizes.chunks - 1)]
         rows += [last] * max(1, round(sizes.questions))
     return rows, len(rows), sum(row.shared + row.own for row in rows)
