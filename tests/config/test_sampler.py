@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from palimpsest.config.engine import SamplerConfig
+from palimpsest.config.engine import SamplerConfig, SamplingConfig, logprobs_mode
 from palimpsest.config.load import dump_config, load_recipe, parse_config
-from palimpsest.config.schema import RunConfig, SamplingConfig, logprobs_mode
+from palimpsest.config.schema import RunConfig
 from palimpsest.engines.vllm.server_process import ServerProcess
 from palimpsest.errors import ConfigError
 from palimpsest.runs.resume_rules import changes

@@ -117,7 +117,7 @@ def test_a_run_that_says_nothing_for_long_is_told() -> None:
 def test_the_gap_may_include_top_p_where_servers_log_probabilities_do(
     top_p: Any, temperature: float, name: str, limit: float
 ) -> None:
-    config = {"sampling": {"temperature": temperature, "top_p": top_p}, "sampler": {"name": name}}
+    config = {"sampling.temperature": temperature, "sampling.top_p": top_p, "sampler.name": name}
     for gap, alarm in ((limit - 0.001, {}), (limit + 0.001, {"logprob_gap": "red"})):
         assert raised(rows(sampler__logprob_gap_mean=gap), config=config) == alarm
 
@@ -133,12 +133,15 @@ ADVISED = {"memory__tokens": 3.0, "reward__mean": 0.5}
 
 def test_advice_comes_only_where_no_alarm_is_red() -> None:
     timings = [{"step": step, "rollout_s": 9.5, "learn_s": 0.5} for step in range(120)]
-    config = {"policy": {"options": {"memory_tokens": 8}}}
-    told: dict[str, Any] = {"timings": timings, "status": Status.STOPPED, "config": config}
+    given: dict[str, Any] = {
+        "timings": timings,
+        "status": Status.STOPPED,
+        "config": {"policy.options.memory_tokens": 8},
+    }
     advice = {"rollout_bound": "advice", "memory_unused": "advice", "flat": "advice"}
-    assert raised(rows(120, **ADVISED), **told) == advice
-    assert raised(rows(120, **ADVISED, memory__truncated=0.9), **told) == {"memory_cut": "red"}
-    assert raised(rows(120, **ADVISED, optim__grad_skipped=0.1), **told) == {"grad_skipped": "amber", **advice}
+    assert raised(rows(120, **ADVISED), **given) == advice
+    assert raised(rows(120, **ADVISED, memory__truncated=0.9), **given) == {"memory_cut": "red"}
+    assert raised(rows(120, **ADVISED, optim__grad_skipped=0.1), **given) == {"grad_skipped": "amber", **advice}
 
 
 def test_the_worst_comes_first() -> None:

@@ -36,6 +36,7 @@ from palimpsest import files
 from palimpsest.config.data import GENERATED, listed
 from palimpsest.config.install_hints import DISTRIBUTION
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import leaves
 from palimpsest.engines.open import check_models
 from palimpsest.errors import DataError, PalimpsestError, RunError
 from palimpsest.models.checkpoint_manifest import MANIFEST, read_manifest
@@ -43,7 +44,7 @@ from palimpsest.provenance import environment, installed
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.folder_guard import FolderLock, refuse_in_use
 from palimpsest.runs.jsonl_rows import read_rows, whole
-from palimpsest.runs.resume_rules import EVENTS, command_of_whole, has_checkpoint, origin_of, resume_command
+from palimpsest.runs.resume_rules import EVENTS, command_of_whole, has_checkpoint, resume_command
 from palimpsest.runs.run_folder import CONFIG, FAILED, METRICS, TIMINGS, load_config, refuse_lost_checkpoints
 from palimpsest.viewer.records.run_status import Status, Watched, alarms, status_of_run
 
@@ -232,7 +233,7 @@ def _of_run(run: Path, config: RunConfig) -> Iterator[DoctorCheck]:
     rows, events = read_rows(run / METRICS), read_rows(run / EVENTS)
     done = max((whole(row, "step", 0) for row in rows), default=0)
     status = status_of_run(run, rows, events, config.train.max_steps)
-    watched = Watched(rows, read_rows(run / TIMINGS), status, config=config.model_dump())
+    watched = Watched(rows, read_rows(run / TIMINGS), status, config=dict(leaves(config.model_dump())))
     raised = [alarm for alarm in alarms(watched) if alarm.severity != "advice" and alarm.key != "dead"]
     yield DoctorCheck("run", *_why_it_stopped(run, status, events, f"step {done} of {config.train.max_steps}"))
     for alarm in raised:
@@ -282,22 +283,21 @@ def _resume(run: Path, config: RunConfig, step: int, done: int, damaged: list[st
     """Start of a resume, or the reason for its rejection."""
     data = config.data
     named = {*listed(data.train_files), *listed(data.val_files or ()), *listed(data.corpus or ())} - {*GENERATED}
+    fix = resume = command_of_whole(run)
     try:
         check_models(config)
         if missing := [file for file in sorted(named) if ":" not in file and not Path(file).exists()]:
             raise DataError(f"{missing[0]}: no such file; resume in the folder where the run started")
+        start_over = shlex.join(["palimpsest", "train", str(run / CONFIG), "--out", str(run), "--force"])
+        fix = start_over if resume == shlex.join(["palimpsest", "train", "--resume", str(run)]) else ""
         refuse_lost_checkpoints(run)
         if damaged and not step:
-            raise RunError(f"damaged: {', '.join(damaged)}; start over with --force")
-    except RunError as error:
-        anew = shlex.join(["palimpsest", "train", str(run / CONFIG), "--out", str(run), "--force"])
-        simple = origin_of(run).command == "train" and command_of_whole(run) == resume_command(run)
-        return "fail", f"would be rejected: {error}", anew if simple else ""
+            raise DataError(f"damaged: {', '.join(damaged)}; start over with --force")
     except PalimpsestError as error:
-        return "fail", f"would be rejected: {error}", command_of_whole(run)
+        return "fail", f"would be rejected: {error}", fix
     begins = "continues the cold start" if has_checkpoint(run) else "starts over, without a checkpoint"
     starts = f"starts after step {step}" if step else begins
     lost = f"{step + 1}-{done}" if done > step + 1 else str(done)
     again = f"; steps {lost} run again" if done > step else ""
     skips = f"; {', '.join(damaged)} damaged" if damaged else ""
-    return "warn" if damaged else "ok", f"{starts}{again}{skips}: {command_of_whole(run)}", ""
+    return "warn" if damaged else "ok", f"{starts}{again}{skips}: {resume}", ""

@@ -29,9 +29,9 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from palimpsest.config.engine import PYTHON
+from palimpsest.config.engine import PYTHON, logprobs_mode
 from palimpsest.config.install_hints import install_line
-from palimpsest.config.schema import RunConfig, logprobs_mode
+from palimpsest.config.schema import RunConfig
 from palimpsest.engines import process_guard
 from palimpsest.errors import EngineError
 

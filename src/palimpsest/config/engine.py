@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -287,6 +288,27 @@ STARTED = ("servers", "devices", "tensor_parallel_size", "gpu_memory_utilization
 """Keys of the servers that palimpsest starts."""
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+
+
+class SamplingConfig(Strict):
+    temperature: float = Field(1.0, ge=0)
+    """0 takes the most likely token."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability."""
+
+
+def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:
+    """Log-probability mode of a server: at the sampling temperature, before top-p.
+
+    vLLM's raw values ignore the temperature; its processed values include top-p. Raw values are right at temperature 1
+    with any top-p, processed values at other temperatures without top-p.
+    """
+    return "raw_logprobs" if sampling.temperature in (0.0, 1.0) else "processed_logprobs"
+
+
+def top_p_gap(sampling: SamplingConfig) -> float:
+    """Nats that top-p can add to a server's log-probabilities."""
+    return 0.0 if logprobs_mode(sampling) == "raw_logprobs" else -math.log(sampling.top_p)
 
 
 class SamplerConfig(Strict):

@@ -19,12 +19,13 @@ from palimpsest.config.engine import (
     ClusterConfig,
     EmbeddedEngineConfig,
     EngineConfig,
-    LogprobsMode,
     SamplerConfig,
     check_turns,
+    top_p_gap,
 )
 from palimpsest.config.engine import AdapterConfig as AdapterConfig
 from palimpsest.config.engine import ModelConfig as ModelConfig
+from palimpsest.config.engine import SamplingConfig as SamplingConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.section import Strict
 from palimpsest.plugin_kinds import KINDS, check_name
@@ -170,13 +171,6 @@ class OptimConfig(Strict):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"optim.betas={list(betas)}: use two numbers of at least 0 and below 1, e.g. [0.9, 0.999]")
         return betas
-
-
-class SamplingConfig(Strict):
-    temperature: float = Field(1.0, ge=0)
-    """0 takes the most likely token."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Sample from the smallest set of tokens with this probability."""
 
 
 class VariantConfig(Strict):
@@ -452,15 +446,6 @@ def suspicious(config: RunConfig) -> list[str]:
     return found
 
 
-def logprobs_mode(sampling: SamplingConfig) -> LogprobsMode:
-    """Log-probability mode of a server: at the sampling temperature, before top-p.
-
-    vLLM's raw values ignore the temperature; its processed values include top-p. Raw values are right at temperature 1
-    with any top-p, processed values at other temperatures without top-p.
-    """
-    return "raw_logprobs" if sampling.temperature in (0.0, 1.0) else "processed_logprobs"
-
-
 def is_served(config: RunConfig, objective: str | None) -> bool:
     """Return whether servers replace the engine as sampler for `objective`: only for training with rewards."""
     return objective == "policy" and config.sampler.name == "vllm"
@@ -491,8 +476,7 @@ def check_served(config: RunConfig) -> None:
         check_turns(config.cluster, config.sampler, config.train.max_off_policy_steps)
     if name := next((name for name, role in config.roles.items() if role.model is not None), None):
         raise ValueError(f"roles.{name}.model: vLLM servers load only the run's model; set sampler.name=embedded")
-    cut = logprobs_mode(sampling) == "processed_logprobs" and sampling.top_p < 1
-    if cut and (loss.old_logprobs != "recompute" or loss.importance_sampling_cap is not None):
+    if top_p_gap(sampling) and (loss.old_logprobs != "recompute" or loss.importance_sampling_cap is not None):
         raise ValueError(
             f"sampling.temperature={sampling.temperature} with sampling.top_p={sampling.top_p}: vLLM then returns no "
             "log-probabilities before top-p; set loss.old_logprobs=recompute and loss.importance_sampling_cap=null, "

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from palimpsest.config.engine import MOST_SERVERS
-from palimpsest.config.schema import RunConfig, logprobs_mode
+from palimpsest.config.engine import MOST_SERVERS, top_p_gap
+from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import policy_class
 from palimpsest.planning.cost import ADAPTER, Estimate, Keys, estimate, excess, with_keys
@@ -122,7 +122,7 @@ CANDIDATES: tuple[Callable[[LayoutTask], Iterator[Keys]], ...] = (one_gpu, split
 
 def overlapping(config: RunConfig) -> Keys | None:
     """Keys with which servers sample during learning; None if the loss can't weigh samples of older weights."""
-    if logprobs_mode(config.sampling) == "processed_logprobs" and config.sampling.top_p < 1:
+    if top_p_gap(config.sampling):
         return None
     weighs = config.loss.old_logprobs == "recompute" and config.loss.importance_sampling_cap is None
     return {"train.max_off_policy_steps": 1, **({"loss.importance_sampling_cap": 2.0} if weighs else {})}

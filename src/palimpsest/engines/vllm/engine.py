@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from palimpsest.config.engine import LogprobsMode, SamplerConfig
-from palimpsest.config.schema import RunConfig, logprobs_mode, takes_turns
+from palimpsest.config.engine import LogprobsMode, SamplerConfig, logprobs_mode
+from palimpsest.config.schema import RunConfig, takes_turns
 from palimpsest.engines import process_guard
 from palimpsest.engines.protocol import (
     CompletionDelta,

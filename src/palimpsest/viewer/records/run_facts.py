@@ -104,7 +104,7 @@ class RunFacts:
                 status,
                 last_change([source.path / METRICS, source.path / EVENTS]),
                 resume_command(source.path) if status is Status.DEAD else "",
-                self.config(source),
+                dict(leaves(self.config(source))),
             )
         )
 

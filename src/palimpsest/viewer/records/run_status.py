@@ -28,6 +28,7 @@ from typing import Any, Literal
 import orjson
 import psutil
 
+from palimpsest.config.engine import SamplingConfig, top_p_gap
 from palimpsest.files import read_regular
 from palimpsest.runs.folder_guard import NAME as LOCK
 from palimpsest.runs.jsonl_rows import is_number, lines_of, whole
@@ -251,26 +252,25 @@ class Watched:
     metrics: Sequence[Row]
     timings: Sequence[Row] = ()
     status: Status = Status.FINISHED
-    updated: float | None = None  # time of the last row, in seconds since 1970
+    updated: float | None = None
+    """Time of the last row, in seconds since 1970."""
     resume: str = "palimpsest train --resume"
     config: Mapping[str, Any] = field(default_factory=dict)
-
-    def setting(self, section: str, key: str) -> Any:
-        values = self.config.get(section)
-        return values.get(key) if isinstance(values, dict) else None
+    """The run's, as stored: values by dotted key."""
 
     @property
     def memory_tokens(self) -> int | None:
-        options = self.setting("policy", "options")
-        tokens = options.get("memory_tokens") if isinstance(options, dict) else None
+        tokens = self.config.get("policy.options.memory_tokens")
         return tokens if type(tokens) is int else None
 
     @property
-    def gap_of_top_p(self) -> float:
-        """Nats that top-p can add to vLLM's log-probabilities (config/schema.py, `logprobs_mode`)."""
-        top_p = self.setting("sampling", "top_p")
-        added = self.setting("sampler", "name") == "vllm" and self.setting("sampling", "temperature") not in (0, 1)
-        return -math.log(top_p) if added and is_number(top_p) and 0 < top_p < 1 else 0.0
+    def top_p_gap(self) -> float:
+        """Nats that top-p may add to the gap; 0 for an invalid configuration."""
+        given = {name: self.config.get(f"sampling.{name}") for name in SamplingConfig.model_fields}
+        try:
+            return top_p_gap(SamplingConfig(**given)) if self.config.get("sampler.name") == "vllm" else 0.0
+        except ValueError:
+            return 0.0
 
     @property
     def step(self) -> int:
@@ -367,7 +367,7 @@ def _logprob_gap(run: Watched) -> Iterator[Alarm]:
     for key in ("sampler/logprob_gap_mean", "policy/logprob_gap"):
         gap = run.late(key)
         if gap is not None:
-            if gap > LOGPROB_GAP + run.gap_of_top_p:
+            if gap > LOGPROB_GAP + run.top_p_gap:
                 moved = "" if key.startswith("sampler/") else ", including the policy's movement since the samples"
                 text = (
                     f"Sampler and learner differ by {gap:.3f} nats per token{moved}: training is off-policy. Compare "
