@@ -82,11 +82,10 @@ def run_part(part: Part, device: str, out: Path, limit_s: float) -> list[Result]
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-c", str(CHECKOUT / "pyproject.toml"), "-p", "no:cacheprovider"]
     environment = {
-        **os.environ,
+        **with_source(),
         "PALIMPSEST_GPU_TESTS": device,
         "PALIMPSEST_GPU_REPORT": str(report),
         "PALIMPSEST_GPU_OUT": str(out.resolve()),
-        "PYTHONPATH": str(CHECKOUT / "src"),  # and not tests/, in which processes of Ray find other modules than theirs
     }
     with (out / f"{part.name}.log").open("w") as log:
         process = subprocess.Popen(
@@ -107,6 +106,22 @@ def run_part(part: Part, device: str, out: Path, limit_s: float) -> list[Result]
         why = f"pytest ended with {process.returncode}: {log.name}"
         results.append(Result(part.name, part.file, "failed", why=why))
     return results
+
+
+def with_source() -> dict[str, str]:
+    """Environment of a process that imports this checkout, and its packages where the caller's PYTHONPATH has them.
+
+    tests/ is left out: Ray's processes would find other modules than theirs.
+    """
+    path = [str(CHECKOUT / "src"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def import_error() -> str:
+    """Last line of the error with which palimpsest's import fails, "" if it succeeds."""
+    command = [sys.executable, "-c", "import palimpsest.cli.main, palimpsest.app.train.training_run"]
+    done = subprocess.run(command, env=with_source(), stderr=subprocess.PIPE, text=True)
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
@@ -163,6 +178,9 @@ def main() -> int:
     options = parser.parse_args()
     if missing := [name for name in ("torch", "transformers", "pytest", "hypothesis") if find_spec(name) is None]:
         print(f"{sys.executable} has no {' and no '.join(missing)}: make test-gpu PYTHON=...", file=sys.stderr)
+        return 2
+    if error := import_error():
+        print(f"{sys.executable} can't import palimpsest ({error}): install it, or set PYTHONPATH", file=sys.stderr)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     parts = [part for part in PARTS if not options.only or part.name in options.only]

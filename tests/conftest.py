@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -24,6 +25,14 @@ from support.models import build_llama, build_tokenizer
 # A busy machine is no defect: how long an example takes is not what these tests are about.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unignored_interrupts() -> Iterator[None]:
+    """Lets SIGINT interrupt the tests and their child processes: a shell's background jobs ignore it."""
+    found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, found)
 
 
 @pytest.fixture(scope="session")

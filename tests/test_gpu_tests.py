@@ -81,6 +81,24 @@ def test_a_file_that_cant_be_imported_has_failed(tmp_path: Path) -> None:
     assert "broken.log" in result.why
 
 
+def test_packages_on_pythonpath_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "carried_wheel.py").write_text("")
+    (tmp_path / "test_importing.py").write_text("import pytest\nimport carried_wheel\n" + ENDINGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    importing = Part("importing", str(tmp_path / "test_importing.py"), 540)
+    assert run_parts([importing], "cpu", tmp_path, limit_s=540)[0].outcome == "passed"
+
+
+def test_a_missing_package_is_named_before_the_first_part(tmp_path: Path) -> None:
+    (tmp_path / "orjson.py").write_text("raise ModuleNotFoundError('No module named orjson')")
+    command = [sys.executable, "scripts/gpu_tests.py", "--device", "cpu", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "orjson" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_all_of_it_runs_on_a_cpu_at_tiny_size(tmp_path: Path) -> None:
     command = [sys.executable, "scripts/gpu_tests.py", "--device", "cpu", "--out", str(tmp_path), "--limit", "5400"]

@@ -43,7 +43,6 @@ def hook(place: str, name: str, times: int) -> None:
 if __name__ == "__main__":
     from palimpsest.cli.main import main
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     hook(sys.argv[3], sys.argv[1], int(sys.argv[2]))
     sys.argv = ["palimpsest", *sys.argv[4:]]
     main()
