@@ -75,12 +75,12 @@ WIDE = {
 }
 
 BUDGET: dict[str, tuple[int, int]] = {
-    "": (2750, 15),
+    "": (2900, 15),
     "app": (10051, 46),
     "cli": (2930, 13),
     "config": (3130, 13),
     "credit": (900, 7),
-    "data": (4880, 24),
+    "data": (4820, 24),
     "engines": (10327, 47),
     "evaluation": (2050, 7),
     "memory": (3730, 17),

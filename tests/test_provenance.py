@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import platform
 import subprocess
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,12 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest import provenance
+from palimpsest import files, provenance
+from palimpsest.config.schema import RunConfig
 from palimpsest.models.checkpoint_manifest import read_manifest
-from palimpsest.provenance import commit_of
+from palimpsest.provenance import commit_of, evaluation_identity, sha256s, source_digests, weights_fingerprint
 from palimpsest.runs.jsonl_rows import read_rows
+from support.changed_models import change_the_middle, copied_base, rewrite_template, scale_positions
 from support.command import Run
 from support.fakes import small_config
 from support.small_run import small_evaluation, small_run
@@ -73,7 +78,7 @@ def test_a_resume_under_other_versions_is_a_warning(tmp_path: Path, monkeypatch:
     changed = {**now, "versions": {**now["versions"], "torch": "0.0.1"}}
     monkeypatch.setattr(provenance, "environment", lambda: changed)
     _, warnings = train(tmp_path, small_config(max_steps=6), resume=True)
-    told = f"resumed with other versions or on another machine (torch {version('torch')} -> 0.0.1)"
+    told = f"resumed with other versions or inputs, or on another machine (torch {version('torch')} -> 0.0.1)"
     assert [line for line in warnings if line.startswith(told)]
     assert read_rows(tmp_path / "events.jsonl")[-1]["kind"] == "finished"
 
@@ -103,3 +108,148 @@ def test_the_commit_is_that_of_git_in_a_checkout_a_worktree_and_with_packed_refs
         assert commit_of(folder) == git(folder, "rev-parse", "HEAD")
     git(checkout, "checkout", "-q", "--detach")
     assert commit_of(checkout) == git(checkout, "rev-parse", "HEAD")
+
+
+# ---- What counts as the same ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache file of digests, for files of any size and age."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(provenance, "_LARGE", 1)
+    monkeypatch.setattr(provenance, "_SETTLED_NS", -(10**10))
+    return tmp_path / "cache" / "palimpsest" / "digests.json"
+
+
+def later_process(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Forget what this process knows. Returns a list that grows with each file read."""
+    read, whole = list[Path](), files.sha256
+    monkeypatch.setattr(provenance, "_known", {})
+    monkeypatch.setattr(files, "sha256", lambda path: (read.append(path), whole(path))[1])
+    return read
+
+
+def test_a_known_file_is_not_read_again_by_a_later_process(
+    tmp_path: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        path.write_bytes(path.name.encode() * 100)
+    first = sha256s(paths)
+    assert first == [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    read = later_process(monkeypatch)
+    assert (sha256s(paths), read) == (first, [])
+    times = paths[0].stat()
+    paths[0].write_bytes(b"A" + b"a" * 99)
+    os.utime(paths[0], ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert sha256s(paths)[0] == hashlib.sha256(paths[0].read_bytes()).hexdigest() != first[0]
+    assert read == paths[:1]
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b"{" * 10_000, b"\xff" * 100, "digit", "folder"])
+def test_a_damaged_cache_of_digests_is_read_as_empty(
+    tmp_path: Path, cached: Path, damage: bytes | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    (digest,) = sha256s([tmp_path / "a"])
+    content = cached.read_bytes()
+    if damage == "folder":
+        cached.unlink()
+        cached.mkdir()
+    else:
+        other = digest[:-1] + ("0" if digest[-1] != "0" else "1")
+        cached.write_bytes(damage if isinstance(damage, bytes) else content.replace(digest.encode(), other.encode()))
+    read = later_process(monkeypatch)
+    assert sha256s([tmp_path / "a"]) == [digest]
+    assert read == [tmp_path / "a"]
+
+
+def test_the_cache_of_digests_keeps_the_last_ones(
+    tmp_path: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "_HELD", 3)
+    later_process(monkeypatch)
+    paths = [tmp_path / str(number) for number in range(5)]
+    for path in paths:
+        path.write_text(path.name)
+        sha256s([path])
+    kept = json.loads(cached.read_bytes().partition(b"\n")[2])
+    assert list(kept.values()) == [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths[2:]]
+
+
+def test_a_file_that_has_just_changed_is_read_again(
+    tmp_path: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "_SETTLED_NS", 10**12)
+    (tmp_path / "a").write_bytes(b"a")
+    read = later_process(monkeypatch)
+    assert sha256s([tmp_path / "a"]) == sha256s([tmp_path / "a"])
+    assert len(read) == 2
+
+
+def test_weights_are_the_same_by_their_whole_files(tmp_path: Path) -> None:
+    one, two = copied_base(tmp_path / "one"), copied_base(tmp_path / "two")
+    assert weights_fingerprint(str(one)) == weights_fingerprint(str(two))
+    change_the_middle(two)
+    assert weights_fingerprint(str(one)) != weights_fingerprint(str(two))
+    assert weights_fingerprint(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("change", [change_the_middle, scale_positions])
+def test_an_adapter_is_the_same_only_on_the_same_base(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    base, adapter = copied_base(tmp_path / "base"), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    before = weights_fingerprint(str(adapter))
+    change(base)
+    assert weights_fingerprint(str(adapter)) != before
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(adapter)}))
+    assert weights_fingerprint(str(adapter)) not in (before, None)  # an adapter of itself ends too
+
+
+def test_another_model_of_a_role_is_another_evaluation(tmp_path: Path) -> None:
+    role = copied_base(tmp_path / "role")
+    config = RunConfig.model_validate({"roles": {"reader": {"model": str(role)}}})
+    before = evaluation_identity(config, {})
+    assert before == evaluation_identity(config, {}) != evaluation_identity(RunConfig(), {})
+    change_the_middle(role)
+    assert evaluation_identity(config, {}) != before
+
+
+MODULES = {
+    "mine.py": "import json\nimport beside\nfrom inner.part import x\nx = 1\n",
+    "beside.py": "def f():\n    import late\n",
+    "late.py": "",
+    "inner/__init__.py": "",
+    "inner/part.py": "from . import more\nx = 2\n",
+    "inner/more.py": "",
+    "other.py": "",
+    "broken.py": "def",
+}
+
+
+@pytest.mark.parametrize("changed", MODULES)
+def test_a_users_module_counts_with_those_of_its_folder_that_it_imports(tmp_path: Path, changed: str) -> None:
+    for name, source in MODULES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    settings = {"reward": {"name": f"{tmp_path / 'mine.py'}:x"}}
+    before = source_digests(settings)
+    (tmp_path / changed).write_text(MODULES[changed] + "\n# changed\n")
+    assert (source_digests(settings) == before) == (changed in ("other.py", "broken.py"))
+
+
+def test_a_resume_with_another_template_or_base_is_a_warning(tmp_path: Path) -> None:
+    model = copied_base(tmp_path / "model")
+    config = small_config(max_steps=2)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
+    train(tmp_path / "run", config)
+    change_the_middle(model)
+    rewrite_template(model)
+    again = config.model_copy(update={"train": config.train.model_copy(update={"max_steps": 4})})
+    _, warnings = train(tmp_path / "run", again, resume=True)
+    (note,) = [line for line in warnings if "other versions or inputs" in line]
+    assert "weights sha256:" in note
+    assert "model_files.chat_template.jinja" in note

@@ -14,8 +14,8 @@ NOTES: Mapping[str, str] = {
     "resumed": "resumed after step {step} from {checkpoint}",
     "config_changed": "resumed with another {change}",
     "config_changed_later": "resumed with another {change}: later steps differ from those of an uninterrupted run",
-    "environment_changed": "resumed with other versions or on another machine ({differences}): later steps may round "
-    "differently",
+    "environment_changed": "resumed with other versions or inputs, or on another machine ({differences}): later steps "
+    "may differ",
     "no_checkpoint": "{run} has no checkpoint and starts over; the records of earlier steps are now {moved}",
     "records_missing": "{folder}: the records of steps {steps} are missing",
     "checkpoint_damaged": "{error}; using the previous checkpoint",

@@ -22,13 +22,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
-import json
 import math
-import re
 import sys
 import traceback
 from abc import ABCMeta
@@ -105,23 +102,6 @@ def reference(kind: str, thing: Any) -> str:
 
 
 # ---- Loading --------------------------------------------------------------------------------------------------
-
-
-_NAMED = re.compile(r'"([\w./-]+):[A-Za-z_]\w*"')
-
-
-def source_digests(settings: Any) -> dict[str, str]:
-    """16 hex digits of the source of each imported module or file that `settings` names as `my_module:MyThing`.
-
-    >>> list(source_digests({"reward": {"name": "json:loads", "state": "no_module:x"}}))
-    ['json']
-    """
-    digests = dict[str, str]()
-    for name in sorted(set(_NAMED.findall(json.dumps(settings, default=str)))):
-        file = name if name.endswith(".py") else getattr(sys.modules.get(name), "__file__", None)
-        if file and Path(file).is_file():
-            digests[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
-    return digests
 
 
 def load(kind: str, name: str, key: str | None = None) -> Any:

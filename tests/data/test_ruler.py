@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from palimpsest.app.datasets.ruler_sets import TaskTexts, make_ruler
-from palimpsest.data.fingerprints import MANIFEST
 from palimpsest.data.formats.problem_files import read_problems
+from palimpsest.data.set_manifest import MANIFEST
 from palimpsest.data.synthetic.ruler_definitions import NOISE, TASKS
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.reward.answer_match import measure

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.app.composition import evaluation_identity
 from palimpsest.config.data import DataConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.formats.problem_files import write_problems
@@ -18,6 +17,7 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, policy_class
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.plugin_kinds import KINDS
+from palimpsest.provenance import evaluation_identity
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Grade, Group, Problem
 from support.agents import base_codec, played
@@ -91,7 +91,7 @@ def test_a_memory_that_is_no_text_is_refused_with_file_and_row(tmp_path: Path) -
 
 def test_samples_of_problems_with_other_memories_do_not_belong_together() -> None:
     identities = [
-        evaluation_identity(RunConfig(), {}, [replace(PROBLEM, memory=memory)])["problems"]
+        str(evaluation_identity(RunConfig(), {}, [replace(PROBLEM, memory=memory)])["problems"])
         for memory in ("", " Ann drinks tea.", " Ann drinks rum.")
     ]
     assert len(set(identities)) == 3

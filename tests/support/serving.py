@@ -75,15 +75,18 @@ def scripted(
     token: str | None = None,
     options: ServerOptions | None = None,
     policy: str | None = None,
+    model: Path | None = None,
     **script: Any,
 ) -> Any:
     """(client, service, sampler): a service over a script, and a client that asks it without a socket. `policy`: a
-    shipped one with its own budgets."""
+    shipped one with its own budgets; `model`: the folder that the agent is named after."""
     sampler = Scripted(base_codec(), **script)
     budgets = {"chunk_size": 24, "memory_tokens": 12, "answer_tokens": 24, "question_tokens": 60, "prompts": "short"}
     chosen = PolicyConfig(name="overwrite", options=budgets) if policy is None else PolicyConfig(name=policy)
     config = RunConfig().model_copy(update={"policy": chosen})
     config = config.model_copy(update={"eval_sampling": config.eval_sampling.model_copy(update={"temperature": 0.0})})
+    if model is not None:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
     agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), OpenRoles({}, ())))
     kept = None if store is None else Store(store)
     service = AgentService(agent, kept, model=MAIN, token=token, limits=limits or ServerLimits(), options=options)

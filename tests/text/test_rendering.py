@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.composition import evaluation_identity
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig, RunConfig
 from palimpsest.errors import ConfigError, ModelError
+from palimpsest.provenance import evaluation_identity
 from palimpsest.runs.resume_rules import changes
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec

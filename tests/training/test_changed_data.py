@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.data.fingerprints import PARTS, Contents, changed
 from palimpsest.errors import RunError
+from palimpsest.provenance import PARTS, Contents, changed
 from palimpsest.types import Problem
 from support.fakes import small_config
 from support.small_run import small_run

@@ -18,7 +18,6 @@ Not covered: fitting policies without these options, which stay unchanged; placi
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -26,12 +25,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from palimpsest import plugins
-from palimpsest.config.engine import model_path
 from palimpsest.config.load import load_recipe
-from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import open_engine, using
-from palimpsest.engines.protocol import Endpoint, Engine, Sampler
+from palimpsest.engines.protocol import Engine, Sampler
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.episode_files import EpisodeFile
 from palimpsest.evaluation.runner import Arena, Entry, Measure, Samples, play_entries
@@ -41,10 +38,8 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import REPLIES, admit_all, build_policy, policy_class
 from palimpsest.metrics.memory_metrics import evidence_position, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
-from palimpsest.models.model_files import text_digests
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import options_of
-from palimpsest.plugins import source_digests
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.episode import OnTurn, Roles, play
 from palimpsest.rollout.group import build_variant
@@ -229,62 +224,6 @@ class Evaluator:
         if out is None or selection == "none":
             return None
         return EpisodeFile(out, selection, warn, self.engine.codec.digest)
-
-
-def evaluation_identity(
-    config: RunConfig,
-    policies: Mapping[str, PolicyConfig],
-    problems: Sequence[Problem] | None = None,
-    endpoint: Endpoint | None = None,
-) -> dict[str, Any]:
-    """Properties that samples of one log must share. Number and sizes of the problems may differ: a log may grow.
-    `problems`: problems that the caller passed; `endpoint`: the sampling endpoint, whose address may change. A user's
-    module counts by its source, not by its imports."""
-    data = config.data.model_dump(mode="json", exclude={"synthetic": {"chunks"}, "search": {"objectives"}})
-    identity = {
-        "weights": _weights(config) if endpoint is None else endpoint.model,
-        "policies": {name: policy.model_dump(mode="json") for name, policy in policies.items()},
-        "data": {key: value for key, value in data.items() if key not in ("limit", "curriculum")},
-        "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True}),
-        "sampling": config.eval_sampling.model_dump(mode="json"),
-        "seed": config.seed,
-        **({"template": config.model.chat_template_kwargs} if config.model.chat_template_kwargs else {}),
-        **({} if problems is None else {"problems": _fingerprint(problems)}),
-        **({} if endpoint is None else {"endpoint": _same_endpoint(endpoint)}),
-    }
-    texts = text_digests(Path(model_path(config.model))) if endpoint is None else {}
-    digests = {"model_files": texts, "modules": source_digests(identity)}
-    return identity | {key: digest for key, digest in digests.items() if digest}
-
-
-def _same_endpoint(endpoint: Endpoint) -> dict[str, str]:
-    served = {"served": endpoint.served} if endpoint.served else {}
-    return {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer} | served
-
-
-def _weights(config: RunConfig) -> str:
-    return weights_fingerprint(model_path(config.model)) or config.model.path
-
-
-def _fingerprint(problems: Sequence[Problem]) -> str:
-    digest = hashlib.sha256()
-    for problem in problems:
-        rarer = [part for part in (problem.questions, problem.memory) if part]
-        digest.update(repr((problem.id, problem.question, problem.answers, problem.context, *rarer)).encode())
-    return digest.hexdigest()[:16]
-
-
-def weights_fingerprint(path: str) -> str | None:
-    """Hash over name, size and both ends of every weight file of a folder; None for a hub id."""
-    files = sorted(Path(path).glob("*.safetensors"))
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            digest.update(f"{file.name}:{size}:".encode() + stream.read(1 << 20))
-            stream.seek(max(0, size - (1 << 20)))
-            digest.update(stream.read())
-    return digest.hexdigest()[:16] if files else None
 
 
 def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> dict[str, float]:

@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from palimpsest.app.composition import weights_fingerprint
 from palimpsest.config.engine import SHIPPED
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import RunError
@@ -27,6 +26,7 @@ from palimpsest.memory.registry import evaluated
 from palimpsest.models.model_folder import cached
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import plain
+from palimpsest.provenance import same_weights, weights_fingerprint
 from palimpsest.report.axis_labels import DOCUMENTS, QUESTIONS
 from palimpsest.runs.run_folder import CONFIG, load_config
 from palimpsest.text.display_text import printable, visible
@@ -140,10 +140,12 @@ def _accuracies(run: Path, folder: Path, requested: Sequence[Path]) -> Iterator[
     for evaluation in requested:
         if not (evaluation / SUMMARY).is_file():
             raise RunError(f"--evaluation {evaluation}: {SUMMARY} is missing; pass the --out of palimpsest eval")
-        if read_identity(evaluation).get("weights") != weights:
-            raise RunError(f"--evaluation {evaluation}: has other weights than {folder}; omit it")
+        if not (same := same_weights(read_identity(evaluation), weights)):
+            older = f"an earlier version recorded its weights in part; evaluate {folder} again"
+            why = older if same is None else f"has other weights than {folder}; omit it"
+            raise RunError(f"--evaluation {evaluation}: {why}")
     inside = sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in run.glob(f"{depth}/{IDENTITY}"))
-    ours = [path for path in inside if read_identity(path).get("weights") == weights]
+    ours = [path for path in inside if same_weights(read_identity(path), weights)]
     if any(path.parent == run / _QUICKSTART / "after" for path in ours):
         ours.append(run / _QUICKSTART)
     for evaluation in dict.fromkeys((*ours, *requested)):

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
-from palimpsest.data.fingerprints import document_digest
 from palimpsest.data.sources.file_source import outlines
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import DataError, RunError
@@ -27,6 +26,7 @@ from palimpsest.evaluation.sample_log import Cell, Sample, SampleKey, SampleLog,
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.metrics.reading_trace import GroupTexts, last_memory
+from palimpsest.provenance import document_digest
 from palimpsest.reward.grading import Grades, by_question, graded
 from palimpsest.rollout.episode import Roles, failure, play
 from palimpsest.rollout.speculation import Speculation

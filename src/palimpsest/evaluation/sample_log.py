@@ -31,7 +31,7 @@ from palimpsest.config.data import GENERATED
 from palimpsest.config.keys import difference
 from palimpsest.errors import RunError
 from palimpsest.notes import Note
-from palimpsest.provenance import MADE_WITH, differences, provenance
+from palimpsest.provenance import MADE_WITH, differences, provenance, same_weights
 from palimpsest.types import Outcome
 
 # ---- The log of an evaluation --------------------------------------------------------------------------------
@@ -338,6 +338,9 @@ def refuse_another(folder: Path, identity: Mapping[str, Any]) -> None:
         return
     if (theirs := _identity(folder)) is None:
         raise RunError(f"{folder / IDENTITY} is not readable: use another --out, or --force to start over")
+    if same_weights(theirs, identity.get("weights")) is None:
+        why = "an earlier version recorded its weights by a part of their files, so it can't be continued"
+        raise RunError(f"{folder}: {why}: use another --out, or --force to start over")
     if differs := difference(theirs, _as_read(identity)):
         raise RunError(f"{folder} contains another evaluation ({differs}): use another --out, or --force to start over")
 

@@ -14,7 +14,6 @@ expressions that never end.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -95,21 +94,6 @@ def read_object(name: str, file: Path) -> dict[str, Any]:
 
 def _kind(value: object) -> str:
     return {list: "an array", type(None): "null"}.get(type(value), f"a {type(value).__name__}")
-
-
-_TEXT_FILES = (
-    "tokenizer*",
-    "chat_template*",
-    "additional_chat_templates/*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-
-
-def text_digests(folder: Path) -> dict[str, str]:
-    """16 hexadecimal digits per tokenizer and template file of a model folder."""
-    files = sorted(file for pattern in (*_TEXT_FILES, "vocab.*", "merges.txt") for file in folder.glob(pattern))
-    return {file.name: hashlib.sha256(read_regular(file)).hexdigest()[:16] for file in files if file.is_file()}
 
 
 def token_ids(value: object) -> tuple[int, ...]:

@@ -228,7 +228,7 @@ def _opened(
     if changed is None:
         files.write_file(path / CONFIG, dump_config(config).encode())
         detail = {"detail": dict(origin.detail)} if origin.detail else {}
-        folder.event(STARTED, pid=os.getpid(), command=origin.command, **detail, **{MADE_WITH: provenance()})
+        folder.event(STARTED, pid=os.getpid(), command=origin.command, **detail, **{MADE_WITH: provenance(config)})
         return folder
     end_line(path / EVENTS)
     if changed:
@@ -245,7 +245,7 @@ def _opened(
 
 def _compare_made_with(folder: RunFolder) -> None:
     """Record the provenance of a resume, and warn of other versions or another machine."""
-    was, now = made_with(folder.path), provenance()
+    was, now = made_with(folder.path), provenance(folder.config)
     folder.event(CONTINUED, **{MADE_WITH: now})
     if text := differences(was, now):
         folder.warn(Note("environment_changed", differences=text))

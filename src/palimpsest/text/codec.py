@@ -22,21 +22,21 @@ Not covered: text that persuades the model; lone surrogates, which become U+FFFD
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from palimpsest.config.engine import model_path
 from palimpsest.config.schema import ModelConfig
 from palimpsest.errors import ModelError
 from palimpsest.models.model_files import check_tokenizer, read_object, refusing, token_ids
 from palimpsest.models.model_folder import adapters_of, open_tokenizer, opened
+from palimpsest.provenance import short_digest
 from palimpsest.text.chat_template import Message, Refusal, check_template, render
 
 if TYPE_CHECKING:
@@ -75,6 +75,27 @@ class Remembered:
             while self._tokens > self._most:
                 self._tokens -= len(self._ids.pop(next(iter(self._ids))))
         return shared.copy()
+
+
+P, T = ParamSpec("P"), TypeVar("T")
+
+
+def cached_on_codec(make: Callable[Concatenate[Codec, P], T]) -> Callable[Concatenate[Codec, P], T]:
+    """Cache up to `_MADE` results of a function on the codec, its first argument, so that they die with it."""
+
+    @wraps(make)
+    def cached(codec: Codec, *args: P.args, **named: P.kwargs) -> T:
+        results: dict[Any, T] = vars(codec).setdefault("_made", {}).setdefault(make, {})
+        key = (args, *named.items())
+        made = results.get(key)
+        if made is None:
+            made = make(codec, *args, **named)
+            if len(results) >= _MADE:
+                results.clear()
+            results[key] = made
+        return made
+
+    return cached
 
 
 # ---- Encoding that keeps data and control apart --------------------------------------------------------------
@@ -210,7 +231,7 @@ class Codec:
     def digest(self) -> str:
         """16 hexadecimal digits over every token and its id: equal if the same ids are the same text."""
         tokens = sorted(self.tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True).items())
-        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
+        return short_digest(json.dumps(tokens))
 
     def encode(self, text: str) -> list[int]:
         """[T] ids of data text; never a control token."""
@@ -264,6 +285,7 @@ class Codec:
 _AT_ONCE = 2048  # characters encoded in under 1 ms
 _LONG = 1024  # shortest cached text, in tokens
 _REMEMBERED = 1 << 22  # tokens, in 32 MiB
+_MADE = 256  # results of one function
 
 
 def _loader(folder: Path) -> Any:

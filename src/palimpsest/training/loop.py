@@ -40,11 +40,11 @@ import psutil
 from palimpsest.config.data import CurriculumConfig
 from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.credit.assign import assign, unread_rewards
-from palimpsest.data.fingerprints import changed
 from palimpsest.engines.protocol import Learner, Sampler, StepBatch, UpdateStats
 from palimpsest.errors import RunError
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.notes import Note
+from palimpsest.provenance import changed
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.episode import Roles
 from palimpsest.rollout.group import Player, build_variant

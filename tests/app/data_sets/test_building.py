@@ -15,8 +15,8 @@ import pytest
 
 from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
 from palimpsest.app.datasets.question_splits import Filters, Split, read_splits
-from palimpsest.data.fingerprints import MANIFEST
 from palimpsest.data.formats.problem_files import read_problems
+from palimpsest.data.set_manifest import MANIFEST
 from palimpsest.errors import ConfigError, DataError, RunError
 
 

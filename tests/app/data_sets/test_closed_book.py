@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
-from palimpsest.data.fingerprints import MANIFEST
 from palimpsest.data.formats.problem_files import read_problems
+from palimpsest.data.set_manifest import MANIFEST
 from palimpsest.errors import DataError
 from support.command import Run
 from support.endpoint_server import Server, endpoint_server

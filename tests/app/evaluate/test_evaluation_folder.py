@@ -13,6 +13,7 @@ from palimpsest.app.evaluate.evaluation_data import check_folder, move_aside
 from palimpsest.app.evaluate.evaluation_result import Evaluation
 from palimpsest.errors import RunError
 from palimpsest.runs.run_folder import RunFolder, open_run
+from support.changed_models import change_the_middle, copied_base, rewrite_template, scale_positions
 from support.fakes import small_config
 from support.small_run import small_run
 
@@ -47,6 +48,25 @@ def test_force_moves_an_evaluation_aside_and_deletes_nothing(tmp_path: Path, tin
     assert contents(tmp_path / "out.old-1") == before
     assert json.loads((out / "evaluation.json").read_text())["seed"] == 1
     assert not (out / "notes.txt").exists()
+
+
+def test_an_evaluation_of_changed_weights_template_or_configuration_is_another_one(tmp_path: Path) -> None:
+    model = copied_base(tmp_path / "model")
+    evaluated(model, tmp_path / "out")
+    for change in (change_the_middle, rewrite_template, scale_positions):
+        change(model)
+        with pytest.raises(RunError, match="contains another evaluation"):
+            evaluated(model, tmp_path / "out")
+        evaluated(model, tmp_path / "out", force=True)
+
+
+def test_an_evaluation_whose_weights_were_recorded_in_part_is_no_changed_one(tmp_path: Path) -> None:
+    model = copied_base(tmp_path / "model")
+    evaluated(model, tmp_path / "out")
+    identity = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    (tmp_path / "out" / "evaluation.json").write_text(json.dumps(identity | {"weights": "0123456789abcdef"}))
+    with pytest.raises(RunError, match=r"an earlier version .* use another --out, or --force"):
+        evaluated(model, tmp_path / "out")
 
 
 def test_an_evaluation_goes_on_beside_files_of_the_users_own(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import palimpsest as library
 from palimpsest.app.evaluate.evaluation_plan import EvalRequest, policy_names
-from palimpsest.data.fingerprints import write_manifest
+from palimpsest.data.set_manifest import write_manifest
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.sample_log import read_samples
 from support.command import Run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from palimpsest.errors import RunError
 from palimpsest.files import NoRegularFile
 from palimpsest.servers.openai.episode_log import Store, StoreFailed, sealed
+from support.changed_models import change_the_middle, copied_base, rewrite_template, scale_positions
 from support.serving import body, scripted
 
 PATH = "/v1/chat/completions"
@@ -129,3 +131,20 @@ async def test_no_flipped_bit_of_an_episode_changes_what_is_answered(tmp_path: P
         assert answered(await client.post(PATH, json=LONG)) == answered(first)
         assert len(sampler.prompts) <= len(kept) - 2
         service.store.close()
+
+
+@pytest.mark.parametrize("change", [change_the_middle, rewrite_template, scale_positions])
+async def test_a_server_of_a_changed_model_does_not_answer_from_the_store(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    model, replies = copied_base(tmp_path / "model"), []
+    for before in (None, None, change):
+        if before is not None:
+            before(model)
+        client, service, _ = scripted(tmp_path / "store", model=model)
+        replies.append((await client.post(PATH, json=LONG)).json())
+        await service.close()
+        service.store.close()
+    assert [reply["palimpsest"]["stored"] for reply in replies] == [False, True, False]
+    prints = [reply["system_fingerprint"] for reply in replies]
+    assert (prints[0] == prints[1], prints[1] == prints[2]) == (True, change is not change_the_middle)

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.composition import weights_fingerprint
 from palimpsest.app.config_resolution import on_embedded
 from palimpsest.app.evaluate.regrading import with_judge_address
 from palimpsest.app.resume import COLD_START
@@ -38,6 +37,7 @@ from palimpsest.evaluation.episode_files import EPISODES, read_episodes
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, SUMMARY, Cell, read_identity, read_object, read_samples
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
+from palimpsest.provenance import WHOLE, same_weights, weights_fingerprint
 from palimpsest.rollout.group import build_variant, is_variant
 from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step, step_name
@@ -304,11 +304,13 @@ def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> Weights:
     """The nearby model with the fingerprint of the identity."""
     candidates = list(dict.fromkeys(_models_around(folder)))
     for path in candidates:
-        if weights_fingerprint(path) == identity.get("weights"):
+        if same_weights(identity, weights_fingerprint(path)):
             return path, f"the weights of {path}, which sampled it"
     if not candidates:
         raise RunError(f"{folder}: no file records the model; set --model")
-    return candidates[0], f"the weights of {candidates[0]}; other weights sampled it"
+    older = same_weights(identity, WHOLE) is None
+    why = "an earlier version recorded in part which weights sampled it" if older else "other weights sampled it"
+    return candidates[0], f"the weights of {candidates[0]}; {why}"
 
 
 def _models_around(folder: Path) -> Iterator[str]:

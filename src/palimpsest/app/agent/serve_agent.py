@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
 import os
 import socket
 from bisect import bisect_left
@@ -14,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.app.agent.ask_files import result_of
-from palimpsest.app.composition import OpenAgent, fitted, open_agent, weights_fingerprint
+from palimpsest.app.composition import OpenAgent, fitted, open_agent
 from palimpsest.app.config_resolution import Agent
 from palimpsest.app.python_calls import finish
-from palimpsest.config.engine import EndpointEngineConfig, model_path
+from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.engines.open import give_back_freed_memory
 from palimpsest.engines.protocol import SamplerStats
@@ -28,6 +30,7 @@ from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy, policy_class
 from palimpsest.plugin_options import options_of
+from palimpsest.provenance import model_identity, source_digests
 from palimpsest.retrieval.search import check_token
 from palimpsest.rollout.episode import OnToken, OnTurn, play
 from palimpsest.servers.http_service import Server, bound, check_host
@@ -118,7 +121,7 @@ async def _serve(
 
 async def _opened_agent(config: RunConfig) -> ServedAgent:
     """Open the agent and freeze its objects for Python's collector: scanning them would block everything for 200 ms."""
-    opened = ServedAgent(await open_agent(config))
+    opened = await asyncio.to_thread(ServedAgent, await open_agent(config))
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -133,19 +136,24 @@ class ServedAgent:
         self._opened, self._config, self._policy = opened, opened.config, opened.config.policy
         self._window = opened.engine.sampler.max_context
         self._fitted(_TRIED, None)
+        served = isinstance(self._config.engine, EndpointEngineConfig)
+        self._identity = model_identity(self._config, opened.engine.limits.endpoint if served else None)
+        code = source_digests(self._policy.model_dump(mode="json"))
+        self.settings = json.dumps([self._identity, self._policy.model_dump(mode="json"), code], sort_keys=True)
+        """Everything except the query that decides on the tokens of an episode, as text."""
 
     @property
     def codec(self) -> Codec:
         return self._opened.engine.codec
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """Fingerprint of the weights' files; the name for a hub model, plus the endpoint's answer for a served one."""
+        """Fingerprint of the weights' files; name and address of a served model, and what the endpoint calls it."""
         if isinstance(self._config.engine, EndpointEngineConfig):
             endpoint = self._opened.engine.limits.endpoint
             served = f" ({endpoint.served})" if endpoint is not None and endpoint.served else ""
             return f"{self._config.model.path} at {self._config.engine.url}{served}"
-        return weights_fingerprint(model_path(self._config.model)) or self._config.model.path
+        return str(self._identity["weights"])
 
     @property
     def stats(self) -> SamplerStats:
@@ -171,10 +179,6 @@ class ServedAgent:
 
     async def close(self) -> None:
         await self._opened.close()
-
-    @property
-    def settings(self) -> str:
-        return self._policy.model_dump_json()
 
     def takes(self, questions: Sequence[str]) -> bool:
         most = self._question_room

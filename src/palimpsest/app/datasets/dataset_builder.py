@@ -32,9 +32,9 @@ from palimpsest.app.datasets.question_splits import (
     read_where,
 )
 from palimpsest.data.assemble import Corpus, Order, Placing, assemble
-from palimpsest.data.fingerprints import write_manifest
 from palimpsest.data.formats.problem_files import write_problems
 from palimpsest.data.record import Objective, Record, search_problem
+from palimpsest.data.set_manifest import write_manifest
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.progress.reporter import Progress, Silent, Tick
 from palimpsest.runs.folder_guard import Made, new_folder

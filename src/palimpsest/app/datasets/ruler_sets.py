@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import files
-from palimpsest.data.fingerprints import write_manifest
+from palimpsest.data.set_manifest import write_manifest
 from palimpsest.data.synthetic.ruler_definitions import TASKS, RulerSample, RulerTask, fitted
 from palimpsest.data.synthetic.ruler_tasks import (
     Essay,

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import files
-from palimpsest.data.fingerprints import write_manifest
 from palimpsest.data.formats.problem_files import read_corpus, write_rows
+from palimpsest.data.set_manifest import write_manifest
 from palimpsest.errors import DataError
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.folder_guard import Made, new_folder

@@ -21,14 +21,15 @@ from palimpsest import files
 from palimpsest.app.python_objects import Problems, problems_of
 from palimpsest.config.data import DataConfig, SearchDataConfig, Sources, listed
 from palimpsest.config.schema import RunConfig
-from palimpsest.data.fingerprints import MANIFEST, sets_of
 from palimpsest.data.formats.problem_files import read_problems as file_problems
+from palimpsest.data.set_manifest import MANIFEST, sets_of
 from palimpsest.data.sources.file_source import FileSource, SourceProblems, build_source, rows_left_out
 from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import IDENTITY, REQUESTED, SAMPLES, Cell, refuse_in_use
 from palimpsest.plugins import DATA, named_objects, plain
+from palimpsest.provenance import sha256s
 from palimpsest.runs.folder_guard import folders, refuse_moving
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.types import Problem
@@ -131,8 +132,8 @@ def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
 
 def editions_of(data: DataConfig) -> dict[str, str]:
     """SHA-256 of every file that an evaluation of `data` reads problems from, computed after all episodes."""
-    sources = expanded(listed(data.val_files or data.train_files))
-    return {source: files.sha256(Path(source)) for source in sources if Path(source).is_file()}
+    sources = [name for name in expanded(listed(data.val_files or data.train_files)) if Path(name).is_file()]
+    return dict(zip(sources, sha256s([Path(name) for name in sources]), strict=True))
 
 
 # ---- Output folder -------------------------------------------------------------------------------------------

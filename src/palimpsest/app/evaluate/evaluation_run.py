@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from palimpsest.app.composition import Evaluator, evaluation_identity, measure_memory
+from palimpsest.app.composition import Evaluator, measure_memory
 from palimpsest.app.config_resolution import EMBEDDED, Recipe, Remote
 from palimpsest.app.evaluate.baselines import CellProblems, with_baselines
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, move_aside, part, read_problems, split_data
@@ -41,6 +41,7 @@ from palimpsest.evaluation.summary import by_player
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress, Tick
+from palimpsest.provenance import evaluation_identity
 from palimpsest.reward.grading import build_reward, check_reward, closing
 
 PROBLEM_LIST = "problems"

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from palimpsest import errors
-from palimpsest.app.composition import Evaluator, evaluation_identity, measure_memory
+from palimpsest.app.composition import Evaluator, measure_memory
 from palimpsest.app.config_resolution import on_embedded
 from palimpsest.app.quickstart.quickstart_plan import Grid
 from palimpsest.app.train.training_run import open_setup, train_in_folder
@@ -48,6 +48,7 @@ from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.evaluation.sample_log import SAMPLES, Cell, Sample, read_samples, set_aside_other
 from palimpsest.memory.registry import admit_all
+from palimpsest.provenance import evaluation_identity
 from palimpsest.reward.grading import build_reward, closing
 from palimpsest.rollout.speculation import Speculation
 from palimpsest.runs.checkpoint import CHECKPOINTS, step_name

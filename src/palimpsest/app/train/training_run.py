@@ -30,7 +30,6 @@ from palimpsest.config.load import Overrides, load_recipe, recipe_names
 from palimpsest.config.schema import RunConfig, suspicious
 from palimpsest.credit.assign import build_rule
 from palimpsest.data.files.rows import sniff
-from palimpsest.data.fingerprints import Contents
 from palimpsest.data.sources.file_source import (
     FileSource,
     ProblemSource,
@@ -51,6 +50,7 @@ from palimpsest.notes import Note
 from palimpsest.plugins import check_all
 from palimpsest.progress.displays import Terminal
 from palimpsest.progress.reporter import Progress, Silent
+from palimpsest.provenance import Contents
 from palimpsest.reward.grading import Grades, build_reward, check_reward, closing, layers_note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.driver import Evaluate, Finished

@@ -13,7 +13,6 @@ Not covered: memory for more than one process' state.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from palimpsest import files
 from palimpsest.errors import CheckpointError
 from palimpsest.models.checkpoint_manifest import STATE_FOLDER
 
@@ -98,11 +96,3 @@ def _assemble(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
     for start, part in pieces:
         tensor[tuple(slice(at, at + size) for at, size in zip(start, part.shape, strict=True))] = part
     return tensor
-
-
-def fingerprint(folder: Path) -> str:
-    """SHA-256 over the weight files of a run's initial model."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name}:{files.sha256(file)}\n".encode())
-    return digest.hexdigest()

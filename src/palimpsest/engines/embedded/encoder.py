@@ -25,9 +25,9 @@ import torch
 
 from palimpsest.engines.embedded.model_loading import pick_device
 from palimpsest.errors import ConfigError, ModelError, nearest
-from palimpsest.files import sha256
 from palimpsest.models.model_files import refusing
 from palimpsest.models.model_folder import open_model, open_tokenizer
+from palimpsest.provenance import sha256s
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +121,4 @@ def _load(path: str) -> tuple[Any, Any, Path]:
 
 def _digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("tokenizer.json"))
-    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+    return hashlib.sha256("".join(sha256s(files)).encode()).hexdigest()

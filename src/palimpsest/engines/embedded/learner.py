@@ -32,7 +32,6 @@ from palimpsest.engines.embedded.checkpoint_state import (
     ONE_FILE,
     SHARES,
     CheckpointFacts,
-    fingerprint,
     read_facts,
     read_shares,
 )
@@ -54,6 +53,7 @@ from palimpsest.errors import CheckpointError
 from palimpsest.files import hashes
 from palimpsest.models.checkpoint_manifest import STATE_FOLDER
 from palimpsest.models.model_files import refusing
+from palimpsest.provenance import weights_digest
 
 
 class ForestLearner:
@@ -172,7 +172,7 @@ class ForestLearner:
 
     def _origin(self, of_files: bool) -> str:
         """Digest of the reference, over its weights or, as ranks do, over its files."""
-        return fingerprint(Path(self._model.name_or_path)) if of_files else _fingerprint(self._reference)
+        return weights_digest(Path(self._model.name_or_path)) if of_files else _fingerprint(self._reference)
 
     def _lay_out(self, batch: StepBatch) -> list[Forest]:
         chosen = with_signal(batch.segments) if self._skips_silent else None

@@ -9,7 +9,6 @@ Not covered: the same reply to the same request, which the endpoint decides; sco
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +23,7 @@ from palimpsest.errors import ConfigError, EngineError, ModelError, SamplerError
 from palimpsest.http_services import RetryableError
 from palimpsest.models.model_files import read_object
 from palimpsest.models.model_folder import tokenizer_folder
+from palimpsest.provenance import short_digest
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams
 
@@ -192,7 +192,7 @@ def _size(config: dict[str, Any], key: str) -> int | None:
 
 def _fingerprint(codec: Codec) -> str:
     template = str(getattr(codec.tokenizer, "chat_template", "") or "")
-    return hashlib.sha256(f"{codec.tokenizer.backend_tokenizer.to_str()}\0{template}".encode()).hexdigest()[:16]
+    return short_digest(f"{codec.tokenizer.backend_tokenizer.to_str()}\0{template}")
 
 
 def describe(endpoint: Endpoint, result: Found, window: int, *, counting_only: bool) -> str:

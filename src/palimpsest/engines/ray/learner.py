@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from palimpsest import files
 from palimpsest.config.engine import ClusterConfig
 from palimpsest.config.schema import RunConfig, is_served
-from palimpsest.engines.embedded.checkpoint_state import SHARES, CheckpointFacts, fingerprint
+from palimpsest.engines.embedded.checkpoint_state import SHARES, CheckpointFacts
 from palimpsest.engines.embedded.compute import set_threads
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of, scores_of
 from palimpsest.engines.embedded.learner import check_savable
@@ -49,6 +49,7 @@ from palimpsest.engines.ray.sharding import (
     write_model,
 )
 from palimpsest.errors import NotWritten, RunError
+from palimpsest.provenance import weights_digest
 from palimpsest.text.codec import Codec
 
 # ---- Gradient clipping by the norm over all ranks ------------------------------------------------------------
@@ -112,7 +113,7 @@ class RankLearner:
         self._gradients = ForestGradients(
             self._root, self._optimizer, objective, config.loss, self._reference is not None
         )
-        self._origin = fingerprint(source_of(config.model).folder) if compares and dist.get_rank() == 0 else None
+        self._origin = weights_digest(source_of(config.model).folder) if compares and dist.get_rank() == 0 else None
 
     def _shard(self) -> ForestModel:
         entropy = self._objective == "policy" and self._config.loss.entropy_coeff != 0

@@ -92,7 +92,7 @@ class AgentInterface(Protocol):
 
     @property
     def settings(self) -> str:
-        """The policy and its options, as text."""
+        """Everything except the query that decides on tokens: model, template, policy and their code, as text."""
         ...
 
     @property
