@@ -156,6 +156,23 @@ def test_blocks_are_not_nested_deeply() -> None:
     assert not [name for name, node in FUNCTIONS if nesting(node) > NESTING]
 
 
+VALUES = {"str", "int", "float", "bool", "bytes", "Path", "tuple", "frozenset"}
+CLASSES = {"cls", "contract", "annotation", "kind"}
+"""Parameters that take a class, of which there are few."""
+
+
+def test_no_cache_of_a_function_keeps_a_live_object() -> None:
+    kept = [
+        f"{name}({argument.arg})"
+        for name, node in FUNCTIONS
+        if any(re.match(r"(functools\.)?(lru_)?cache\b", ast.unparse(each)) for each in node.decorator_list)
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if argument.arg not in CLASSES
+        and {each.id for each in ast.walk(argument) if isinstance(each, ast.Name)} - VALUES != set()
+    ]
+    assert kept == []
+
+
 def test_files_are_short() -> None:
     lengths = {str(path.relative_to(PACKAGE)): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
     assert {name for name, length in lengths.items() if length > FILE_LINES} == set(LONG_FILES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import struct
+import threading
 import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -221,3 +222,22 @@ def _idat(png: bytes) -> list[bytes]:
 def test_visible_keeps_text_and_shows_controls() -> None:
     assert visible("Zoë 東京\nok") == "Zoë 東京\nok"
     assert visible("\x00\x9b\u200f\ud800") == "\\x00\\x9b\\u200f\\ud800"
+
+
+def test_figures_drawn_on_new_threads_open_no_further_file() -> None:
+    points, opened, end = {"agent": [Point(4, 0.5, 0.4, 0.6)]}, list[int](), threading.Event()
+
+    def draw() -> None:
+        accuracy_figure(points, training_length=4)
+        opened.append(len(list(Path("/proc/self/fd").iterdir())))
+        end.wait()  # another thread may get the name of one that ended
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        while len(opened) <= number and thread.is_alive():
+            thread.join(0.01)
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert opened == opened[:1] * 4

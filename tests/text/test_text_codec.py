@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import palimpsest
 from palimpsest.errors import ConfigError, ModelError
-from palimpsest.text.codec import Codec, Remembered
+from palimpsest.text import codec as text_codec
+from palimpsest.text.codec import Codec, Remembered, cached_on_codec
 from palimpsest.text.template import user_turn
 
 PAYLOADS = [
@@ -217,3 +221,42 @@ def test_dropout_of_a_training_does_not_make_ids_random(tiny_model_folder: Path,
     codec = load(changed(tiny_model_folder, tmp_path / "changed", model={**model, "dropout": 0.9}))
     text = "You are given a problem and a section of an article."
     assert codec.encode_trusted(text) == codec.encode(text) == load(tiny_model_folder).encode(text)
+
+
+def live(kind: type) -> int:
+    gc.collect()
+    return sum(isinstance(found, kind) for found in gc.get_objects())
+
+
+def test_rounds_of_evaluation_leave_no_codec_behind(tiny_model_folder: Path, tmp_path: Path) -> None:
+    options = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
+    counts = list[int]()
+    for number in range(20):
+        out = tmp_path / str(number)
+        palimpsest.evaluate(tiny_model_folder, chunks=1, limit=1, overrides=options, out=out, quiet=True)
+        counts.append(live(Codec))
+    assert counts == counts[:1] * 20
+
+
+def test_results_kept_on_a_codec_are_made_once_bounded_and_die_with_it(
+    tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[str]()
+
+    @cached_on_codec
+    def length(codec: Codec, text: str, more: int = 0) -> int:
+        made.append(text)
+        return len(codec.encode(text)) + more + 1
+
+    monkeypatch.setattr(text_codec, "_MADE", 2)
+    codec = Codec(tiny_tokenizer)
+    assert (length(codec, "a"), length(codec, "a"), length(codec, "a", more=1)) == (2, 2, 3)
+    assert made == ["a", "a"]
+    for text in "bcdef":
+        length(codec, text)
+    assert sum(map(len, vars(codec)["_made"].values())) <= 2
+    assert length(Codec(tiny_tokenizer), "a") == 2  # not the other codec's
+    died = weakref.ref(codec)
+    del codec
+    gc.collect()
+    assert died() is None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError
@@ -27,7 +26,7 @@ from palimpsest.memory.parts.chunks import split, truncate
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryIndex, Retriever
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
-from palimpsest.text.codec import Codec
+from palimpsest.text.codec import Codec, cached_on_codec
 from palimpsest.types import Outcome, Problem
 
 
@@ -181,7 +180,7 @@ class SlidingWindowPolicy(FullContextPolicy):
         return ids[len(ids) - min(room, len(ids)) :]
 
 
-@lru_cache(maxsize=32)
+@cached_on_codec
 def sentence_ids(codec: Codec) -> frozenset[int]:
     """Ids of tokens whose text ends a sentence or contains a line break."""
     ending = (i for i in range(codec.vocab_size) if codec.decode([i]).rstrip().endswith((".", "!", "?")))

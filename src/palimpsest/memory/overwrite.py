@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError, DataError
@@ -30,7 +29,7 @@ from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
 from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
 from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
-from palimpsest.text.codec import Codec
+from palimpsest.text.codec import Codec, cached_on_codec
 from palimpsest.text.reply_tags import thoughtful, without_thinking
 from palimpsest.text.sentences import Unit
 from palimpsest.text.template import Template
@@ -101,7 +100,7 @@ SHORT = ReadingPrompts(
 """For the embedded model."""
 
 
-@lru_cache(maxsize=32)
+@cached_on_codec
 def newline_ids(codec: Codec, count: int = 1) -> frozenset[int]:
     """Tokens with at least `count` line breaks in a row."""
     return frozenset(i for i in range(codec.vocab_size) if "\n" * count in codec.decode([i]))

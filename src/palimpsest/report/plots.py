@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,10 +216,12 @@ def _short(value: float) -> str:
     return f"{value:.3g}"
 
 
+_DRAWING = ThreadPoolExecutor(1, "plots")
+"""matplotlib opens its fonts once per thread and keeps them open."""
+
+
 def png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
-    return buffer.getvalue()
+    return _written(figure, "png")
 
 
 # ---- Figures of a comparison ---------------------------------------------------------------------------------
@@ -320,6 +323,10 @@ def _finish(figure: Figure, axes: Axes, lines: int) -> None:
 
 
 def _written(figure: Figure, form: str) -> bytes:
+    return _DRAWING.submit(_drawing, figure, form).result()
+
+
+def _drawing(figure: Figure, form: str) -> bytes:
     buffer = io.BytesIO()
     stamps = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": "palimpsest", "svg.fonttype": "path"}):

@@ -34,12 +34,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from palimpsest.errors import ModelError
 from palimpsest.text.chat_template import Message, Refusal
-from palimpsest.text.codec import Codec, without_added_tokens
+from palimpsest.text.codec import Codec, cached_on_codec, without_added_tokens
 from palimpsest.text.template import Template, cut_at_marks, mark, marked_slots
 from palimpsest.text.tool_calls import CallStyle
 from palimpsest.types import Prompt
@@ -92,7 +91,7 @@ class ChatPieces:
         return Prompt.joined(pieces)
 
 
-@lru_cache(maxsize=32)
+@cached_on_codec
 def chat_pieces(codec: Codec) -> ChatPieces:
     """The pieces of the model's chat template. Raises ModelError without one, or if it cannot show a result."""
     if not codec.has_template:
@@ -127,7 +126,7 @@ def _as_user_message(codec: Codec, generation: Tokens) -> ChatPieces:
     return ChatPieces(generation, end, to_results, gap, last, frozenset(codec.stop_ids), gap, last)
 
 
-@lru_cache(maxsize=64)
+@cached_on_codec
 def opening(codec: Codec, system: str, user: str, slots: tuple[str, ...], tools: str, described: str) -> Template:
     """Template of everything before the model's first turn, without the start of that turn.
 

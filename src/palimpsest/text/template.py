@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from palimpsest.errors import ConfigError, ModelError
 from palimpsest.text.chat_template import Refusal
-from palimpsest.text.codec import Codec
+from palimpsest.text.codec import Codec, cached_on_codec
 from palimpsest.types import Prompt
 
 _SLOT = re.compile(r"\{\{(?P<text>\w+)\}\}|\{(?P<slot>[a-z_]+)\}")
@@ -49,7 +48,7 @@ class Template:
         return Prompt.joined(pieces)
 
 
-@lru_cache(maxsize=256)
+@cached_on_codec
 def user_turn(codec: Codec, message: str, slots: tuple[str, ...], system: str = "") -> Template:
     """Template of one user message followed by the start of the model's turn, after a nonempty `system` message.
 
