@@ -76,10 +76,12 @@ def scripted(
     options: ServerOptions | None = None,
     policy: str | None = None,
     model: Path | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
     **script: Any,
 ) -> Any:
     """(client, service, sampler): a service over a script, and a client that asks it without a socket. `policy`: a
-    shipped one with its own budgets; `model`: the folder that the agent is named after."""
+    shipped one with its own budgets; `model`: the folder that the agent is named after; `loop`:
+    runs the episodes."""
     sampler = Scripted(base_codec(), **script)
     budgets = {"chunk_size": 24, "memory_tokens": 12, "answer_tokens": 24, "question_tokens": 60, "prompts": "short"}
     chosen = PolicyConfig(name="overwrite", options=budgets) if policy is None else PolicyConfig(name=policy)
@@ -87,7 +89,7 @@ def scripted(
     config = config.model_copy(update={"eval_sampling": config.eval_sampling.model_copy(update={"temperature": 0.0})})
     if model is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
-    agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), OpenRoles({}, ())))
+    agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), OpenRoles({}, ())), loop)
     kept = None if store is None else Store(store)
     service = AgentService(agent, kept, model=MAIN, token=token, limits=limits or ServerLimits(), options=options)
     transport = httpx2.ASGITransport(service.app())

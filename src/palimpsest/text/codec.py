@@ -248,13 +248,16 @@ class Codec:
 
     def encode_trusted(self, text: str) -> list[int]:
         """[T] ids of trusted text, which may contain control tokens."""
-        ids: list[int] = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(self.tokenizer.backend_tokenizer, text)
 
     def decode(self, ids: Iterable[int], *, control: bool = True) -> str:
         """Text of `ids`; `control=False` omits control tokens."""
         retained = list(ids) if control else [i for i in ids if i not in self.control_ids]
-        text: str = self.tokenizer.backend_tokenizer.decode(retained, skip_special_tokens=False)
+        backend = self.tokenizer.backend_tokenizer
+        if len(retained) < _LONG:
+            text: str = backend.decode(retained, skip_special_tokens=False)
+        else:
+            text = backend.decode_batch([retained], skip_special_tokens=False)[0]  # `decode` blocks other threads
         return text
 
     def strip_stop(self, ids: Sequence[int]) -> tuple[int, ...]:
@@ -262,12 +265,8 @@ class Codec:
         return tuple(i for i in ids if i not in self.control_ids)
 
     def _ids(self, text: str) -> list[int]:
-        """Ids of data text. The tokenizer's `encode` blocks other threads and computes offsets."""
-        if len(text) < _AT_ONCE:
-            ids: list[int] = self._data.encode(text, add_special_tokens=False).ids
-        else:
-            ids = self._data.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return ids
+        """Ids of data text."""
+        return _ids(self._data, text)
 
     def _encode_by_halves(self, text: str) -> list[int]:
         """Cut a text until no piece encodes to a control token of the vocabulary."""
@@ -309,6 +308,15 @@ def _ends(path: str) -> tuple[int, ...]:
             if end_ids := token_ids(read_object(path, folder / file).get("eos_token_id")):
                 return end_ids
     return ()
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text. A tokenizer's `encode` blocks other threads and computes offsets."""
+    if len(text) < _AT_ONCE:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    else:
+        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _clean(text: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from palimpsest.app.agent import serve_agent
 from palimpsest.app.config_resolution import Agent
 from palimpsest.servers.openai import request_bodies
-from support.serving import body, scripted
+from support.serving import Scripted, body, scripted
 
 PATH = "/v1/chat/completions"
 
@@ -89,3 +89,37 @@ async def test_what_stays_is_kept_from_the_collector() -> None:
     finally:
         gc.unfreeze()
         await opened.close()
+
+
+async def test_health_answers_while_the_work_of_an_episode_blocks_its_loop() -> None:
+    async with serve_agent._episode_loop() as loop:
+        client, service, sampler = scripted(loop=loop)
+        entered, released = threading.Event(), threading.Event()
+
+        async def blocking(*args: Any, **options: Any) -> Any:
+            entered.set()
+            assert released.wait(60)
+            return await Scripted.generate(sampler, *args, **options)
+
+        sampler.generate = blocking
+        answer = asyncio.create_task(client.post(PATH, json=body("<document>Anna sells tea.</document> Who?")))
+        assert await asyncio.to_thread(entered.wait, 60)
+        assert (await client.get("/health")).status_code == 200
+        assert not answer.done()
+        released.set()
+        assert (await answer).status_code == 200
+        await service.close()
+
+
+async def test_news_of_an_episode_on_another_loop_are_those_of_one_here() -> None:
+    streams = list[str]()
+    for elsewhere in (False, True):
+        async with serve_agent._episode_loop() as loop:
+            client, service, _ = scripted(loop=loop if elsewhere else None)
+            asked = body(f"<document>{'Anna sells tea. ' * 30}</document> Who?", stream=True)
+            text = (await client.post(PATH, json=asked)).text
+            events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            streams.append(json.dumps([event["choices"] for event in events]))
+            await service.close()
+    assert streams[0] == streams[1]
+    assert "section 2" in streams[0]

@@ -7,13 +7,15 @@ import gc
 import json
 import os
 import socket
+import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from palimpsest.app.agent.ask_files import result_of
 from palimpsest.app.composition import OpenAgent, fitted, open_agent
@@ -40,6 +42,8 @@ from palimpsest.servers.openai.served_agent import Card, EpisodePlan, Query
 from palimpsest.servers.openai.served_episodes import ServerLimits
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Question, Trajectory, Turn
+
+T = TypeVar("T")
 
 MAIN = "palimpsest"
 """Default model name of the agent in the API."""
@@ -101,27 +105,53 @@ async def _serve(
     store: Store | None,
     announce: Callable[[str], None],
 ) -> None:
-    open_one = await _opened_agent(config)
+    async with _episode_loop() as loop:
+        open_one = await _on(loop, _opened_agent(config, loop))
+        try:
+            served = AgentService(
+                open_one,
+                store,
+                model=service.model_name,
+                token=service.token,
+                limits=service.limits,
+                options=service.options,
+            )
+            server = Server(served.app(), taken, grace_seconds=service.drain_seconds)
+            announce(f"{os.fspath(agent.model)} at {server.url}/v1")
+            await server.serve_here()
+            await served.close()
+        finally:
+            await _on(loop, open_one.close())
+
+
+@asynccontextmanager
+async def _episode_loop() -> AsyncIterator[asyncio.AbstractEventLoop]:
+    """An event loop on a thread, for episodes: their work grows with prompts, and requests don't wait for it."""
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def wait() -> None:
+        ended = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), ended))
+        await ended.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(wait(),), name="episodes", daemon=True)
+    thread.start()
+    loop, ended = await asyncio.wrap_future(started)
     try:
-        served = AgentService(
-            open_one,
-            store,
-            model=service.model_name,
-            token=service.token,
-            limits=service.limits,
-            options=service.options,
-        )
-        server = Server(served.app(), taken, grace_seconds=service.drain_seconds)
-        announce(f"{os.fspath(agent.model)} at {server.url}/v1")
-        await server.serve_here()
-        await served.close()
+        yield loop
     finally:
-        await open_one.close()
+        loop.call_soon_threadsafe(ended.set)
+        await asyncio.to_thread(thread.join)
 
 
-async def _opened_agent(config: RunConfig) -> ServedAgent:
+async def _on(loop: asyncio.AbstractEventLoop | None, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work` on another loop; None: on this one."""
+    return await (work if loop is None else asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop)))
+
+
+async def _opened_agent(config: RunConfig, loop: asyncio.AbstractEventLoop | None = None) -> ServedAgent:
     """Open the agent and freeze its objects for Python's collector: scanning them would block everything for 200 ms."""
-    opened = await asyncio.to_thread(ServedAgent, await open_agent(config))
+    opened = await asyncio.to_thread(ServedAgent, await open_agent(config), loop)
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -131,8 +161,10 @@ async def _opened_agent(config: RunConfig) -> ServedAgent:
 class ServedAgent:
     """An open agent."""
 
-    def __init__(self, opened: OpenAgent) -> None:
-        """Raises ConfigError for a policy that does not fit the window."""
+    def __init__(self, opened: OpenAgent, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop`: where it was opened, and runs episodes; None: the caller's. Raises ConfigError for a policy that does
+        not fit the window."""
+        self._loop = loop
         self._opened, self._config, self._policy = opened, opened.config, opened.config.policy
         self._window = opened.engine.sampler.max_context
         self._fitted(_TRIED, None)
@@ -214,7 +246,7 @@ class ServedAgent:
         recorded: Sequence[Turn],
         timeout_s: float | None,
     ) -> Trajectory:
-        return await play(
+        playing = play(
             plan.problem,
             policy=plan.policy,
             sampler=self._opened.engine.sampler,
@@ -231,6 +263,7 @@ class ServedAgent:
             recorded=recorded,
             speculation=self._opened.speculation,
         )
+        return await _on(self._loop, playing)
 
     def rest(self) -> None:
         give_back_freed_memory()

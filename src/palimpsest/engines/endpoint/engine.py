@@ -29,6 +29,9 @@ from palimpsest.types import Completion, SamplingParams
 
 T = TypeVar("T")
 
+_LONG = 512  # prompt tokens that take over 1 ms to encode
+_THREADS = 2
+
 
 class EndpointSampler:
     """Satisfies `palimpsest.engines.protocol.Sampler`."""
@@ -39,6 +42,7 @@ class EndpointSampler:
         self._client, self._result, self._vocab = client, result, vocab
         self.max_context = max_context
         self._counts = Counts()
+        self.threads = ThreadPoolExecutor(_THREADS, "prompts")
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
@@ -49,10 +53,11 @@ class EndpointSampler:
         """
         check_prompt(prompt_ids, params.max_tokens, vocab=self._vocab, max_context=self.max_context)
         form = self._result.form
+        body = form.body(prompt_ids, params) if len(prompt_ids) < _LONG else await self._body(prompt_ids, params)
         with self._counts.counted():
             answered = await self._client.post(
                 form.path,
-                form.body(prompt_ids, params),
+                body,
                 lambda answer: self._as_probed(answer, form.read(answer, prompt_ids, params)),
                 key=params.seed,
             )
@@ -63,6 +68,10 @@ class EndpointSampler:
             raise SamplerError(f"an id outside the vocabulary of {self._vocab} came back: wrong tokenizer?")
         logprobs = answered.logprobs or (0.0,) * len(answered.token_ids)
         return Completion(answered.token_ids, logprobs, answered.stop_reason)
+
+    async def _body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
+        """The body of a long request, made on a thread: tokenizers let other threads run."""
+        return await asyncio.wrap_future(self.threads.submit(self._result.form.body, prompt_ids, params))
 
     def _as_probed(self, answer: Any, answered: RequestResult) -> RequestResult:
         """Return `answered` if the probed model sent it, as exact as `limits.endpoint` states. Raises RetryableError,
@@ -129,6 +138,7 @@ class EndpointEngine:
 
     async def close(self) -> None:
         """Close the connections; a second call does nothing."""
+        self.sampler.threads.shutdown(wait=False)
         await self._client.close()
 
 

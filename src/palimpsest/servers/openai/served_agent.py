@@ -130,7 +130,7 @@ class AgentInterface(Protocol):
         recorded: Sequence[Turn],
         timeout_s: float | None,
     ) -> Trajectory:
-        """`recorded`: turns from an earlier attempt."""
+        """`recorded`: turns from an earlier attempt. May call `on_turn` and `on_token` on another thread."""
         ...
 
     def facts(self, plan: EpisodePlan, trajectory: Trajectory) -> dict[str, Any]:

@@ -280,10 +280,18 @@ class Episodes:
             except StoreFailed as error:
                 broken.append(error)  # `play` takes it for a failure of the policy
                 raise
-            episode.later(lambda: ("reasoning", _change_text(episode, changes.of(turn, events))))
+            later(lambda: ("reasoning", _change_text(episode, changes.of(turn, events))))
 
         def on_token(token: int) -> None:
-            episode.later(lambda: ("content", text.feed((token,))))
+            later(lambda: ("content", text.feed((token,))))
+
+        here = asyncio.get_running_loop()
+
+        def later(work: Callable[[], News]) -> None:
+            if asyncio.get_running_loop() is here:
+                episode.later(work)
+            else:
+                here.call_soon_threadsafe(episode.later, work)
 
         streamed = on_token if len(query.questions) == 1 else None
         trajectory = await agent.play(plan, on_turn, streamed, recorded, self.limits.episode_s)
