@@ -246,7 +246,7 @@ def evaluation_identity(
         "policies": {name: policy.model_dump(mode="json") for name, policy in policies.items()},
         "data": {key: value for key, value in data.items() if key not in ("limit", "curriculum")},
         "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True}),
-        "sampling": config.eval_sampling.model_dump(mode="json"),
+        "sampling": config.eval_sampling.model_dump(mode="json", exclude=set(endpoint.dropped) if endpoint else None),
         "seed": config.seed,
         **({"template": config.model.chat_template_kwargs} if config.model.chat_template_kwargs else {}),
         **({} if problems is None else {"problems": _fingerprint(problems)}),
@@ -258,8 +258,8 @@ def evaluation_identity(
 
 
 def _same_endpoint(endpoint: Endpoint) -> dict[str, str]:
-    served = {"served": endpoint.served} if endpoint.served else {}
-    return {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer} | served
+    optional = {"served": endpoint.served, "dropped": ", ".join(endpoint.dropped)}
+    return {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer, **{k: v for k, v in optional.items() if v}}
 
 
 def _weights(config: RunConfig) -> str:
