@@ -196,6 +196,23 @@ class SamplerFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class OnlyReasoned:
+    """A reply from an endpoint had reasoning but no text."""
+
+    kind: ClassVar[str] = "only_reasoned"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCut:
+    """An endpoint counted clearly fewer tokens than the prompt has, so it read only a part."""
+
+    kind: ClassVar[str] = "prompt_cut"
+    tokens: int
+    read: int
+    """The endpoint's count."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptOverflowed:
     """A prompt and its budget exceed the model's window: the end of the episode."""
 
@@ -256,7 +273,8 @@ class Plain:
 _Memories = DocumentTruncated | MemoryWritten | MemoryCut | EmptyMemoryKept | MemoryUngrounded
 _Replies = ReplyMalformed | Recalled | PastShown | ReadingEnded
 _Tools = ToolCalled | ToolFailed | Pruned | PruneRefused | ExchangesDropped | SummedUp
-_Library = SamplerFailed | PromptOverflowed | TimedOut | PolicyFailed | VariantPlayed | Replayed
+_Samplers = SamplerFailed | OnlyReasoned | PromptCut | PromptOverflowed
+_Library = _Samplers | TimedOut | PolicyFailed | VariantPlayed | Replayed
 Declared = _Memories | _Replies | _Tools | _Library
 What = Declared | Plain
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
@@ -23,6 +24,7 @@ from palimpsest.http_services import Down, HttpReply, RetryableError
 
 ERROR_BYTES = 1 << 16
 """Bytes read of a reply with a status other than 200."""
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _KEPT_S = 4.0
 """Idle time of a connection, below the 5 s of common servers."""
 
@@ -39,12 +41,13 @@ class Connections:
     """To one service or several. For one event loop; `close` them."""
 
     def __init__(
-        self, *, token: str | None = None, keep: bool = True, proxies: bool = False, socket: Path | None = None
+        self, *, token: str | None = None, keep: bool = True, proxies_for: str | None = None, socket: Path | None = None
     ) -> None:
-        """`keep`: reuse connections for several requests; `proxies`: use the environment's proxies; `socket`: a Unix
-        socket that replaces every address."""
+        """`keep`: reuse connections for several requests; `proxies_for`: the service's address, reached through the
+        environment's proxies unless it is on this machine; `socket`: a Unix socket that replaces every address."""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._keep, self._proxies, self._socket = keep, proxies, socket
+        self._keep, self._socket = keep, socket
+        self._proxies = proxies_for is not None and urlsplit(proxies_for).hostname not in _LOOPBACK
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(

@@ -105,6 +105,19 @@ def error_in_reply(answer: Any, *secrets: str | None) -> str | None:
     return f"{redacted(str(text), *secrets):.300}"
 
 
+def content_text(content: Any) -> str:
+    """Text of a chat message: a string, null, or the parts of type text of a list. Raises TypeError or LookupError.
+
+    >>> content_text([{"type": "thinking", "thinking": []}, {"type": "text", "text": "tea"}]), content_text(None)
+    ('tea', '')
+    """
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part["type"] == "text")
+    if not isinstance(content, str | None):
+        raise TypeError("no text")
+    return content or ""
+
+
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait that a service requests; a date is ignored.
 

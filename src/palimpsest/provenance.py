@@ -338,8 +338,9 @@ def model_identity(config: RunConfig, endpoint: Endpoint | None = None) -> dict[
         **({"roles": roles} if roles else {}),
     }
     if endpoint is not None:
-        served = {"served": endpoint.served} if endpoint.served else {}
-        sampled = {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer} | served
+        optional = {"served": endpoint.served, "dropped": ", ".join(endpoint.dropped)}
+        sampled = {"mode": endpoint.mode, "tokenizer": endpoint.tokenizer}
+        sampled |= {name: value for name, value in optional.items() if value}
         return identity | {"weights": endpoint.model, "endpoint": sampled}
     path = model_path(config.model)
     folder = local_folder(path)
@@ -365,7 +366,7 @@ def evaluation_identity(
         "policies": {name: policy.model_dump(mode="json") for name, policy in policies.items()},
         "data": {key: value for key, value in data.items() if key not in ("limit", "curriculum")},
         "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True}),
-        "sampling": config.eval_sampling.model_dump(mode="json"),
+        "sampling": config.eval_sampling.model_dump(mode="json", exclude=set(endpoint.dropped) if endpoint else None),
         "seed": config.seed,
         **({} if problems is None else {"problems": Contents(problems).to_json()}),
     }

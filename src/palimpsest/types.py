@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from palimpsest.events import Event
+from palimpsest.events import Event, What
 from palimpsest.seeding import Key, derive_seed
 
 
@@ -224,6 +224,8 @@ class Completion:
     """Number of optimizer steps that the weights which sampled the first token had seen."""
     last_policy_version: int = -1
     """Version for the last token; default: that of the first."""
+    events: tuple[What, ...] = field(default=(), repr=False)
+    """Events that the sampler found; they become events of the episode."""
 
     def __post_init__(self) -> None:
         if self.last_policy_version < 0:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.data import GENERATED, Sources, listed
-from palimpsest.config.engine import ClusterConfig, EmbeddedEngineConfig, OwnEngineConfig, SamplerConfig
+from palimpsest.config.engine import ALIKE, ClusterConfig, EmbeddedEngineConfig, SamplerConfig
 from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstarts, split_overrides
 from palimpsest.config.prompt_file import OPTION as PROMPTS
 from palimpsest.config.prompt_file import with_texts
@@ -152,7 +152,7 @@ class Agent:
         """The agent's configuration, with `data` for keys of the data section and `more` overrides.
 
         The embedded engine runs the agent, regardless of its training engine, unless overrides name another engine or
-        the run has a custom one. Options of the policy may still be unset. Raises ConfigError.
+        the recipe or run has an endpoint or a custom one. Options of the policy may still be unset. Raises ConfigError.
         """
         origin = self.base_config()
         base = origin or RunConfig()
@@ -178,10 +178,9 @@ class Agent:
                 "cold_start": None,
             }
         )
-        remote = {} if self.remote is None else self.remote.section()
         unsaid = origin is None or bool(origin.evaluation.files)
         dtype = {"model.dtype": "auto"} if unsaid and self.remote is None else {}
-        overrides = {**dtype, **reward, **remote, **changes, **(more or {})}
+        overrides = {**dtype, **reward, **self._section(), **changes, **(more or {})}
         config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
         check_models(config)
         return config
@@ -224,13 +223,17 @@ class Agent:
         if self.recipe is None:
             return _run_in(Path(self.model))
         dotted = {key: value for key, value, _ in split_overrides(self.overrides) if "." in key}
-        return run_config(self.recipe, dotted)
+        return run_config(self.recipe, self._section() | dotted)
+
+    def _section(self) -> dict[str, Any]:
+        """Overrides that select the endpoint; before all others, so that its keys are valid."""
+        return {} if self.remote is None else self.remote.section()
 
 
 def on_embedded(config: RunConfig) -> RunConfig:
-    """`config` for the embedded engine, with its settings for it; a custom engine stays."""
+    """`config` for the embedded engine, with its settings for it; an endpoint or a custom engine stays."""
     engine = config.engine
-    if not isinstance(engine, OwnEngineConfig):
+    if engine.name in ALIKE:
         engine = EmbeddedEngineConfig.model_validate(engine.model_dump(exclude={"name"}))
     return config.model_copy(update={"engine": engine, "cluster": ClusterConfig(), "sampler": SamplerConfig()})
 

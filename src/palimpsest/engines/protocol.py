@@ -44,6 +44,10 @@ class Endpoint:
     """Hash of the tokenizer that counts and cuts prompts."""
     served: str = ""
     """Its description of the model behind the name; "": none."""
+    sent: tuple[str, ...] = ()
+    """Names of the fields of each request."""
+    dropped: tuple[str, ...] = ()
+    """Those of temperature, top_p and seed that it rejects, so that it sets them."""
 
 
 @dataclass(frozen=True, slots=True)

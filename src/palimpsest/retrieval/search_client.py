@@ -50,7 +50,7 @@ class RemoteSearch:
         self.url = f"{url.rstrip('/')}/retrieve"
         self._timeout, self._attempts, self._pause = timeout, attempts, pause
         self._token = token
-        self._connections = Connections(token=token)
+        self._connections = Connections(token=token, proxies_for=url)
         self._requests = Coalescer(self._ask, running=connections, together=together, divide=(_RefusedError,))
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:

@@ -144,6 +144,8 @@ class Recorder:
                 _emit_tokens(completion.token_ids, self._on_token)
         else:
             completion = await self._complete(call, ahead)
+            for what in completion.events:
+                self.event(what)
         spans = spans_of(prompt_ids)
         self.turns.append(Turn(call.prompt, completion, call.step, name, notes, spans, role=role, trained=role is None))
         return completion

@@ -15,6 +15,7 @@ import pytest
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.endpoint import client as client_module
 from palimpsest.engines.endpoint.engine import EndpointEngine
+from palimpsest.engines.endpoint.wire_formats import Fields
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError, EngineError, ModelError, PalimpsestError, PromptTooLong, SamplerError
 from palimpsest.text.codec import Codec
@@ -129,9 +130,130 @@ def test_an_endpoint_that_lets_nobody_choose_the_temperature_is_asked_without_an
         engine = opened(server, None, thinking_tokens=100)
         prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
         asked(engine, tuple(prompt))
-    assert set(server.asked[-1]) == {"model", "stream", "messages", "max_completion_tokens"}
-    assert server.asked[-1]["max_completion_tokens"] == 108
-    assert "the endpoint sets temperature, top-p and seed" in engine.limits.note
+    last, endpoint = server.asked[-1], engine.limits.endpoint
+    assert {"seed", "top_p", "max_completion_tokens"} <= set(last)
+    assert not {"temperature", "max_tokens", "top_k"} & set(last)
+    assert last["max_completion_tokens"] == 108
+    assert endpoint is not None
+    assert (endpoint.dropped, endpoint.sent) == (("temperature",), tuple(sorted(last)))
+    assert "the endpoint sets temperature" in engine.limits.note
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_endpoint_whose_errors_name_no_field_gets_fewer_step_by_step(plain: bool) -> None:
+    allowed = {
+        "model",
+        "stream",
+        "messages",
+        "max_completion_tokens",
+        *([] if plain else ["temperature", "top_p", "seed"]),
+    }
+    server = Server(takes="chat")
+    server.fault = lambda number: None if set(server.asked[number]) <= allowed else reply(400, {"error": "bad request"})
+    with endpoint_server(server):
+        opened(server, None)
+    assert set(server.asked[-1]) == allowed
+    assert len(server.asked) == 3 + plain
+
+
+def test_an_endpoint_that_takes_no_fields_reports_every_reason_in_order() -> None:
+    reasons = iter(["unknown field `seed`", "first", "second", "third"] + ["last"] * 9)
+    server = Server(takes="chat", fault=lambda number: reply(400, {"error": next(reasons)}))
+    with endpoint_server(server), pytest.raises(ConfigError) as caught:
+        opened(server, None)
+    assert len(server.asked) == 5
+    places = [str(caught.value).index(word) for word in ("`seed`", "first", "second", "third", "last")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("error", "limit", "dropped"),
+    [
+        ('Unknown name "seed": Cannot find field.', "max_tokens", {"seed"}),
+        ("body.seed: Extra inputs are not permitted", "max_tokens", {"seed"}),
+        ("`temperature` and `top_p` cannot both be specified", "max_tokens", {"top_p"}),
+        ("'temperature' does not support 0.0", "max_tokens", {"temperature"}),
+        ("Use 'max_completion_tokens' instead of 'max_tokens'.", "max_completion_tokens", set()),
+        ("Unrecognized arguments: min_p, top_k", "max_tokens", {"min_p", "top_k"}),
+        ("unknown field `top_k`, expected `seed`, `temperature`", "max_tokens", {"top_k"}),
+    ],
+)
+def test_the_field_that_an_error_names_is_left_out(error: str, limit: str, dropped: set[str]) -> None:
+    fields = Fields().without(error)
+    assert fields is not None
+    assert (fields.limit, set(fields.dropped)) == (limit, dropped)
+
+
+@pytest.mark.parametrize(
+    "error", ["bad request", "model seed-oss-36b", "http://h/seed", "http://seed.example:1", "max_completion_tokens"]
+)
+def test_an_error_that_names_no_field_leaves_none_out(error: str) -> None:
+    assert Fields().without(error) is None
+    assert Fields(extended=False, dropped=frozenset({"seed"})).without("seed, top_k") is None
+
+
+# ---- how a reply ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ended", "stop"),
+    [
+        *((end, StopReason.STOP) for end in ("stop", "STOP", "eos_token", "stop_sequence", "", None)),
+        ("LENGTH", "length"),
+    ],
+)
+def test_a_complete_reply_may_end_under_other_names(ended: str | None, stop: str) -> None:
+    server = Server(takes="chat", fault=lambda number: chat_reply({"content": "blue"}, ended))
+    with endpoint_server(server):
+        engine = opened(server, None)
+        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
+        completion = asked(engine, tuple(prompt))
+    assert completion.stop_reason == stop
+    assert engine.codec.decode(completion.token_ids).startswith("blue")
+
+
+@pytest.mark.parametrize("ended", ["content_filter", "tool_calls", "function_call", "error", "abort", "SAFETY"])
+def test_an_end_that_leaves_a_reply_incomplete_is_no_reply(ended: str) -> None:
+    server = Server(takes="chat")
+    with endpoint_server(server):
+        engine = opened(server, None)
+        server.fault = lambda number: chat_reply({"content": "blue"}, ended)
+        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
+        with refusing(SamplerError, ended):
+            asked(engine, tuple(prompt))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            [{"type": "thinking", "thinking": [{"type": "text", "text": "red"}]}, {"type": "text", "text": "blue"}],
+            "blue",
+        ),
+        ([{"type": "text", "text": "bl"}, {"type": "text", "text": "ue"}], "blue"),
+        ([], ""),
+        (None, ""),
+    ],
+)
+def test_content_in_parts_is_the_text_of_them(content: Any, text: str) -> None:
+    with endpoint_server(
+        Server(takes="chat", fault=lambda number: chat_reply({"content": content}, "length"))
+    ) as server:
+        engine = opened(server, None)
+        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
+        completion = asked(engine, tuple(prompt))
+    assert engine.codec.decode(completion.token_ids) == text
+
+
+@pytest.mark.parametrize("content", [7, {"text": "blue"}, ["blue"], [{"type": "text"}], [{"type": "text", "text": 7}]])
+def test_content_of_another_shape_is_no_reply(content: Any) -> None:
+    server = Server(takes="chat", fault=lambda number: chat_reply({"content": content}, "stop"))
+    with endpoint_server(server), refusing(ConfigError, "no mode works"):
+        opened(server, None)
+
+
+def chat_reply(message: Any, ended: str | None) -> Any:
+    return reply(200, {"choices": [{"message": message, "finish_reason": ended}]})
 
 
 def test_a_reply_of_text_is_cut_at_the_budget(tiny_model_folder: Path) -> None:

@@ -102,7 +102,7 @@ class EvalRequest:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the policies, with the recipe's or the run's filled in."""
-        origin = Agent(self.model, None, self.recipe, self.overrides).base_config() or RunConfig()
+        origin = Agent(self.model, None, self.recipe, self.overrides, remote=self.remote).base_config() or RunConfig()
         return tuple(origin.policy.name if name is None else name for name in self.policies)
 
     def agents(self) -> list[Agent]:

@@ -18,6 +18,7 @@ from palimpsest.engines.protocol import Endpoint
 from palimpsest.evaluation.episode_files import EPISODES, first_episodes
 from palimpsest.evaluation.sample_log import Cell, Sample, group_id
 from palimpsest.evaluation.summary import EvalSummary, Score, accuracy_of, cluster_notes, interval_notes
+from palimpsest.events import OnlyReasoned, PromptCut
 from palimpsest.notes import Note
 from palimpsest.plugins import plain
 from palimpsest.provenance import MADE_WITH, facts, provenance
@@ -78,6 +79,10 @@ class Evaluation:
         """Footnotes of the table."""
         reading = [name for name, summary in self.rows.items() if summary.measures_reading]
         notes = [Note("measures_reading", names=", ".join(reading))] if reading else []
+        samples = (*self.samples, *self.baseline_samples)
+        for kind in (OnlyReasoned.kind, PromptCut.kind):
+            if count := sum(sample.events.get(kind, 0) for sample in samples):
+                notes.append(Note(kind, count=count, turns=sum(sample.turns for sample in samples)))
         return notes + interval_notes(self.rows) + cluster_notes(self.rows)
 
     @property
@@ -143,6 +148,7 @@ class Evaluation:
             "episodes_played": self.played,
             "evaluations": [summary.to_json() for summary in self.summaries],
             "baselines": [summary.to_json() for summary in self.baselines],
+            "notes": [note.to_json() for note in self.notes],
             MADE_WITH: provenance(),
         }
 

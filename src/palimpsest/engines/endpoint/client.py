@@ -2,15 +2,15 @@
 
 The probe runs once, before any episode, and requests one word in each form:
 
-    auto: tokens, completions (both need the model's tokenizer), chat; each with as many fields as it accepts
+    auto: tokens, completions (both need the model's tokenizer), chat; each without the fields that errors name
 
 Guaranteed: a request is sent at most `attempts` times, and again only after time-outs, dropped connections, 408, 429
 and 5xx. Failures that no retry can fix (a rejected key, an unknown model or path, a redirect, an exhausted quota)
 immediately raise an EngineError that names the fix; so does an endpoint silent for `patience_s`. A reply larger than
 the limit, or one that contains the key, is rejected; no message contains the key. Cancelling the caller closes the
-connection. Redirects are not followed; proxies of the environment are not used. A form is chosen only if a request in
-it was answered correctly, with the right number of prompt tokens where the endpoint counts them; a tokenizer that
-disagrees with the server's (vLLM, SGLang, llama.cpp) is rejected with the text in question.
+connection. Redirects are not followed; proxies of the environment serve only other machines. A form is chosen only if a
+request in it was answered correctly, with the right number of prompt tokens where the endpoint counts them; a tokenizer
+that disagrees with the server's (vLLM, SGLang, llama.cpp) is rejected with the text in question.
 Not covered: endpoints that want more than a key in a header; streams; an endpoint that changes during the probe.
 """
 
@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from palimpsest.config.engine import EndpointEngineConfig
+from palimpsest.config.engine import EndpointEngineConfig, SamplingConfig
 from palimpsest.engines.endpoint.wire_formats import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     ChatForm,
+    Fields,
     Form,
     RequestResult,
     TextForm,
@@ -101,7 +102,7 @@ class EndpointClient:
         self._key = token_from(config.api_key_env, "engine.api_key_env")
         self._places = asyncio.Semaphore(config.concurrency)
         self._breaker = Breaker(_IN_A_ROW, probe_s=float("inf"), patience_s=config.patience_s)
-        self._connections = Connections(token=self._key)
+        self._connections = Connections(token=self._key, proxies_for=config.url)
 
     async def close(self) -> None:
         await self._connections.close()
@@ -210,6 +211,8 @@ class Found:
     """Model name in its reply; None: missing."""
     served: str = ""
     """Its description of the model behind the name."""
+    sent: tuple[str, ...] = ()
+    """Names of the fields of a request."""
 
     @property
     def exact_prompt(self) -> bool:
@@ -224,27 +227,39 @@ async def probe(
     native: Codec | None,
     counting: Codec,
     more: Mapping[str, Any],
+    sampling: SamplingConfig,
 ) -> Found:
     """Find out how to query `model`. `native`: the model's tokenizer, None: unknown; `counting`: any tokenizer; `more`:
-    variables of its chat template.
+    variables of its chat template; `sampling`: settings of later requests, which the endpoint may reject.
 
     Raises EngineError for an endpoint that is unreachable, busy or rejects the key, ConfigError for a mode or model
     that it lacks, ModelError for a tokenizer that is not the model's.
     """
     models = await client.look("GET", f"{client.url}/models")
-    reasons = dict[str, str]()
+    reasons = dict[str, list[str]]()
     for form in _forms(settings, model, native, counting, more):
+        found = await _accepted(client, form, sampling, reasons.setdefault(form.mode, []))
+        if found is None:
+            continue
+        checked = isinstance(form, TokenForm | TextForm) and await _agrees(client, model, form.codec)
+        window, served = _window(models, model), _served(models, model, found.model)
+        return replace(found, window=window, checked=checked, served=served)
+    raise ConfigError(_why_not(client.url, model, models, reasons))
+
+
+async def _accepted(client: EndpointClient, form: Form, sampling: SamplingConfig, reasons: list[str]) -> Found | None:
+    """`form` with the fields that the endpoint takes; None, with the `reasons`, if it answers none of the requests."""
+    fields: Fields | None = form.fields
+    while fields is not None:
+        form = replace(form, fields=fields)
         try:
-            answered, name = await _try_form(client, form)
+            return await _try_form(client, form, sampling)
         except Unavailable as error:
             raise EngineError(f"{error}; try again later") from None  # another mode would change the evaluation
         except (RetryableError, SamplerError) as error:
-            reasons[form.mode] = str(error)
-            continue
-        window = _window(models, model)
-        checked = isinstance(form, TokenForm | TextForm) and await _agrees(client, model, form.codec)
-        return Found(form, answered, window, checked, name, _served(models, model, name))
-    raise ConfigError(_why_not(client.url, model, models, reasons))
+            reasons.append(str(error).removeprefix(f"{client.url}: "))
+            fields = fields.without(reasons[-1])
+    return None
 
 
 def _forms(
@@ -265,16 +280,16 @@ def _forms(
             yield ChatForm(codec, model, replace(fields, spare=settings.thinking_tokens), options)
 
 
-async def _try_form(client: EndpointClient, form: Form) -> tuple[RequestResult, str | None]:
-    """Its reply to one word and its name for the model. Raises SamplerError or RetryableError."""
+async def _try_form(client: EndpointClient, form: Form, sampling: SamplingConfig) -> Found:
+    """`form`, with its reply to one word. Raises SamplerError or RetryableError."""
     prompt = user_turn(form.codec, _WORD, ()).fill({})
-    params = SamplingParams(max_tokens=_TOKENS, temperature=0.0, stop_ids=form.codec.stop_ids)
+    params = SamplingParams(_TOKENS, sampling.temperature, sampling.top_p, form.codec.stop_ids)
     body = form.body(prompt, params)
     answer = await client.post(form.path, body, lambda answer: answer, key="probe", attempts=_ATTEMPTS)
     answered = form.read(answer, prompt, params)
     if isinstance(form, TokenForm) and answered.prompt_tokens not in (0, len(prompt)):
         raise SamplerError(f"it read {answered.prompt_tokens} tokens instead of {len(prompt)}")
-    return answered, model_of(answer)
+    return Found(form, answered, None, checked=False, model=model_of(answer), sent=tuple(sorted(body)))
 
 
 def model_of(answer: Any) -> str | None:
@@ -342,7 +357,7 @@ async def _agrees(client: EndpointClient, model: str, codec: Codec) -> bool:
     return True
 
 
-def _why_not(url: str, model: str, models: Any, reasons: Mapping[str, str]) -> str:
+def _why_not(url: str, model: str, models: Any, reasons: Mapping[str, list[str]]) -> str:
     names = [str(entry.get("id")) for entry in _listed(models)]
     if names and model not in names:
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
@@ -350,4 +365,5 @@ def _why_not(url: str, model: str, models: Any, reasons: Mapping[str, str]) -> s
     if not reasons:
         return f"engine.mode needs the tokenizer of {model}: set engine.tokenizer (--tokenizer) to its folder or hub id"
     hint = "" if url.endswith("/v1") else "; does engine.url (--base-url) lack /v1?"
-    return f"{url}: no mode works ({'; '.join(f'{m}: {r}' for m, r in reasons.items())}){hint}"
+    tried = "; ".join(f"{mode}: {', then '.join(dict.fromkeys(errors))}" for mode, errors in reasons.items())
+    return f"{url}: no mode works ({tried}){hint}"

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from palimpsest.config.engine import SHIPPED, EndpointEngineConfig, ModelConfig, model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.endpoint.client import EndpointClient, Found, model_of, probe
-from palimpsest.engines.endpoint.wire_formats import RequestResult
+from palimpsest.engines.endpoint.wire_formats import SAMPLING, RequestResult
 from palimpsest.engines.protocol import CompletionDelta, Counts, Endpoint, Limits, SamplerStats, check_prompt
 from palimpsest.errors import ConfigError, EngineError, ModelError, SamplerError
+from palimpsest.events import OnlyReasoned, PromptCut, What
 from palimpsest.http_services import RetryableError
 from palimpsest.models.model_files import read_object
 from palimpsest.models.model_folder import tokenizer_folder
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 _LONG = 512  # prompt tokens that take over 1 ms to encode
 _THREADS = 2
+_WHOLE, _FRAME = 0.9, 16
+"""An endpoint that counts fewer tokens than this share of a prompt's, less those of role markers, has cut it."""
 
 
 class EndpointSampler:
@@ -38,8 +41,9 @@ class EndpointSampler:
 
     version = 0
 
-    def __init__(self, client: EndpointClient, result: Found, *, vocab: int, max_context: int) -> None:
-        self._client, self._result, self._vocab = client, result, vocab
+    def __init__(self, client: EndpointClient, result: Found, *, vocab: int, max_context: int, counts: bool) -> None:
+        """`counts`: prompts are counted by the model's tokenizer."""
+        self._client, self._result, self._vocab, self._comparable = client, result, vocab, counts
         self.max_context = max_context
         self._counts = Counts()
         self.threads = ThreadPoolExecutor(_THREADS, "prompts")
@@ -67,7 +71,10 @@ class EndpointSampler:
         if answered.token_ids and max(answered.token_ids) >= self._vocab:
             raise SamplerError(f"an id outside the vocabulary of {self._vocab} came back: wrong tokenizer?")
         logprobs = answered.logprobs or (0.0,) * len(answered.token_ids)
-        return Completion(answered.token_ids, logprobs, answered.stop_reason)
+        events: tuple[What, ...] = (OnlyReasoned(),) if answered.only_reasoned else ()
+        if self._comparable and 0 < answered.prompt_tokens < _WHOLE * len(prompt_ids) - _FRAME:
+            events = (*events, PromptCut(len(prompt_ids), answered.prompt_tokens))
+        return Completion(answered.token_ids, logprobs, answered.stop_reason, events=events)
 
     async def _body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         """The body of a long request, made on a thread: tokenizers let other threads run."""
@@ -118,11 +125,11 @@ class EndpointEngine:
         native, folder = _tokenizer(settings, config.model)
         counting = native or Codec.load(ModelConfig())
         more = config.model.chat_template_kwargs
-        result = _finished(_probe(settings, config.model.path, native, counting, more))
+        result = _finished(_probe(settings, config.model.path, native, counting, more, config.eval_sampling))
         self.codec = result.form.codec
         window, vocab = _window(settings, result, folder, config.model.path), _vocabulary(folder, self.codec)
         self._client = EndpointClient(settings)
-        self.sampler = EndpointSampler(self._client, result, vocab=vocab, max_context=window)
+        self.sampler = EndpointSampler(self._client, result, vocab=vocab, max_context=window, counts=native is not None)
         endpoint = Endpoint(
             url=self._client.url,
             model=config.model.path,
@@ -132,6 +139,8 @@ class EndpointEngine:
             logprobs=result.answered.logprobs is not None,
             tokenizer=_fingerprint(counting),
             served=result.served,
+            sent=result.sent,
+            dropped=tuple(sorted(result.form.fields.dropped.intersection(SAMPLING))),
         )
         note = describe(endpoint, result, window, counting_only=native is None)
         self.limits = Limits(vocab, window, concurrency=settings.concurrency, note=note, endpoint=endpoint)
@@ -142,10 +151,10 @@ class EndpointEngine:
         await self._client.close()
 
 
-async def _probe(settings: EndpointEngineConfig, model: str, native: Codec | None, counting: Codec, more: Any) -> Found:
+async def _probe(settings: EndpointEngineConfig, *asked: Any) -> Found:
     client = EndpointClient(settings)  # separate client: this event loop is not the one that runs episodes
     try:
-        return await probe(client, settings, model, native, counting, more)
+        return await probe(client, settings, *asked)
     finally:
         await client.close()
 
@@ -220,6 +229,6 @@ def describe(endpoint: Endpoint, result: Found, window: int, *, counting_only: b
         notes.append(f"counted by the packaged tokenizer, as {endpoint.model} names no usable one (set --tokenizer)")
     elif endpoint.mode != "chat":
         notes.append("tokenizer " + ("compared with the server's" if result.checked else "taken on trust"))
-    if not result.form.fields.sampling:
-        notes.append("the endpoint sets temperature, top-p and seed")
+    if endpoint.dropped:
+        notes.append(f"the endpoint sets {', '.join(endpoint.dropped)}")
     return f"{endpoint.url}, {', '.join(notes)}, window {window}"

@@ -13,12 +13,13 @@ Not covered: an endpoint that reads a control token out of a message's text in m
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from palimpsest.errors import SamplerError
-from palimpsest.http_services import RetryableError, error_in_reply
+from palimpsest.http_services import RetryableError, content_text, error_in_reply
 from palimpsest.text.chat import messages_of
 from palimpsest.text.codec import Codec
 from palimpsest.types import SamplingParams, StopReason
@@ -37,6 +38,11 @@ _NEUTRAL = {
     "frequency_penalty": 0.0,
 }
 """Off, whatever defaults a server takes from a model's folder."""
+SAMPLING = ("seed", "top_p", "temperature")
+"""In the order in which they are dropped if an error names several."""
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_ENDS = dict.fromkeys(("", "stop", "eos_token", "stop_sequence"), StopReason.STOP) | {"length": StopReason.LENGTH}
+"""By `finish_reason` in lower case, "" for null. Others leave a reply incomplete: a filter, a tool call, an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +51,35 @@ class Fields:
 
     extended: bool = True
     """Fields that vLLM, SGLang and llama.cpp add to OpenAI's."""
-    limit: str = "max_tokens"
+    limit: str = _LIMITS[0]
     """Name of the field that limits the tokens of a reply."""
-    sampling: bool = True
-    """True if temperature, top-p and seed can be set."""
+    dropped: frozenset[str] = frozenset()
+    """Further fields that it rejects."""
     spare: int = 0
     """Tokens by which a reply may exceed its budget."""
 
     def of(self, params: SamplingParams) -> dict[str, Any]:
         """The sampling fields."""
         fields: dict[str, Any] = {self.limit: params.max_tokens + self.spare}
-        if self.sampling:
-            fields |= {"temperature": params.temperature, "top_p": params.top_p, "seed": params.seed % _SEEDS}
-        return fields | _NEUTRAL if self.extended else fields
+        fields |= {"temperature": params.temperature, "top_p": params.top_p, "seed": params.seed % _SEEDS}
+        fields |= _NEUTRAL if self.extended else {}
+        return {name: value for name, value in fields.items() if name not in self.dropped}
+
+    def without(self, error: str) -> Fields | None:
+        """Fields for a second attempt after `error`, which names some of those sent; None if it names none.
+
+        >>> Fields().without("temperature and top_p cannot both be specified").dropped
+        frozenset({'top_p'})
+        >>> Fields().without("Unsupported parameter: 'max_tokens'").limit
+        'max_completion_tokens'
+        """
+        sent, word = self.of(SamplingParams(1)), r"(?<![\w/-]){}(?![\w-]|[./]\w)"  # not of a URL or a model's name
+        names = (name for name in (*_NEUTRAL, _LIMITS[0], *SAMPLING) if name in sent)
+        named = [name for name in names if re.search(word.format(name), error)]
+        if named[:1] == [_LIMITS[0]]:
+            return replace(self, limit=_LIMITS[1])
+        gone = {name for name in named if name in _NEUTRAL} or {*named[:1]}
+        return replace(self, dropped=self.dropped | gone) if gone else None
 
 
 PLAIN = Fields(extended=False)
@@ -65,9 +87,10 @@ COMPLETION_FIELDS = (Fields(), PLAIN)
 CHAT_FIELDS = (
     Fields(),
     PLAIN,
-    replace(PLAIN, limit="max_completion_tokens"),
-    replace(PLAIN, limit="max_completion_tokens", sampling=False),
+    replace(PLAIN, limit=_LIMITS[1]),
+    replace(PLAIN, limit=_LIMITS[1], dropped=frozenset(SAMPLING)),
 )
+"""Tried in this order, where errors name no field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +107,8 @@ class RequestResult:
     cached_tokens: int = 0
     generated_tokens: int = 0
     """Counts of the endpoint; 0 if it doesn't count."""
+    only_reasoned: bool = False
+    """True if it contains reasoning but no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +134,9 @@ class Form:
         try:
             choice, usage = answer["choices"][0], answer.get("usage") or {}
             ended = choice.get("finish_reason")
-            if ended not in ("stop", "length"):
+            if (reason := _ENDS.get("" if ended is None else str(ended).lower())) is None:
                 raise SamplerError(f"the endpoint ended the reply by {ended!r:.40}")
-            answered = self.reply(choice, params, StopReason(ended))
+            answered = self.reply(choice, params, reason)
             details = usage.get("prompt_tokens_details") or {}
             counts = [usage.get("prompt_tokens"), details.get("cached_tokens"), usage.get("completion_tokens")]
             prompt, cached, generated = map(_count, counts)
@@ -121,13 +146,10 @@ class Form:
         return replace(answered, prompt_tokens=prompt, cached_tokens=min(cached, prompt), generated_tokens=generated)
 
     def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> RequestResult:
-        text = self.text(choice)
+        text = choice["text"]
         if not isinstance(text, str):
             raise TypeError("no text")
         return self.encoded(text, params, ended)
-
-    def text(self, choice: Any) -> Any:
-        return choice["text"]
 
     def encoded(self, text: str, params: SamplingParams, ended: StopReason) -> RequestResult:
         """Ids of a text, cut to the budget, which the endpoint counts in other tokens."""
@@ -208,9 +230,14 @@ class ChatForm(Form):
             raise SamplerError(str(error)) from None
         return self._body(params) | {"messages": messages}
 
-    def text(self, choice: Any) -> Any:
-        """See `Form.text`. A reply of only reasoning has no content."""
-        return choice["message"]["content"] or ""
+    def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> RequestResult:
+        """See `Form.reply`. A reply of reasoning alone has no text."""
+        message = choice["message"]
+        thought = message.get("reasoning") or message.get("reasoning_content")
+        content = message.get("content") if thought else message["content"]
+        text = content_text(content)
+        only = not text.strip() and bool(thought or (isinstance(content, list) and content))
+        return replace(self.encoded(text, params, ended), only_reasoned=only)
 
 
 def _count(value: Any) -> int:

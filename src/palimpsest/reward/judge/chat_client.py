@@ -30,6 +30,7 @@ from palimpsest.http_services import (
     ServiceDown,
     attempted,
     check_address,
+    content_text,
     error_in_reply,
     redacted,
     retry_after,
@@ -38,7 +39,6 @@ from palimpsest.http_services import (
 
 _REPLY_BYTES = 8 << 20
 _REFUSALS = (400, 422)
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 Message = Mapping[str, str]
 
@@ -56,7 +56,7 @@ class ChatClient:
 
     def __init__(self, config: JudgeConfig, schema: Mapping[str, Any], *, pause: float = 0.5) -> None:
         """`schema`: of the JSON reply; `pause`: seconds before the second attempt. Raises ConfigError."""
-        host = check_address(config.url, "reward.judge.url", example="one like http://127.0.0.1:9527/v1").hostname
+        check_address(config.url, "reward.judge.url", example="one like http://127.0.0.1:9527/v1")
         self.url = f"{config.url.rstrip('/')}/chat/completions"
         self._key = token_from(config.api_key_env, "reward.judge.api_key_env")
         self._config, self._pause = config, pause
@@ -70,19 +70,19 @@ class ChatClient:
         self._breaker = Breaker(ATTEMPTS * config.concurrency, probe_s=config.timeout_s)
         from palimpsest.http_connections import Connections  # aiohttp imports slowly, and few runs have a judge
 
-        self._connections = Connections(token=self._key, proxies=host not in _LOOPBACK)  # no proxy for a local endpoint
+        self._connections = Connections(token=self._key, proxies_for=config.url)
 
-    async def complete(self, messages: Sequence[Message]) -> str:
-        """The text of the completion. Raises JudgeError."""
+    async def complete(self, messages: Sequence[Message]) -> tuple[str, bool]:
+        """The text of the completion, and True if `max_tokens` cut it. Raises JudgeError."""
         for index in range(self._weakest, len(self._formats)):
             try:
-                text = await self._attempts(self._body(messages, self._formats[index]))
+                reply = await self._attempts(self._body(messages, self._formats[index]))
             except _Refused:
                 if index == len(self._formats) - 1:
                     raise
             else:
                 self._weakest = max(self._weakest, index)
-                return text
+                return reply
         raise AssertionError("unreachable: the last format returns or raises")
 
     async def close(self) -> None:
@@ -97,8 +97,8 @@ class ChatClient:
         options = {name: value for name, value in optional.items() if value is not None}
         return {"model": self._config.model, "messages": list(messages), **options}
 
-    async def _attempts(self, body: Mapping[str, Any]) -> str:
-        async def once() -> str:
+    async def _attempts(self, body: Mapping[str, Any]) -> tuple[str, bool]:
+        async def once() -> tuple[str, bool]:
             async with self._places:
                 with self._breaker:  # checked last: it may have opened while this request waited
                     return await self._attempt(body)
@@ -112,7 +112,7 @@ class ChatClient:
             every = f"palimpsest retries every {self._config.timeout_s:g} s"
             raise JudgeError(f"{self.url}: {down}; {every}") from None
 
-    async def _attempt(self, body: Mapping[str, Any]) -> str:
+    async def _attempt(self, body: Mapping[str, Any]) -> tuple[str, bool]:
         limit = self._config.timeout_s
         answer = await self._connections.ask("POST", self.url, body, limit=_REPLY_BYTES, timeout_s=limit)
         if answer.status == 200:
@@ -127,17 +127,17 @@ class ChatClient:
         hint = "; does reward.judge.url lack /v1?" if answer.status == 404 else ""
         raise JudgeError(f"{self.url}: {message}{hint}")
 
-    def _text(self, answer: HttpReply) -> str:
+    def _text(self, answer: HttpReply) -> tuple[str, bool]:
         try:
             body = answer.json()
             if error := error_in_reply(body, self._key):
                 raise RetryableError(f"the judge returned an error: {error}")
             choice: Any = body["choices"][0]
-            text, ended = choice["message"]["content"], choice.get("finish_reason")
+            text, ended = content_text(choice["message"]["content"]), choice.get("finish_reason")
         except (ValueError, TypeError, LookupError, AttributeError):
             raise RetryableError(f"not a chat completion: {answer.quoted(100, self._key)}") from None
-        if not isinstance(text, str) or not text.strip():
+        if not text.strip():
             why = "; reward.judge.max_tokens is too small for its reasoning" if ended == "length" else ""
             ended = redacted(str(ended), self._key)
             raise JudgeError(f"the reply is empty (finish_reason {ended:.40}){why}")
-        return text
+        return text, ended == "length"

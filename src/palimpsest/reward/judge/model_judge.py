@@ -5,8 +5,9 @@ its verdict:
 
 - the judge receives the answer as a JSON string of bounded length with escaped < > [ ] |, so that it cannot close a tag
   or contain a control token of a chat template;
-- a verdict in the judge's reply is the case number, directly followed by the verdict's field. The number is a hash over
-  question, golds and answer, so an answer cannot contain it. A quoted answer appears in the reason, before the number;
+- a verdict in the judge's reply directly follows the case number, or every JSON object of the reply is flat and has the
+  number. The number is a hash over question, golds and answer, so an answer cannot contain it, even if the judge quotes
+  it in its reason without escapes;
 - the last verdict counts. Without a verdict, the judge gets one more request, then the episode is ungraded.
 
 All prompts share the opening, which declares the judged text to be data, and the form of the reply. The criteria
@@ -45,7 +46,7 @@ import orjson
 from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import JudgeError
 from palimpsest.reward.judge.chat_client import ChatClient, Message
-from palimpsest.text.json_text import Unreadable
+from palimpsest.text.json_text import Unreadable, end_of_value, loaded
 
 # ---- Cache of verdicts in a file -----------------------------------------------------------------------------
 
@@ -193,8 +194,8 @@ class Verdict(StrEnum):
 
 
 class ChatModel(Protocol):
-    async def complete(self, messages: Sequence[Message]) -> str:
-        """The text of the completion. Raises JudgeError."""
+    async def complete(self, messages: Sequence[Message]) -> tuple[str, bool]:
+        """The text of the completion, and True if `max_tokens` cut it. Raises JudgeError."""
         ...
 
     async def close(self) -> None: ...
@@ -247,12 +248,13 @@ class Judge:
 
     async def _ask(self, case: Case) -> Verdict:
         for last in (False,) * (_ASKS - 1) + (True,):
-            reply = await self._chat.complete(case.messages)
+            reply, cut = await self._chat.complete(case.messages)
             try:
                 verdict = read_verdict(reply, case.number)
             except Unreadable as unreadable:
-                if last:
-                    raise JudgeError(f"unreadable reply: {unreadable.reason}") from None
+                if last or cut:
+                    fix = f"; reward.judge.max_tokens={self._config.max_tokens} cut it: raise that" if cut else ""
+                    raise JudgeError(f"unreadable reply: {unreadable.reason}{fix}") from None
             else:
                 if self._cache:
                     self._cache.put(case.key, verdict, case.about)
@@ -302,17 +304,32 @@ def quoted(text: str) -> str:
 
 
 def read_verdict(reply: str, number: str) -> Verdict:
-    """The last verdict of `reply` directly after the case number. Raises Unreadable.
+    """The last verdict of `reply` next to the case number. Raises Unreadable.
 
-    >>> read_verdict('{"verdict": "correct"}? No: {"case": "17", "verdict": "incorrect"}', "17")
+    >>> read_verdict('{"verdict": "correct"}? No: {"case": "17", "verdict": "Incorrect"}', "17")
     <Verdict.INCORRECT: 'incorrect'>
+    >>> read_verdict('{"verdict": "correct", "reason": "the same town", "case": "17"}', "17")
+    <Verdict.CORRECT: 'correct'>
     """
-    verdicts = re.findall(rf'"case"\s*:\s*"{re.escape(number)}"\s*,\s*"verdict"\s*:\s*"(\w+)"', reply)
-    if not verdicts:
-        raise Unreadable("it lacks a case number directly followed by a verdict")
-    if verdicts[-1] not in list(Verdict):
+    adjacent = rf"""["']case["']\s*:\s*["']{re.escape(number)}["']\s*,\s*["']verdict["']\s*:\s*["'](\w+)["']"""
+    verdict = (re.findall(adjacent, reply) or [_in_objects(reply, number)])[-1].lower()
+    if verdict not in list(Verdict):
         raise Unreadable("its verdict is not one of correct, partial, incorrect")
-    return Verdict(verdicts[-1])
+    return Verdict(verdict)
+
+
+def _in_objects(reply: str, number: str) -> str:
+    """Verdict of the last JSON object, if every object is flat and has the case number: a quoted answer without escapes
+    can end an object and begin another one, but cannot write the number. Raises Unreadable."""
+    found, end = list[Any](), 0
+    while (start := reply.find("{", end)) >= 0:
+        end = end_of_value(reply, start, len(reply))
+        piece = reply[start:end]
+        found.append(loaded(piece if '"' in piece else piece.replace("'", '"')))
+    nested = any(isinstance(value, dict | list) for fields in found for value in fields.values())
+    if nested or "}" in reply[end:] or {fields.get("case") for fields in found} != {number}:
+        raise Unreadable("it lacks a JSON object with case number and verdict")
+    return str(found[-1].get("verdict"))
 
 
 def _cut(text: str, limit: int) -> str:
