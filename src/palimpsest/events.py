@@ -132,7 +132,7 @@ class ToolFailed:
 
     kind: ClassVar[str] = "tool_error"
     error: str
-    """malformed, unknown_tool, bad_arguments, too_many, timeout or exception."""
+    """malformed, unreadable (in another format), unknown_tool, bad_arguments, too_many, timeout or exception."""
     id: str
     tool: str | None
     """None: the call was not parseable."""

@@ -39,6 +39,9 @@ NOTES: Mapping[str, str] = {
     "(reported once, events.jsonl has every such step)",
     "documents_cut": "step {step}: {episodes} episodes omitted a part of their document, which exceeds "
     "policy.options.max_chunks or the window (reported once; episode/documents_cut counts them)",
+    "calls_unread": "the model writes tool calls in another format than expected, {rate:.2g} per episode; it reads an "
+    "error instead of a result. Set policy.options.call_style to the model's format (reported once; "
+    "tool_errors_unreadable counts them)",
     "episodes_ungraded": "step {step}: {count} of {episodes} episodes have no grade, so training ignores them; "
     "{reason} (reported once; reward/ungraded counts them)",
     "gradient_not_finite": "step {step}: the gradient of {count} of {updates} optimizer steps is not finite "

@@ -11,7 +11,7 @@ import pytest
 from palimpsest.errors import ModelError
 from palimpsest.memory.parts.history import Exchange, History, Result
 from palimpsest.memory.prune import PrunePolicy
-from palimpsest.text.chat import call_style, chat_pieces, opening
+from palimpsest.text.chat import chat_pieces, native_style, opening
 from palimpsest.text.codec import Codec
 from palimpsest.tools.tool import SearchTool
 from palimpsest.types import Problem
@@ -176,9 +176,11 @@ def test_a_user_message_may_follow_the_results(name: str) -> None:
 
 
 def test_styles_are_told_from_the_template() -> None:
-    found = {name: call_style(family_codec(name)) for name in FAMILIES}
-    assert found == {name: name if name in ("llama3", "mistral") else "hermes" for name in FAMILIES}
-    assert call_style(base_codec()) == "hermes"
+    found = {name: native_style(family_codec(name)) for name in FAMILIES}
+    assert found == {"qwen": "hermes", "qwen3": "hermes", "llama3": "llama3", "mistral": "mistral"} | dict.fromkeys(
+        ("chatml", "spm", "bare")
+    )
+    assert native_style(base_codec()) is None
 
 
 def test_a_llama_that_waits_for_a_result_has_ended_its_reply() -> None:

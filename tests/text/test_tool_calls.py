@@ -19,10 +19,9 @@ from palimpsest.text.tool_calls import (
     CallStyle,
     Malformed,
     ToolCall,
-    argument_fault,
-    check_schema,
     find_calls,
 )
+from palimpsest.text.tool_schema import argument_fault, check_schema
 from support.mutations import mutated
 
 STYLES: tuple[CallStyle, ...] = ("hermes", "llama3", "mistral")

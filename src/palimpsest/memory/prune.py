@@ -30,7 +30,8 @@ from palimpsest.memory.parts.prompts import Slots, shared
 from palimpsest.memory.parts.tool_agent import QUERY, Found, Said, ToolAgentPolicy, ToolEpisode, ToolPrompts
 from palimpsest.text.sentences import Unit, units
 from palimpsest.text.template import insert
-from palimpsest.text.tool_calls import ToolCall, argument_fault
+from palimpsest.text.tool_calls import ToolCall
+from palimpsest.text.tool_schema import argument_fault
 from palimpsest.tools.tool import ToolSpec
 
 _REFUSED = "prune_refused"

@@ -32,15 +32,17 @@ names of calls at chat level, which are the same constants for all; text that th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from palimpsest.errors import ModelError
 from palimpsest.text.chat_template import Message, Refusal
 from palimpsest.text.codec import Codec, cached_on_codec, without_added_tokens
 from palimpsest.text.template import Template, cut_at_marks, mark, marked_slots
-from palimpsest.text.tool_calls import CallStyle
+from palimpsest.text.tool_calls import FORMATS, CallStyle, ToolCall, find_calls
 from palimpsest.types import Prompt
 
 Tokens = tuple[int, ...]
@@ -72,6 +74,7 @@ class ChatPieces:
     last: Tokens
     """After the last result, including the start of the model's turn."""
     stop_ids: frozenset[int]
+    """Last tokens of a reply after which no `end` is added."""
     to_user: Tokens | None
     """After the last result before a user message; None if the template forbids one."""
     after_user: Tokens
@@ -101,7 +104,10 @@ def chat_pieces(codec: Codec) -> ChatPieces:
         around = _texts_around(codec, [_USER, reply, _result("one"), _result("two")], ("user", "reply", "one", "two"))
         if around is None:
             continue
-        end, to_results = _ending(codec, around[2], plain=reply is _PLAIN)
+        after = around[2] if reply is _PLAIN else _after_call(codec, around)
+        if after is None:
+            continue
+        end, to_results = _ending(codec, after, plain=reply is _PLAIN)
         following = _texts_around(codec, [_USER, reply, _result("one"), _next_user()], ("user", "reply", "one", "next"))
         return ChatPieces(
             generation=generation,
@@ -109,7 +115,7 @@ def chat_pieces(codec: Codec) -> ChatPieces:
             to_results=to_results,
             between=_encoded(codec, around[3]),
             last=_encoded(codec, around[4]),
-            stop_ids=frozenset(codec.stop_ids),
+            stop_ids=_closing(codec, end),
             to_user=None if following is None else _encoded(codec, following[3]),
             after_user=() if following is None else _encoded(codec, following[4]),
         )
@@ -127,15 +133,17 @@ def _as_user_message(codec: Codec, generation: Tokens) -> ChatPieces:
 
 
 @cached_on_codec
-def opening(codec: Codec, system: str, user: str, slots: tuple[str, ...], tools: str, described: str) -> Template:
+def opening(
+    codec: Codec, system: str, user: str, slots: tuple[str, ...], tools: str, described: str, native: bool = True
+) -> Template:
     """Template of everything before the model's first turn, without the start of that turn.
 
     `user` contains the slots; `tools` is a JSON array in the form of OpenAI's function calling; `described` is the
-    same as text, for templates that omit `tools`. An empty `system` adds no message.
+    same as text, for templates that omit `tools`, or without `native`. An empty `system` adds no message.
     """
     content, offered = marked_slots(user, slots), json.loads(tools)
     instructions = "\n\n".join(part for part in (system, described if offered else "") if part)
-    tries: list[tuple[str, str, list[Any]]] = [(system, content, offered)] if offered else []
+    tries: list[tuple[str, str, list[Any]]] = [(system, content, offered)] if offered and native else []
     tries += [(instructions, content, []), ("", "\n\n".join(part for part in (instructions, content) if part), [])]
     for system_text, user_text, functions in tries:
         messages: list[Message] = [{"role": "system", "content": system_text}] if system_text else []
@@ -149,14 +157,92 @@ def opening(codec: Codec, system: str, user: str, slots: tuple[str, ...], tools:
     raise ModelError("the model's chat template does not render a user message: check its chat_template")
 
 
-def call_style(codec: Codec) -> CallStyle:
-    """The call format in the model's template; hermes if it has none."""
-    template = str(getattr(codec.tokenizer, "chat_template", "") or "")
-    if "[TOOL_CALLS]" in template or "[AVAILABLE_TOOLS]" in template:
-        return "mistral"
-    if "<tool_call>" not in template and ("<|python_tag|>" in template or "ipython" in template):
-        return "llama3"
-    return "hermes"
+_TYPES = {
+    "query": "string",
+    "limit": "integer",
+    "exact": "boolean",
+    "ratio": "number",
+    "where": "object",
+    "tags": "array",
+}
+_SCHEMA = {"type": "object", "properties": {name: {"type": of, "description": name} for name, of in _TYPES.items()}}
+_LOOK_UP = {"name": "look_up", "description": "looks up", "parameters": _SCHEMA}
+_ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {"query": "Omar é", "limit": 3, "exact": True},
+    {"query": "42", "tags": ["a", "b"], "where": {"k": [1.5, False, {"z": "w"}]}, "ratio": -0.5},
+    {"query": 'a "q" {x}\ny\'s \\ <b>', "where": {"it's": 'a "q"\n'}},
+)
+
+
+@cached_on_codec
+def native_style(codec: Codec) -> CallStyle | None:
+    """The format that reads back the calls in the model's template, None if none does.
+
+    It must read the first probe and misread none; a template that escapes nothing makes some unreadable.
+    """
+    texts = [_call_in_template(codec, arguments) for arguments in _ARGUMENTS]
+    counts = {style: _read_back(texts, style) for style in FORMATS}
+    best = max(counts, key=lambda style: counts[style])
+    return best if counts[best] else None
+
+
+def _call_in_template(codec: Codec, arguments: dict[str, Any]) -> str:
+    """A call with these arguments, or with their JSON if the template demands it; "" if it rejects both."""
+    tools = [{"type": "function", "function": _LOOK_UP}]
+    for given in (arguments, json.dumps(arguments, ensure_ascii=False)):
+        call = {"id": _CALL_ID, "type": "function", "function": {"name": "look_up", "arguments": given}}
+        calling: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        prompt, text = (
+            _rendered(codec, messages, tools=tools, speak=speak)
+            for messages, speak in (([_USER], True), ([_USER, calling], False))
+        )
+        if prompt is not None and text is not None:
+            return _reply_after(prompt, text)
+    return ""
+
+
+def _reply_after(prompt: str, text: str) -> str:
+    """The reply at the end of `text`, which starts as `prompt` does, perhaps with other thinking."""
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False)))
+    return text[len(re.sub(r"<[^<>]*\Z", "", text[:same])) :]  # not within a tag
+
+
+def _read_back(texts: Sequence[str], style: CallStyle) -> int:
+    """The number of probes that a format reads back; 0 if it lacks the first or misreads one."""
+    found = [find_calls(text, style, {"look_up": _SCHEMA}) for text in texts]
+    right = [
+        len(calls) == 1 and isinstance(calls[0], ToolCall) and _same(calls[0], arguments)
+        for calls, arguments in zip(found, _ARGUMENTS, strict=True)
+    ]
+    misread = any(
+        isinstance(one, ToolCall) for calls, fine in zip(found, right, strict=True) if not fine for one in calls
+    )
+    return sum(right) if right[0] and not misread else 0
+
+
+def _same(call: ToolCall, arguments: dict[str, Any]) -> bool:
+    """Compared as JSON, since 1 == True."""
+    given, expected = (json.dumps(one, sort_keys=True) for one in (dict(call.arguments), arguments))
+    return call.name == "look_up" and given == expected
+
+
+def _after_call(codec: Codec, around: Sequence[str]) -> str | None:
+    """The text between a call's argument and its result: without the call's own syntax, unless a stop token ends it."""
+    style, prompt = native_style(codec), _rendered(codec, [_USER], speak=True)
+    if not set(_encoded(codec, around[2])).isdisjoint(codec.stop_ids):
+        return around[2]
+    if style is None or prompt is None:
+        return None
+    before = mark("reply").join([_reply_after(prompt.partition(mark("user"))[2], around[1]), ""])
+    calls = find_calls(before + around[2], style)
+    return around[2][max(0, calls[0].end - len(before)) :] if calls and isinstance(calls[0], ToolCall) else None
+
+
+def _closing(codec: Codec, end: Tokens) -> frozenset[int]:
+    """The stop tokens; `end` alone if it is no end of a plain reply: it starts the results (Gemma, GLM, gpt-oss)."""
+    after = _texts_around(codec, [_USER, _PLAIN, _next_user()], ("user", "reply", "next"))
+    opens = after is not None and end[-1:] and end[-1] not in _encoded(codec, after[2])
+    return frozenset(end[-1:] if opens else codec.stop_ids)
 
 
 def _tools_shown(codec: Codec, text: str, messages: Sequence[Message], tools: Sequence[Any]) -> bool:
@@ -178,7 +264,9 @@ def _generation(codec: Codec) -> Tokens:
     """Tokens between a user message and the model's turn."""
     silent, speaking = (_rendered(codec, [_USER], speak=speak) for speak in (False, True))
     if silent is None or speaking is None or not speaking.startswith(silent):
-        raise ModelError("the model's chat template rewrites the user message when the model is to speak")
+        raise ModelError(
+            "the model's chat template rewrites the user message when the model is to speak; use another model's"
+        )
     return _encoded(codec, speaking[len(silent) :])
 
 

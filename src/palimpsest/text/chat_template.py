@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import lru_cache
 from typing import Any
 
@@ -21,12 +22,12 @@ from palimpsest.text import chat_template_probe
 KEY = "model.chat_template_kwargs"
 Message = Mapping[str, Any]
 
-DATE = "26 Jul 2024"
+DAY = (2024, 7, 26)
 """Date for templates that print one: the prompts of a run must not depend on the clock."""
 _PATIENCE_S = 120.0  # for a busy machine; the probe limits its CPU time
 _MOST_CHARACTERS = 1 << 20
 _TOOL = {"type": "function", "function": {"name": "tool", "description": "a tool", "parameters": {"type": "object"}}}
-_CALL = {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": {"text": "a"}}}
+CALL: dict[str, Any] = {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": {"text": "a"}}}
 _MARKER = 'A "text" of <b>{one\'s}</b> & two lines,\nas it stands: \u00e9'
 """A message that a template changes if it escapes, cuts or rewrites text."""
 _USER = {"role": "user", "content": "a"}
@@ -39,7 +40,7 @@ _TRIES: list[list[Any]] = [
     [
         [
             _USER,
-            {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
             {"role": "tool", "name": "tool", "tool_call_id": "call00000", "content": "a"},
         ],
         [_TOOL],
@@ -54,7 +55,12 @@ class Refusal(Exception):
 
 def render(tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, Any], **options: Any) -> str:
     """The conversation as the tokenizer's template renders it. Raises Refusal."""
-    context = {"date_string": DATE, "strftime_now": lambda form: DATE, **variables, **options}
+    context = {
+        "date_string": date(*DAY).strftime("%d %b %Y"),
+        "strftime_now": date(*DAY).strftime,
+        **variables,
+        **options,
+    }
     try:
         text = tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, **context)
     except Exception as error:  # noqa: BLE001  a template may raise anything: a refusal
@@ -94,7 +100,7 @@ def _texts_of(tokenizer: Any) -> str:
 def _probed(template: str, variables: str, special: str) -> frozenset[str] | str:
     """The variables that a template looks up, or its fault. One process per template."""
     task = {"template": template, "variables": json.loads(special) | json.loads(variables), "tries": _TRIES}
-    task["marker"] = _MARKER
+    task |= {"marker": _MARKER, "day": DAY}
     command = [sys.executable, "-P", chat_template_probe.__file__]
     try:
         done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=_PATIENCE_S)

@@ -4,7 +4,8 @@ The sandbox of jinja2 limits neither time nor memory, and single operations can 
 loops) without a way to stop them in the same process. A template is therefore first tested here, on conversations of
 every shape that prompts have. Run as a file: a JSON object on stdin, one on stdout.
 
-    {"template": ..., "variables": {...}, "tries": [[messages, tools, speak], ...], "marker": text of a message}
+    {"template": ..., "variables": {...}, "tries": [[messages, tools, speak], ...], "marker": text of a message,
+     "day": [year, month, day]}
     {"names": [variables that the template looks up], "lengths": [characters, or null], "errors": [null, or why],
      "shown": [number of times the marker is in the result]}
 
@@ -18,6 +19,7 @@ import json
 import resource
 import sys
 from contextlib import suppress
+from datetime import date
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -50,7 +52,7 @@ def probe(task: dict[str, Any]) -> dict[str, Any]:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: "26 Jul 2024"}
+    environment.globals |= {"raise_exception": refuse, "strftime_now": date(*task["day"]).strftime}
     lengths: list[int | None] = []
     shown: list[int] = []
     errors: list[str | None] = []

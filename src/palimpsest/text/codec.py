@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
@@ -37,7 +38,7 @@ from palimpsest.errors import ModelError
 from palimpsest.models.model_files import check_tokenizer, read_object, refusing, token_ids
 from palimpsest.models.model_folder import adapters_of, open_tokenizer, opened
 from palimpsest.provenance import short_digest
-from palimpsest.text.chat_template import Message, Refusal, check_template, render
+from palimpsest.text.chat_template import CALL, Message, Refusal, check_template, render
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -102,6 +103,8 @@ def cached_on_codec(make: Callable[Concatenate[Codec, P], T]) -> Callable[Concat
 
 
 GENERATION = "generation_config.json"
+_AFTER_CALLS = ("<|call|>", "<|tool_response>", "<|observation|>")  # gpt-oss, Gemma 4, GLM
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "</s>", *_AFTER_CALLS)
 _REPLY = "\ue000reply\ue001"  # private-use characters: no template contains them
 
 
@@ -150,7 +153,7 @@ class Codec:
         self._template_kwargs = dict(template_kwargs or {})
         self.control_ids: frozenset[int] = frozenset(backend.get_added_tokens_decoder())
         stops = {tokenizer.eos_token_id, *self.control_ids.intersection(ends), *self._after_a_reply()}
-        for token in ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<end_of_turn>", "</s>"):
+        for token in _ENDS:
             index = backend.token_to_id(token)
             if index in self.control_ids:
                 stops.add(index)
@@ -158,6 +161,9 @@ class Codec:
         thinking = map(backend.token_to_id, ("<think>", "</think>", "<thinking>", "</thinking>"))
         self.thinking_ids: frozenset[int] = self.control_ids.intersection(thinking)
         """Control tokens that start or end thinking."""
+        added = backend.get_added_tokens_decoder().items()
+        self.role_ids: frozenset[int] = frozenset(i for i, token in added if token.special or i in self.stop_ids)
+        """Control tokens that could start or end a turn, unlike `<tool_call>` where it is a plain added token."""
 
     @classmethod
     def load(cls, model: str | Path | ModelConfig) -> Codec:
@@ -221,7 +227,14 @@ class Codec:
             return []
         ids = self.encode_trusted(after) if separator else []
         text = next((index for index, i in enumerate(ids) if i in self.control_ids or self.decode([i]).strip()), None)
-        return [] if text is None or ids[text] not in self.control_ids else [ids[text]]
+        if text is None or ids[text] not in self.control_ids:
+            return []
+        with suppress(Refusal):  # gpt-oss: thinking and call are messages of one turn, each with this token
+            within = self.render([user, {**assistant, "tool_calls": [CALL]}]).partition(_REPLY)[2]
+            before, name, _ = within.partition(CALL["function"]["name"])
+            if name and ids[text] in self.encode_trusted(before):
+                return []
+        return [ids[text]]
 
     @property
     def vocab_size(self) -> int:

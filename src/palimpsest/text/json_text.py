@@ -137,6 +137,53 @@ def end_of_value(text: str, start: int, stop: int) -> int:
     raise Unreadable("the JSON is cut short: a bracket is not closed", bounded=True)
 
 
+_TOKENS = (
+    r"""(?P<quoted>"(?:[^"\\]++|\\.)*+"?|'(?:[^'\\]++|\\.)*+'?)|\b(?P<key>\w++)\s*+%s"""
+    r"|\b(?P<word>None|True|False)\b|[\[\](){}]"
+)
+GEMMA = re.compile(r'<\|"\|>(?P<raw>.*?)(?P<closed><\|"\|>|\Z)|' + _TOKENS % ":", re.DOTALL)
+"""Gemma 4's notation of an object: {key:<|"|>text<|"|>}."""
+PYTHON = re.compile("(?P<raw>(?P<closed>(?!)))|" + _TOKENS % "=", re.DOTALL)
+"""The arguments of a call in Python: (key='text')."""
+_OTHERS = {"None": "null", "True": "true", "False": "false", "(": "[", ")": "]"}
+_ESCAPE = re.compile(r"\\(U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", **{sign: sign for sign in "\\'\"/"}}
+
+
+def as_json(text: str, start: int, stop: int, notation: re.Pattern[str] | None = None) -> tuple[str, int]:
+    """JSON of the object at `start`, and the object's end; a `notation` may use parentheses around it.
+
+    >>> as_json("(a='x', b=[True]) and more", 0, 26, PYTHON)
+    ('{"a":"x", "b":[true]}', 17)
+    """
+    if notation is None:
+        end = end_of_value(text, start, stop)
+        return text[start:end], end
+    pieces, at, depth = list[str](), start, 0
+    for token in notation.finditer(text, start, stop):
+        pieces.append(text[at : token.start()])
+        at, found = token.end(), token[0]
+        if token["key"] is not None:
+            found = json.dumps(token["key"]) + ":"
+        elif token["raw"] is not None or token["quoted"] is not None:
+            if token["closed"] == "" or (token["quoted"] and (len(found) < 2 or found[-1] != found[0])):
+                raise Unreadable("the call is cut short: a string is not closed")
+            found = json.dumps(_ESCAPE.sub(_unescaped, found[1:-1]) if token["raw"] is None else token["raw"])
+        elif token["word"] is None:
+            depth += 1 if found in "([{" else -1
+            if depth == 0:
+                return "".join([*pieces, "}" if found == ")" else found]), at
+            if depth > MAX_JSON_DEPTH:
+                raise Unreadable(f"the call is nested deeper than {MAX_JSON_DEPTH}")
+        pieces.append("{" if token.start() == start else _OTHERS.get(found, found))
+    raise Unreadable("the call is cut short: a bracket is not closed")
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    """An escape of Python or JSON; an unknown one stays."""
+    return _ESCAPES.get(escape[1], escape[0]) if len(escape[1]) == 1 else chr(int(escape[1][1:], 16))
+
+
 def loaded(piece: str, *, wide: bool = False) -> Any:
     """The value of JSON whose depth and length are bounded. `wide` allows integers beyond 64 bits.
 

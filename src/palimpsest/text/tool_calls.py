@@ -1,10 +1,16 @@
-"""Tool calls: parsing from a reply, validation against the tool's schema, rendering for a prompt.
+"""Tool calls: parsing from a reply and rendering for a prompt, in the formats of `FORMATS`.
 
-    hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number       Hermes, Qwen 2.5 and 3
-    llama3    {"name": ..., "parameters": {...}}, several with ; between them            Llama 3.1 to 3.3
-              the whole reply, or all after <|python_tag|>
-    mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]                       Mistral, tokenizers v1 to v7
-              [TOOL_CALLS]name[ARGS]{...}, any number, [CALL_ID]id before [ARGS] or not  later ones
+    hermes      <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number       Hermes, Qwen 2.5 and 3
+    llama3      {"name": ..., "parameters": {...}}, several with ; between them            Llama 3.1 to 3.3
+                the whole reply, or all after <|python_tag|>
+    mistral     [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]                       Mistral, tokenizers v1 to v7
+                [TOOL_CALLS]name[ARGS]{...}, any number, [CALL_ID]id before [ARGS] or not  later ones
+    qwen_coder  <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
+                                                                                           Qwen 3 Coder, Nemotron 3
+    glm         <tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>   GLM 4.5
+    gemma4      <|tool_call>call:name{key:<|"|>text<|"|>,other:3}<tool_call|>              Gemma 4
+    harmony     to=functions.name<|channel|>commentary json<|message|>{...}<|call|>        gpt-oss
+    lfm2        <|tool_call_start|>[name(key='text', other=3), ...]<|tool_call_end|>       LFM 2
 
 A complete call is a `ToolCall`. Anything else that starts like a call is a `Malformed`, with a reason for the model.
 Possible quotations are not calls:
@@ -12,26 +18,16 @@ Possible quotations are not calls:
 - Text up to the end of the first closed thinking (reply_tags.py) is ignored. A call in thinking that begins the reply
   and never ends is malformed.
 - A malformed call without a certain end includes the rest of the reply. In hermes that is one with an open string, a
-  tag inside, text next to its JSON, or beyond the limits; the other styles have no closing tag, so there it is any call
-  whose JSON cannot be read.
+  tag inside, text next to its JSON, or beyond the limits; in the other styles it is any call that cannot be read.
 
-Arguments are checked by a small part of JSON Schema:
-
-    type         string, integer, number, boolean, array, object, null, or a list of them
-    properties   of an object; any other key is rejected
-    required     keys an object must have
-    items        schema of every element of an array
-    enum         the values allowed
-    description, title, default: read by the model, not checked
-
-A schema with any other keyword is rejected at start. Unlike in JSON Schema, `properties` closes an object: a function
-takes no unknown argument. 3.0 is not an integer, true is not a number.
+Values in tags (qwen_coder, glm) have no quotes: the tool's schema says what is text (tool_schema.py).
 
 Guaranteed: nothing is evaluated; no exception escapes, and no malformed call is lost; spans are in order and disjoint;
 time is linear in the reply; JSON is read strictly (json_text.py), at most `MAX_JSON_CHARS` characters of a reply, to
-`json_text.MAX_JSON_DEPTH` levels; the check recurses as deep as the schema, not the arguments; its message is short.
-Not covered: Llama's `<function=name>` tags and Python calls; thinking after the first that ends; checks by the tool,
-such as whether an id exists. `[TOOL_CALLS]` is a control token of some vocabularies: decode the reply with it.
+`json_text.MAX_JSON_DEPTH` levels. The notations of gemma4 and lfm2 are rewritten as JSON first.
+Not covered: Llama's `<function=name>` tags and Python calls; thinking after the first that ends; values that contain
+the tag or quote that ends them. Openers such as `[TOOL_CALLS]` are control tokens of some vocabularies: decode the
+reply with them.
 """
 
 from __future__ import annotations
@@ -40,13 +36,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
-from palimpsest.errors import ConfigError, nearest
-from palimpsest.text.json_text import Unreadable, end_of_value, kind, loaded, shown
+from palimpsest.text.json_text import GEMMA, PYTHON, Unreadable, as_json, kind, loaded, shown, valid
 from palimpsest.text.reply_tags import Thought, thoughts
+from palimpsest.text.tool_schema import Schema, value_of
 
-CallStyle = Literal["hermes", "llama3", "mistral"]
+CallStyle = Literal["hermes", "llama3", "mistral", "qwen_coder", "glm", "gemma4", "harmony", "lfm2"]
 
 MAX_JSON_CHARS = 65_536
 """Characters of all calls of a reply together; about four times the text of 4096 tokens."""
@@ -75,10 +72,14 @@ class Malformed:
     """One line for the model."""
     start: int
     end: int
+    unread: bool = field(default=False, repr=False)
+    """True for something like a call in another format."""
 
 
-def find_calls(text: str, style: CallStyle) -> tuple[ToolCall | Malformed, ...]:
-    """The calls of a reply, in order.
+def find_calls(
+    text: str, style: CallStyle, schemas: Mapping[str, Schema] | None = None
+) -> tuple[ToolCall | Malformed, ...]:
+    """The calls of a reply, in order. `schemas`: the parameters of the tools by name.
 
     >>> reply = 'So: <tool_call>{"name": "search", "arguments": {"query": "Oslo"}}</tool_call> <tool_call>{"na'
     >>> for found in find_calls(reply, "hermes"):
@@ -90,18 +91,46 @@ def find_calls(text: str, style: CallStyle) -> tuple[ToolCall | Malformed, ...]:
     >>> [call.name for call in find_calls('[TOOL_CALLS]search[ARGS]{"query": "Oslo"}', "mistral")]
     ['search']
     """
-    reader = _CallReader(text, _ARGUMENT_KEYS[style])
+    reader = _CallReader(text, schemas or {})
     thought = next(thoughts(text), Thought(0, 0))
     try:
         if not thought.unclosed:
-            _FINDERS[style](reader, thought.end)
+            FORMATS[style].find(reader, _after_thinking(text))
         elif text[: thought.start].strip():  # a tag within the reply is a quotation
-            _FINDERS[style](reader, 0)
-        elif (opener := text.find(_OPENERS[style])) >= 0:
-            reader.refuse(f"{thought.unclosed} is not closed", opener)
+            FORMATS[style].find(reader, 0)
+        elif opener := _CALL_LIKE.search(text):
+            reader.refuse(f"{thought.unclosed} is not closed", opener.start())
     except _Full:
         reader.calls[-1] = Malformed(f"more than {MAX_CALLS} calls in one reply", reader.calls[-1].start, len(text))
     return tuple(reader.calls)
+
+
+def _after_thinking(text: str) -> int:
+    """The end of the first closed thinking; Gemma's has a tag of another form."""
+    thought = next(thoughts(text), Thought(0, 0))
+    return max(0 if thought.unclosed else thought.end, text.find("<channel|>") + 1)
+
+
+_CALL_LIKE = re.compile(
+    r"[<\[][^<>\[\]\s]{0,20}(?i:tool.?calls?|function.?calls?|python_(?:tag|start)|start_action|function=|invoke)"
+    r"|to=functions\.|\bcall:[\w.]{1,99}\{|\A\s*+\[\w++\(\w++="  # also without tags, which some servers drop
+)
+
+
+def unread_call(text: str, style: CallStyle) -> tuple[Malformed, ...]:
+    """What looks like a call in a reply without a call in `style`: the opener of another format, or its whole call.
+
+    >>> [one.reason for one in unread_call("[TOOL_CALLS]search[ARGS]{}", "llama3")]
+    ['unreadable call; write: {"name": "NAME", "parameters": {"ARGUMENT": "VALUE"}}']
+    >>> unread_call("The answer is tea.", "llama3")
+    ()
+    """
+    like = _CALL_LIKE.search(text, _after_thinking(text))
+    others = (one for other in FORMATS if other != style for one in find_calls(text, other))
+    start = like.start() if like else next((one.start for one in others if isinstance(one, ToolCall)), None)
+    if start is None:
+        return ()
+    return (Malformed(f"unreadable call; write: {shape(style)}", start, len(text), unread=True),)
 
 
 class _Full(Exception):
@@ -113,7 +142,7 @@ class _CallReader:
     """Calls found in a reply, and the amount of JSON read."""
 
     text: str
-    argument_keys: tuple[str, ...]
+    schemas: Mapping[str, Schema]
     calls: list[ToolCall | Malformed] = field(default_factory=list)
     visited: int = 0
 
@@ -128,31 +157,30 @@ class _CallReader:
             reason, end = f"{reason}; the rest of the reply was not read", len(self.text)
         self.add(Malformed(reason, start, end))
 
-    def add_value(self, value: Any, start: int, end: int) -> None:
-        """Add a whole call in JSON."""
+    def add_value(self, value: Any, start: int, end: int, keys: tuple[str, ...] = ("arguments",)) -> None:
+        """Add a whole call in JSON, with its arguments under one of `keys`."""
         try:
-            name, arguments = _name_and_arguments(value, self.argument_keys)
+            name, arguments = _name_and_arguments(value, keys)
         except Unreadable as fault:
             self.refuse(fault.reason, start, end)
         else:
             self.add(ToolCall(name, arguments, start, end))
 
-    def value(self, start: int, stop: int | None = None) -> tuple[Any, int]:
-        """The JSON object at `start`, and its end."""
+    def value(self, start: int, stop: int | None = None, notation: re.Pattern[str] | None = None) -> tuple[Any, int]:
+        """The JSON object at `start`, or an object in another notation (json_text.py), and its end."""
         stop = len(self.text) if stop is None else stop
-        if not self.text.startswith("{", start):
+        if notation is None and not self.text.startswith("{", start):
             raise Unreadable(f"expected a JSON object, found {shown(self.text[start : min(stop, start + 41)])}")
-        left = MAX_JSON_CHARS - self.visited
-        limit = min(stop, start + left)
+        limit = min(stop, start + MAX_JSON_CHARS - self.visited)
         try:
-            end = end_of_value(self.text, start, limit)
+            piece, end = as_json(self.text, start, limit, notation)
         except Unreadable as fault:
             self.visited += limit - start
             if limit < stop:
                 raise Unreadable(f"the calls of a reply may have {MAX_JSON_CHARS} characters together") from fault
             raise
         self.visited += end - start
-        return loaded(self.text[start:end]), end
+        return loaded(piece), end
 
 
 def _name_and_arguments(value: Any, argument_keys: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
@@ -192,7 +220,8 @@ def _skip(text: str, start: int, what: re.Pattern[str] = _BLANK) -> int:
 _TAG = re.compile("<(/?)tool_call>")
 
 
-def _find_hermes(reader: _CallReader, start: int) -> None:
+def _find_tagged(reader: _CallReader, start: int, read: Callable[..., None]) -> None:
+    """Calls between <tool_call> and </tool_call>, each read by `read`."""
     text = reader.text
     while (tag := _TAG.search(text, start)) is not None:
         start = tag.end()
@@ -205,7 +234,7 @@ def _find_hermes(reader: _CallReader, start: int) -> None:
         if not closing[1]:
             return reader.refuse("<tool_call> inside <tool_call>", tag.start())
         try:
-            _read_tagged(reader, tag.start(), start, closing)
+            read(reader, tag.start(), start, closing)
         except Unreadable as fault:
             if not fault.bounded:
                 return reader.refuse(fault.reason, tag.start())
@@ -213,8 +242,8 @@ def _find_hermes(reader: _CallReader, start: int) -> None:
         start = closing.end()
 
 
-def _read_tagged(reader: _CallReader, outer: int, inner: int, closing: re.Match[str]) -> None:
-    """One call between its tags."""
+def _read_json(reader: _CallReader, outer: int, inner: int, closing: re.Match[str]) -> None:
+    """One call in JSON between its tags."""
     value, end = reader.value(_skip(reader.text, inner), closing.start())
     rest = _skip(reader.text, end)
     if rest < closing.start():
@@ -222,6 +251,31 @@ def _read_tagged(reader: _CallReader, outer: int, inner: int, closing: re.Match[
             f"after the JSON of a call stands {shown(reader.text[rest : min(closing.start(), rest + 41)])}"
         )
     reader.add_value(value, outer, closing.end())
+
+
+_NAME = r"[\w.:/\-]++"
+_QWEN_CODER = [
+    rf"\s*+<function=({_NAME})>\s*+",
+    r"<parameter=([^<>\n]++)>\n?(.*?)\n?</parameter>\s*+",
+    r"</function>\s*+",
+]
+_GLM = [rf"\s*+({_NAME})\s*+", r"<arg_key>([^<>]++)</arg_key>\s*+<arg_value>(.*?)</arg_value>\s*+", ""]
+
+
+def _read_pairs(reader: _CallReader, outer: int, inner: int, closing: re.Match[str], patterns: Sequence[str]) -> None:
+    """One call whose arguments are in tags, as text; the patterns are of its head, an argument, and its tail."""
+    head, pair, tail = (re.compile(pattern, re.DOTALL) for pattern in patterns)
+    text, at, stop, arguments = reader.text, inner, closing.start(), dict[str, Any]()
+    if (named := head.match(text, at, stop)) is not None:
+        properties, at = reader.schemas.get(named[1], {}).get("properties", {}), named.end()
+        while (found := pair.match(text, at, stop)) is not None:
+            if (key := valid(found[1])) in arguments:
+                raise Unreadable(f"the argument {shown(key)} stands there twice")
+            arguments[key], at = value_of(found[2], properties.get(key, {})), found.end()
+    ended = tail.match(text, at, stop)
+    if named is None or ended is None or ended.end() < stop:
+        raise Unreadable(f"expected a name, then arguments in their tags, found {shown(text[at : min(stop, at + 41)])}")
+    reader.add(ToolCall(_checked_name(named[1]), arguments, outer, closing.end()))
 
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -241,41 +295,64 @@ def _find_llama3(reader: _CallReader, start: int) -> None:
             value, end = reader.value(at)
         except Unreadable as fault:
             return reader.refuse(fault.reason, first)
-        reader.add_value(value, first, end)
+        reader.add_value(value, first, end, ("parameters", "arguments"))
         at = first = _skip(text, end, _BETWEEN)
 
 
-_MARKER = "[TOOL_CALLS]"
-_NAMED = re.compile(r"\s*+([\w.\-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)")
+_NAMED = re.compile(r"([\w.\-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)")
 
 
-def _find_mistral(reader: _CallReader, start: int) -> None:
-    text = reader.text
-    while (marker := text.find(_MARKER, start)) >= 0:
-        begin = marker + len(_MARKER)
+def _find_marked(reader: _CallReader, start: int, marker: str, read: Callable[..., int]) -> None:
+    """Calls after markers: `read` reads those at a position after a marker and returns their end."""
+    while (at := reader.text.find(marker, start)) >= 0:
         try:
-            if (named := _NAMED.match(text, begin)) is not None:
-                arguments, start = reader.value(named.end())
-                reader.add(ToolCall(_checked_name(named[1]), arguments, marker, start))
-            else:
-                start = _read_array(reader, marker, _skip(text, begin))
+            start = read(reader, at, _skip(reader.text, at + len(marker)))
         except Unreadable as fault:
-            first = max([marker, *(call.end for call in reader.calls[-1:])])
-            return reader.refuse(fault.reason, _skip(text, first, _BETWEEN))
+            first = max([at, *(call.end for call in reader.calls[-1:])])
+            return reader.refuse(fault.reason, _skip(reader.text, first, _BETWEEN))
 
 
-def _read_array(reader: _CallReader, marker: int, start: int) -> int:
-    """The calls of `[{...}, {...}]`, each with a span, the first with the marker; returns the array's end."""
+def _read_mistral(reader: _CallReader, first: int, at: int) -> int:
+    if _NAMED.match(reader.text, at):
+        return _read_named(reader, first, at, _NAMED)
+    return _read_array(reader, first, at, _read_value)
+
+
+def _read_value(reader: _CallReader, first: int, at: int) -> int:
+    value, end = reader.value(at)
+    reader.add_value(value, first, end)
+    return end
+
+
+def _read_named(
+    reader: _CallReader,
+    first: int,
+    at: int,
+    head: re.Pattern[str],
+    notation: re.Pattern[str] | None = None,
+    end: str = "",
+) -> int:
+    """One call with the name before its arguments."""
+    if (named := head.match(reader.text, at)) is None:
+        raise Unreadable(f"expected a name and its arguments, found {shown(reader.text[at : at + 41])}")
+    arguments, at = reader.value(named.end(), notation=notation)
+    if not reader.text.startswith(end, at):
+        raise Unreadable(f"expected {end}, found {shown(reader.text[at : at + 41])}")
+    reader.add(ToolCall(_checked_name(named[1]), arguments, first, at + len(end)))
+    return at + len(end)
+
+
+def _read_array(reader: _CallReader, marker: int, start: int, read: Callable[[_CallReader, int, int], int]) -> int:
+    """The calls of `[..., ...]`, each with a span, the first with the marker; returns the array's end."""
     text = reader.text
     if not text.startswith("[", start):
         raise Unreadable(
-            f"after {_MARKER} stands neither an array of calls nor name[ARGS]: {shown(text[start : start + 41])}"
+            f"after {text[marker:start].strip()} stands neither an array of calls nor name[ARGS]: "
+            f"{shown(text[start : start + 41])}"
         )
     at, first = _skip(text, start + 1), marker
     while True:
-        value, end = reader.value(at)
-        reader.add_value(value, first, end)
-        at = _skip(text, end)
+        at = _skip(text, read(reader, first, at))
         if text.startswith("]", at):
             return at + 1
         if not text.startswith(",", at):
@@ -283,146 +360,121 @@ def _read_array(reader: _CallReader, marker: int, start: int) -> int:
         at = first = _skip(text, at + 1)
 
 
-_OPENERS: Mapping[CallStyle, str] = {"hermes": "<tool_call>", "llama3": _PYTHON_TAG, "mistral": _MARKER}
-_ARGUMENT_KEYS: Mapping[CallStyle, tuple[str, ...]] = {
-    "hermes": ("arguments",),
-    "llama3": ("parameters", "arguments"),
-    "mistral": ("arguments",),
-}
-_FINDERS: Mapping[CallStyle, Callable[[_CallReader, int], None]] = {
-    "hermes": _find_hermes,
-    "llama3": _find_llama3,
-    "mistral": _find_mistral,
-}
+_HARMONY = re.compile(rf"<\|(start|end|call|return|message)\|>|to=functions\.({_NAME})")
 
 
-# ---- Validation of a call's arguments against a small part of JSON Schema ------------------------------------
-
-
-Schema = Mapping[str, Any]
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
-_KEYWORDS = {"type", "properties", "required", "items", "enum", "description", "title", "default"}
-
-
-def check_schema(schema: Schema, where: str = "parameters") -> None:
-    """Raise ConfigError if a tool's schema uses unsupported keywords.
-
-    >>> check_schema({"type": "object", "properties": {"query": {"type": "str"}}})
-    Traceback (most recent call last):
-    palimpsest.errors.ConfigError: tool schema parameters.query.type=str: not a type; did you mean string?
-    """
-    for keyword in schema:
-        if keyword not in _KEYWORDS:
-            keywords = ", ".join(sorted(_KEYWORDS))
-            raise ConfigError(f"tool schema {where}.{keyword}: not supported; known are {keywords}")
-    for name in _types(schema):
-        if name not in _TYPES:
-            hint = nearest(str(name), _TYPES) or f"; one of {', '.join(_TYPES)}"
-            raise ConfigError(f"tool schema {where}.type={name}: not a type{hint}")
-    for key in schema.get("required", ()):
-        if key not in schema.get("properties", {key: {}}):
-            raise ConfigError(f"tool schema {where}.required={key}: describe it under {where}.properties too")
-    for key, inner in schema.get("properties", {}).items():
-        check_schema(inner, f"{where}.{key}")
-    if "items" in schema:
-        check_schema(schema["items"], f"{where}[]")
-
-
-def argument_fault(arguments: Any, schema: Schema) -> str | None:
-    """The first fault of a call's arguments, naming key, value and fix; None if valid.
-
-    >>> schema = {"type": "object", "required": ["query"],
-    ...           "properties": {"query": {"type": "string"}, "topk": {"type": "integer"}}}
-    >>> argument_fault({"query": "Oslo", "topk": "5"}, schema)
-    'topk="5" is a string: give an integer'
-    >>> argument_fault({"qeury": "Oslo"}, schema)
-    'qeury is not an argument: give only query, topk; did you mean query?'
-    >>> argument_fault({"topk": 5}, schema)
-    'query is missing: add it (string)'
-    >>> argument_fault({"query": "Oslo"}, schema) is None
-    True
-    """
-    return _fault(arguments, schema, "")
-
-
-def _fault(value: Any, schema: Schema, path: str) -> str | None:
-    shown = f"{path or 'arguments'}={_shown(value)}"
-    types = _types(schema)
-    if types and not any(_is(value, name) for name in types):
-        return f"{shown} is {_article(_type_of(value))}: give {' or '.join(map(_article, types))}"
-    if "enum" in schema and not any(type(value) is type(one) and value == one for one in schema["enum"]):
-        return f"{shown} is not allowed: give one of {', '.join(map(_shown, schema['enum']))}"
-    if isinstance(value, dict):
-        return _object_fault(value, schema, path)
-    if isinstance(value, list) and "items" in schema:
-        faults = (_fault(one, schema["items"], f"{path}[{index}]") for index, one in enumerate(value))
-        return next((fault for fault in faults if fault is not None), None)
+def _find_harmony(reader: _CallReader, start: int) -> None:
+    """Calls of messages: a header, <|message|>, a body. The first header starts in the prompt."""
+    first, header, name = start, True, ""
+    for part in [*_HARMONY.finditer(reader.text, start), None]:
+        if part is not None and part.start() < start:
+            continue  # inside the arguments
+        if part is not None and part[2]:
+            name = part[2] if header else ""  # a body may mention the recipient
+        elif name and part is not None and part[1] == "message":
+            try:
+                arguments, start = reader.value(_skip(reader.text, part.end()))
+                reader.add(ToolCall(_checked_name(name), arguments, first, start))
+            except Unreadable as fault:
+                return reader.refuse(fault.reason, first)
+            header, name = False, ""
+        else:
+            if name:
+                reader.refuse("a call lacks <|message|> and its arguments", first, part.end() if part else None)
+            header, name = part is not None and part[1] != "message", ""
+            first = first if part is None else part.start() if part[1] == "start" else part.end()
     return None
 
 
-def _object_fault(value: Mapping[str, Any], schema: Schema, path: str) -> str | None:
-    prefix = f"{path}." if path else ""
-    properties: Mapping[str, Schema] | None = schema.get("properties")
-    for key in value:
-        if properties is not None and key not in properties:
-            advice = f"give only {', '.join(properties)}" if properties else "give none"
-            return f"{prefix}{_cut(key)} is not an argument: {advice}{nearest(key[:80], properties)}"
-    for key in schema.get("required", ()):
-        if key not in value:
-            types = " or ".join(_types((properties or {}).get(key, {})))
-            return f"{prefix}{key} is missing: add it{f' ({types})' if types else ''}"
-    faults = (_fault(value[key], inner, prefix + key) for key, inner in (properties or {}).items() if key in value)
-    return next((fault for fault in faults if fault is not None), None)
-
-
-def _types(schema: Schema) -> list[str]:
-    value = schema.get("type", [])
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _is(value: Any, name: str) -> bool:
-    return isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
-
-
-def _type_of(value: Any) -> str:
-    return next((name for name in _TYPES if _is(value, name)), type(value).__name__)
-
-
-def _article(name: str) -> str:
-    return name if name == "null" else f"an {name}" if name[0] in "aio" else f"a {name}"
-
-
-def _shown(value: Any) -> str:
-    return _cut(json.dumps(value, default=str))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+_GEMMA_CALL, _LFM_CALL = (
+    re.compile(rf"{before}({_NAME})(?={opening})") for before, opening in (("call:", r"\{"), ("", r"\("))
+)
 
 
 # ---- Calls and tools as a model reads and writes them --------------------------------------------------------
 
 
-_FORMS: Mapping[CallStyle, str] = {
-    "hermes": '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>',
-    "llama3": '{"name": "...", "parameters": {...}}',
-    "mistral": '[TOOL_CALLS][{"name": "...", "arguments": {...}}]',
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _json_call(name: str, arguments: Mapping[str, Any], key: str = "arguments") -> str:
+    return _json({"name": name, key: dict(arguments)})
+
+
+def _in_tags(call: str, argument: str, name: str, arguments: Mapping[str, Any]) -> str:
+    """A call whose arguments are in tags; `call` and `argument` are formats."""
+    values = ((key, value if isinstance(value, str) else _json(value)) for key, value in arguments.items())
+    return call.format(name, "".join(argument.format(*pair) for pair in values))
+
+
+def _gemma_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_gemma_value, value))}]"
+    if not isinstance(value, Mapping):
+        return f'<|"|>{value}<|"|>' if isinstance(value, str) else _json(value)
+    keys = [key if re.fullmatch(r"\w+", key) else _gemma_value(key) for key in value]
+    return "{" + ",".join(f"{key}:{_gemma_value(one)}" for key, one in zip(keys, value.values(), strict=True)) + "}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How calls are found in a reply, and written."""
+
+    find: Callable[[_CallReader, int], None]
+    write: Callable[[str, Mapping[str, Any]], str]
+    """A call, from its name and arguments."""
+    between: str = ""
+    before: str = ""
+    after: str = ""
+    """Text between, before and after the calls of a reply."""
+
+
+_XML = "<tool_call>\n<function={}>\n{}</function>\n</tool_call>", "<parameter={}>\n{}\n</parameter>\n"
+_ARGS = "<tool_call>{}\n{}</tool_call>", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"
+_read_gemma = partial(_read_named, head=_GEMMA_CALL, notation=GEMMA, end="<tool_call|>")
+_read_lfm = partial(_read_array, read=partial(_read_named, head=_LFM_CALL, notation=PYTHON))
+
+FORMATS: Mapping[CallStyle, CallFormat] = {
+    "hermes": CallFormat(
+        partial(_find_tagged, read=_read_json), lambda *call: f"<tool_call>\n{_json_call(*call)}\n</tool_call>", "\n"
+    ),
+    "llama3": CallFormat(_find_llama3, partial(_json_call, key="parameters"), "; "),
+    "mistral": CallFormat(
+        partial(_find_marked, marker="[TOOL_CALLS]", read=_read_mistral), _json_call, ", ", "[TOOL_CALLS][", "]"
+    ),
+    "qwen_coder": CallFormat(
+        partial(_find_tagged, read=partial(_read_pairs, patterns=_QWEN_CODER)), partial(_in_tags, *_XML), "\n"
+    ),
+    "glm": CallFormat(partial(_find_tagged, read=partial(_read_pairs, patterns=_GLM)), partial(_in_tags, *_ARGS), "\n"),
+    "gemma4": CallFormat(
+        partial(_find_marked, marker="<|tool_call>", read=_read_gemma),
+        lambda name, given: f"<|tool_call>call:{name}{_gemma_value(given)}<tool_call|>",
+    ),
+    "harmony": CallFormat(
+        _find_harmony,
+        lambda name, given: f" to=functions.{name}<|channel|>commentary json<|message|>{_json(dict(given))}",
+        "<|call|><|start|>assistant",
+    ),
+    "lfm2": CallFormat(
+        partial(_find_marked, marker="<|tool_call_start|>", read=_read_lfm),
+        lambda name, given: f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})",
+        ", ",
+        "<|tool_call_start|>[",
+        "]<|tool_call_end|>",
+    ),
 }
+
+
+def shape(style: CallStyle) -> str:
+    """A call with placeholders."""
+    return call_text("NAME", {"ARGUMENT": "VALUE"}, style).strip()
 
 
 def described_tools(functions: Sequence[Mapping[str, Any]], style: CallStyle) -> str:
     """Tools, in the form of OpenAI's function calling, as text for a chat template that ignores tools."""
     schemas = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
-    return f"# Tools\n\nTo call a tool, write:\n{_FORMS[style]}\n\nThese are the tools, one a line:\n{schemas}"
+    return f"# Tools\n\nTo call a tool, write:\n{shape(style)}\n\nThese are the tools, one a line:\n{schemas}"
 
 
 def call_text(name: str, arguments: Mapping[str, Any], style: CallStyle) -> str:
@@ -444,8 +496,5 @@ def calls_text(calls: Sequence[tuple[str, Mapping[str, Any]]], style: CallStyle)
     >>> calls_text([("search", {"query": "Oslo"})], "mistral")
     '[TOOL_CALLS][{"name": "search", "arguments": {"query": "Oslo"}}]'
     """
-    key = "parameters" if style == "llama3" else "arguments"
-    written = [json.dumps({"name": name, key: dict(arguments)}, ensure_ascii=False) for name, arguments in calls]
-    if style == "hermes":
-        return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
-    return "; ".join(written) if style == "llama3" else f"[TOOL_CALLS][{', '.join(written)}]"
+    form = FORMATS[style]
+    return form.before + form.between.join(form.write(*call) for call in calls) + form.after

@@ -28,7 +28,7 @@ from palimpsest import plugins
 from palimpsest.data.formats.corpus import document_passages, searched_text, text_of
 from palimpsest.errors import ConfigError, DataError, SearchError
 from palimpsest.retrieval.search import Bm25Index, DirectSearch, Hit, LocalSearch, Search, indexed, ranked
-from palimpsest.text.tool_calls import Schema, check_schema
+from palimpsest.text.tool_schema import Schema, check_schema
 from palimpsest.types import Problem
 
 if TYPE_CHECKING:

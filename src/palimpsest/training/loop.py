@@ -252,6 +252,7 @@ class Trainer:
     _skips: SkipWatch = field(init=False)
     _warned_unread: bool = field(default=False, init=False)
     _warned_cuts: bool = field(default=False, init=False)
+    _warned_calls: bool = field(default=False, init=False)
     _warned_ungraded: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -300,6 +301,7 @@ class Trainer:
         self._watch_signal(batch)
         self._watch_unread(batch)
         self._watch_cuts(batch)
+        self._watch_calls(batch)
         self._watch_grades(batch)
         memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
         return StepReport(
@@ -376,6 +378,13 @@ class Trainer:
         if cut and not self._warned_cuts:
             self._warned_cuts = True
             self.folder.warn(Note("documents_cut", step=batch.step, episodes=cut))
+
+    def _watch_calls(self, batch: Batch) -> None:
+        """Report calls in another format once per process."""
+        rate = batch.metrics.get("tool/tool_errors_unreadable")
+        if rate and not self._warned_calls:
+            self._warned_calls = True
+            self.folder.warn(Note("calls_unread", rate=rate))
 
     def _watch_grades(self, batch: Batch) -> None:
         """Report ungraded episodes once per process."""

@@ -52,7 +52,7 @@ from palimpsest.types import Group, Trajectory
 # ---- Measures of an episode of a tool agent ------------------------------------------------------------------
 
 
-KINDS = ("malformed", "unknown_tool", "bad_arguments", "timeout", "exception", "too_many")
+KINDS = ("malformed", "unreadable", "unknown_tool", "bad_arguments", "timeout", "exception", "too_many")
 
 
 def tool_measures(trajectory: Trajectory) -> dict[str, float]:

@@ -257,11 +257,14 @@ def _identity(plan: EvalPlan, engine: Engine) -> dict[str, Any]:
 
 
 def _finish(evaluation: Evaluation, cells: CellProblems, engine: Engine, progress: Progress) -> None:
-    """Report cut documents and texts that the bundled model can't know, and write report.html and summary.json."""
+    """Report cut documents, calls in another format and texts that the bundled model can't know; write report.html and
+    summary.json."""
     if cut := sum(summary.documents_cut for summary in evaluation.summaries):
         names = ", ".join(evaluation.policies)
         total = sum(summary.problems for summary in evaluation.summaries)
         progress.message(Note("documents_cut_by", count=cut, total=total, policies=names))
+    if rate := max((one.measures.get("tool_errors_unreadable", 0.0) for one in evaluation.summaries), default=0.0):
+        progress.message(Note("calls_unread", rate=rate))
     texts = (p.context for problems in cells.values() for p in islice(problems, 8) if p.context)
     all_wrong = not any(row.accuracy.mean for row in evaluation.summaries)
     if all_wrong and unknown_to_bundled(engine.codec.vocab_size, texts):

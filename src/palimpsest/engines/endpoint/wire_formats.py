@@ -215,7 +215,7 @@ class TextForm(Form):
         return self._body(params) | request | ({"add_special_tokens": False} if self.fields.extended else {})
 
     def _control_ids(self, ids: Sequence[int]) -> list[int]:
-        return [i for i in ids if i in self.codec.control_ids]
+        return [i for i in ids if i in self.codec.role_ids]
 
 
 class ChatForm(Form):

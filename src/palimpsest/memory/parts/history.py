@@ -173,8 +173,8 @@ def _cut_of_run(text: str, run: Sequence[Result], gone: Collection[str]) -> list
     return before + [(bodies[at - 1][1], bodies[at][1]) for at in range(first, len(run)) if at not in left]
 
 
-_OPENING = re.compile(r"(?:<\|python_tag\|>|\[TOOL_CALLS\]\s*\[)\s*")
-_CLOSING = re.compile(r"\s*\]")
+_OPENING = re.compile(r"(?:<\|python_tag\|>|(?:\[TOOL_CALLS\]|<\|tool_call_start\|>)\s*\[)\s*")
+_CLOSING = re.compile(r"\s*\](?:<\|tool_call_end\|>)?")
 
 
 def _body(text: str, call: Span) -> Span:

@@ -10,9 +10,9 @@ are from MemAct (arXiv 2510.12635) and its code; the wording is ours. Each resul
 `standard` is for pretrained instruction models: a system message, then a user message with the question. `short` is for
 the embedded model: the question and the names of the tools, without schemas.
 
-Guaranteed: malformed calls, unknown tools, bad arguments, time-outs, exceptions and calls beyond `parallel_calls` come
-back to the model as results with ids, are recorded as events, and end no episode; a prompt and its reply never exceed
-`context_tokens`; only replies are searched for calls; sampled ids are never changed.
+Guaranteed: malformed calls, calls in another format, unknown tools, bad arguments, time-outs, exceptions and calls
+beyond `parallel_calls` come back to the model as results with ids, are recorded as events, and end no episode; a prompt
+and its reply never exceed `context_tokens`; only replies are searched for calls; sampled ids are never changed.
 Not covered: a document (`Problem.context`), which is not read; a tool that blocks the event loop.
 """
 
@@ -33,10 +33,11 @@ from palimpsest.memory.parts.history import Exchange, History, Result, sampled_t
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.seeding import keyed_random
-from palimpsest.text.chat import call_style, chat_pieces, opening
+from palimpsest.text.chat import chat_pieces, native_style, opening
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, insert
-from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, argument_fault, described_tools, find_calls
+from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, described_tools, find_calls, unread_call
+from palimpsest.text.tool_schema import argument_fault
 from palimpsest.tools.tool import Tool, ToolError, ToolSpec, build_tools
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
 
@@ -125,8 +126,8 @@ class ToolAgentPolicy(MemoryPolicy):
     """Reads the answer form of its prompts."""
     tools: Mapping[str, Mapping[str, Any] | None] = field(default_factory=lambda: {"search": {}})
     """Name, or my_module:MyTool, to options (tools/tool.py)."""
-    call_style: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
-    """Format of calls: hermes, llama3, mistral; auto reads it from the model's chat template."""
+    call_style: Literal["auto", CallStyle] = "auto"
+    """Format of calls; auto takes the one that reads back the calls of the model's chat template, else hermes."""
     max_turns: int = 40
     """Maximum model calls; an episode that needs more ends as out_of_turns."""
     parallel_calls: int = 5
@@ -191,10 +192,16 @@ class ToolAgentPolicy(MemoryPolicy):
             slots,
             json.dumps(functions),
             described_tools(functions, self.style(codec)) if functions else "",
+            (native_style(codec) or self.call_style) == self.style(codec),
         )
 
     def style(self, codec: Codec) -> CallStyle:
-        return call_style(codec) if self.call_style == "auto" else self.call_style
+        return native_style(codec) or "hermes" if self.call_style == "auto" else self.call_style
+
+    def calls(self, completion: Completion, codec: Codec) -> tuple[Found, ...]:
+        """The calls of a reply; without one, what looks like a call in another format."""
+        text, style = sampled_text(completion.token_ids, codec), self.style(codec)
+        return find_calls(text, style, {spec.name: spec.parameters for spec in self.specs}) or unread_call(text, style)
 
     def begin(self, problem: Problem, codec: Codec) -> History:
         """The history before an episode's first turn."""
@@ -237,7 +244,7 @@ class ToolAgentPolicy(MemoryPolicy):
             completion = await self.generate(episode, episode.history.ids(), "act", self.turn_tokens)
             if completion is None:
                 return Answered(None, Outcome.OUT_OF_CONTEXT)
-            calls = find_calls(sampled_text(completion.token_ids, model.codec), self.style(model.codec))
+            calls = self.calls(completion, model.codec)
             if not calls:
                 return self.answered(completion, episode)
             if episode.turns < self.max_turns:  # no turn would see the results
@@ -278,7 +285,7 @@ class ToolAgentPolicy(MemoryPolicy):
     def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
         """The answer to a call that needs no tool; otherwise None."""
         if isinstance(call, Malformed):
-            return Said(call.reason, "malformed")
+            return Said(call.reason, "unreadable" if call.unread else "malformed")
         if number >= self.parallel_calls:
             return Said(f"not done: at most {self.parallel_calls} calls at once", "too_many")
         spec = next((tool.spec for tool in self.built if tool.spec.name == call.name), None)

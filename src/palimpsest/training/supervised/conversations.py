@@ -266,8 +266,7 @@ def _render(conversation: Conversation, codec: Codec, count: int, **options: Any
 
 def _refuse_control_tokens(conversation: Conversation, codec: Codec) -> None:
     """Raise DataError for text that contains control tokens, which could start or end a turn."""
-    added = codec.tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    controls = [token.content for id, token in added.items() if token.special or id in codec.stop_ids]
+    controls = [codec.decode([i]) for i in sorted(codec.role_ids)]
     for text in _texts([*conversation.messages, *conversation.tools]):
         for control in controls:
             if control in text:
