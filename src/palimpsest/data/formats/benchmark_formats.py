@@ -7,7 +7,6 @@
     memagent          MemAgent's train parquet: prompt, context, reward_model.ground_truth, extra_info
     memact            MemAct's RL parquet: prompt, reward_model.ground_truth, extra_info.question; one or several
     memagent_eval     MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
-    ruler             RULER: input, outputs, context (an answer needs all outputs: reward.name=fraction)
     vime              vime JSONL: prompt, label, metadata{context, ground_truth}
 
 Guaranteed: every row becomes a record with a nonblank question, or raises DataError.
@@ -22,13 +21,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from palimpsest.data import record
 from palimpsest.data.assemble import Corpus
 from palimpsest.data.files.rows import Row
 from palimpsest.data.formats import fields
-from palimpsest.data.formats.question_formats import sessions_context
+from palimpsest.data.formats.question_formats import by_roles, sessions_context
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError
 from palimpsest.types import Problem, Question
@@ -275,12 +275,12 @@ def _named_golds(row: Row, truth: str) -> dict[str, str]:
 
 def memagent_eval(row: Row, fallback: str) -> Record:
     context = fields.get(row, row.values, "context")
-    if isinstance(context, list):
+    if isinstance(context, list) and context and isinstance(context[0], int):
         raise DataError(
             f"{row.where}: context has document indices, not text; put the hotpotqa_dev.json that they index "
             "(official distractor file) next to this file, or name it as corpus"
         )
-    return _eval_record(row, fallback, context=fields.text(row, context, "context", blank=True))
+    return by_roles(row, fallback)
 
 
 def memagent_eval_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
@@ -297,29 +297,10 @@ def memagent_eval_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
                     f"{row.where}: context: document index {index!r} is not in the corpus of {size} paragraphs; "
                     "use the HotpotQA file from which this file was generated"
                 )
-        return _eval_record(row, fallback, paragraphs=tuple(corpus.paragraphs[index] for index in context))
+        texts = [corpus.paragraphs[index] for index in context]
+        return by_roles(replace(row, values={**row.values, "context": texts}), fallback)
 
     return parse
-
-
-def _eval_record(row: Row, fallback: str, **content: Any) -> Record:
-    return Record(
-        id=fields.identity(row, fallback),
-        question=fields.text(row, fields.get(row, row.values, "input"), "input"),
-        answers=fields.golds_at(row, row.values, "answers"),
-        metadata=fields.rest(row, "context", "input", "answers"),
-        **content,
-    )
-
-
-def ruler(row: Row, fallback: str) -> Record:
-    return Record(
-        id=fields.identity(row, fallback),
-        question=fields.text(row, fields.get(row, row.values, "input"), "input"),
-        answers=fields.golds_at(row, row.values, "outputs"),
-        context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
-        metadata=fields.rest(row, "context", "input", "outputs"),
-    )
 
 
 def vime(row: Row, fallback: str) -> Record:

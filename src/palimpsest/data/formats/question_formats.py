@@ -1,14 +1,10 @@
-"""Question formats: fixed contexts, paragraphs, long conversations, or only a question.
+"""Question formats: the general reader, paragraphs, long conversations.
 
-    qa               question and answer with a text context
-    squad            SQuAD: context, question, answers.text
+    by_roles         any question, answers and document, by the names of the columns
     flashrag         FlashRAG: question, golden_answers, metadata, which may contain paragraphs
     frames           Frames: Prompt, Answer, wiki_links; the file has no pages
-    bamboogle        Bamboogle: Question, Answer
     browsecomp_plus  BrowseComp-Plus, decrypted: query, answer, gold_docs, evidence_docs, negative_docs
     texts            question, answers and document: the name of a text file next to the file
-    palimpsest       our own: question and answers, or questions; optionally id, context or sessions, metadata, memory
-    question         only a question: evaluated, never graded
     hotpotqa         HotpotQA, 2WikiMultiHopQA: official JSON ([[title, [sentence]]]) or hub ({title, sentences})
     musique          MuSiQue: paragraphs with is_supporting, question_decomposition in reasoning order
     longmemeval      LongMemEval: question, answer, haystack_sessions, haystack_dates, question_date, answer_session_ids
@@ -80,11 +76,10 @@ def longmemeval(row: Row, fallback: str) -> Record:
     context, metadata = together(row, sessions, values.get("answer_session_ids") or [], "answer_session_ids")
     query = fields.text(row, fields.get(row, values, "question"), "question")
     date = values.get("question_date")
-    answer = values["answer"]
     return Record(
         id=fields.identity(row, fallback),
         question=f"[{date}] {query}" if date else query,
-        answers=fields.golds(row, str(answer) if type(answer) is int else answer, "answer"),
+        answers=fields.golds(row, values["answer"], "answer"),
         context=context,
         metadata={key: values[key] for key in ("question_type", "question_date") if values.get(key)} | metadata,
     )
@@ -288,39 +283,127 @@ _LINK = re.compile(r"""(?:'([^']+)'|"([^"]+)")""")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{8,}={0,2}")
 
 
-def qa(row: Row, fallback: str) -> Record:
+def by_roles(row: Row, fallback: str) -> Record:
+    """A record of any row with a question and a document, by the names of its columns (`fields.roles`). Short other
+    columns become metadata."""
+    taken, values = fields.roles(row), row.values
+    metadata = {**_short(row, taken), **_metadata(row)}
+    name = fields.identity(row, fallback)
+    problem = Problem.asking(name, fields.questions(row, taken, metadata))
+    if values.get("sessions") is not None and taken.document != "sessions":
+        raise DataError(f"{row.where}: has both {taken.document} and sessions; remove one of them")
+    content = _document(row, taken.document, metadata) if values.get(taken.document) is not None else {}
+    memory = values.get("memory")
     return Record(
-        id=fields.identity(row, fallback),
-        question=_question(row, "question"),
-        answers=fields.golds_at(row, row.values, "answer"),
-        context=_context(row),
-        metadata=_metadata(row),
+        id=name,
+        question=problem.question,
+        answers=problem.answers,
+        questions=problem.questions,
+        memory="" if memory is None else fields.text(row, memory, "memory", blank=True),
+        **{"metadata": metadata, **content},
     )
 
 
-def squad(row: Row, fallback: str) -> Record:
-    """A record with the annotators' distinct golds; SQuAD 2's unanswerable questions have none."""
-    answers = row.values["answers"]
-    texts = [fields.get(row, answer, "text", "answers") for answer in answers] if isinstance(answers, list) else answers
-    golds = fields.golds(row, texts, "answers") if isinstance(texts, list) else fields.golds_at(row, texts, "text")
-    return Record(
-        id=fields.identity(row, fallback),
-        question=_question(row, "question"),
-        answers=tuple(dict.fromkeys(golds)),
-        context=_context(row),
-        metadata={key: row.values[key] for key in ("title",) if row.values.get(key)},
-    )
+def unread(row: Row, taken: fields.Roles) -> list[str]:
+    """Names of the columns that `by_roles` doesn't read."""
+    read = {taken.question, taken.answers, taken.document, *_OWN, *fields.IDS, *_short(row, taken)}
+    return [name for name, value in row.values.items() if name not in read and value is not None]
 
 
-def is_squad(values: Mapping[str, Any]) -> bool:
-    """True if `answers` is an object, or a list of objects."""
-    value = values["answers"]
-    return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+_OWN = ("questions", "metadata", "memory", "sessions")
+_SHORT = 1000
+"""Characters of a text that becomes metadata."""
 
 
-def has_text(values: Mapping[str, Any]) -> bool:
-    """True if the context is a text, not paragraphs."""
-    return isinstance(values["context"], str)
+def _short(row: Row, taken: fields.Roles) -> dict[str, Any]:
+    """The row's other columns with short values, and its evidence."""
+    used = {taken.question, taken.answers, taken.document, *_OWN, *fields.IDS, "objectives", "passages"}
+    kinds = {"num_docs": int, "chunks": int, "evidence": list}
+    return {
+        key: value
+        for key, value in row.values.items()
+        if key not in used
+        and value is not None
+        and type(value) is kinds.get(key, type(value))
+        and (not isinstance(value, list | Mapping | str | bytes) or _fits(key, value))
+    }
+
+
+def _fits(key: str, value: Any) -> bool:
+    if isinstance(value, str | bytes):
+        return len(value) <= _SHORT
+    return key == "evidence" and all(isinstance(text, str) for text in value)
+
+
+def _document(row: Row, column: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """`Record` fields of a document: a text, texts, passages, [title, sentences] pairs, or turns of a conversation."""
+    value = row.values[column]
+    if isinstance(value, str):
+        return {"context": fields.text(row, value, column, blank=True)}
+    items = _items(row, value, column)
+    first = next(filter(None, items), None)
+    if fields.turn_of(first):
+        items = [_session_of(row, items, column)]
+    elif isinstance(first, list) and fields.turn_of(first[0]):
+        items = [_session_of(row, turns, f"{column}[{at}]") for at, turns in enumerate(items)]
+    if column == "sessions" or (isinstance(items[0], Mapping) and "turns" in items[0]):
+        context, about = sessions_context(row, items, metadata.get("evidence_sessions"))
+        return {"context": context, "metadata": {**metadata, **about}}
+    texts = [_passage(row, item, f"{column}[{at}]") for at, item in enumerate(items)]
+    if not any(text.strip() for text in texts):
+        raise DataError(f"{row.where}: {column} has no text; remove the row or fill it in")
+    paragraphs = tuple(dict.fromkeys(text for text in texts if text.strip()))
+    evidence = [text for text in metadata.get("evidence") or () if isinstance(text, str)]
+    if not all(any(piece in text for text in paragraphs) for piece in evidence):  # across passages, or not at all
+        return {"context": document_block(paragraphs), "metadata": {**metadata, "num_docs": len(paragraphs)}}
+    marked = [
+        text for text, item in zip(texts, items, strict=True) if isinstance(item, Mapping) and item.get("is_supporting")
+    ]
+    needed = [text for text in paragraphs if text in marked or any(piece in text for piece in evidence)]
+    return {"paragraphs": paragraphs, "gold": tuple(needed)}
+
+
+def _items(row: Row, value: Any, column: str) -> list[Any]:
+    """`value` as a nonempty list; an object of lists (the hub's) as the objects that it lists."""
+    if isinstance(value, Mapping):
+        lists = {key: listed for key, listed in value.items() if isinstance(listed, list)}
+        if not lists or isinstance(value.get("title"), str):
+            return [value]
+        if len(set(map(len, lists.values()))) > 1:
+            raise DataError(f"{row.where}: {column}: {' and '.join(map(str, lists))} must be lists of equal length")
+        value = [dict(zip(lists, each, strict=True)) for each in zip(*lists.values(), strict=True)]
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{row.where}: {column} must be a text or a nonempty list of texts, is {value!r:.60}")
+    return value
+
+
+def _session_of(row: Row, turns: Any, name: str) -> dict[str, Any]:
+    said = list(map(fields.turn_of, turns)) if isinstance(turns, list) else [None]
+    if None in said:
+        raise DataError(f"{row.where}: {name} must be turns with role and content, is {turns!r:.60}")
+    return {"date": "", "turns": [dict(zip(("role", "content"), turn or (), strict=True)) for turn in said]}
+
+
+_TEXTS = (
+    *("text", "contents", "content", "paragraph_text", "passage_text", "passage", "paragraph", "page_content"),
+    *("body", "snippet", "chunk", "sentences"),
+)
+"""Keys of a passage's text; the first one counts."""
+
+
+def _passage(row: Row, item: Any, name: str) -> str:
+    """Title, if any, and text of a passage: a text, an object, a [title, sentences] pair or a list of sentences."""
+    title, body = "", item
+    if isinstance(item, Mapping):
+        key = next((key for key in _TEXTS if item.get(key) is not None), "text")
+        title, body, name = item.get("title") or "", fields.get(row, item, key, name), f"{name}.{key}"
+    elif isinstance(item, list) and len(item) == 2:
+        title, body = item
+    if isinstance(body, list) and all(isinstance(sentence, str) for sentence in body):
+        spaced = any(sentence[:1].isspace() for sentence in body[1:])
+        body = ("" if spaced else " ").join(body)
+    body = fields.text(row, body, name, blank=True)
+    return f"{fields.text(row, title, f'{name} title')}\n{body}" if title else body
 
 
 def flashrag(row: Row, fallback: str) -> Record:
@@ -328,12 +411,7 @@ def flashrag(row: Row, fallback: str) -> Record:
     metadata = _metadata(row)
     if "context" in metadata:
         return _with_paragraphs(row, fallback, metadata)
-    return Record(
-        id=fields.identity(row, fallback),
-        question=_question(row, "question"),
-        answers=fields.golds_at(row, row.values, "golden_answers"),
-        metadata=_metadata(row),
-    )
+    return by_roles(row, fallback)
 
 
 def _with_paragraphs(row: Row, fallback: str, metadata: Mapping[str, Any]) -> Record:
@@ -359,11 +437,6 @@ def frames(row: Row, fallback: str) -> Record:
         answers=fields.golds_at(row, row.values, "Answer"),
         metadata={"wiki_links": listed or []} | ({"reasoning_types": types} if types else {}),
     )
-
-
-def bamboogle(row: Row, fallback: str) -> Record:
-    name = fields.identity(row, fallback)
-    return Record(name, _question(row, "Question"), fields.golds_at(row, row.values, "Answer"))
 
 
 def browsecomp_plus(row: Row, fallback: str) -> Record:
@@ -411,44 +484,8 @@ def texts(row: Row, fallback: str) -> Record:
     )
 
 
-def palimpsest(row: Row, fallback: str) -> Record:
-    metadata, memory = _metadata(row), row.values.get("memory")
-    name = fields.identity(row, fallback)
-    problem = Problem.asking(name, fields.questions(row, metadata))
-    context = _context(row) if row.values.get("context") is not None else None
-    if (listed := row.values.get("sessions")) is not None:
-        if context is not None:
-            raise DataError(f"{row.where}: has both context and sessions; remove one of them")
-        context, session_metadata = sessions_context(row, listed, metadata.get("evidence_sessions"))
-        metadata = {**metadata, **session_metadata}
-    return Record(
-        id=name,
-        question=problem.question,
-        answers=problem.answers,
-        context=context,
-        metadata=metadata,
-        questions=problem.questions,
-        memory="" if memory is None else fields.text(row, memory, "memory", blank=True),
-    )
-
-
-def question(row: Row, fallback: str) -> Record:
-    context = _context(row) if row.values.get("context") is not None else None
-    name = fields.identity(row, fallback)
-    return Record(name, _question(row, "question"), (), context, metadata=_metadata(row))
-
-
-def has_nothing_else(values: Mapping[str, Any]) -> bool:
-    """True if no column could be a gold under another name."""
-    return set(values) <= {"question", "context", "metadata", "memory", *fields.IDS}
-
-
 def _question(row: Row, key: str) -> str:
     return fields.text(row, fields.get(row, row.values, key), key)
-
-
-def _context(row: Row) -> str:
-    return fields.text(row, fields.get(row, row.values, "context"), "context", blank=True)
 
 
 def _metadata(row: Row) -> Mapping[str, Any]:
