@@ -202,7 +202,7 @@ def render(inspection: Inspection) -> RenderableType:
 
 def _facts(inspection: Inspection) -> Iterator[str]:
     rows = inspection.rows
-    yield from (f"{role:23} {column}" for role, column in inspection.taken.items())
+    yield from (f"{role:8} <- {column}" for role, column in inspection.taken.items())
     yield f"problems                {rows:,}"
     if inspection.empty:
         yield f"empty documents         {len(inspection.empty):,}, first: {inspection.empty[0]}"

@@ -10,8 +10,8 @@ from Python objects (plugins.py), and from the Hugging Face hub or folders of it
 
 Hub rows are streamed. `datasets` rejects data sets that are scripts, so a data set's code never runs.
 
-A CSV cell is always text (`007`, `=1+1`, `NA`); an empty one is absent. Cells of `NESTED` columns may contain a JSON
-list or object. The separator is a tab in `.tsv`, otherwise the commonest of comma, semicolon and tab in the header.
+A CSV cell is text (`007`, `=1+1`, `NA`), an empty one is absent; a JSON object, or list of texts or objects, is read as
+such. The separator is a tab in `.tsv`, otherwise the commonest of comma, semicolon and tab in the header.
 
 Guaranteed: memory contains one row and its read buffer (parquet: one batch; compressed parquet, and rows under `data`:
 all of it); every row has a location for error messages; a file that is truncated, malformed or not UTF-8 raises
@@ -29,7 +29,7 @@ import importlib
 import json
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
@@ -49,8 +49,11 @@ from palimpsest.plugins import object_named
 
 def has_articles(values: Mapping[str, Any]) -> bool:
     """True if `values` is SQuAD's own file, a single object."""
-    listed = values.get("data")
-    return isinstance(listed, list) and bool(listed) and isinstance(listed[0], Mapping) and "paragraphs" in listed[0]
+    first: Any = values
+    for key in ("data", "paragraphs"):
+        first = first.get(key) if isinstance(first, Mapping) else None
+        first = first[0] if isinstance(first, list) and first else None
+    return isinstance(first, Mapping) and "qas" in first
 
 
 def article_rows(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -119,28 +122,13 @@ def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
 # ---- Rows of tables ------------------------------------------------------------------------------------------
 
 
-NESTED = (
-    *(
-        "answers",
-        "answer",
-        "golden_answers",
-        "gold_answers",
-        "questions",
-        "metadata",
-        "document",
-        "documents",
-        "sessions",
-    ),
-    *("context", "contexts", "ctxs", "passages", "paragraphs", "pages", "messages", "conversation", "conversations"),
-)
-"""Columns whose cells may be a JSON list or object."""
 _FIELD = 1 << 30  # characters of a cell
 _BUFFER = 1 << 20  # bytes of a column read at a time; the default, a row group, may be the whole file
 _BATCH = 64  # rows of a parquet batch; rows of the published files have 100 kB each
 
 
-def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[Any, str]]:
-    """(values by column, location) of every row of a CSV or TSV file; a cell of `json_columns` may contain JSON."""
+def table(path: Path) -> Iterator[tuple[Any, str]]:
+    """(values by column, location) of every row of a CSV or TSV file."""
     csv.field_size_limit(_FIELD)  # process-wide: the default of 128 kB is less than a document
     with _text(path) as file:
         reader = csv.reader(file, delimiter=_separator(path), strict=True)
@@ -153,7 +141,7 @@ def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[A
                 if not header:
                     header = _header(path, cells)
                     continue
-                yield _values(path, header, cells, location, json_columns), location
+                yield _values(path, header, cells, location), location
         except csv.Error as error:
             raise DataError(
                 f"{path} line {first_line}: invalid CSV ({error}); put a cell with a quote, separator or newline into "
@@ -179,9 +167,7 @@ def _header(path: Path, cells: list[str]) -> list[str]:
     return names
 
 
-def _values(
-    path: Path, header: list[str], cells: list[str], location: str, json_columns: Container[str]
-) -> dict[str, Any]:
+def _values(path: Path, header: list[str], cells: list[str], location: str) -> dict[str, Any]:
     if len(cells) != len(header):
         raise DataError(
             f"{path} {location}: {len(cells)} cells, the header has {len(header)}; put a cell with the separator into "
@@ -191,7 +177,7 @@ def _values(
     for name, cell in zip(header, cells, strict=True):
         if "\0" in cell:
             raise DataError(f"{path} {location}: {name} has a NUL byte; remove it")
-        values[name] = None if cell == "" else _nested(cell) if name in json_columns else cell
+        values[name] = _nested(cell) if cell else None
     return values
 
 
@@ -207,7 +193,7 @@ def _nested(cell: str) -> Any:
         value = json.loads(cell)
     except (ValueError, RecursionError):
         return cell
-    is_nested = isinstance(value, dict) or any(isinstance(item, str | dict) for item in value)
+    is_nested = isinstance(value, dict) or any(isinstance(item, str | dict | list) for item in value)
     return value if is_nested else cell
 
 
@@ -261,11 +247,11 @@ class Row:
 Kind = Literal["array", "lines", "parquet", "table", "folder", "hub", "given"]
 
 
-def read_rows(path: Path, json_columns: Container[str] = NESTED) -> Iterator[Row]:
-    """The rows of `path` in order; table cells of `json_columns` may contain JSON. Raises DataError at an invalid row,
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of `path` in order. Raises DataError at an invalid row,
     not earlier."""
     kind = sniff(path)
-    rows = table(path, json_columns) if kind == "table" else _READERS[kind](path)
+    rows = table(path) if kind == "table" else _READERS[kind](path)
     index = -1
     try:
         for index, (values, location) in enumerate(rows):

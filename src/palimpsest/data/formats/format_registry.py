@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.data.files.rows import Row
-from palimpsest.data.formats import benchmark_formats, fields, question_formats
-from palimpsest.data.formats import question_formats as conversations
-from palimpsest.data.formats import question_formats as paragraph_formats
+from palimpsest.data.formats import benchmark_formats as benchmarks
+from palimpsest.data.formats import fields
+from palimpsest.data.formats import question_formats as published
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError, nearest
 
@@ -30,20 +30,27 @@ class Format:
     """A layout: its identifying columns and its parser."""
 
     name: str
-    needs: tuple[str, ...]
-    parse: Parse
+    columns: str
+    """The identifying columns. Those of a layout with its own parser are question, answers, document."""
     about: str
     """Its data sets, for a table."""
-    instead: str | None = None
-    """A column that replaces all of `needs`."""
+    parse: Parse = published.by_roles
     suits: Callable[[Mapping[str, Any]], bool] = lambda values: True
     """Check of the first row's values, if it has the columns."""
-    takes: tuple[str, str, str] | None = None
-    """Columns of question, answers and document; None: by their names."""
+    instead: str | None = None
+    """A column that replaces all of `needs`."""
+    takes: str = ""
+    """Columns of question, answers and document, if others."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(self.columns.split())
 
     def taken(self, row: Row) -> fields.Roles:
         """The columns of each role in a row of this format."""
-        return fields.roles(row) if self.takes is None else fields.Roles(*self.takes)
+        if self.parse in (published.by_roles, published.flashrag):
+            return fields.roles(row)
+        return fields.Roles(*(self.takes or self.columns).split()[:3])
 
 
 def _is_hotpotqa(values: Mapping[str, Any]) -> bool:
@@ -79,135 +86,90 @@ def _general(values: Mapping[str, Any]) -> str:
     return "qa" if taken.answers else "question"
 
 
+_CHOICES = "question choice_A choice_B choice_C choice_D answer context"
+_TRUTH = "extra_info.question reward_model.ground_truth"
 FORMATS = {
     format.name: format
     for format in (
         Format(
-            "longmemeval",
-            ("question", "answer", "haystack_sessions"),
-            conversations.longmemeval,
-            "LongMemEval: dated sessions",
-            takes=("question", "answer", "haystack_sessions"),
+            "longmemeval", "question answer haystack_sessions", "LongMemEval: dated sessions", published.longmemeval
         ),
         Format(
             "longbench_v2",
-            ("question", "choice_A", "choice_B", "choice_C", "choice_D", "answer", "context"),
-            benchmark_formats.longbench_v2,
+            _CHOICES,
             "LongBench v2: multiple choice",
+            benchmarks.longbench_v2,
+            takes="question answer context",
         ),
         Format(
             "locomo",
-            ("conversation", "qa"),
-            benchmark_formats.locomo,
+            "conversation qa",
             "LoCoMo: several questions on dated sessions",
-            takes=("qa", "qa", "conversation"),
+            benchmarks.locomo,
+            takes="qa qa conversation",
         ),
         Format(
-            "memoryagentbench",
-            ("context", "questions", "answers"),
-            benchmark_formats.memoryagentbench,
-            "MemoryAgentBench: several questions on a text",
-            suits=benchmark_formats.is_memoryagentbench,
-            takes=("questions", "answers", "context"),
+            *("memoryagentbench", "questions answers context", "MemoryAgentBench: several questions on a text"),
+            *(benchmarks.memoryagentbench, benchmarks.is_memoryagentbench),
         ),
         Format(
-            "beam",
-            ("chat", "probing_questions"),
-            benchmark_formats.beam,
-            "BEAM: several questions on a long chat, each with a rubric",
-            takes=("probing_questions", "probing_questions", "chat"),
+            *("beam", "chat probing_questions", "BEAM: several questions on a long chat, each with a rubric"),
+            benchmarks.beam,
+            takes="probing_questions probing_questions chat",
         ),
         Format(
-            "squad",
-            ("question", "context", "answers"),
-            question_formats.by_roles,
-            "SQuAD: `answers` is an object with `text`",
+            *("squad", "question answers context", "SQuAD: `answers` is an object with `text`"),
             suits=lambda values: _first_has(values["answers"], "text"),
         ),
         Format(
-            "hotpotqa",
-            ("question", "answer", "context"),
-            paragraph_formats.hotpotqa,
-            "HotpotQA, 2WikiMultiHopQA: `context` is paragraphs",
-            suits=_is_hotpotqa,
+            *("hotpotqa", "question answer context", "HotpotQA, 2WikiMultiHopQA: `context` is paragraphs"),
+            *(published.hotpotqa, _is_hotpotqa),
         ),
         Format(
-            "musique",
-            ("question", "answer", "paragraphs"),
-            paragraph_formats.musique,
-            "MuSiQue",
-            suits=lambda values: _first_has(values["paragraphs"], "paragraph_text"),
+            *("musique", "question answer paragraphs", "MuSiQue", published.musique),
+            lambda values: _first_has(values["paragraphs"], "paragraph_text"),
         ),
         Format(
-            "memagent",
-            ("prompt", "context", "reward_model"),
-            benchmark_formats.memagent,
-            "MemAgent's training",
-            takes=("extra_info.question", "reward_model.ground_truth", "context"),
+            *("memagent", "prompt context reward_model", "MemAgent's training", benchmarks.memagent),
+            takes=f"{_TRUTH} context",
         ),
         Format(
-            "memact",
-            ("prompt", "reward_model", "extra_info", "agent_name"),
-            benchmark_formats.memact,
-            "MemAct's RL files: no context",
-            takes=("extra_info.question", "reward_model.ground_truth", ""),
+            *(
+                "memact",
+                "prompt reward_model extra_info agent_name",
+                "MemAct's RL files: no context",
+                benchmarks.memact,
+            ),
+            takes=_TRUTH,
         ),
         Format(
-            "memagent_eval",
-            ("input", "context", "answers"),
-            benchmark_formats.memagent_eval,
-            "MemAgent's and ReMemR1's evaluation",
+            "memagent_eval", "input answers context", "MemAgent's and ReMemR1's evaluation", benchmarks.memagent_eval
         ),
-        Format("ruler", ("input", "context", "outputs"), question_formats.by_roles, "RULER"),
+        Format("ruler", "input outputs context", "RULER"),
         Format(
-            "vime",
-            ("prompt", "label", "metadata"),
-            benchmark_formats.vime,
-            "vime",
-            takes=("prompt", "metadata.ground_truth", "metadata.context"),
+            *("vime", "prompt label metadata", "vime", benchmarks.vime),
+            takes="prompt metadata.ground_truth metadata.context",
         ),
         Format(
-            "flashrag",
-            ("question", "golden_answers"),
-            question_formats.flashrag,
-            "FlashRAG: paragraphs if its metadata has them",
+            "flashrag", "question golden_answers", "FlashRAG: paragraphs if its metadata has them", published.flashrag
         ),
-        Format(
-            "frames",
-            ("Prompt", "Answer", "wiki_links"),
-            question_formats.frames,
-            "Frames: no context",
-            takes=("Prompt", "Answer", ""),
-        ),
-        Format("bamboogle", ("Question", "Answer"), question_formats.by_roles, "Bamboogle: no context"),
-        Format(
-            "browsecomp_plus",
-            ("query", "answer", "gold_docs"),
-            question_formats.browsecomp_plus,
-            "BrowseComp-Plus, decrypted",
-            takes=("query", "answer", "evidence_docs"),
-        ),
+        Format("frames", "Prompt Answer wiki_links", "Frames: no context", published.frames),
+        Format("bamboogle", "Question Answer", "Bamboogle: no context"),
+        Format("browsecomp_plus", "query answer gold_docs", "BrowseComp-Plus, decrypted", published.browsecomp_plus),
         Format(
             "texts",
-            ("question", "answers", "document"),
-            question_formats.texts,
+            "question answers document",
             "questions on text files next to the file",
-            suits=_names_files,
-            takes=("question", "answers", "document"),
+            published.texts,
+            _names_files,
         ),
-        Format("palimpsest", ("question", "answers"), question_formats.by_roles, "our own", instead="questions"),
+        Format("palimpsest", "question answers", "our own", instead="questions"),
         Format(
-            "qa",
-            (),
-            question_formats.by_roles,
-            "any [question, answers and document](#qa)",
+            *("qa", "", "any [question, answers and document](#qa)"),
             suits=lambda values: _general(values) == "qa" and not {"question", "answers"} <= values.keys(),
         ),
         Format(
-            "question",
-            ("question",),
-            question_formats.by_roles,
-            "no gold: evaluated, never graded",
+            *("question", "question", "no gold: evaluated, never graded"),
             suits=lambda values: _general(values) == "question",
         ),
     )

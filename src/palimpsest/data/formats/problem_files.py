@@ -8,8 +8,7 @@
     {question: q, answers: reward.gold, context: docs.0.text}
 
 The file's name is a column, or a dotted path into objects and lists; a column with the whole name takes precedence over
-a path. A mapped column loses its old name. A table cell that becomes `answers`, or another column of `rows.NESTED`, may
-contain JSON.
+a path. A mapped column loses its old name.
 
 Guaranteed: only one row is in memory; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without an id
 get the file's name and their index; metadata is JSON, other values become text; files of `write_problems` read back
@@ -31,7 +30,7 @@ from typing import Any
 from palimpsest import files
 from palimpsest.config.data import columns_for
 from palimpsest.data.assemble import Corpus, assemble
-from palimpsest.data.files.rows import NESTED, Row, read_rows
+from palimpsest.data.files.rows import Row, read_rows
 from palimpsest.data.files.text_files import questions_file, unpacked_name
 from palimpsest.data.formats import custom_format, fields
 from palimpsest.data.formats.benchmark_formats import memagent_eval_by_index
@@ -52,8 +51,7 @@ _ABSENT = object()
 
 def mapped_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     """`read_rows` with columns renamed. Raises DataError."""
-    rows = read_rows(path, {*NESTED, *(theirs for ours, theirs in columns.items() if ours in NESTED)})
-    return (renamed(row, columns) for row in rows) if columns else rows
+    return (renamed(row, columns) for row in read_rows(path)) if columns else read_rows(path)
 
 
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
@@ -228,15 +226,15 @@ class RowFormat:
         return fits(self.columns, next(_rows(path, self.reading)).values)
 
     def taken(self, path: Path) -> dict[str, str]:
-        """The column and, for the document, the content of each role in the first row; columns that aren't read."""
+        """The column of each role in the first row, the content of the document, and the columns that aren't read."""
         row = next(_rows(path, self.reading))
-        taken, theirs = self.columns.taken(row), columns_for(path, self.reading.columns)
-        given = "questions" if row.values.get("questions") is not None and self.columns.takes is None else ""
-        content = document_kind(self.columns.parse(row, ""))
+        taken, theirs, content = self.columns.taken(row), columns_for(path, self.reading.columns), ""
+        if held := document_kind(self.columns.parse(row, "")):
+            content = f"{theirs.get(taken.document, taken.document) or 'metadata'}: {held}"
         columns = {
-            "question": given or taken.question,
-            "answers": given or taken.answers or "none",
-            "document": f"{theirs.get(taken.document, taken.document)}: {content}" if taken.document else "none",
+            "question": taken.question or "questions",
+            "answers": taken.answers or "none",
+            "document": content or "none",
         }
         if self.columns.parse is by_roles and (left := unread(row, taken)):
             columns["not read"] = ", ".join(left)
@@ -265,12 +263,12 @@ class RowFormat:
 
 
 def document_kind(record: Record) -> str:
-    """The content of a record's document, in words."""
+    """The content of a record's document in words; empty without one."""
     if isinstance(sessions := record.metadata.get("sessions"), list):
         return "a conversation" if len(sessions) == 1 else counted(len(sessions), "session")
     if record.paragraphs is not None:
         return counted(len(record.paragraphs), "passage")
-    return "none in the first row" if record.context is None else f"a text of {len(record.context):,} characters"
+    return "" if record.context is None else f"a text of {len(record.context):,} characters"
 
 
 def refuse_ungraded(records: Iterable[Record | Problem]) -> None:
