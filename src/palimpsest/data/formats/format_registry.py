@@ -145,7 +145,7 @@ FORMATS = {
         Format(
             "memagent_eval", "input answers context", "MemAgent's and ReMemR1's evaluation", benchmarks.memagent_eval
         ),
-        Format("ruler", "input outputs context", "RULER"),
+        Format("ruler", "input context outputs", "RULER"),
         Format(
             *("vime", "prompt label metadata", "vime", benchmarks.vime),
             takes="prompt metadata.ground_truth metadata.context",
