@@ -43,9 +43,9 @@ class PluginKind:
 
 _GRADERS = "palimpsest.reward.answer_match"
 _FORMATS = (
-    *("longmemeval", "longbench_v2", "locomo", "memoryagentbench", "beam", "squad", "hotpotqa", "qa", "musique"),
+    *("longmemeval", "longbench_v2", "locomo", "memoryagentbench", "beam", "squad", "hotpotqa", "musique"),
     *("memagent", "memact", "memagent_eval", "ruler", "vime", "flashrag", "frames", "bamboogle", "browsecomp_plus"),
-    *("texts", "palimpsest", "question"),
+    *("texts", "palimpsest", "qa", "question"),
 )
 KINDS: dict[str, PluginKind] = {
     "policy": PluginKind(

@@ -336,7 +336,7 @@ def test_rows_of_one_and_of_several_questions_are_read_and_written_alike(tmp_pat
         ({"questions": [{"question": "Who?"}]}, r"questions\[0\]\.answers is missing"),
         ({"questions": [{"question": "Who?", "answer": ["A"]}]}, r"questions\[0\]\.answers is missing.*answer"),
         ({"questions": [{"question": " ", "answers": ["A"]}]}, r"questions\[0\]\.question is empty"),
-        ({"questions": [{"question": "Who?", "answers": [3]}]}, r"questions\[0\]\.answers\[0\] must be a string"),
+        ({"questions": [{"question": "Who?", "answers": [True]}]}, r"questions\[0\]\.answers\[0\] must be a string"),
         ({"question": "Who?"}, "has both questions and question"),
         ({"answers": ["A"]}, "has both questions and answers"),
         (

@@ -123,7 +123,10 @@ def test_a_cut_array_gives_its_whole_rows_first_and_counts_them(tmp_path: Path) 
         ("id,question\n1,2", ["neither JSON", "id,question"]),
         ('{"a": 1}\n{"a": ', ["line 2", "byte 9", "cut short"]),
         ('{"a": 1}\n{"a": }\n{"a": 2}\n', ["line 2", "one object per line"]),
-        ('{\n "data": []\n}', ["line 1", "one array of objects"]),
+        ('{\n "data": []\n}', ["has no rows"]),
+        ('{\n "a": 1,\n "b" 2\n}', ["line 3", "':'"]),
+        ('{\n "a": [1,\n', ["line 3", "cut short"]),
+        ('{"data": [1]}', ["data[0]", "expected an object"]),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:00", ["git lfs pull"]),
         ("[" * 100_000, ["can't be read"]),
         ('[{"a": ' + "9" * 5000 + "}]", ["row 1", "can't be read"]),
@@ -138,12 +141,10 @@ def test_malformed_text_is_named_with_its_place(tmp_path: Path, content: str, ex
         assert part in message
 
 
-def test_missing_folder_compressed_and_wrongly_encoded_files(tmp_path: Path) -> None:
+def test_missing_folder_and_wrongly_encoded_files(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "absent.json")
     assert "has no text files" in refusal(tmp_path)
-    gzip, latin = tmp_path / "a.json", tmp_path / "b.json"
-    gzip.write_bytes(b"\x1f\x8b\x08rest")
-    assert "unpack it first" in refusal(gzip)
+    latin = tmp_path / "b.json"
     latin.write_bytes(b'[{"a": "caf\xe9"}]')
     assert "not UTF-8 at byte 11 (line 1); convert it, e.g. from WINDOWS-1252: iconv" in refusal(latin)
     latin.write_bytes(b'{"a": "caf\xe9"}\n')
@@ -165,17 +166,25 @@ def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"questoin": "q", "answer": "a", "context": []}, ["'hotpotqa'", "question=questoin"]),
-        ({"prompt": "q", "context": "c", "reward": {}}, ["'memagent'", "'reward_model'"]),
-        ({"foo": 1}, ["no known format", "the row has foo"]),
+        ({"questoin": "q", "answer": "a", "context": []}, ["'question'", "question=questoin"]),
+        ({"prompt": "q", "context": "c", "reward": {}}, ["'answers'", "answers=COLUMN"]),
+        ({"input": "q", "outputs": ["a"]}, ["'context'", "context=COLUMN"]),
+        ({"foo": 1}, ["'question'", "the row has foo"]),
         ({"question": " ", "answers": ["a"]}, ["question is empty"]),
         ({"question": "q", "answers": ["a", ""]}, ["answers[1] is empty"]),
-        ({"question": "q", "answers": [7]}, ["answers[0] must be a string", "7"]),
+        ({"question": "q", "answers": [True]}, ["answers[0] must be a string", "True"]),
+        ({"question": "q", "answers": float("nan")}, ["answers must be a string", "nan"]),
+        ({"question": "q", "answers": [["a"]]}, ["answers[0] must be a string", "['a']"]),
         ({"question": 5, "answers": ["a"]}, ["question must be a string"]),
         ({"question": "q", "answers": ["a"], "metadata": 3}, ["metadata must be an object"]),
-        ({"question": "q", "answer": "a", "context": []}, ["no paragraphs"]),
-        ({"question": "q", "answer": "a", "context": [["t", "s"]]}, ["list of sentences"]),
-        ({"question": "q", "answer": "a", "context": [["t"]]}, ["pairs", "['t']"]),
+        ({"question": "q", "answer": "a", "context": []}, ["context", "nonempty list"]),
+        ({"question": "q", "answer": "a", "ctxs": [{"title": "", "text": " "}, ""]}, ["ctxs has no text"]),
+        ({"question": "q", "answer": "a", "ctxs": [{"title": "t", "txt": "s"}]}, ["ctxs[0].text", "did you mean txt?"]),
+        ({"question": "q", "answer": "a", "ctxs": ["s", 3]}, ["ctxs[1] must be a string", "3"]),
+        ({"question": "q", "answer": "a", "ctxs": {"id": ["1"], "text": []}}, ["ctxs", "equal length"]),
+        ({"question": "q", "answer": "a", "chat": [{"from": "a", "value": "b"}, 3]}, ["chat", "role and content"]),
+        ({"question": "q", "answer": "a", "context": [["t", ["s"]], ["t", [3]]]}, ["list of sentences"]),
+        ({"question": "q", "answer": "a", "context": [["t", ["s"]], ["t"]]}, ["pairs", "['t']"]),
         (
             {"question": "q", "answer": "a", "context": [["t", ["s"]]], "supporting_facts": [["u", 0]]},
             ["supporting title 'u'", "distractor setting"],

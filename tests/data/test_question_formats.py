@@ -94,7 +94,8 @@ def test_squads_own_file_of_articles_is_read_as_its_rows_are(tmp_path: Path) -> 
     path = tmp_path / "dev-v2.0.json"
     path.write_text(json.dumps(SQUAD_FILE))
     answered, unanswerable = read_problems(path)
-    assert answered == Problem("s", "Who?", ("Ann", "Ann ran"), "Ann ran.", {"title": "Runs"})
+    metadata = {"title": "Runs", "is_impossible": False}
+    assert answered == Problem("s", "Who?", ("Ann", "Ann ran"), "Ann ran.", metadata)
     assert (unanswerable.id, unanswerable.answers, unanswerable.context) == ("n", (), "Ann ran.")
     path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "Ann ran.", "qas": [3]}]}]}))
     with pytest.raises(DataError, match="not SQuAD's file, an object with data, paragraphs and qas"):
@@ -158,39 +159,7 @@ def test_a_question_without_a_gold_is_a_problem_without_one(tmp_path: Path, row:
     assert (problem.question, problem.answers) == ("Who?", ())
 
 
-# ---- which format it nearly is, and the columns of other names ---------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        (
-            {"question": "Who?", "gold": "Ann"},
-            ["'answers' (did you mean 'gold'?)", "data.columns=answers=gold"],
-        ),
-        (
-            {"q": "Who?", "answers": ["Ann"]},
-            ["'question' (did you mean 'q'?)", "data.columns=question=q"],
-        ),
-        ({"input": "Who?", "context": "Ann ran.", "output": "Ann"}, ["'ruler'", "data.columns=outputs=output"]),
-        ({"question": "Who?", "answer": "Ann", "document": "Ann ran."}, ["'qa'", "data.columns=context=document"]),
-        ({"foo": 1, "bar": 2}, ["the row has foo, bar"]),
-    ],
-)
-def test_the_closest_format_is_named_with_its_missing_column_and_the_line_that_mends_it(
-    tmp_path: Path, row: dict[str, Any], expected: list[str]
-) -> None:
-    path = lines(tmp_path / "f.jsonl", row)
-    with pytest.raises(DataError) as caught:
-        list(read_problems(path))
-    for part in ("f.jsonl line 1: no known format; the closest is", *expected):
-        assert part in str(caught.value)
-
-
-def test_what_the_message_proposes_reads_the_file(tmp_path: Path) -> None:
-    path = lines(tmp_path / "f.jsonl", {"q": "Who?", "answers": ["Ann"]})
-    (problem,) = read_problems(path, reading=ReadOptions(columns={"question": "q"}))
-    assert (problem.question, problem.answers) == ("Who?", ("Ann",))
+# ---- columns of other names ----------------------------------------------------------------------------------
 
 
 def test_columns_may_lie_in_objects_and_lists_and_may_change_places(tmp_path: Path) -> None:

@@ -61,14 +61,7 @@ class Problems(Iterable[Mapping[str, Any]]):
                 check_problem(item, f"{self.called} item {index}")
                 yield problem_row(item)
             else:
-                yield {key: _listed(item[key]) for key in item}
-
-
-def _listed(value: Any) -> Any:
-    """`value` with lists for tuples, as in rows of files."""
-    if isinstance(value, Mapping):
-        return {key: _listed(inner) for key, inner in value.items()}
-    return [_listed(inner) for inner in value] if isinstance(value, list | tuple) else value
+                yield item
 
 
 def problems_of(data: Any, called: str) -> Problems:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -18,7 +18,15 @@ from rich.text import Text
 
 from palimpsest.config.data import GENERATED, DataConfig
 from palimpsest.data.assemble import assemble
-from palimpsest.data.formats.problem_files import AS_IT_IS, Paths, ReadOptions, format_of, paths_of, read_records
+from palimpsest.data.formats.problem_files import (
+    AS_IT_IS,
+    Paths,
+    ReadOptions,
+    RowFormat,
+    format_of,
+    paths_of,
+    read_records,
+)
 from palimpsest.data.record import objective_count
 from palimpsest.data.sources.file_source import FileSource, build_source
 from palimpsest.types import Problem
@@ -76,6 +84,10 @@ class Inspection:
     """Dated sessions of a conversation; None if no problem has any."""
     skipped: tuple[str, ...] = ()
     """Message for each skipped row."""
+    taken: Mapping[str, str] = field(default_factory=dict)
+    """Column of each role, of a file in a shipped format."""
+    empty: tuple[str, ...] = ()
+    """Ids of problems with a blank document."""
 
 
 def inspect_source(
@@ -91,7 +103,9 @@ def inspect_source(
     if path in GENERATED and documents is None:
         drawn = build_source(DataConfig(train_files=str(path)), seed, split="eval").problems(step=0, count=limit or 64)
         return summarise(drawn, path=str(path), format="generated")
-    names = dict.fromkeys(format_of(file, reading).name for file in paths_of(path))
+    readers = {file: format_of(file, reading) for file in paths_of(path)}
+    names = dict.fromkeys(reader.name for reader in readers.values())
+    taken = next((reader.taken(file) for file, reader in readers.items() if isinstance(reader, RowFormat)), {})
     skipped = list[str]()
     problems: Iterable[Problem]
     if documents is None:
@@ -100,7 +114,7 @@ def inspect_source(
         source = FileSource.open(path, split="eval", documents=documents, limit=limit, seed=seed, reading=reading)
         problems, skipped = source, list(source.skipped)
     inspection = summarise(problems, path=", ".join(map(str, paths_of(path))), format=", ".join(names))
-    return replace(inspection, skipped=tuple(skipped))
+    return replace(inspection, skipped=tuple(skipped), taken=taken)
 
 
 def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") -> Inspection:
@@ -111,6 +125,7 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
     golds: Counter[int] = Counter()
     question_counts: Counter[int] = Counter()
     sessions: list[int] = []
+    empty: list[str] = []
     invalid = ungraded = 0
     bins, lost, held = [0] * BINS, 0, 0
     sample: Problem | None = None
@@ -128,6 +143,7 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
         if problem.context is None:
             continue
         contexts.append(len(problem.context))
+        empty += [] if problem.context.strip() else [problem.id]
         text = problem.context.lower()
         held += all(any(gold.lower() in text for gold in item.answers) for item in problem.by_question)
         for index in evidence_bins(problem):
@@ -153,6 +169,7 @@ def summarise(problems: Iterable[Problem], *, path: str = "", format: str = "") 
         sample=sample,
         without_gold=ungraded,
         sessions=Quantiles.of(sessions) if sessions else None,
+        empty=tuple(empty),
     )
 
 
@@ -185,7 +202,10 @@ def render(inspection: Inspection) -> RenderableType:
 
 def _facts(inspection: Inspection) -> Iterator[str]:
     rows = inspection.rows
+    yield from (f"{role:8} <- {column}" for role, column in inspection.taken.items())
     yield f"problems                {rows:,}"
+    if inspection.empty:
+        yield f"empty documents         {len(inspection.empty):,}, first: {inspection.empty[0]}"
     if inspection.without_context:
         yield f"without a context       {inspection.without_context:,}"
     yield f"golds per question      {_spread(inspection.golds)}"

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from palimpsest.config.engine import model_path
 from palimpsest.config.schema import ModelConfig
@@ -86,15 +86,15 @@ def cached_on_codec(make: Callable[Concatenate[Codec, P], T]) -> Callable[Concat
 
     @wraps(make)
     def cached(codec: Codec, *args: P.args, **named: P.kwargs) -> T:
-        results: dict[Any, T] = vars(codec).setdefault("_made", {}).setdefault(make, {})
+        results: dict[Any, Any] = vars(codec).setdefault("_made", {}).setdefault(make, {})
         key = (args, *named.items())
-        made = results.get(key)
-        if made is None:
+        made = results.get(key, _NOTHING)
+        if made is _NOTHING:
             made = make(codec, *args, **named)
             if len(results) >= _MADE:
                 results.clear()
             results[key] = made
-        return made
+        return cast(T, made)
 
     return cached
 
@@ -298,6 +298,7 @@ _AT_ONCE = 2048  # characters encoded in under 1 ms
 _LONG = 1024  # shortest cached text, in tokens
 _REMEMBERED = 1 << 22  # tokens, in 32 MiB
 _MADE = 256  # results of one function
+_NOTHING = object()
 
 
 def _loader(folder: Path) -> Any:

@@ -21,6 +21,7 @@ from palimpsest import files
 from palimpsest.app.python_objects import Problems, problems_of
 from palimpsest.config.data import DataConfig, SearchDataConfig, Sources, listed
 from palimpsest.config.schema import RunConfig
+from palimpsest.data.files.text_files import unpacked_name
 from palimpsest.data.formats.problem_files import read_problems as file_problems
 from palimpsest.data.set_manifest import MANIFEST, sets_of
 from palimpsest.data.sources.file_source import FileSource, SourceProblems, build_source, rows_left_out
@@ -108,7 +109,7 @@ def _of_files(
     config: RunConfig, paths: Sequence[str], skipped: list[str], documents: Sequence[int]
 ) -> dict[Cell, Sequence[Problem]]:
     """Problems by file and number of documents; a cell's name is the file's, or its path if two files share a name."""
-    stems = [Path(plain(path)).stem for path in paths]
+    stems = [unpacked_name(Path(plain(path))).stem for path in paths]
     cells = dict[Cell, Sequence[Problem]]()
     for path, stem in zip(paths, stems, strict=True):
         name = stem if stems.count(stem) == 1 else path

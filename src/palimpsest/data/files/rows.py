@@ -1,6 +1,7 @@
-"""Rows of data files: JSON, JSON lines, CSV, TSV, parquet, SQuAD's own file, Hugging Face data sets.
+"""Rows of data files: JSON, JSON lines, CSV, TSV, parquet, SQuAD's own file, Hugging Face data sets; also as .gz, .zst.
 
-The suffix identifies CSV and TSV, the content other files. Rows also come from folders of plain text (text_files.py),
+JSON is a list of objects, objects one after another, or an object with the list under `data`. The suffix identifies CSV
+and TSV, the content other files. Rows also come from folders of plain text (text_files.py),
 from Python objects (plugins.py), and from the Hugging Face hub or folders of its layout, with the package `datasets`:
 
     hub:owner/name                   its only split
@@ -9,13 +10,14 @@ from Python objects (plugins.py), and from the Hugging Face hub or folders of it
 
 Hub rows are streamed. `datasets` rejects data sets that are scripts, so a data set's code never runs.
 
-A CSV cell is always text (`007`, `=1+1`, `NA`); an empty one is absent. Cells of `NESTED` columns may contain a JSON
-list or object. The separator is a tab in `.tsv`, otherwise the commonest of comma, semicolon and tab in the header.
+A CSV cell is text (`007`, `=1+1`, `NA`), an empty one is absent; a JSON object, or list of texts or objects, is read as
+such. The separator is a tab in `.tsv`, otherwise the commonest of comma, semicolon and tab in the header.
 
-Guaranteed: memory contains one row and its read buffer (parquet: one batch; SQuAD's own file: all of it); every row has
-a location for error messages; a file that is truncated, malformed or not UTF-8 raises DataError with byte and line; a
-CSV row of another width than the header, a repeated column name, a NUL byte and an open quote raise it with their line.
-Not covered: compressed files and Git LFS pointers (recognised and rejected); duplicate keys in an object (the last
+Guaranteed: memory contains one row and its read buffer (parquet: one batch; compressed parquet, and rows under `data`:
+all of it); every row has a location for error messages; a file that is truncated, malformed or not UTF-8 raises
+DataError with byte and line; a CSV row of another width than the header, a repeated column name, a NUL byte and an open
+quote raise it with their line.
+Not covered: archives and Git LFS pointers (recognised and rejected); duplicate keys in an object (the last
 wins); CSV without a header, or with comments; parquet rows larger than memory; older revisions of a hub data set;
 images and audio.
 """
@@ -25,18 +27,20 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import math
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, NoReturn, TextIO
+from typing import Any, BinaryIO, Literal, NoReturn, TextIO
 
 from palimpsest.config.data import how_to_get
 from palimpsest.config.install_hints import install_line
-from palimpsest.data.files.text_files import WIDE, convert, not_utf8, text_rows
+from palimpsest.data.files.text_files import WIDE, convert, not_text, not_utf8, opened, text_rows, unpacked_name
 from palimpsest.errors import DataError
-from palimpsest.files import NoRegularFile, read_regular
+from palimpsest.files import NoRegularFile
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import object_named
 
@@ -45,8 +49,11 @@ from palimpsest.plugins import object_named
 
 def has_articles(values: Mapping[str, Any]) -> bool:
     """True if `values` is SQuAD's own file, a single object."""
-    listed = values.get("data")
-    return isinstance(listed, list) and bool(listed) and isinstance(listed[0], Mapping) and "paragraphs" in listed[0]
+    first: Any = values
+    for key in ("data", "paragraphs"):
+        first = first.get(key) if isinstance(first, Mapping) else None
+        first = first[0] if isinstance(first, list) and first else None
+    return isinstance(first, Mapping) and "qas" in first
 
 
 def article_rows(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -115,17 +122,15 @@ def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
 # ---- Rows of tables ------------------------------------------------------------------------------------------
 
 
-NESTED = ("answers", "golden_answers", "questions", "metadata", "document", "sessions")
-"""Columns whose cells may be a JSON list or object."""
 _FIELD = 1 << 30  # characters of a cell
 _BUFFER = 1 << 20  # bytes of a column read at a time; the default, a row group, may be the whole file
 _BATCH = 64  # rows of a parquet batch; rows of the published files have 100 kB each
 
 
-def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[Any, str]]:
-    """(values by column, location) of every row of a CSV or TSV file; a cell of `json_columns` may contain JSON."""
+def table(path: Path) -> Iterator[tuple[Any, str]]:
+    """(values by column, location) of every row of a CSV or TSV file."""
     csv.field_size_limit(_FIELD)  # process-wide: the default of 128 kB is less than a document
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with _text(path) as file:
         reader = csv.reader(file, delimiter=_separator(path), strict=True)
         first_line, header = 1, list[str]()
         try:
@@ -136,7 +141,7 @@ def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[A
                 if not header:
                     header = _header(path, cells)
                     continue
-                yield _values(path, header, cells, location, json_columns), location
+                yield _values(path, header, cells, location), location
         except csv.Error as error:
             raise DataError(
                 f"{path} line {first_line}: invalid CSV ({error}); put a cell with a quote, separator or newline into "
@@ -145,9 +150,9 @@ def table(path: Path, json_columns: Container[str] = NESTED) -> Iterator[tuple[A
 
 
 def _separator(path: Path) -> str:
-    if path.suffix.lower() == ".tsv":
+    if unpacked_name(path).suffix.lower() == ".tsv":
         return "\t"
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with _text(path) as file:
         header = file.readline(1 << 20)
     return max(",;\t", key=header.count)
 
@@ -162,9 +167,7 @@ def _header(path: Path, cells: list[str]) -> list[str]:
     return names
 
 
-def _values(
-    path: Path, header: list[str], cells: list[str], location: str, json_columns: Container[str]
-) -> dict[str, Any]:
+def _values(path: Path, header: list[str], cells: list[str], location: str) -> dict[str, Any]:
     if len(cells) != len(header):
         raise DataError(
             f"{path} {location}: {len(cells)} cells, the header has {len(header)}; put a cell with the separator into "
@@ -174,7 +177,7 @@ def _values(
     for name, cell in zip(header, cells, strict=True):
         if "\0" in cell:
             raise DataError(f"{path} {location}: {name} has a NUL byte; remove it")
-        values[name] = None if cell == "" else _nested(cell) if name in json_columns else cell
+        values[name] = _nested(cell) if cell else None
     return values
 
 
@@ -190,7 +193,7 @@ def _nested(cell: str) -> Any:
         value = json.loads(cell)
     except (ValueError, RecursionError):
         return cell
-    is_nested = isinstance(value, dict) or any(isinstance(item, str | dict) for item in value)
+    is_nested = isinstance(value, dict) or any(isinstance(item, str | dict | list) for item in value)
     return value if is_nested else cell
 
 
@@ -201,8 +204,8 @@ def parquet(path: Path) -> Iterator[tuple[Any, str]]:
 
     row = 0
     try:
-        with pq.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False) as file:
-            for batch in file.iter_batches(batch_size=_BATCH):
+        with opened(path) as file, pq.ParquetFile(_seekable(file), buffer_size=_BUFFER, pre_buffer=False) as table:
+            for batch in table.iter_batches(batch_size=_BATCH):
                 for values in batch.to_pylist():
                     row += 1
                     yield values, f"row {row}"
@@ -211,13 +214,19 @@ def parquet(path: Path) -> Iterator[tuple[Any, str]]:
         raise DataError(f"{path}: damaged or cut short after {row} rows, fetch it again (parquet: {reason})") from None
 
 
+def _seekable(file: BufferedReader) -> BinaryIO:
+    return file if file.seekable() else BytesIO(file.read())
+
+
+def _text(path: Path) -> TextIOWrapper:
+    return TextIOWrapper(opened(path), "utf-8-sig", newline="")
+
+
 # ---- Rows of a data file, one at a time ----------------------------------------------------------------------
 
 
 _READ = 1 << 20  # characters
 _REFUSED = {
-    b"\x1f\x8b": "gzip-compressed: unpack it first",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed: unpack it first",
     b"PK\x03\x04": "a zip archive: unpack it first",
     b"version https://git-lfs": "a Git LFS pointer, not the data: fetch it with `git lfs pull`",
 }
@@ -238,11 +247,11 @@ class Row:
 Kind = Literal["array", "lines", "parquet", "table", "folder", "hub", "given"]
 
 
-def read_rows(path: Path, json_columns: Container[str] = NESTED) -> Iterator[Row]:
-    """The rows of `path` in order; table cells of `json_columns` may contain JSON. Raises DataError at an invalid row,
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of `path` in order. Raises DataError at an invalid row,
     not earlier."""
     kind = sniff(path)
-    rows = table(path, json_columns) if kind == "table" else _READERS[kind](path)
+    rows = table(path) if kind == "table" else _READERS[kind](path)
     index = -1
     try:
         for index, (values, location) in enumerate(rows):
@@ -267,7 +276,8 @@ def sniff(path: Path) -> Kind:
     try:
         if path.is_dir():
             return "folder"
-        head = read_regular(path, 4096)
+        with opened(path) as file:
+            head = file.read(4096)
     except NoRegularFile:
         raise DataError(f"{path}: a pipe or a device can't be read twice; write it to a file") from None
     except FileNotFoundError:
@@ -279,14 +289,14 @@ def sniff(path: Path) -> Kind:
         return "parquet"
     for magic, what in _REFUSED.items():
         if head.startswith(magic):
-            raise DataError(f"{path}: {what}")
+            raise not_text(path, what)
     for mark, encoding in WIDE.items():
         if head.startswith(mark):
             raise convert(path, f"{encoding}, not UTF-8", encoding)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not text:
         raise DataError(f"{path}: the file is empty")
-    if path.suffix.lower() in (".csv", ".tsv"):
+    if unpacked_name(path).suffix.lower() in (".csv", ".tsv"):
         return "table"
     if text[:1] in (b"[", b"{"):
         return "array" if text[:1] == b"[" else "lines"
@@ -297,7 +307,7 @@ def sniff(path: Path) -> Kind:
 
 
 def _array(path: Path) -> Iterator[tuple[Any, str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with _text(path) as file:
         reader = _ArrayReader(file, path)
         reader.expect("[")
         if reader.peek() == "]":
@@ -369,9 +379,9 @@ class _ArrayReader:
         self.fail("the file is cut short; fetch it again")
 
     def fail(self, what: str) -> NoReturn:
-        with self.path.open(encoding="utf-8-sig", newline="") as file:
+        with _text(self.path) as file:
             head = file.read(self.passed + self.at)
-        with self.path.open("rb") as raw:
+        with opened(self.path) as raw:
             mark = 3 if raw.read(3) == b"\xef\xbb\xbf" else 0
         line, byte = head.count("\n") + 1, len(head.encode("utf-8")) + mark
         raise DataError(f"{self.path}: JSON error at byte {byte} (line {line}), after {self.rows} whole rows: {what}")
@@ -392,26 +402,42 @@ def _stops_inside(error: json.JSONDecodeError) -> bool:
 
 def _lines(path: Path) -> Iterator[tuple[Any, str]]:
     start = 0
-    with path.open("rb") as file:
+    with opened(path) as file:
         for number, line in enumerate(file, 1):
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             if text:
                 try:
                     values = json.loads(text)
                 except json.JSONDecodeError as error:
+                    if number == 1 and line.endswith(b"\n") and _may_go_on(error):
+                        yield from _objects(path)
+                        return
                     cut = "" if line.endswith(b"\n") else "; the file may be cut short, fetch it again"
                     raise DataError(
                         f"{path}: JSON error on line {number} (which begins at byte {start}): {error.msg}{cut}; "
                         "expected one object per line, or one array of objects"
                     ) from None
-                if isinstance(values, dict) and has_articles(values):
-                    yield from _questions_of(path, values)
-                else:
-                    yield values, f"line {number}"
+                yield from _rows_of(path, values, f"line {number}")
             start += len(line)
 
 
-def _questions_of(path: Path, values: dict[str, Any]) -> Iterator[tuple[Any, str]]:
+def _objects(path: Path) -> Iterator[tuple[Any, str]]:
+    """Rows of objects over several lines."""
+    with _text(path) as file:
+        reader = _ArrayReader(file, path)
+        while reader.peek():
+            yield from _rows_of(path, reader.value(), f"object {reader.rows}")
+
+
+def _rows_of(path: Path, values: Any, location: str) -> Iterator[tuple[Any, str]]:
+    """The row in a JSON value, or those that it lists under `data`."""
+    listed = values.get("data") if isinstance(values, dict) and values.keys() <= _ENVELOPE else None
+    if not isinstance(listed, list):
+        yield values, location
+        return
+    if not has_articles(values):
+        yield from ((item, f"data[{at}]") for at, item in enumerate(listed))
+        return
     try:
         yield from article_rows(values)
     except (LookupError, TypeError, AttributeError) as error:
@@ -420,9 +446,25 @@ def _questions_of(path: Path, values: dict[str, Any]) -> Iterator[tuple[Any, str
 
 def _object_rows(path: Path) -> Iterator[tuple[Any, str]]:
     for index, values in enumerate(object_named(str(path), "data.train_files")):
-        yield values, f"item {index}"
+        yield plain_values(values), f"item {index}"
 
 
+def plain_values(value: Any) -> Any:
+    """`value` of Python, numpy or pandas as in rows of files: lists for tuples and arrays, None for NaN."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {key: plain_values(value[key]) for key in value}
+    if isinstance(value, list | tuple):
+        return list(map(plain_values, value))
+    if hasattr(value, "tolist"):
+        inner = value.tolist()
+        return inner if type(inner) is type(value) else plain_values(inner)
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+_ENVELOPE = {"data", "version", "name", "title", "description", "license", "split", "source"}
+"""Keys of an object that lists its rows under `data`."""
 _READERS = {
     "array": _array,
     "lines": _lines,

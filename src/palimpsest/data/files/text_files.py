@@ -2,6 +2,7 @@
 
     .html .htm .xhtml       the visible text, one line per block
     .jsonl                  one passage per row: its `text` (`content`, `body`, `passage`), under its `title` if any
+    .gz .zst                each of these, compressed
     .pdf                    the text of its pages (needs the extra `pdf`)
     anything else           unchanged, if it is UTF-8 text: .txt, .md, source code
     a folder                its files with these endings, .txt and .md, sorted by name, including subfolders
@@ -18,7 +19,8 @@ text. A folder may also be a corpus, or contain documents with questions about t
 
 Guaranteed: the same files give the same document; an unreadable file is an error with its name, never skipped; nothing
 follows an address or a link to a folder, or runs a file's code; a name in `document` outside the folder is an error; a
-PDF needs bounded time and memory (data/files/pdf_pages.py), other files time linear in their length.
+PDF needs bounded time and memory (data/files/pdf_pages.py), other files time linear in their length; a compressed file
+that unpacks to more than `UNPACKED` bytes and 100 times its size, or is cut short or damaged, is an error.
 Not covered: a text larger than memory; pictures and scanned pages; PDF and HTML as passages of a corpus.
 """
 
@@ -29,19 +31,95 @@ import json
 import os
 import re
 import sys
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import unescape
 from importlib.util import find_spec
+from io import BufferedReader, RawIOBase
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn
+
+import zstandard
 
 from palimpsest.config.install_hints import install_line
 from palimpsest.data.files.pdf_pages import pages
 from palimpsest.errors import DataError, nearest
-from palimpsest.files import NoRegularFile, read_regular
+from palimpsest.files import NoRegularFile, open_regular
+
+# ---- Compressed files ----------------------------------------------------------------------------------------
+
+
+UNPACKED = 1 << 28  # bytes
+_RATIO = 100
+_STEP = 1 << 12  # compressed bytes at a time; the most compressible ones unpack to 128 MiB
+_PACKED: dict[bytes, tuple[str, Callable[[], Any]]] = {
+    b"\x1f\x8b": ("gunzip -k", lambda: zlib.decompressobj(zlib.MAX_WBITS | 16)),
+    b"\x28\xb5\x2f\xfd": ("unzstd", lambda: zstandard.ZstdDecompressor().decompressobj()),
+}
+"""(command, decompressor) by first bytes."""
+
+
+def opened(path: Path) -> BufferedReader:
+    """Open a regular file; gzip and zstd are decompressed. Raises OSError; reading raises DataError."""
+    file = open_regular(path)
+    head = file.peek(4)
+    packed = next((packed for magic, packed in _PACKED.items() if head.startswith(magic)), None)
+    return BufferedReader(_Pieces(_unpacked(path, file, *packed)), _READ) if packed else file
+
+
+def unpacked_name(path: Path) -> Path:
+    """`path` without the ending of a compressed file.
+
+    >>> unpacked_name(Path("data/faq.csv.gz")).as_posix()
+    'data/faq.csv'
+    """
+    return path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
+
+
+def _unpacked(path: Path, file: BufferedReader, command: str, make: Callable[[], Any]) -> Iterator[bytes]:
+    """Bytes of all members of a gzip file, or frames of a zstd file."""
+    with file:
+        decoder, left = make(), max(UNPACKED, _RATIO * os.fstat(file.fileno()).st_size)
+        while data := file.read(_STEP):
+            while data:
+                decoder = make() if decoder.eof else decoder
+                try:
+                    piece = decoder.decompress(data)
+                except (zlib.error, zstandard.ZstdError) as error:
+                    raise DataError(f"{path}: damaged, fetch it again ({error})") from None
+                data, left = decoder.unused_data, left - len(piece)
+                if left < 0:
+                    raise DataError(
+                        f"{path}: unpacks to more than {UNPACKED:,} bytes and {_RATIO} times its size; if you trust "
+                        f"it, unpack it ({command} {quote(str(path))}) and name the result"
+                    )
+                yield piece
+        if not decoder.eof:
+            raise DataError(f"{path}: cut short, fetch it again")
+
+
+class _Pieces(RawIOBase):
+    """A file of pieces."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces, self.piece = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.piece:
+            if (piece := next(self.pieces, None)) is None:
+                return 0
+            self.piece = memoryview(piece)
+        count = min(len(buffer), len(self.piece))
+        buffer[:count], self.piece = self.piece[:count], self.piece[count:]
+        return count
+
 
 # ---- Errors for files that are not UTF-8 ---------------------------------------------------------------------
 
@@ -54,7 +132,7 @@ WIDE = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 def not_utf8(path: Path) -> NoReturn:
     """Raise DataError with the first line and byte that is not UTF-8, and a command to convert the file."""
     line, start, decoder = 1, 0, codecs.getincrementaldecoder("utf-8")()
-    with path.open("rb") as file:
+    with opened(path) as file:
         while True:
             data = file.read(_READ)
             waiting = len(decoder.getstate()[0])  # bytes of a character cut in two
@@ -72,6 +150,14 @@ def not_utf8(path: Path) -> NoReturn:
 def convert(path: Path, what: str, encoding: str) -> DataError:
     """An error with `what` is wrong with a file, and the command that converts it from `encoding`."""
     return DataError(f"{path}: {what}; convert it, e.g. from {encoding}: iconv -f {encoding} -t UTF-8 {path} > new")
+
+
+def not_text(path: Path, otherwise: str) -> DataError:
+    """An error for a binary file, with the command that converts it, or `otherwise`."""
+    if path.suffix.lower() not in (".docx", ".epub", ".odt"):
+        return DataError(f"{path}: {otherwise}")
+    names = quote(str(path)), quote(str(path.with_suffix(".txt")))
+    return DataError(f"{path}: not text; convert it: pandoc --wrap=none -t plain {names[0]} -o {names[1]}")
 
 
 # ---- A user's files as one document --------------------------------------------------------------------------
@@ -169,7 +255,9 @@ def _folder(path: str) -> Iterator[tuple[str, str]]:
     for folder, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]  # the walk skips hidden ones
         shown = (os.path.join(folder, name) for name in files if not name.startswith("."))
-        names += [name for name in shown if name.lower().endswith(suffixes) and os.path.isfile(name)]
+        names += [
+            name for name in shown if unpacked_name(Path(name.lower())).suffix in suffixes and os.path.isfile(name)
+        ]
     if not names:
         raise DataError(f"{path}: has no file of these kinds: {', '.join(suffixes)}; name the files instead")
     for name in sorted(names):
@@ -180,12 +268,15 @@ def _bytes(path: Path) -> bytes:
     """Bytes of a file, or of a shell's pipe (/dev/fd/63). Other pipes may have no writer, devices no end. Raises
     OSError, ValueError."""
     shells = str(path).startswith(("/dev/", "/proc/")) and path.is_fifo()
-    return path.read_bytes() if shells else read_regular(path)
+    if shells:
+        return path.read_bytes()
+    with opened(path) as file:
+        return file.read()
 
 
 def _text(path: Path) -> str:
     try:
-        return text_of(path, _bytes(path))
+        return text_of(unpacked_name(path), _bytes(path))
     except NoRegularFile:
         raise DataError(f"{path}: a pipe or a device; use a file, or - and < for standard input") from None
     except OSError as error:
@@ -203,7 +294,7 @@ def _decoded(path: Path, data: bytes) -> str:
     if encoding := WIDE.get(data[:2]):
         raise convert(path, f"{encoding}, not UTF-8", encoding)
     if b"\0" in data:
-        raise DataError(f"{path}: not text, it has NUL bytes; convert it to text first")
+        raise not_text(path, "not text, it has NUL bytes; convert it to text first")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -288,6 +379,9 @@ def _content(page: str, start: int, position: int, name: str, unseen: list[str])
 # --- JSON lines, PDF --------------------------------------------------------------------------------------------------
 
 
+_EXCLUDE = "rename it to .txt to read it as text, or to .{} (hidden) to leave it out of its folder"
+
+
 def _rows(path: Path, data: bytes) -> str:
     passages = list[str]()
     for number, line in enumerate(_decoded(path, data).split("\n"), 1):
@@ -296,10 +390,13 @@ def _rows(path: Path, data: bytes) -> str:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            raise DataError(f"{path}, line {number}: not JSON; rename it to .txt to read it as text") from None
+            raise DataError(f"{path}, line {number}: not JSON; {_EXCLUDE.format(path.name)}") from None
         text = next((row[key] for key in _TEXT_KEYS if key in row), None) if isinstance(row, dict) else row
         if not isinstance(text, str):
-            raise DataError(f"{path}, line {number}: expected an object with text under {', '.join(_TEXT_KEYS)}")
+            keys = ", ".join(_TEXT_KEYS)
+            raise DataError(
+                f"{path}, line {number}: expected an object with text under {keys}; {_EXCLUDE.format(path.name)}"
+            )
         title = row.get("title") if isinstance(row, dict) else None
         passages.append(f"{title}\n{text}" if isinstance(title, str) and title else text)
     return "\n\n".join(passages)

@@ -7,7 +7,6 @@
     memagent          MemAgent's train parquet: prompt, context, reward_model.ground_truth, extra_info
     memact            MemAct's RL parquet: prompt, reward_model.ground_truth, extra_info.question; one or several
     memagent_eval     MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
-    ruler             RULER: input, outputs, context (an answer needs all outputs: reward.name=fraction)
     vime              vime JSONL: prompt, label, metadata{context, ground_truth}
 
 Guaranteed: every row becomes a record with a nonblank question, or raises DataError.
@@ -22,13 +21,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from palimpsest.data import record
 from palimpsest.data.assemble import Corpus
 from palimpsest.data.files.rows import Row
 from palimpsest.data.formats import fields
-from palimpsest.data.formats.question_formats import sessions_context
+from palimpsest.data.formats.question_formats import by_roles, ids, sessions_context
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError
 from palimpsest.types import Problem, Question
@@ -47,13 +47,9 @@ def longbench_v2(row: Row, fallback: str) -> Record:
     if answer not in tuple(LETTERS):
         raise DataError(f"{row.where}: answer={answer!r:.60} must be one of {', '.join(LETTERS)}")
     listed = "\n".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=True))
-    return Record(
-        id=fields.identity(row, fallback),
-        question=f"{question}\n{listed}\nAnswer with the letter of the right choice alone: A, B, C or D.",
-        answers=(answer,),
-        context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
-        metadata={k: row.values[k] for k in ("domain", "sub_domain", "difficulty", "length") if row.values.get(k)},
-    )
+    values = {key: value for key, value in row.values.items() if not key.startswith("choice_")}
+    values["question"] = f"{question}\n{listed}\nAnswer with the letter of the right choice alone: A, B, C or D."
+    return by_roles(replace(row, values=values | {"answer": answer}), fallback)
 
 
 def memoryagentbench(row: Row, fallback: str) -> Record:
@@ -106,18 +102,17 @@ def locomo(row: Row, fallback: str) -> Record:
 
 
 def _session(row: Row, conversation: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A session as in the column `sessions` of our own layout."""
+    """A session as in the column `sessions` of our own layout, pictures by their captions."""
     turns = conversation[f"session_{number}"]
     if not isinstance(turns, list):
         raise DataError(f"{row.where}: conversation.session_{number} must be a list of turns, is {turns!r:.60}")
-    read = [_turn(row, turn, f"conversation.session_{number}[{at}]") for at, turn in enumerate(turns)]
-    return {"id": str(number), "date": str(conversation.get(f"session_{number}_date_time") or ""), "turns": read}
-
-
-def _turn(row: Row, turn: Any, location: str) -> dict[str, str]:
-    text, speaker = (fields.get(row, turn, key, location) for key in ("text", "speaker"))
-    caption = turn.get("blip_caption")
-    return {"role": speaker, "content": f"{text} [picture: {caption}]" if caption else text}
+    captioned = [
+        turn | {"text": f"{turn.get('text')} [picture: {turn['blip_caption']}]"}
+        if isinstance(turn, dict) and turn.get("blip_caption")
+        else turn
+        for turn in turns
+    ]
+    return {"id": str(number), "date": str(conversation.get(f"session_{number}_date_time") or ""), "turns": captioned}
 
 
 def _without_answer(row: Row, entry: Any, location: str) -> bool:
@@ -167,9 +162,8 @@ def _batch(row: Row, batch: Any, location: str, number: int) -> dict[str, Any]:
         listed = [message for turn in turns for message in turn] if _is_nested(turns) else None
     if not isinstance(listed, list) or not all(isinstance(message, Mapping) for message in listed):
         raise DataError(f"{row.where}: {location} must be messages with role and content, is {batch!r:.60}")
-    messages = [{key: fields.get(row, message, key, location) for key in ("role", "content")} for message in listed]
     date = next((message["time_anchor"] for message in listed if message.get("time_anchor")), "")
-    return {"id": str(number), "date": str(date), "turns": messages}
+    return {"id": str(number), "date": str(date), "turns": listed}
 
 
 def _is_nested(turns: Any) -> bool:
@@ -224,15 +218,14 @@ def memagent(row: Row, fallback: str) -> Record:
     if not isinstance(extra, Mapping):
         raise DataError(f"{row.where}: extra_info must be an object, is {extra!r:.60}")
     reward_model = fields.get(row, row.values, "reward_model")
-    question = extra.get("question") or fields.user_message(row, fields.get(row, row.values, "prompt"), "prompt")
-    selected = {key: extra[key] for key in ("num_docs", "index") if extra.get(key) is not None}
-    return Record(
-        id=fields.identity(row, fallback),
-        question=fields.text(row, question, "extra_info.question"),
-        answers=fields.golds_at(row, reward_model, "ground_truth", "reward_model"),
-        context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
-        metadata=selected | {key: row.values[key] for key in ("data_source",) if row.values.get(key)},
-    )
+    values = {
+        "question": extra.get("question") or fields.get(row, row.values, "prompt"),
+        "answers": fields.get(row, reward_model, "ground_truth", "reward_model"),
+        "context": fields.get(row, row.values, "context"),
+        "data_source": row.values.get("data_source"),
+        **{key: extra[key] for key in ("num_docs", "index") if extra.get(key) is not None},
+    }
+    return by_roles(replace(row, values=ids(row) | values), fallback)
 
 
 def memact(row: Row, fallback: str) -> Record:
@@ -275,12 +268,12 @@ def _named_golds(row: Row, truth: str) -> dict[str, str]:
 
 def memagent_eval(row: Row, fallback: str) -> Record:
     context = fields.get(row, row.values, "context")
-    if isinstance(context, list):
+    if isinstance(context, list) and context and isinstance(context[0], int):
         raise DataError(
             f"{row.where}: context has document indices, not text; put the hotpotqa_dev.json that they index "
             "(official distractor file) next to this file, or name it as corpus"
         )
-    return _eval_record(row, fallback, context=fields.text(row, context, "context", blank=True))
+    return by_roles(row, fallback)
 
 
 def memagent_eval_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
@@ -297,40 +290,19 @@ def memagent_eval_by_index(corpus: Corpus) -> Callable[[Row, str], Record]:
                     f"{row.where}: context: document index {index!r} is not in the corpus of {size} paragraphs; "
                     "use the HotpotQA file from which this file was generated"
                 )
-        return _eval_record(row, fallback, paragraphs=tuple(corpus.paragraphs[index] for index in context))
+        texts = [corpus.paragraphs[index] for index in context]
+        return by_roles(replace(row, values={**row.values, "context": texts}), fallback)
 
     return parse
-
-
-def _eval_record(row: Row, fallback: str, **content: Any) -> Record:
-    return Record(
-        id=fields.identity(row, fallback),
-        question=fields.text(row, fields.get(row, row.values, "input"), "input"),
-        answers=fields.golds_at(row, row.values, "answers"),
-        metadata=fields.rest(row, "context", "input", "answers"),
-        **content,
-    )
-
-
-def ruler(row: Row, fallback: str) -> Record:
-    return Record(
-        id=fields.identity(row, fallback),
-        question=fields.text(row, fields.get(row, row.values, "input"), "input"),
-        answers=fields.golds_at(row, row.values, "outputs"),
-        context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
-        metadata=fields.rest(row, "context", "input", "outputs"),
-    )
 
 
 def vime(row: Row, fallback: str) -> Record:
     metadata = fields.get(row, row.values, "metadata")
     context = fields.get(row, metadata, "context", "metadata")
     truth = metadata.get("ground_truth")
-    truth, name = (row.values.get("label"), "label") if truth is None else (truth, "metadata.ground_truth")
-    return Record(
-        id=fields.identity(row, fallback),
-        question=fields.user_message(row, fields.get(row, row.values, "prompt"), "prompt"),
-        answers=fields.golds(row, truth, name),
-        context=fields.text(row, context, "metadata.context", blank=True),
-        metadata={k: v for k, v in metadata.items() if k not in ("context", "ground_truth") and v is not None},
-    )
+    rest = {
+        key: value for key, value in metadata.items() if key not in ("context", "ground_truth") and value is not None
+    }
+    values = {"question": fields.get(row, row.values, "prompt"), "context": context, "metadata": rest}
+    values["answers"] = row.values.get("label") if truth is None else truth
+    return by_roles(replace(row, values=ids(row) | values), fallback)

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from palimpsest import plugins
-from palimpsest.data.files.rows import Row
+from palimpsest.data.files.rows import Row, plain_values
 from palimpsest.data.formats import fields
 from palimpsest.data.formats.corpus import text_of
-from palimpsest.data.formats.question_formats import palimpsest
+from palimpsest.data.formats.question_formats import by_roles
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError, PalimpsestError
 from palimpsest.text.json_text import storable
@@ -149,7 +149,7 @@ class CustomFormat:
 def _checked(item: Any, row: Row, fallback: str) -> Record:
     """`item` as a record. Raises DataError."""
     if isinstance(item, Mapping):
-        record = palimpsest(replace(row, values=dict(item)), fallback)
+        record = by_roles(replace(row, values=plain_values(item)), fallback)
     elif isinstance(item, Problem):
         record = Record(
             item.id,

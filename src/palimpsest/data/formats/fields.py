@@ -1,16 +1,29 @@
-"""Checked access to the fields of a row. Every function raises DataError naming file, row, key, value and fix."""
+"""Fields of a row: the columns by their roles, and checked access to values.
+
+`roles` finds the columns of question, answers and document by name. Case, spaces, `-` and `_` don't matter. `ROLES` has
+the names of each role in groups: an earlier group precedes a later one, two columns of one group are ambiguous.
+
+Guaranteed: every function raises DataError naming file, row, key, value and fix; a document is never dropped for its
+place in the row or its order of columns.
+Not covered: columns with names outside `ROLES` (`data.columns` maps them).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from shlex import quote
 from typing import Any
 
 from palimpsest.data.files.rows import Row
 from palimpsest.errors import DataError, nearest, shown_names
+from palimpsest.plugin_kinds import OBJECT
 from palimpsest.text.json_text import valid
 from palimpsest.types import Question
 
-IDS = ("_id", "id", "question_id", "query_id")
+IDS = ("_id", "id", "question_id", "query_id", "qid")
 """Columns of a row's id; the first nonempty one counts."""
 
 
@@ -28,14 +41,34 @@ def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
 
 
 def golds(row: Row, value: Any, name: str) -> tuple[str, ...]:
-    """The gold answers in a string or list; none for None, a blank string or an empty list."""
-    if value is None or value == [] or (isinstance(value, str) and not value.strip()):
+    """The gold answers in a text, a number, an object (SQuAD's `text`, TriviaQA's `value` and `aliases`) or a list of
+    these; none for None, a blank text or an empty list."""
+    if value is None or (isinstance(value, str) and not value.strip()):
         return ()
-    if isinstance(value, str):
-        return (text(row, value, name),)
+    if isinstance(value, Mapping):
+        return _listed_golds(row, value, name)
     if not isinstance(value, list):
-        raise DataError(f"{row.where}: {name} must be a string or a list of strings, is {value!r:.60}")
-    return tuple(text(row, gold, f"{name}[{i}]") for i, gold in enumerate(value))
+        return (_gold(row, value, name),)
+    given = [_listed_golds(row, gold, f"{name}[{i}]") for i, gold in enumerate(value) if isinstance(gold, Mapping)]
+    if given:
+        return tuple(dict.fromkeys(gold for golds in given for gold in golds))
+    return tuple(_gold(row, gold, f"{name}[{i}]") for i, gold in enumerate(value))
+
+
+def _listed_golds(row: Row, value: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The distinct golds in an object."""
+    key = next((key for key in ("value", "answer") if key in value), "text")
+    held = [*_many(value[key] if key in value else get(row, value, key, name)), *_many(value.get("aliases"))]
+    return tuple(dict.fromkeys(_gold(row, gold, f"{name}.{key}") for gold in held))
+
+
+def _many(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _gold(row: Row, value: Any, name: str) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return text(row, str(value) if number else value, name)
 
 
 def golds_at(row: Row, values: Any, key: str, inside: str = "") -> tuple[str, ...]:
@@ -71,16 +104,12 @@ def user_message(row: Row, value: Any, name: str) -> str:
     return text(row, value, name)
 
 
-def rest(row: Row, *used: str) -> dict[str, Any]:
-    """The row's other fields, for metadata."""
-    return {key: value for key, value in row.values.items() if key not in used and value is not None}
-
-
-def questions(row: Row, metadata: Mapping[str, Any]) -> list[Question]:
+def questions(row: Row, taken: Roles, metadata: Mapping[str, Any]) -> list[Question]:
     """The question of a row, or all of `questions`."""
     listed = row.values.get("questions")
     if listed is None:
-        return [_question(row, row.values)]
+        asked = user_message(row, get(row, row.values, taken.question), taken.question)
+        return [Question(asked, golds(row, row.values.get(taken.answers), taken.answers))]
     for other in ("question", "answers"):
         if row.values.get(other) is not None:
             raise DataError(f"{row.where}: has both questions and {other}; move {other} into questions or remove it")
@@ -93,6 +122,151 @@ def questions(row: Row, metadata: Mapping[str, Any]) -> list[Question]:
     return [_question(row, entry, f"questions[{number}]") for number, entry in enumerate(listed)]
 
 
-def _question(row: Row, values: Any, inside: str = "") -> Question:
-    name = f"{inside}.question" if inside else "question"
-    return Question(text(row, get(row, values, "question", inside), name), golds_at(row, values, "answers", inside))
+def _question(row: Row, values: Any, inside: str) -> Question:
+    question = text(row, get(row, values, "question", inside), f"{inside}.question")
+    return Question(question, golds_at(row, values, "answers", inside))
+
+
+# ---- Columns by their roles ----------------------------------------------------------------------------------
+
+
+ROLES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "question": (
+        ("question",),
+        ("query", "problem", "q", "questiontext"),
+        ("instruction", "prompt", "ask"),
+        ("input",),
+    ),
+    "answers": (
+        ("answers",),
+        (
+            *("answer", "gold", "golds", "goldanswer", "goldanswers", "goldenanswer", "goldenanswers", "groundtruth"),
+            *("groundtruths", "correctanswer", "correctanswers", "expectedanswer", "expectedanswers"),
+            *("referenceanswer", "referenceanswers"),
+        ),
+        ("solution", "target", "targets", "label", "labels", "reference", "references", "a"),
+        ("output", "outputs", "completion", "response"),
+    ),
+    "document": (
+        ("context",),
+        (
+            *("contexts", "ctxs", "positivectxs", "passage", "passages", "positivepassages", "document", "documents"),
+            *("doc", "docs", "paragraph", "paragraphs", "article", "articles", "story", "text", "texts", "body"),
+            *("content", "contents", "page", "pages", "chunk", "chunks", "transcript", "chat", "dialog", "dialogue"),
+            *("conversation", "conversations", "messages", "sessions", "retrievedpassages"),
+        ),
+        ("input", "background", "history"),
+    ),
+}
+"""Names of columns by role, in lower case and without separators; the first is ours."""
+_OURS = {"question": "question", "answers": "answers", "document": "context"}
+"""Names for `data.columns`."""
+_LOOKED_AT = 1000
+"""Maximum number of columns compared with names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The column of each role; empty without one."""
+
+    question: str = ""
+    answers: str = ""
+    document: str = ""
+
+
+def roles(row: Row) -> Roles:
+    """The columns of a row by their names. Raises DataError without a question or answers, and for two columns that
+    suit equally.
+
+    >>> roles(Row({"query": "Who?", "gold_answer": "Ann", "ctxs": ["Ann ran."], "title": "Runs"}, "a"))
+    Roles(question='query', answers='gold_answer', document='ctxs')
+    >>> roles(Row({"instruction": "Translate.", "input": "Oslo", "output": "Oslo"}, "a"))
+    Roles(question='instruction', answers='output', document='input')
+    """
+    names = _names(row)
+    if row.values.get("questions") is not None:
+        return Roles(document=_document(row, names, ""))
+    question = _column(row, "question", names)
+    answers = _column(row, "answers", names)
+    document = _document(row, [name for name in names if name not in (question, answers)], question)
+    if not question or (not document and _plain(question) == "input"):
+        raise lacks(row, "no column is known as", ["context" if question else "question"])
+    if not answers and not _only_asks(row.values.keys() - {question, document}, document):
+        raise lacks(row, "no column is known as", ["answers"])
+    return Roles(question, answers, document)
+
+
+def lacks(row: Row, lead: str, missing: list[str]) -> DataError:
+    """An error for columns of ours that `row` lacks."""
+    names = {ours: nearest(ours, _names(row)).partition("did you mean ")[2].rstrip("?") for ours in missing}
+    hints = ", ".join(f"{ours!r}" + (f" (did you mean {name!r}?)" if name else "") for ours, name in names.items())
+    pairs = [(ours, name or "COLUMN") for ours, name in names.items()]
+    if str(row.path).startswith(OBJECT):  # rows passed in Python
+        fix = f"rename {', '.join(f'{theirs} to {ours}' for ours, theirs in pairs)}"
+    else:
+        fix = f"map columns with other names: data.columns={quote(','.join(map('='.join, pairs)))}"
+    if {"messages", "conversations"} & row.values.keys():
+        fix += "; a conversation alone is for supervised training: palimpsest sft RECIPE --data FILE"
+    return DataError(f"{row.where}: {lead} {hints}; the row has {shown_names(row.values) or 'none'}; {fix}")
+
+
+def _names(row: Row) -> list[str]:
+    return list(islice((name for name in row.values if isinstance(name, str)), _LOOKED_AT))
+
+
+def _document(row: Row, names: list[str], question: str) -> str:
+    """The column of the document. A question and its answer rendered as one text or chat are no document."""
+    asked = row.values.get(question)
+    known = {name for group in ROLES["document"] for name in group}
+    suits = [name for name in names if _plain(name) in known and _is_document(row.values[name], asked)]
+    if len(suits) > 1 and isinstance(asked, str):
+        suits = [name for name in suits if not (isinstance(row.values[name], str) and asked in row.values[name])]
+    return _column(row, "document", [name for name in suits if row.values[name] is not None] or suits)
+
+
+def _is_document(value: Any, asked: Any) -> bool:
+    said = map(turn_of, value) if isinstance(value, list) else ()
+    return isinstance(value, str | list | Mapping | None) and not any(turn and turn[1] == asked for turn in said)
+
+
+def turn_of(value: Any) -> tuple[Any, Any] | None:
+    """(speaker, text) of a turn in a conversation; None for another value.
+
+    >>> turn_of({"from": "human", "value": "Hi."}), turn_of({"title": "Rome", "text": "A city."})
+    (('human', 'Hi.'), None)
+    """
+    if not isinstance(value, Mapping) or "title" in value:
+        return None
+    speaker = next((value[key] for key in ("role", "from", "speaker", "author") if value.get(key) is not None), None)
+    keys = [key for key in ("content", "value", "text", "message", "utterance") if key in value]
+    if speaker is None or not (keys or "role" in value):
+        return None
+    content = value[keys[0]] if keys else None  # a tool call has none
+    if isinstance(content, list):  # parts
+        content = "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return speaker, content or ""
+
+
+def _column(row: Row, role: str, names: list[str]) -> str:
+    for group in ROLES[role]:
+        found = [name for name in names if _plain(name) in group]
+        if len(found) > 1 and any(row.values[name] != row.values[found[0]] for name in found):
+            choices = " or ".join(f"data.columns={quote(f'{_OURS[role]}={name}')}" for name in found)
+            raise DataError(f"{row.where}: {' and '.join(found)} may both be the {role}; choose one: {choices}")
+        if found:
+            return found[0]
+    return ""
+
+
+def _plain(name: str) -> str:
+    """`name` without case and separators; `questionText` and `question_text` are equal."""
+    return name.lower().translate(_SEPARATORS)
+
+
+_SEPARATORS = str.maketrans("", "", "_- ")
+
+
+def _only_asks(others: Collection[str], document: str) -> bool:
+    """True if no other column could be the answers. A chat without answers is a row of supervised training."""
+    chat = ("messages", "conversations")
+    return set(others) <= {"metadata", "memory", "title", *IDS} and document not in chat

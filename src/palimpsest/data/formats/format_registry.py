@@ -9,19 +9,17 @@ Not covered: a context without the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+import re
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from itertools import islice
-from shlex import quote
 from typing import Any
 
 from palimpsest.data.files.rows import Row
-from palimpsest.data.formats import benchmark_formats, fields, question_formats
-from palimpsest.data.formats import question_formats as conversations
-from palimpsest.data.formats import question_formats as paragraph_formats
+from palimpsest.data.formats import benchmark_formats as benchmarks
+from palimpsest.data.formats import fields
+from palimpsest.data.formats import question_formats as published
 from palimpsest.data.record import Record
-from palimpsest.errors import DataError, nearest, shown_names
-from palimpsest.plugin_kinds import OBJECT
+from palimpsest.errors import DataError, nearest
 
 Parse = Callable[[Row, str], Record]
 """(row, fallback id) to record."""
@@ -32,115 +30,147 @@ class Format:
     """A layout: its identifying columns and its parser."""
 
     name: str
-    needs: tuple[str, ...]
-    parse: Parse
+    columns: str
+    """The identifying columns. Those of a layout with its own parser are question, answers, document."""
     about: str
     """Its data sets, for a table."""
-    instead: str | None = None
-    """A column that replaces all of `needs`."""
+    parse: Parse = published.by_roles
     suits: Callable[[Mapping[str, Any]], bool] = lambda values: True
     """Check of the first row's values, if it has the columns."""
+    instead: str | None = None
+    """A column that replaces all of `needs`."""
+    takes: str = ""
+    """Columns of question, answers and document, if others."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(self.columns.split())
+
+    def taken(self, row: Row) -> fields.Roles:
+        """The columns of each role in a row of this format."""
+        if self.parse in (published.by_roles, published.flashrag):
+            return fields.roles(row)
+        return fields.Roles(*(self.takes or self.columns).split()[:3])
 
 
-def _paragraphs(values: Mapping[str, Any]) -> bool:
-    return not question_formats.has_text(values)
+def _is_hotpotqa(values: Mapping[str, Any]) -> bool:
+    """True if the context is paragraphs of sentences."""
+    context = values["context"]
+    first = context[0] if isinstance(context, list) and context else None
+    is_pair = isinstance(first, list) and len(first) == 2 and isinstance(first[1], list)
+    return is_pair or _first_has(context, "sentence")
 
 
+def _names_files(values: Mapping[str, Any]) -> bool:
+    """True if `document` is one or several names, not a text."""
+    named = values["document"]
+    names = named if isinstance(named, list) else [named]
+    return all(isinstance(name, str) and _FILE.fullmatch(name) for name in names)
+
+
+_FILE = re.compile(r"[^\s]{0,255}|[^\n]{1,250}\.\w{1,5}")
+
+
+def _first_has(value: Any, key: str) -> bool:
+    """True for an object, or a list of objects, with a key that starts with `key`."""
+    first = value[0] if isinstance(value, list) and value else value
+    return isinstance(first, Mapping) and any(str(name).startswith(key) for name in first)
+
+
+def _general(values: Mapping[str, Any]) -> str:
+    """The name of the general format that takes a row, or "" if its columns have no roles."""
+    try:
+        taken = fields.roles(Row(dict(values), ""))
+    except DataError:
+        return ""
+    return "qa" if taken.answers else "question"
+
+
+_CHOICES = "question choice_A choice_B choice_C choice_D answer context"
+_TRUTH = "extra_info.question reward_model.ground_truth"
 FORMATS = {
     format.name: format
     for format in (
         Format(
-            "longmemeval",
-            ("question", "answer", "haystack_sessions"),
-            conversations.longmemeval,
-            "LongMemEval: dated sessions",
+            "longmemeval", "question answer haystack_sessions", "LongMemEval: dated sessions", published.longmemeval
         ),
         Format(
             "longbench_v2",
-            ("question", "choice_A", "choice_B", "choice_C", "choice_D", "answer", "context"),
-            benchmark_formats.longbench_v2,
+            _CHOICES,
             "LongBench v2: multiple choice",
+            benchmarks.longbench_v2,
+            takes="question answer context",
         ),
         Format(
-            "locomo", ("conversation", "qa"), benchmark_formats.locomo, "LoCoMo: several questions on dated sessions"
+            "locomo",
+            "conversation qa",
+            "LoCoMo: several questions on dated sessions",
+            benchmarks.locomo,
+            takes="qa qa conversation",
         ),
         Format(
-            "memoryagentbench",
-            ("context", "questions", "answers"),
-            benchmark_formats.memoryagentbench,
-            "MemoryAgentBench: several questions on a text",
-            suits=benchmark_formats.is_memoryagentbench,
+            *("memoryagentbench", "questions answers context", "MemoryAgentBench: several questions on a text"),
+            *(benchmarks.memoryagentbench, benchmarks.is_memoryagentbench),
         ),
         Format(
-            "beam",
-            ("chat", "probing_questions"),
-            benchmark_formats.beam,
-            "BEAM: several questions on a long chat, each with a rubric",
+            *("beam", "chat probing_questions", "BEAM: several questions on a long chat, each with a rubric"),
+            benchmarks.beam,
+            takes="probing_questions probing_questions chat",
         ),
         Format(
-            "squad",
-            ("question", "context", "answers"),
-            question_formats.squad,
-            "SQuAD: `answers` is an object with `text`",
-            suits=question_formats.is_squad,
+            *("squad", "question answers context", "SQuAD: `answers` is an object with `text`"),
+            suits=lambda values: _first_has(values["answers"], "text"),
         ),
         Format(
-            "hotpotqa",
-            ("question", "answer", "context"),
-            paragraph_formats.hotpotqa,
-            "HotpotQA, 2WikiMultiHopQA: `context` is paragraphs",
-            suits=_paragraphs,
+            *("hotpotqa", "question answer context", "HotpotQA, 2WikiMultiHopQA: `context` is paragraphs"),
+            *(published.hotpotqa, _is_hotpotqa),
         ),
         Format(
-            "qa",
-            ("question", "answer", "context"),
-            question_formats.qa,
-            "`answer` and a text `context`",
-            suits=question_formats.has_text,
-        ),
-        Format("musique", ("question", "answer", "paragraphs"), paragraph_formats.musique, "MuSiQue"),
-        Format("memagent", ("prompt", "context", "reward_model"), benchmark_formats.memagent, "MemAgent's training"),
-        Format(
-            "memact",
-            ("prompt", "reward_model", "extra_info", "agent_name"),
-            benchmark_formats.memact,
-            "MemAct's RL files: no context",
+            *("musique", "question answer paragraphs", "MuSiQue", published.musique),
+            lambda values: _first_has(values["paragraphs"], "paragraph_text"),
         ),
         Format(
-            "memagent_eval",
-            ("input", "context", "answers"),
-            benchmark_formats.memagent_eval,
-            "MemAgent's and ReMemR1's evaluation",
+            *("memagent", "prompt context reward_model", "MemAgent's training", benchmarks.memagent),
+            takes=f"{_TRUTH} context",
         ),
-        Format("ruler", ("input", "context", "outputs"), benchmark_formats.ruler, "RULER"),
-        Format("vime", ("prompt", "label", "metadata"), benchmark_formats.vime, "vime"),
         Format(
-            "flashrag",
-            ("question", "golden_answers"),
-            question_formats.flashrag,
-            "FlashRAG: paragraphs if its metadata has them",
+            *(
+                "memact",
+                "prompt reward_model extra_info agent_name",
+                "MemAct's RL files: no context",
+                benchmarks.memact,
+            ),
+            takes=_TRUTH,
         ),
-        Format("frames", ("Prompt", "Answer", "wiki_links"), question_formats.frames, "Frames: no context"),
-        Format("bamboogle", ("Question", "Answer"), question_formats.bamboogle, "Bamboogle: no context"),
         Format(
-            "browsecomp_plus",
-            ("query", "answer", "gold_docs"),
-            question_formats.browsecomp_plus,
-            "BrowseComp-Plus, decrypted",
+            "memagent_eval", "input answers context", "MemAgent's and ReMemR1's evaluation", benchmarks.memagent_eval
         ),
+        Format("ruler", "input context outputs", "RULER"),
+        Format(
+            *("vime", "prompt label metadata", "vime", benchmarks.vime),
+            takes="prompt metadata.ground_truth metadata.context",
+        ),
+        Format(
+            "flashrag", "question golden_answers", "FlashRAG: paragraphs if its metadata has them", published.flashrag
+        ),
+        Format("frames", "Prompt Answer wiki_links", "Frames: no context", published.frames),
+        Format("bamboogle", "Question Answer", "Bamboogle: no context"),
+        Format("browsecomp_plus", "query answer gold_docs", "BrowseComp-Plus, decrypted", published.browsecomp_plus),
         Format(
             "texts",
-            ("question", "answers", "document"),
-            question_formats.texts,
+            "question answers document",
             "questions on text files next to the file",
+            published.texts,
+            _names_files,
         ),
-        Format("palimpsest", ("question", "answers"), question_formats.palimpsest, "our own", instead="questions"),
+        Format("palimpsest", "question answers", "our own", instead="questions"),
         Format(
-            "question",
-            ("question",),
-            question_formats.question,
-            "no gold: evaluated, never graded",
-            suits=question_formats.has_nothing_else,
+            *("qa", "", "any [question, answers and document](#qa)"),
+            suits=lambda values: _general(values) == "qa" and not {"question", "answers"} <= values.keys(),
+        ),
+        Format(
+            *("question", "question", "no gold: evaluated, never graded"),
+            suits=lambda values: _general(values) == "question",
         ),
     )
 }
@@ -162,28 +192,6 @@ COLUMNS = dict.fromkeys(
 )
 """All columns of the layouts, the commonest first."""
 
-_ALIASES = {
-    "question": ("q", "query", "prompt", "input", "problem", "instruction", "ask"),
-    "answers": (
-        "a",
-        "answer",
-        "gold",
-        "golds",
-        "label",
-        "labels",
-        "target",
-        "targets",
-        "output",
-        "completion",
-        "ground_truth",
-    ),
-    "answer": ("a", "answers", "gold", "golds", "label", "target", "output", "completion", "ground_truth"),
-    "context": ("document", "text", "passage", "article", "story", "doc", "body"),
-}
-"""Other names of the commonest columns, for hints."""
-_LOOKED_AT = 1000
-"""Maximum number of columns searched for a hint."""
-
 
 def named(name: str) -> Format:
     """The shipped format `name`. Raises DataError."""
@@ -193,15 +201,12 @@ def named(name: str) -> Format:
 
 
 def recognise(row: Row) -> Format:
-    """The format of `row` by its columns. Raises DataError with the closest format and its missing columns."""
+    """The format of `row` by its columns. Raises DataError naming the role without a column."""
     for format in FORMATS.values():
         if fits(format, row.values):
             return format
-    if {"messages", "conversations"} & set(row.values):
-        raise DataError(f"{row.where}: a conversation, for supervised training: palimpsest sft RECIPE --data FILE")
-    lacking = [format for format in FORMATS.values() if missing(format, row.values) and format.name != "texts"]
-    closest = max(lacking, key=lambda format: _likeness(format, row.values))
-    raise _lacks(row, closest, "no known format; the closest is")
+    fields.roles(row)
+    return FORMATS["qa"]
 
 
 def fits(format: Format, values: Mapping[str, Any]) -> bool:
@@ -212,41 +217,8 @@ def fits(format: Format, values: Mapping[str, Any]) -> bool:
 def require(format: Format, row: Row) -> None:
     """Raise DataError if `row` lacks a column of `format`."""
     if missing(format, row.values):
-        raise _lacks(row, format, "format")
+        raise fields.lacks(row, f"format {format.name!r}, which needs column", missing(format, row.values))
 
 
 def missing(format: Format, columns: Container[str | None]) -> list[str]:
     return [] if format.instead in columns else [name for name in format.needs if name not in columns]
-
-
-def _likeness(format: Format, names: Collection[str]) -> tuple[float, bool]:
-    """(share of the needed columns present, where a misspelt one, or one with another name, counts about half;
-    whether it is the general format, for rows that call their text something else)."""
-    guessed = {need: 0.6 if nearest(need, names) else 0.5 for need in format.needs if _other_name(need, names)}
-    share = sum(1.0 if need in names else guessed.get(need, 0.0) for need in format.needs) / len(format.needs)
-    return share, format.name == "qa" and "context" not in names
-
-
-def _other_name(need: str, columns: Iterable[str]) -> str | None:
-    """The column that may be `need` under another name."""
-    names = [name for name in islice(columns, _LOOKED_AT) if isinstance(name, str)]
-    if near := nearest(need, names):
-        return next(name for name in names if f" {name}?" in near)
-    lowered = {name.lower(): name for name in names}
-    return next((lowered[alias] for alias in (need.lower(), *_ALIASES.get(need, ())) if alias in lowered), None)
-
-
-def _lacks(row: Row, format: Format, lead: str) -> DataError:
-    used, mends, hints = set[str](), list[tuple[str, str]](), list[str]()
-    for name in missing(format, row.values):
-        other = _other_name(name, (key for key in row.values if key not in format.needs and key not in used))
-        used |= {other} if other else set()
-        hints.append(f"{name!r}" + (f" (did you mean {other!r}?)" if other else ""))
-        mends.append((name, other or "COLUMN"))
-    fix = f"map columns with other names: data.columns={quote(','.join(map('='.join, mends)))}"
-    if str(row.path).startswith(OBJECT):  # rows passed in Python
-        fix = f"rename {', '.join(f'{theirs} to {ours}' for ours, theirs in mends)}"
-    return DataError(
-        f"{row.where}: {lead} {format.name!r}, which needs column {', '.join(hints)}; the row has "
-        f"{shown_names(row.values) or 'none'}; {fix}"
-    )

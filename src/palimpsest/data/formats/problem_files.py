@@ -8,8 +8,7 @@
     {question: q, answers: reward.gold, context: docs.0.text}
 
 The file's name is a column, or a dotted path into objects and lists; a column with the whole name takes precedence over
-a path. A mapped column loses its old name. A table cell that becomes `answers`, or another column of `rows.NESTED`, may
-contain JSON.
+a path. A mapped column loses its old name.
 
 Guaranteed: only one row is in memory; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without an id
 get the file's name and their index; metadata is JSON, other values become text; files of `write_problems` read back
@@ -31,16 +30,17 @@ from typing import Any
 from palimpsest import files
 from palimpsest.config.data import columns_for
 from palimpsest.data.assemble import Corpus, assemble
-from palimpsest.data.files.rows import NESTED, Row, read_rows
-from palimpsest.data.files.text_files import questions_file
+from palimpsest.data.files.rows import Row, read_rows
+from palimpsest.data.files.text_files import questions_file, unpacked_name
 from palimpsest.data.formats import custom_format, fields
 from palimpsest.data.formats.benchmark_formats import memagent_eval_by_index
 from palimpsest.data.formats.custom_format import DataFormat
 from palimpsest.data.formats.format_registry import COLUMNS, Format, fits, named, recognise, require
-from palimpsest.data.formats.question_formats import musique_paragraphs, titled_paragraphs
+from palimpsest.data.formats.question_formats import by_roles, musique_paragraphs, titled_paragraphs, unread
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError, nearest, shown_names
 from palimpsest.plugin_kinds import OBJECT
+from palimpsest.text.display_text import counted
 from palimpsest.types import Problem
 
 # ---- Renamed columns -----------------------------------------------------------------------------------------
@@ -51,8 +51,7 @@ _ABSENT = object()
 
 def mapped_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     """`read_rows` with columns renamed. Raises DataError."""
-    rows = read_rows(path, {*NESTED, *(theirs for ours, theirs in columns.items() if ours in NESTED)})
-    return (renamed(row, columns) for row in rows) if columns else rows
+    return (renamed(row, columns) for row in read_rows(path)) if columns else read_rows(path)
 
 
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
@@ -226,6 +225,21 @@ class RowFormat:
         """True if the first row has the columns."""
         return fits(self.columns, next(_rows(path, self.reading)).values)
 
+    def taken(self, path: Path) -> dict[str, str]:
+        """The column of each role in the first row, the content of the document, and the columns that aren't read."""
+        row = next(_rows(path, self.reading))
+        taken, theirs, content = self.columns.taken(row), columns_for(path, self.reading.columns), ""
+        if held := document_kind(self.columns.parse(row, "")):
+            content = f"{theirs.get(taken.document, taken.document) or 'metadata'}: {held}"
+        columns = {
+            "question": taken.question or "questions",
+            "answers": taken.answers or "none",
+            "document": content or "none",
+        }
+        if self.columns.parse is by_roles and (left := unread(row, taken)):
+            columns["not read"] = ", ".join(left)
+        return {role: theirs.get(column, column) for role, column in columns.items()}
+
     def read(self, path: Path, skipped: list[str] | None = None) -> Iterator[Record]:
         """One record per row. Appends the reason for each skipped row to `skipped`."""
         columns, count, left_out = self.columns, 0, list[str]()
@@ -234,7 +248,7 @@ class RowFormat:
                 columns = _with_corpus(columns, row, path, self.reading.corpus)
             require(columns, row)
             try:
-                record = columns.parse(row, f"{path.stem.removeprefix(OBJECT)}-{row.index}")
+                record = columns.parse(row, f"{unpacked_name(path).stem.removeprefix(OBJECT)}-{row.index}")
             except fields.MissingGold as error:
                 if not self.reading.skip_missing_gold:
                     raise
@@ -246,6 +260,15 @@ class RowFormat:
             yield replace(record, metadata=custom_format.checked(row, record.metadata))
         if not count:
             raise DataError(f"{path}: data.on_missing_gold=skip skips every row, the first because: {left_out[0]}")
+
+
+def document_kind(record: Record) -> str:
+    """The content of a record's document in words; empty without one."""
+    if isinstance(sessions := record.metadata.get("sessions"), list):
+        return "a conversation" if len(sessions) == 1 else counted(len(sessions), "session")
+    if record.paragraphs is not None:
+        return counted(len(record.paragraphs), "passage")
+    return "" if record.context is None else f"a text of {len(record.context):,} characters"
 
 
 def refuse_ungraded(records: Iterable[Record | Problem]) -> None:
@@ -281,7 +304,7 @@ def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None
 def is_question_file(path: Path) -> bool:
     """True for a file whose first row has a question in a shipped layout; False for others, records of episodes
     included."""
-    if not path.is_file() or path.suffix == ".zst":
+    if not path.is_file():
         return False
     try:
         return bool(format_of(path))

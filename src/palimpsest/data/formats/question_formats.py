@@ -1,14 +1,10 @@
-"""Question formats: fixed contexts, paragraphs, long conversations, or only a question.
+"""Question formats: the general reader, paragraphs, long conversations.
 
-    qa               question and answer with a text context
-    squad            SQuAD: context, question, answers.text
+    by_roles         any question, answers and document, by the names of the columns
     flashrag         FlashRAG: question, golden_answers, metadata, which may contain paragraphs
     frames           Frames: Prompt, Answer, wiki_links; the file has no pages
-    bamboogle        Bamboogle: Question, Answer
     browsecomp_plus  BrowseComp-Plus, decrypted: query, answer, gold_docs, evidence_docs, negative_docs
     texts            question, answers and document: the name of a text file next to the file
-    palimpsest       our own: question and answers, or questions; optionally id, context or sessions, metadata, memory
-    question         only a question: evaluated, never graded
     hotpotqa         HotpotQA, 2WikiMultiHopQA: official JSON ([[title, [sentence]]]) or hub ({title, sentences})
     musique          MuSiQue: paragraphs with is_supporting, question_decomposition in reasoning order
     longmemeval      LongMemEval: question, answer, haystack_sessions, haystack_dates, question_date, answer_session_ids
@@ -31,14 +27,15 @@ Not covered: reordered sessions (the file's order counts); contexts of N session
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from palimpsest.data.assemble import document_block
 from palimpsest.data.files.rows import Row
 from palimpsest.data.files.text_files import paragraph_of
 from palimpsest.data.formats import fields
+from palimpsest.data.formats.fields import Roles
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError
 from palimpsest.text.json_text import valid
@@ -51,90 +48,72 @@ LINE = 1000
 """Maximum characters of a turn on one line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """One conversation on one date."""
-
-    id: str
-    date: str
-    text: str
-    """Lines as in the context."""
-
-
 def longmemeval(row: Row, fallback: str) -> Record:
     """A record whose question starts with its date."""
     values = row.values
     listed = fields.get(row, values, "haystack_sessions")
-    if not isinstance(listed, list):
-        raise DataError(f"{row.where}: haystack_sessions must be a list of sessions, is {listed!r:.60}")
-    dates = values.get("haystack_dates") or [""] * len(listed)
-    names = values.get("haystack_session_ids") or [str(number) for number in range(1, len(listed) + 1)]
-    if not all(isinstance(column, list) and len(column) == len(listed) for column in (listed, dates, names)):
+    count = len(listed) if isinstance(listed, list) else 0
+    dates = values.get("haystack_dates") or [""] * count
+    names = values.get("haystack_session_ids") or list(range(1, count + 1))
+    if not all(isinstance(column, list) and len(column) == count for column in (listed, dates, names)):
         raise DataError(
             f"{row.where}: haystack_sessions, haystack_dates and haystack_session_ids must be lists of equal length"
         )
-    sessions = [
-        _session(row, str(name), date, turns, f"haystack_sessions[{at}]")
-        for at, (name, date, turns) in enumerate(zip(names, dates, listed, strict=True))
-    ]
-    context, metadata = together(row, sessions, values.get("answer_session_ids") or [], "answer_session_ids")
-    query = fields.text(row, fields.get(row, values, "question"), "question")
+    sessions = [{"id": id, "date": date, "turns": turns} for id, date, turns in zip(names, dates, listed, strict=True)]
+    needed = values.get("answer_session_ids")
+    context, metadata = sessions_context(row, sessions, needed, ("haystack_sessions", "", "answer_session_ids"))
     date = values.get("question_date")
-    answer = values["answer"]
-    return Record(
-        id=fields.identity(row, fallback),
-        question=f"[{date}] {query}" if date else query,
-        answers=fields.golds(row, str(answer) if type(answer) is int else answer, "answer"),
-        context=context,
-        metadata={key: values[key] for key in ("question_type", "question_date") if values.get(key)} | metadata,
-    )
+    metadata = {key: values[key] for key in ("question_type", "question_date") if values.get(key)} | metadata
+    query = fields.text(row, fields.get(row, values, "question"), "question")
+    content = {"question": f"[{date}] {query}" if date else query, "context": context, "metadata": metadata}
+    return by_roles(replace(row, values={**ids(row), **content, "answers": values["answer"]}), fallback)
 
 
-def sessions_context(row: Row, listed: Any, needed: Any) -> tuple[str, dict[str, Any]]:
-    """Context and metadata of the column `sessions`; `needed` are the ids of sessions that an answer needs."""
+def sessions_context(
+    row: Row,
+    listed: Any,
+    needed: Any,
+    names: tuple[str, str, str] = ("sessions", ".turns", "metadata.evidence_sessions"),
+) -> tuple[str, dict[str, Any]]:
+    """One context of sessions, objects with date, turns and maybe id, and its metadata; `needed` are the ids of those
+    that an answer needs, `names` those of the columns and of the turns in a session."""
+    column, inside, evidence = names
     if not isinstance(listed, list) or not listed:
-        raise DataError(f"{row.where}: sessions must be a list of objects with date and turns, is {listed!r:.60}")
-    sessions = []
+        raise DataError(f"{row.where}: {column} must be a list of objects with date and turns, is {listed!r:.60}")
+    about, texts = [], []
     for at, session in enumerate(listed):
-        location = f"sessions[{at}]"
+        location = f"{column}[{at}]"
         date, turns = (fields.get(row, session, key, location) for key in ("date", "turns"))
-        sessions.append(_session(row, str(session.get("id") or at + 1), date, turns, f"{location}.turns"))
-    return together(row, sessions, needed or [], "metadata.evidence_sessions")
-
-
-def together(row: Row, sessions: list[Session], needed: Any, name: str) -> tuple[str, dict[str, Any]]:
-    """One context of all sessions, and its metadata."""
-    positions = {session.id: number for number, session in enumerate(sessions, 1)}
-    wanted = [str(session_id) for session_id in needed] if isinstance(needed, list) else [str(needed)]
-    for session_id in wanted:
-        if session_id not in positions:
-            raise fields.MissingGold(
-                f"{row.where}: {name}: no session has the id {session_id!r}; skip such rows with "
-                "data.on_missing_gold=skip"
-            )
-    return document_block([session.text for session in sessions]), {
-        "sessions": [{"id": session.id, "date": session.date} for session in sessions],
-        "num_docs": len(sessions),
-        "evidence": [sessions[positions[session_id] - 1].text for session_id in wanted],
+        about.append({"id": valid(str(session.get("id") or at + 1)), "date": valid(str(date))})
+        texts.append(_lines(row, about[-1]["date"], turns, location + inside))
+    positions = {session["id"]: at for at, session in enumerate(about, 1)}
+    wanted = [str(session_id) for session_id in (needed if isinstance(needed, list) else [needed] if needed else [])]
+    if absent := [session_id for session_id in wanted if session_id not in positions]:
+        raise fields.MissingGold(
+            f"{row.where}: {evidence}: no session has the id {absent[0]!r}; skip such rows with "
+            "data.on_missing_gold=skip"
+        )
+    return document_block(texts), {
+        "sessions": about,
+        "num_docs": len(about),
+        "evidence": [texts[positions[session_id] - 1] for session_id in wanted],
         "evidence_positions": [positions[session_id] for session_id in wanted],
     }
 
 
-def _session(row: Row, name: str, date: Any, turns: Any, location: str) -> Session:
+def _lines(row: Row, date: str, turns: Any, location: str) -> str:
+    """A session: each line starts with its date and speaker."""
     if not isinstance(turns, list):
         raise DataError(f"{row.where}: {location} must be a list of turns with role and content, is {turns!r:.60}")
-    date_text = str(date)
-    lines = [line for at, turn in enumerate(turns) for line in _lines(row, date_text, turn, f"{location}[{at}]")]
-    return Session(valid(name), valid(date_text), "\n".join(lines))
-
-
-def _lines(row: Row, date: str, turn: Any, location: str) -> Iterator[str]:
-    if not isinstance(turn, Mapping):
-        raise DataError(f"{row.where}: {location} must be an object with role and content, is {turn!r:.60}")
-    role = fields.text(row, fields.get(row, turn, "role", location), f"{location}.role")
-    content = fields.text(row, turn.get("content") or "", f"{location}.content", blank=True)
-    beginning = f"[{valid(date)}] {role}: " if date else f"{role}: "
-    yield from (beginning + piece for piece in pieces(content, LINE))
+    lines = []
+    for at, turn in enumerate(turns):
+        said = fields.turn_of(turn)
+        if said is None:
+            raise DataError(f"{row.where}: {location}[{at}] must be an object with role and content, is {turn!r:.60}")
+        role = fields.text(row, said[0], f"{location}[{at}].role")
+        content = fields.text(row, said[1], f"{location}[{at}].content", blank=True)
+        lines += [f"[{date}] {role}: {piece}" if date else f"{role}: {piece}" for piece in pieces(content, LINE)]
+    return "\n".join(lines)
 
 
 def pieces(text: str, size: int) -> Iterator[str]:
@@ -154,82 +133,60 @@ def pieces(text: str, size: int) -> Iterator[str]:
 
 
 def hotpotqa(row: Row, fallback: str) -> Record:
-    values = row.values
-    paragraphs = _paragraphs(row)
-    titled = _joined(row, paragraphs)
-    titles, sentences = _supporting(row, values.get("supporting_facts"), dict(paragraphs))
+    paragraphs = _pairs(row, "context", "sentences")
+    titles, sentences = _supporting(row, dict(paragraphs))
+    titled = titled_paragraphs(row)
     for title in titles:
         if not any(title == other for other, _ in titled):
             raise fields.MissingGold(
                 f"{row.where}: supporting title {title!r} is not among its paragraphs; use the file's distractor "
                 "setting, which has every gold paragraph, or skip such rows with data.on_missing_gold=skip"
             )
-    return Record(
-        id=fields.identity(row, fallback),
-        question=fields.text(row, fields.get(row, values, "question"), "question"),
-        answers=fields.golds_at(row, values, "answer"),
-        paragraphs=tuple(dict.fromkeys(text for _, text in titled)),
-        gold=tuple(dict.fromkeys(text for wanted in titles for title, text in titled if title == wanted)),
-        metadata={
-            **{key: values[key] for key in ("type", "level") if values.get(key) is not None},
-            "supporting_titles": tuple(titles),
-            **({"supporting_sentences": sentences} if sentences else {}),
-        },
-    )
+    gold = [text for wanted in titles for title, text in titled if title == wanted]
+    metadata = {"supporting_titles": tuple(titles)} | ({"supporting_sentences": sentences} if sentences else {})
+    return _with_gold(row, fallback, "context", [text for _, text in titled], gold, metadata)
+
+
+def _with_gold(
+    row: Row, fallback: str, column: str, texts: Sequence[str], gold: Sequence[str], metadata: Mapping[str, Any]
+) -> Record:
+    """The record of a row with `texts` as the paragraphs in `column`, of which `gold` are needed."""
+    values = {**row.values, column: list(texts)}
+    record = by_roles(replace(row, values=values), fallback, Roles("question", "answer", column))
+    return replace(record, gold=tuple(dict.fromkeys(gold)), metadata={**record.metadata, **metadata})
 
 
 def titled_paragraphs(row: Row) -> list[tuple[str, str]]:
     """(title, "title\\nsentences") of each paragraph, from either layout of HotpotQA."""
-    return _joined(row, _paragraphs(row))
-
-
-def _paragraphs(row: Row) -> list[tuple[str, list[str]]]:
-    """(title, sentences) of each paragraph."""
-    result = []
-    for title, sentences in _pairs(row, fields.get(row, row.values, "context"), "context", "sentences"):
+    titled = []
+    for title, sentences in _pairs(row, "context", "sentences"):
         title = fields.text(row, title, "context title", blank=True)
-        if not isinstance(sentences, list) or not all(isinstance(s, str) for s in sentences):
+        if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
             raise DataError(f"{row.where}: context: paragraph {title!r} must be a list of sentences")
-        result.append((title, sentences))
-    if not result:
-        raise DataError(f"{row.where}: context has no paragraphs")
-    return result
+        titled.append((title, f"{title}\n{fields.text(row, ''.join(sentences), 'context sentences', blank=True)}"))
+    return titled
 
 
-def _joined(row: Row, paragraphs: list[tuple[str, list[str]]]) -> list[tuple[str, str]]:
-    return [
-        (title, f"{title}\n{fields.text(row, ''.join(sentences), 'context sentences', blank=True)}")
-        for title, sentences in paragraphs
-    ]
-
-
-def _supporting(row: Row, facts: Any, paragraphs: Mapping[str, list[str]]) -> tuple[list[str], tuple[str, ...]]:
+def _supporting(row: Row, paragraphs: Mapping[str, list[str]]) -> tuple[list[str], tuple[str, ...]]:
     """Titles of the supporting paragraphs, and their supporting sentences; no sentences if a number has none."""
-    if facts is None:
-        return [], ()
-    pairs = _pairs(row, facts, "supporting_facts", "sent_id")
-    titles = [fields.text(row, title, "supporting_facts title", blank=True) for title, _ in pairs]
+    pairs = _pairs(row, "supporting_facts", "sent_id") if row.values.get("supporting_facts") else []
+    titles = list(dict.fromkeys(fields.text(row, title, "supporting_facts title", blank=True) for title, _ in pairs))
     found = []
-    for title, (_, number) in zip(titles, pairs, strict=True):
+    for title, number in pairs:
         sentences = paragraphs.get(title, [])
         if type(number) is not int or not 0 <= number < len(sentences) or not sentences[number].strip():
-            return list(dict.fromkeys(titles)), ()
+            return titles, ()
         found.append(sentences[number].strip())
-    return list(dict.fromkeys(titles)), tuple(found)
+    return titles, tuple(found)
 
 
-def _pairs(row: Row, value: Any, name: str, second: str) -> list[tuple[Any, Any]]:
+def _pairs(row: Row, name: str, second: str) -> list[tuple[Any, Any]]:
     """(title, second) pairs of [[title, x], ...], {title: [...], second: [...]} or [{title, second}, ...]."""
+    value = fields.get(row, row.values, name)
     if isinstance(value, Mapping):
-        titles = fields.get(row, value, "title", name)
-        values = fields.get(row, value, second, name)
-        if not isinstance(titles, list) or not isinstance(values, list) or len(titles) != len(values):
-            raise DataError(f"{row.where}: {name}.title and {name}.{second} must be lists of equal length")
-        return list(zip(titles, values, strict=True))
-    if not isinstance(value, list):
-        raise DataError(f"{row.where}: {name} must be a list of pairs or an object, is {value!r:.60}")
+        fields.get(row, value, second, name)
     pairs = []
-    for item in value:
+    for item in _items(row, value, name):
         if isinstance(item, Mapping):
             pairs.append((fields.get(row, item, "title", name), fields.get(row, item, second, name)))
         elif isinstance(item, list) and len(item) == 2:
@@ -253,32 +210,17 @@ def musique(row: Row, fallback: str) -> Record:
             f"{row.where}: question_decomposition.paragraph_support_idx {used!r:.60} is not in its paragraphs; skip "
             "such rows with data.on_missing_gold=skip"
         )
-    marked = [
-        text for text, paragraph in zip(texts, values["paragraphs"], strict=True) if paragraph.get("is_supporting")
-    ]
-    answers = fields.golds_at(row, values, "answer")
-    aliases = values.get("answer_aliases") or []
-    return Record(
-        id=fields.identity(row, fallback),
-        question=fields.text(row, fields.get(row, values, "question"), "question"),
-        answers=tuple(dict.fromkeys((*answers, *fields.golds(row, aliases, "answer_aliases")))),
-        paragraphs=tuple(dict.fromkeys(texts)),
-        gold=tuple(dict.fromkeys((*(texts[index] for index in used), *marked))),
-        metadata={"hops": len(hops)} if hops else {},
-    )
+    items = zip(texts, _items(row, values["paragraphs"], "paragraphs"), strict=True)
+    marked = (text for text, item in items if isinstance(item, Mapping) and item.get("is_supporting"))
+    gold = [*(texts[index] for index in used), *marked]
+    record = _with_gold(row, fallback, "paragraphs", texts, gold, {"hops": len(hops)} if hops else {})
+    aliases = fields.golds(row, values.get("answer_aliases") or [], "answer_aliases")
+    return replace(record, answers=tuple(dict.fromkeys((*record.answers, *aliases))))
 
 
 def musique_paragraphs(row: Row) -> list[str]:
     """`title\\ntext` of each paragraph of MuSiQue."""
-    listed = fields.get(row, row.values, "paragraphs")
-    if not isinstance(listed, list) or not listed:
-        raise DataError(f"{row.where}: paragraphs must be a list of objects, is {listed!r:.60}")
-    return [_musique_paragraph(row, paragraph) for paragraph in listed]
-
-
-def _musique_paragraph(row: Row, paragraph: Any) -> str:
-    title, body = (fields.get(row, paragraph, key, "paragraphs") for key in ("title", "paragraph_text"))
-    return f"{fields.text(row, title, 'title', blank=True)}\n{fields.text(row, body, 'paragraph_text', blank=True)}"
+    return _passages(row, fields.get(row, row.values, "paragraphs"), "paragraphs")
 
 
 # ---- Questions with a fixed context, with documents, or without ----------------------------------------------
@@ -288,39 +230,127 @@ _LINK = re.compile(r"""(?:'([^']+)'|"([^"]+)")""")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{8,}={0,2}")
 
 
-def qa(row: Row, fallback: str) -> Record:
+def by_roles(row: Row, fallback: str, taken: Roles | None = None) -> Record:
+    """A record of any row with a question and a document, by the names of its columns (`fields.roles`). Short other
+    columns become metadata."""
+    taken, values = taken or fields.roles(row), row.values
+    metadata = {**_short(row, taken), **_metadata(row)}
+    name = fields.identity(row, fallback)
+    problem = Problem.asking(name, fields.questions(row, taken, metadata))
+    if values.get("sessions") is not None and taken.document != "sessions":
+        raise DataError(f"{row.where}: has both {taken.document} and sessions; remove one of them")
+    content = _document(row, taken.document, metadata) if values.get(taken.document) is not None else {}
+    memory = values.get("memory")
     return Record(
-        id=fields.identity(row, fallback),
-        question=_question(row, "question"),
-        answers=fields.golds_at(row, row.values, "answer"),
-        context=_context(row),
-        metadata=_metadata(row),
+        id=name,
+        question=problem.question,
+        answers=problem.answers,
+        questions=problem.questions,
+        memory="" if memory is None else fields.text(row, memory, "memory", blank=True),
+        **{"metadata": metadata, **content},
     )
 
 
-def squad(row: Row, fallback: str) -> Record:
-    """A record with the annotators' distinct golds; SQuAD 2's unanswerable questions have none."""
-    answers = row.values["answers"]
-    texts = [fields.get(row, answer, "text", "answers") for answer in answers] if isinstance(answers, list) else answers
-    golds = fields.golds(row, texts, "answers") if isinstance(texts, list) else fields.golds_at(row, texts, "text")
-    return Record(
-        id=fields.identity(row, fallback),
-        question=_question(row, "question"),
-        answers=tuple(dict.fromkeys(golds)),
-        context=_context(row),
-        metadata={key: row.values[key] for key in ("title",) if row.values.get(key)},
-    )
+def unread(row: Row, taken: Roles) -> list[str]:
+    """Names of the columns that `by_roles` doesn't read."""
+    read = {taken.question, taken.answers, taken.document, *_OWN, *fields.IDS, *_short(row, taken)}
+    return [name for name, value in row.values.items() if name not in read and value is not None]
 
 
-def is_squad(values: Mapping[str, Any]) -> bool:
-    """True if `answers` is an object, or a list of objects."""
-    value = values["answers"]
-    return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+_OWN = ("questions", "metadata", "memory", "sessions")
+_SHORT = 1000
+"""Characters of a text that becomes metadata."""
 
 
-def has_text(values: Mapping[str, Any]) -> bool:
-    """True if the context is a text, not paragraphs."""
-    return isinstance(values["context"], str)
+def _short(row: Row, taken: Roles) -> dict[str, Any]:
+    """The row's other columns with short values, and its evidence."""
+    used = {taken.question, taken.answers, taken.document, *_OWN, *fields.IDS, "objectives", "passages"}
+    kinds = {"num_docs": int, "chunks": int, "evidence": list}
+    return {
+        key: value
+        for key, value in row.values.items()
+        if key not in used
+        and value is not None
+        and type(value) is kinds.get(key, type(value))
+        and (not isinstance(value, list | Mapping | str | bytes) or _fits(key, value))
+    }
+
+
+def _fits(key: str, value: Any) -> bool:
+    if isinstance(value, str | bytes):
+        return len(value) <= _SHORT
+    return key == "evidence" and all(isinstance(text, str) for text in value)
+
+
+def _document(row: Row, column: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """`Record` fields of a document: a text, texts, passages, [title, sentences] pairs, or turns of a conversation."""
+    value = row.values[column]
+    if isinstance(value, str):
+        return {"context": fields.text(row, value, column, blank=True)}
+    items = _items(row, value, column)
+    first = next(filter(None, items), None)
+    if fields.turn_of(first):
+        items = [{"date": "", "turns": items}]
+    elif isinstance(first, list) and fields.turn_of(first[0]):
+        items = [{"date": "", "turns": turns} for turns in items]
+    if column == "sessions" or (isinstance(items[0], Mapping) and "turns" in items[0]):
+        context, about = sessions_context(
+            row, items, metadata.get("evidence_sessions"), (column, ".turns", "metadata.evidence_sessions")
+        )
+        return {"context": context, "metadata": {**metadata, **about}}
+    texts = _passages(row, items, column)
+    paragraphs = tuple(dict.fromkeys(text for text in texts if text.strip()))
+    evidence = [text for text in metadata.get("evidence") or () if isinstance(text, str)]
+    if not all(any(piece in text for text in paragraphs) for piece in evidence):  # across passages, or not at all
+        return {"context": document_block(paragraphs), "metadata": {**metadata, "num_docs": len(paragraphs)}}
+    marked = [
+        text for text, item in zip(texts, items, strict=True) if isinstance(item, Mapping) and item.get("is_supporting")
+    ]
+    needed = [text for text in paragraphs if text in marked or any(piece in text for piece in evidence)]
+    return {"paragraphs": paragraphs, "gold": tuple(needed)}
+
+
+def _items(row: Row, value: Any, column: str) -> list[Any]:
+    """`value` as a nonempty list; an object of lists (the hub's) as the objects that it lists."""
+    if isinstance(value, Mapping):
+        lists = {key: listed for key, listed in value.items() if isinstance(listed, list)}
+        if not lists or isinstance(value.get("title"), str):
+            return [value]
+        if len(set(map(len, lists.values()))) > 1:
+            raise DataError(f"{row.where}: {column}: {' and '.join(map(str, lists))} must be lists of equal length")
+        value = [dict(zip(lists, each, strict=True)) for each in zip(*lists.values(), strict=True)]
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{row.where}: {column} must be a text or a nonempty list of texts, is {value!r:.60}")
+    return value
+
+
+_TEXTS = (
+    *("text", "contents", "content", "paragraph_text", "passage_text", "passage", "paragraph", "page_content"),
+    *("body", "snippet", "chunk", "sentences"),
+)
+"""Keys of a passage's text; the first one counts."""
+
+
+def _passages(row: Row, value: Any, column: str) -> list[str]:
+    texts = [_passage(row, item, f"{column}[{at}]") for at, item in enumerate(_items(row, value, column))]
+    if not any(text.strip() for text in texts):
+        raise DataError(f"{row.where}: {column} has no text; remove the row or fill it in")
+    return texts
+
+
+def _passage(row: Row, item: Any, name: str) -> str:
+    """Title, if any, and text of a passage: a text, an object, a [title, sentences] pair or a list of sentences."""
+    title, body = "", item
+    if isinstance(item, Mapping):
+        key = next((key for key in _TEXTS if item.get(key) is not None), "text")
+        title, body, name = item.get("title") or "", fields.get(row, item, key, name), f"{name}.{key}"
+    elif isinstance(item, list) and len(item) == 2:
+        title, body = item
+    if isinstance(body, list) and all(isinstance(sentence, str) for sentence in body):
+        spaced = any(sentence[:1].isspace() for sentence in body[1:])
+        body = ("" if spaced else " ").join(body)
+    body = fields.text(row, body, name, blank=True)
+    return f"{fields.text(row, title, f'{name} title')}\n{body}" if title else body
 
 
 def flashrag(row: Row, fallback: str) -> Record:
@@ -328,12 +358,7 @@ def flashrag(row: Row, fallback: str) -> Record:
     metadata = _metadata(row)
     if "context" in metadata:
         return _with_paragraphs(row, fallback, metadata)
-    return Record(
-        id=fields.identity(row, fallback),
-        question=_question(row, "question"),
-        answers=fields.golds_at(row, row.values, "golden_answers"),
-        metadata=_metadata(row),
-    )
+    return by_roles(row, fallback)
 
 
 def _with_paragraphs(row: Row, fallback: str, metadata: Mapping[str, Any]) -> Record:
@@ -353,45 +378,28 @@ def frames(row: Row, fallback: str) -> Record:
     links = row.values["wiki_links"]
     listed = [one or two for one, two in _LINK.findall(links)] if isinstance(links, str) else links
     types = row.values.get("reasoning_types")
-    return Record(
-        id=fields.identity(row, fallback),
-        question=_question(row, "Prompt"),
-        answers=fields.golds_at(row, row.values, "Answer"),
-        metadata={"wiki_links": listed or []} | ({"reasoning_types": types} if types else {}),
-    )
-
-
-def bamboogle(row: Row, fallback: str) -> Record:
-    name = fields.identity(row, fallback)
-    return Record(name, _question(row, "Question"), fields.golds_at(row, row.values, "Answer"))
+    metadata = {"wiki_links": listed or []} | ({"reasoning_types": types} if types else {})
+    read = {key: row.values[key] for key in ("Prompt", "Answer")}
+    return by_roles(replace(row, values={**ids(row), **read, "metadata": metadata}), fallback)
 
 
 def browsecomp_plus(row: Row, fallback: str) -> Record:
     """A record whose gold is the evidence documents, which include the file's gold documents."""
-    query = _question(row, "query")
+    query = fields.text(row, fields.get(row, row.values, "query"), "query")
     if _BASE64.fullmatch(query):
         raise DataError(
             f"{row.where}: query={query!r:.30} is encrypted; decrypt the file with the script of BrowseComp-Plus and "
             "read the result"
         )
-    needed = [text for key in ("evidence_docs", "gold_docs") for text in _documents(row, key)]
-    negatives = _documents(row, "negative_docs")
-    paragraphs = tuple(dict.fromkeys((*needed, *negatives)))
-    return Record(
-        id=fields.identity(row, fallback),
-        question=query,
-        answers=fields.golds_at(row, row.values, "answer"),
-        paragraphs=paragraphs or None,
-        gold=tuple(dict.fromkeys(needed)),
+    keys = [key for key in ("evidence_docs", "gold_docs", "negative_docs") if row.values.get(key)]
+    documents = {key: _passages(row, row.values[key], key) for key in keys}
+    needed = [*documents.get("evidence_docs", ()), *documents.get("gold_docs", ())]
+    values = {**ids(row), "question": query, "answer": row.values["answer"]}
+    if not documents:
+        return by_roles(replace(row, values=values), fallback)
+    return _with_gold(
+        replace(row, values=values), fallback, "context", [*needed, *documents.get("negative_docs", ())], needed, {}
     )
-
-
-def _documents(row: Row, key: str) -> list[str]:
-    listed = row.values.get(key) or []
-    if not isinstance(listed, list):
-        raise DataError(f"{row.where}: {key} must be a list of objects with text, is {listed!r:.60}")
-    texts = [fields.get(row, document, "text", f"{key}[{at}]") for at, document in enumerate(listed)]
-    return [fields.text(row, text, f"{key}[{at}].text", blank=True) for at, text in enumerate(texts)]
 
 
 def texts(row: Row, fallback: str) -> Record:
@@ -401,54 +409,13 @@ def texts(row: Row, fallback: str) -> Record:
     read = tuple(dict.fromkeys(paragraph_of(row.path.parent, name, row.where) for name in names))
     if not read:
         raise DataError(f"{row.where}: document is empty; name a text file next to {row.path.name}")
-    return Record(
-        id=fields.identity(row, fallback),
-        question=_question(row, "question"),
-        answers=fields.golds_at(row, row.values, "answers"),
-        paragraphs=read,
-        gold=read,
-        metadata=_metadata(row),
-    )
+    values = {**row.values, "answer": row.values["answers"]}
+    return _with_gold(replace(row, values=values), fallback, "document", read, read, {})
 
 
-def palimpsest(row: Row, fallback: str) -> Record:
-    metadata, memory = _metadata(row), row.values.get("memory")
-    name = fields.identity(row, fallback)
-    problem = Problem.asking(name, fields.questions(row, metadata))
-    context = _context(row) if row.values.get("context") is not None else None
-    if (listed := row.values.get("sessions")) is not None:
-        if context is not None:
-            raise DataError(f"{row.where}: has both context and sessions; remove one of them")
-        context, session_metadata = sessions_context(row, listed, metadata.get("evidence_sessions"))
-        metadata = {**metadata, **session_metadata}
-    return Record(
-        id=name,
-        question=problem.question,
-        answers=problem.answers,
-        context=context,
-        metadata=metadata,
-        questions=problem.questions,
-        memory="" if memory is None else fields.text(row, memory, "memory", blank=True),
-    )
-
-
-def question(row: Row, fallback: str) -> Record:
-    context = _context(row) if row.values.get("context") is not None else None
-    name = fields.identity(row, fallback)
-    return Record(name, _question(row, "question"), (), context, metadata=_metadata(row))
-
-
-def has_nothing_else(values: Mapping[str, Any]) -> bool:
-    """True if no column could be a gold under another name."""
-    return set(values) <= {"question", "context", "metadata", "memory", *fields.IDS}
-
-
-def _question(row: Row, key: str) -> str:
-    return fields.text(row, fields.get(row, row.values, key), key)
-
-
-def _context(row: Row) -> str:
-    return fields.text(row, fields.get(row, row.values, "context"), "context", blank=True)
+def ids(row: Row) -> dict[str, Any]:
+    """The columns of a row's id."""
+    return {key: row.values[key] for key in fields.IDS if key in row.values}
 
 
 def _metadata(row: Row) -> Mapping[str, Any]:
