@@ -77,7 +77,8 @@ class Remembered:
         return shared.copy()
 
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def cached_on_codec(make: Callable[Concatenate[Codec, P], T]) -> Callable[Concatenate[Codec, P], T]:
