@@ -3,9 +3,10 @@
     python benchmarks/soak.py --minutes 45 --out soak
 
 One process repeatedly trains a tiny run and evaluates it, like a notebook; a server process answers queries, some of
-them invalid JSON, in between. After each round the script reads resident memory, open descriptors and threads of both.
-It writes `samples.jsonl`, `soak.png` and `soak.json`: per measure the first, last and greatest value and the slope per
-hour with its standard error, over the samples after the first `--skip` share, in which caches fill.
+them invalid JSON, in between. After each round the script reads resident memory, open descriptors and threads of both,
+and counts the live codecs and tokenizers of the first. It writes `samples.jsonl`, `soak.png` and `soak.json`: per
+measure the first, last and greatest value and the slope per hour with its 95% interval, over the samples after the
+first `--skip` share, in which caches fill. It exits with an error if the number of codecs or tokenizers grows.
 
 The error is that of a straight line fitted by least squares, widened by (1 + r) / (1 - r) under a root where the
 residuals of neighbours correlate by r. Not covered: what grows slower than that error, GPUs.

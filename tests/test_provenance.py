@@ -126,7 +126,12 @@ def later_process(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Forget what this process knows. Returns a list that grows with each file read."""
     read, whole = list[Path](), files.sha256
     monkeypatch.setattr(provenance, "_known", {})
-    monkeypatch.setattr(files, "sha256", lambda path: (read.append(path), whole(path))[1])
+
+    def reading(path: Path) -> str:
+        read.append(path)
+        return whole(path)
+
+    monkeypatch.setattr(files, "sha256", reading)
     return read
 
 

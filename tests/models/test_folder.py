@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ from palimpsest.errors import CheckpointError, ModelError
 from palimpsest.files import hashes
 from palimpsest.models import model_folder
 from palimpsest.models.checkpoint_manifest import MANIFEST, sealed
-from palimpsest.models.model_files import check_weights
+from palimpsest.models.model_files import check_tokenizer, check_weights
 from palimpsest.models.model_folder import check_name, opened
 from palimpsest.text.codec import Codec
 from support.source import MODULES
@@ -219,6 +220,47 @@ TOKENIZERS: dict[str, tuple[Change, str]] = {
     ),
     "an oversized template": (write("chat_template.jinja", b" " * (1 << 21)), "more than the"),
 }
+
+
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def charsmap(*texts: str) -> dict[str, str]:
+    data = struct.pack("<I", 4) + b"\0" * 4 + b"".join(text.encode() + b"\0" for text in texts)
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
+
+
+@pytest.mark.parametrize(
+    ("part", "step", "said"),
+    [
+        ("pre_tokenizer", {"type": "Sequence", "normalizers": [], "pretokenizers": [BYTES] * 16}, "has the keys"),
+        ("pre_tokenizer", {"normalizers": [], "pretokenizers": [BYTES] * 16}, "has the keys"),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [{"decoders": [], "normalizers": []}]}, "has the keys"),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": BYTES}, "has the keys"),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [BYTES] * 16}, "can turn one character into"),
+        ("decoder", {"type": "Sequence", "normalizers": [], "decoders": [BYTES] * 16}, "has the keys"),
+        ("normalizer", {"type": "Sequence", "normalizers": [], "more": []}, "has the keys"),
+        ("normalizer", {"type": "Sequence"}, "has the keys"),
+        ("normalizer", charsmap("b", "a" * 200_000), "can turn one character into 200,000"),
+        ("normalizer", charsmap("b") | {"precompiled_charsmap": "!"}, "can turn one character into 1,025"),
+        ("normalizer", {"prepend": "a" * 2000, "pattern": {"String": "a"}, "content": "a"}, "character into 2,001"),
+    ],
+)
+def test_a_tokenizer_that_lengthens_text_too_much_is_rejected(
+    folder: Path, part: str, step: dict[str, Any], said: str
+) -> None:
+    edit("tokenizer.json", **{part: step})(folder)
+    with pytest.raises(ModelError) as caught:
+        check_tokenizer(str(folder), folder)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_steps_of_common_tokenizers_pass(folder: Path) -> None:
+    nested = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [charsmap("a" * 18)]}]}
+    pieces = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTES]}
+    edit("tokenizer.json", normalizer=nested, pre_tokenizer=pieces)(folder)
+    check_tokenizer(str(folder), folder)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

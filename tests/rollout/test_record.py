@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tracemalloc
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.errors import DataError
+from palimpsest.evaluation.episode_files import first_episodes
 from palimpsest.events import (
     KINDS,
     Event,
     Plain,
 )
+from palimpsest.rollout import trajectory_file
 from palimpsest.rollout.trajectory_file import encode_groups, group_lines, read_groups
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.groups import sample_groups
@@ -225,3 +228,22 @@ def test_a_turn_that_can_not_have_been_is_refused(tmp_path: Path, change: dict[s
     (tmp_path / "step.jsonl").write_bytes(orjson.dumps(line) + b"\n")
     with pytest.raises(DataError, match=re.escape(reason)):
         read_groups(tmp_path / "step.jsonl")
+
+
+def test_a_frame_that_unpacks_to_more_than_the_bound_is_rejected_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = encode_groups(sample_groups(1))
+    compressor = zstandard.ZstdCompressor().compressobj()  # its frame names no size
+    bomb = compressor.compress(b'"' + b"a" * (64 << 20)) + compressor.flush()
+    path = tmp_path / "step-000001.jsonl.zst"
+    monkeypatch.setattr(trajectory_file, "MOST_BYTES", 8 << 20)
+    tracemalloc.start()
+    for data in (bomb, whole + bomb):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"step-000001\.jsonl\.zst: a frame is too large"):
+            read_groups(path)
+        first_episodes(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 32 << 20

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import httpx2
 import pytest
 
 from palimpsest.retrieval.search import Bm25Index
+from palimpsest.servers.retrieval_server import BytesCache
 from support.retrieval import process
 from support.serving_process import SOURCE
 
@@ -243,3 +245,21 @@ def test_a_killed_server_without_an_index_folder_leaves_no_files(
         assert len(ask(address, queries=["the", "of"], topk=1)["result"]) == 2
         assert list(tmp_path.iterdir()) == []
         child.kill()
+
+
+def test_the_cache_of_answers_holds_no_more_bytes_than_its_bound_keys_included() -> None:
+    most, cache = 1 << 20, BytesCache(entries=10**6, size=1 << 20)
+    tracemalloc.start()
+    for number in range(2000):
+        cache.put((f"{number:06}" + "\N{GRINNING FACE}" * 1000, 3, True), b"[]")
+        cache.put((f"{number % 7:06}", 3, True), b"[]")
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    status = cache.status()
+    assert status["bytes"] <= most
+    assert held <= 1.1 * most
+    assert status["bytes"] >= 0.9 * held
+    for number in range(7):
+        assert cache.get((f"{number:06}", 3, True)) == b"[]"
+    cache.clear()
+    assert cache.status()["bytes"] == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +17,15 @@ from typing import Any
 import httpx2
 import numpy as np
 import psutil
+from tokenizers import Tokenizer
 
 import palimpsest
+from palimpsest.text.codec import Codec
 from support.models import build_llama, build_tokenizer
 from support.retrieval import process as serving
 from support.small_run import small_run
 
-MEASURES = ("resident_mb", "descriptors", "threads")
+MEASURES = ("resident_mb", "descriptors", "threads", "codecs", "tokenizers")
 PASSAGES, QUERIES = 2000, 64
 """Of the corpus; of a round."""
 REQUESTS_A_CONNECTION = 16
@@ -39,6 +43,9 @@ class Sample:
     resident_mb: float
     descriptors: int
     threads: int
+    codecs: int
+    tokenizers: int
+    """Live objects, in this process only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,11 @@ class Trend:
     """An hour."""
     error: float
     """Standard error of the slope."""
+
+    @property
+    def grows(self) -> bool:
+        """True if the 95% interval of the slope is above 0."""
+        return self.slope > 1.96 * self.error
 
 
 def trend(minutes: Sequence[float], values: Sequence[float]) -> Trend:
@@ -112,7 +124,17 @@ def soak(folder: Path, minutes: float) -> Iterator[Sample]:
 def held(name: str, process: psutil.Process, minutes: float) -> Sample:
     """What a process holds now."""
     resident = process.memory_info().rss / 2**20
-    return Sample(name, minutes, resident, process.num_fds(), process.num_threads())
+    live = [live_objects(kind) if name == "client" else 0 for kind in (Codec, Tokenizer)]
+    return Sample(name, minutes, resident, process.num_fds(), process.num_threads(), *live)
+
+
+def live_objects(kind: type) -> int:
+    """Python objects of a class; a Rust tokenizer counts with the objects that refer to it."""
+    gc.collect()
+    with warnings.catch_warnings(action="ignore"):
+        found = gc.get_objects()
+        held = {id(each) for owner in found for each in gc.get_referents(owner) if type(each) is kind}
+    return len(held)
 
 
 def trends(samples: Sequence[Sample], skip: float) -> dict[str, dict[str, Trend]]:
@@ -147,10 +169,11 @@ def draw(samples: Sequence[Sample], path: Path) -> None:
 
 def table(found: dict[str, dict[str, Trend]]) -> list[str]:
     """Lines of Markdown."""
-    lines = ["| | first | last | greatest | slope an hour |", "|---|---|---|---|---|"]
+    lines = ["| | first | last | greatest | slope an hour, 95% |", "|---|---|---|---|---|"]
     for name, measures in found.items():
         for key, line in measures.items():
-            slope = f"{line.slope:+.2f} ± {line.error:.2f}"
+            interval = f"{line.slope:+.2f} ± {1.96 * line.error:.2f}"
+            slope = interval if line.grows else f"{interval}, includes 0"
             lines.append(f"| {name}, {key} | {line.first:,.0f} | {line.last:,.0f} | {line.greatest:,.0f} | {slope} |")
     return lines
 
@@ -170,3 +193,6 @@ def run(options: argparse.Namespace) -> None:
     draw(samples, options.out / "soak.png")
     print(f"{rounds} rounds in {samples[-1].minutes:.0f} minutes\n")
     print("\n".join(table(found)))
+    growing = [key for key in ("codecs", "tokenizers") if found["client"][key].grows]
+    if growing:
+        raise SystemExit(f"{' and '.join(growing)}: their number grows")

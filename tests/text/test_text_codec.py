@@ -228,14 +228,14 @@ def live(kind: type) -> int:
     return sum(isinstance(found, kind) for found in gc.get_objects())
 
 
-def test_rounds_of_evaluation_leave_no_codec_behind(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_rounds_of_evaluation_leave_no_codec_behind(tiny_model_folder: Path) -> None:
     options = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
     counts = list[int]()
     for number in range(20):
-        out = tmp_path / str(number)
-        palimpsest.evaluate(tiny_model_folder, chunks=1, limit=1, overrides=options, out=out, quiet=True)
-        counts.append(live(Codec))
-    assert counts == counts[:1] * 20
+        palimpsest.evaluate(tiny_model_folder, chunks=1, limit=1, overrides=options, quiet=True)
+        if number in (0, 9, 19):
+            counts.append(live(Codec))
+    assert counts == counts[:1] * 3
 
 
 def test_results_kept_on_a_codec_are_made_once_bounded_and_die_with_it(

@@ -184,13 +184,6 @@ def write_merged(config: ModelConfig, folder: Path, *, untied: bool) -> None:
     write(config, folder, untied=untied)
 
 
-def give_back_freed_memory() -> None:
-    """Return freed memory that the embedded engine caches to the system."""
-    from palimpsest.engines.embedded import compute
-
-    compute.give_back_freed_memory()
-
-
 class Closes(Protocol):
     async def close(self) -> None: ...
 

@@ -1,4 +1,5 @@
-"""Ends a run's processes on this machine and removes their files once the run's process has ended for any reason.
+"""Ends a run's processes on this machine and removes their files once the run's process has ended for any reason;
+returns freed memory of a running one.
 
     python -m palimpsest.engines.process_guard MARK FOLDER...     until its standard input ends
 
@@ -11,6 +12,7 @@ Not covered: a machine that goes down; processes on other machines; shared memor
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import re
@@ -27,6 +29,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -44,6 +47,17 @@ _FOLDERS = ("palimpsest-*", "pal-*")
 """Name patterns of guarded folders, in shared memory and in the temporary folder."""
 _PAUSE_S = 1.0  # between two replacements
 _MAPPED = re.compile(r" (\d+) +/dev/shm/", re.MULTILINE)  # the inode: a semaphore is mapped under another name
+
+
+def give_back_freed_memory() -> bool:
+    """Return all free pages of this process to the system; returns True if there were any."""
+    malloc_trim = glibc("malloc_trim")
+    return malloc_trim is not None and bool(malloc_trim(0))
+
+
+def glibc(name: str) -> Any:
+    """A function of the C library; None on other systems."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
 
 
 class ProcessGuard:

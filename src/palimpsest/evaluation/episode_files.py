@@ -34,6 +34,7 @@ from palimpsest.rollout.trajectory_file import (
     index_lines,
     index_of,
     read_groups,
+    unpacked,
 )
 from palimpsest.seeding import Key
 from palimpsest.types import Grade, Group, Problem, Trajectory
@@ -116,7 +117,7 @@ def first_episodes(path: Path, most_bytes: int = 4 << 20) -> tuple[Group, ...]:
     groups = list[Group]()
     for start, end in frame_spans(data):
         try:
-            groups += groups_in(path, zstandard.decompress(data[start:end]))
+            groups += groups_in(path, unpacked(path, data[start:end]))
         except (zstandard.ZstdError, DataError):
             break  # damaged: later frames are skipped too
     return merged(groups)
@@ -148,9 +149,9 @@ def _recover_frames(path: Path) -> set[EpisodeKey]:
     held, valid_end, index = set[EpisodeKey](), 0, list[bytes]()
     for start, end in frame_spans(data):
         try:
-            rows = list(map(orjson.loads, zstandard.decompress(data[start:end]).splitlines()))
+            rows = list(map(orjson.loads, unpacked(path, data[start:end]).splitlines()))
             held |= {(row["group_id"], row["rollout"]) for row in rows}
-        except (zstandard.ZstdError, orjson.JSONDecodeError, LookupError, TypeError):
+        except (zstandard.ZstdError, DataError, orjson.JSONDecodeError, LookupError, TypeError):
             break  # damaged: later frames are unreadable too
         with suppress(ValueError):
             index.append(index_line(data[start:end], start, rows))

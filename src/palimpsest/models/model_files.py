@@ -14,6 +14,7 @@ expressions that never end.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -289,7 +290,7 @@ def count(shapes: Shapes | Sequence[tuple[int, ...]]) -> int:
 
 MOST = 1024
 """Maximum characters from one; Unicode's forms (NFKC, a SentencePiece map) need up to 18."""
-_UNICODE = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "Precompiled": 18, "Lowercase": 3, "BertNormalizer": 12}
+_UNICODE = {"NFKC": 18, "NFKD": 18, "NFC": 3, "NFD": 4, "Lowercase": 3, "BertNormalizer": 12}
 _UNICODE |= {"ByteLevel": 5, "Metaspace": 2}  # one character per byte, up to four; both may prepend one
 
 
@@ -298,7 +299,7 @@ def check_tokenizer(name: str, folder: Path) -> None:
     state = read_object(name, folder / "tokenizer.json")
     read = ["normalizer", "pre_tokenizer"]  # applied in sequence, so their factors multiply
     for keys in (["normalizer"], read, ["decoder"]):
-        factor = math.prod(_factor(step) for part in keys for step in _steps(state.get(part)))
+        factor = math.prod(_factor(step) for part in keys for step in _steps(name, part, state.get(part)))
         if factor > MOST:
             raise ModelError(
                 f"model {name}: tokenizer.json: its {' and '.join(keys)} can turn one character into {factor:,}, more "
@@ -306,16 +307,25 @@ def check_tokenizer(name: str, folder: Path) -> None:
             )
 
 
-def _steps(step: Any) -> Iterator[Mapping[str, Any]]:
-    """The single steps of a step that may be a sequence."""
+_SEQUENCES = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
+"""Key of the steps of a sequence, by part."""
+
+
+def _steps(name: str, part: str, step: Any) -> Iterator[Mapping[str, Any]]:
+    """The single steps of a part that may be a sequence. Raises ModelError for a sequence with other keys."""
     if not isinstance(step, Mapping):
         return
-    inner = next((step[key] for key in ("normalizers", "pretokenizers", "decoders") if key in step), None)
-    if not isinstance(inner, list):
+    key = _SEQUENCES[part]
+    if step.get("type") != "Sequence" and step.keys().isdisjoint(_SEQUENCES.values()):
         yield step
         return
-    for child in inner:
-        yield from _steps(child)
+    if not step.keys() <= {"type", key} or not isinstance(step.get(key), list):
+        keys = ", ".join(sorted(map(str, step)))
+        raise ModelError(
+            f"model {name}: tokenizer.json: a sequence in {part} has the keys {keys:.100}; use type, {key}"
+        )
+    for child in step[key]:
+        yield from _steps(name, part, child)
 
 
 def _factor(step: Mapping[str, Any]) -> int:
@@ -326,11 +336,23 @@ def _factor(step: Mapping[str, Any]) -> int:
     >>> _factor({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "ab"})  # before each character, too
     3
     """
-    kind = step.get("type")  # missing in old files
+    kind, factors = step.get("type"), [1]  # without a type, in old files, the keys decide
     if kind in ("Replace", None) and "content" in step:
         pattern, content = step.get("pattern"), len(str(step.get("content", "")))
         literal = pattern.get("String") if isinstance(pattern, Mapping) else None
-        return max(-(-content // len(literal)), 1) if isinstance(literal, str) and literal else content + 1
+        factors.append(-(-content // len(literal)) if isinstance(literal, str) and literal else content + 1)
     if kind in ("Prepend", None) and "prepend" in step:
-        return len(str(step.get("prepend", ""))) + 1
-    return _UNICODE.get(str(kind), 1)
+        factors.append(len(str(step.get("prepend", ""))) + 1)
+    if kind in ("Precompiled", None) and "precompiled_charsmap" in step:
+        factors.append(_longest_entry(step["precompiled_charsmap"]))
+    return max(*factors, _UNICODE.get(str(kind), 1))
+
+
+def _longest_entry(charsmap: Any) -> int:
+    """Characters of the longest text in a SentencePiece map: the size of a trie, the trie, texts that end with NUL."""
+    try:
+        data = base64.b64decode(charsmap, validate=True)
+    except (ValueError, TypeError):
+        return MOST + 1
+    texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
+    return max(len(text.decode("utf-8", "replace")) for text in texts)

@@ -32,6 +32,7 @@ decompressing finds. Tuples in notes, details and metadata come back as lists, s
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -314,7 +315,7 @@ def read_groups(path: str | Path) -> Recording:
     groups: list[Group] = []
     tokenizers = set[str]()
     torn = None
-    frames = _frames(data) if path.suffix == ".zst" else _plain_lines(data)
+    frames = _frames(path, data) if path.suffix == ".zst" else _plain_lines(data)
     for frame in frames:
         if frame is None:
             torn = f"{path}: cut short or damaged after {len(groups)} whole groups; the rest was skipped"
@@ -325,12 +326,26 @@ def read_groups(path: str | Path) -> Recording:
     return Recording(tuple(groups), torn, frozenset(tokenizers))
 
 
-def _frames(data: bytes) -> Iterator[bytes | None]:
+MOST_BYTES, _STEP = 256 << 20, 4 << 20  # of a frame's content; of one read
+
+
+def unpacked(path: Path, frame: bytes) -> bytes:
+    """Content of a frame, unpacked in steps. Raises ZstdError, and DataError as soon as it is too large."""
+    content = io.BytesIO()
+    with zstandard.ZstdDecompressor().stream_reader(frame) as reader:
+        while step := reader.read(_STEP):
+            if content.tell() + len(step) > MOST_BYTES:
+                raise DataError(f"{path}: a frame is too large: more than {MOST_BYTES >> 20} MiB")
+            content.write(step)
+    return content.getvalue()
+
+
+def _frames(path: Path, data: bytes) -> Iterator[bytes | None]:
     """Content of each frame; ends with None at a frame that is cut or has a wrong checksum."""
     complete = 0
     for start, end in frame_spans(data):
         try:
-            yield zstandard.ZstdDecompressor().decompressobj().decompress(data[start:end])
+            yield unpacked(path, data[start:end])
         except zstandard.ZstdError:
             break
         complete = end

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import tempfile
 import time
 from collections import OrderedDict
@@ -52,10 +53,13 @@ from palimpsest.servers.http_service import (
 # ---- Answers kept as bytes -----------------------------------------------------------------------------------
 
 
-class BytesCache:
-    """The answers used last, bounded by number and by size. For one event loop.
+_ENTRY_BYTES = 150  # of the table, per entry
 
-    >>> cache = BytesCache(entries=2, size=100)
+
+class BytesCache:
+    """The answers used last, bounded by number and by size, keys included. For one event loop.
+
+    >>> cache = BytesCache(entries=2, size=2000)
     >>> cache.put("a", b"1"), cache.put("b", b"2"), cache.get("a"), cache.put("c", b"3")
     (None, None, b'1', None)
     >>> cache.get("b") is None, cache.status()["entries"]
@@ -77,10 +81,12 @@ class BytesCache:
         return value
 
     def put(self, key: Hashable, answer: bytes) -> None:
-        self.size += len(answer) - len(self._entries.pop(key, b""))
+        if (old := self._entries.pop(key, None)) is not None:
+            self.size -= _held(key, old)
         self._entries[key] = answer
+        self.size += _held(key, answer)
         while len(self._entries) > self._limits[0] or self.size > self._limits[1]:
-            self.size -= len(self._entries.popitem(last=False)[1])
+            self.size -= _held(*self._entries.popitem(last=False))
 
     def clear(self) -> int:
         """Remove all entries; returns their number."""
@@ -99,6 +105,12 @@ class BytesCache:
             "hits": self.hits,
             "misses": self.misses,
         }
+
+
+def _held(key: Hashable, answer: bytes) -> int:
+    """Bytes of an entry."""
+    parts = key if isinstance(key, tuple) else ()
+    return _ENTRY_BYTES + sum(map(sys.getsizeof, (key, answer, *parts)))
 
 
 # ---- The retrieval server ------------------------------------------------------------------------------------

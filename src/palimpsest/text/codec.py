@@ -86,7 +86,7 @@ def cached_on_codec(make: Callable[Concatenate[Codec, P], T]) -> Callable[Concat
     """Cache up to `_MADE` results of a function on the codec, its first argument, so that they die with it."""
 
     @wraps(make)
-    def cached(codec: Codec, *args: P.args, **named: P.kwargs) -> T:
+    def cached(codec: Codec, /, *args: P.args, **named: P.kwargs) -> T:
         results: dict[Any, Any] = vars(codec).setdefault("_made", {}).setdefault(make, {})
         key = (args, *named.items())
         made = results.get(key, _NOTHING)

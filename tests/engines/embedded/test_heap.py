@@ -34,7 +34,8 @@ def test_tensors_of_the_same_sizes_need_no_new_pages() -> None:
 
 GIVING = """
 import psutil, torch
-from palimpsest.engines.embedded.compute import give_back_freed_memory, keep_freed_memory
+from palimpsest.engines.embedded.compute import keep_freed_memory
+from palimpsest.engines.process_guard import give_back_freed_memory
 assert keep_freed_memory()
 resident = psutil.Process().memory_info
 tensors = [torch.ones(1 << 18) for _ in range(128)]  # of a megabyte each

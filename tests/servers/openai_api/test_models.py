@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx2
@@ -25,3 +27,35 @@ def test_the_model_may_be_at_an_endpoint(tmp_path: Path) -> None:
             card = httpx2.get(f"{url}/v1/models").json()["data"][0]
     assert answer["palimpsest"]["outcome"] in ("answered", "answer_truncated")
     assert card["palimpsest"]["fingerprint"] == f"{MODEL} at {endpoint.url}"
+
+
+WITHOUT_TORCH = """
+import asyncio, sys
+from palimpsest.app.agent.serve_agent import ServedAgent, _opened_agent
+from palimpsest.app.config_resolution import Remote
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.files.text_files import TextDocument
+from palimpsest.servers.openai.served_agent import Query
+
+async def answered(url, tokenizer):
+    engine = {"name": "endpoint", "url": url, "tokenizer": tokenizer}
+    config = RunConfig.model_validate({"model": {"path": "MODEL"}, "engine": engine})
+    agent = await _opened_agent(config)
+    query = Query(TextDocument("Anna sells tea.", ()), ("Who?",), "", config.eval_sampling, 0)
+    plan = agent.plan(query)
+    trajectory = await agent.play(plan, lambda turn, events: None, None, [], None)
+    agent.facts(plan, trajectory)
+    agent.rest()
+    await agent.close()
+    return trajectory
+
+print(len(asyncio.run(answered(*sys.argv[1:])).turns), "torch" in sys.modules)
+""".replace("MODEL", MODEL)
+
+
+def test_a_server_of_an_endpoint_never_imports_torch() -> None:
+    with endpoint_server() as endpoint:
+        command = [sys.executable, "-c", WITHOUT_TORCH, endpoint.url, str(BASE_MODEL)]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "False"]

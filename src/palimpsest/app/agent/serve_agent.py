@@ -23,7 +23,7 @@ from palimpsest.app.config_resolution import Agent
 from palimpsest.app.python_calls import finish
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig, SamplingConfig
-from palimpsest.engines.open import give_back_freed_memory
+from palimpsest.engines.process_guard import give_back_freed_memory
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import ConfigError, PromptTooLong
 from palimpsest.events import DocumentTruncated

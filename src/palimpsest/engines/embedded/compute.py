@@ -16,17 +16,17 @@ glibc always returns; other C libraries.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 import torch
+
+from palimpsest.engines.process_guard import glibc
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -130,15 +130,5 @@ _NEVER = (1 << 31) - 1
 
 def keep_freed_memory() -> bool:
     """Set glibc's thresholds for this process; returns False if unsupported, which only costs speed."""
-    mallopt = _glibc("mallopt")
+    mallopt = glibc("mallopt")
     return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) & bool(mallopt(_TRIM_THRESHOLD, _NEVER))
-
-
-def give_back_freed_memory() -> bool:
-    """Return all free pages to the system; returns True if there were any."""
-    malloc_trim = _glibc("malloc_trim")
-    return malloc_trim is not None and bool(malloc_trim(0))
-
-
-def _glibc(name: str) -> Any:
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -21,10 +21,11 @@ import torch
 from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
-from palimpsest.engines.embedded.compute import ComputeThread, give_back_freed_memory, kv_bytes, set_threads
+from palimpsest.engines.embedded.compute import ComputeThread, kv_bytes, set_threads
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
+from palimpsest.engines.process_guard import give_back_freed_memory
 from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import ModelError
 from palimpsest.text.codec import Codec

@@ -34,10 +34,17 @@ from palimpsest.errors import DataError
 from palimpsest.evaluation.episode_files import EPISODES, merged
 from palimpsest.events import Plain
 from palimpsest.files import open_regular, read_regular
-from palimpsest.rollout.trajectory_file import LINE, episode_row, frame_check, groups_in, index_of, parse_line
+from palimpsest.rollout.trajectory_file import (
+    LINE,
+    MOST_BYTES,
+    episode_row,
+    frame_check,
+    groups_in,
+    index_of,
+    parse_line,
+)
 from palimpsest.types import Group
 from palimpsest.viewer.records.sources import (
-    MOST_BYTES,
     Damaged,
     FilePiece,
     NotThere,

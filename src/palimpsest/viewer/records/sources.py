@@ -13,7 +13,6 @@ Not covered: files more than `DEPTH` folders below a given path; other files in 
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import threading
@@ -30,19 +29,17 @@ from typing import BinaryIO
 import orjson
 import zstandard
 
-from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.errors import DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import SAMPLES
 from palimpsest.files import open_regular
-from palimpsest.rollout.trajectory_file import frame_end
+from palimpsest.rollout.trajectory_file import MOST_BYTES, frame_end, unpacked
 from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS
 
 # ---- The pieces of a file of episodes ------------------------------------------------------------------------
 
 
-MOST_BYTES = 256 << 20
-_STEP = 4 << 20
 _SNIFFED = 64 << 10
 _RAW_LINES = 4 << 20
 """Minimum bytes of complete lines in a piece of a plain file."""
@@ -77,11 +74,11 @@ def content_of(file: BinaryIO, piece: FilePiece, *, compressed: bool) -> bytes:
     if not compressed:
         return data
     try:
-        if zstandard.frame_content_size(data) > MOST_BYTES:
-            raise _too_large("a frame")
-        return _unpacked(data)
+        return unpacked(Path(), data)
     except zstandard.ZstdError:
         raise Damaged("a frame is invalid or has a wrong checksum") from None
+    except DataError:
+        raise _too_large("a frame") from None
 
 
 def is_compressed(path: Path) -> bool:
@@ -117,17 +114,6 @@ def _begins(path: Path, size: int, changed: int) -> bool:
 
 _KEYS = re.compile(rb'"(?:group_id|before_turn)":')
 """The first key is near the start of a line, unless events with the second precede it."""
-
-
-def _unpacked(data: bytes) -> bytes:
-    """Content of a frame, unpacked in steps. Raises Damaged as soon as it is too large."""
-    content = io.BytesIO()
-    with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-        while step := reader.read(_STEP):
-            if content.tell() + len(step) > MOST_BYTES:
-                raise _too_large("a frame")
-            content.write(step)
-    return content.getvalue()
 
 
 def _too_large(what: str) -> Damaged:
