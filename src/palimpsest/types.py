@@ -224,7 +224,7 @@ class Completion:
     """Number of optimizer steps that the weights which sampled the first token had seen."""
     last_policy_version: int = -1
     """Version for the last token; default: that of the first."""
-    events: tuple[What, ...] = field(default=(), repr=False)
+    events: tuple[What, ...] = field(default=(), repr=False, compare=False)
     """Events that the sampler found; they become events of the episode."""
 
     def __post_init__(self) -> None:

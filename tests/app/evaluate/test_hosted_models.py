@@ -274,6 +274,30 @@ def test_prompts_that_the_endpoint_cuts_are_counted(
     assert sample.value == 1.0
 
 
+def test_an_evaluation_without_a_temperature_is_continued_and_graded_again(
+    tmp_path: Path, palimpsest: Run, tiny_model_folder: Path
+) -> None:
+    data, out = saved("ruler-hqa", tmp_path / "data"), tmp_path / "out"
+    (data / "eval_100.json").write_text((data / "eval_50.json").read_text())
+    words = ("--recipe", "eval/ruler-hqa", "--no-baselines", "--out", str(out), "chunk_size=512", "engine.mode=chat")
+    with endpoint_server(hosted("openai")) as server:
+        endpoint = ("--base-url", server.url, "--tokenizer", str(tiny_model_folder), "engine.max_model_len=32768")
+        for _ in range(2):
+            done = palimpsest("eval", MODEL, "--data", str(data), *words, *endpoint)
+            assert done.returncode == 0, done.stderr
+    assert json.loads((out / "evaluation.json").read_text())["sampling"] == {}
+    assert json.loads((out / "summary.json").read_text())["episodes_played"] == 0
+    done = palimpsest("eval", "--regrade", str(out), "reward.name=em")
+    assert done.returncode == 0, done.stderr
+    regraded = json.loads((out / "regraded" / "em" / "summary.json").read_text())
+    assert {row["accuracy"]["mean"] for row in regraded["evaluations"]} == {1.0}
+    with endpoint_server(hosted("claude")) as other:
+        endpoint = ("--base-url", other.url, *endpoint[2:])
+        done = palimpsest("eval", MODEL, "--data", str(data), *words, *endpoint)
+    assert done.returncode == 2
+    assert "another evaluation (endpoint.dropped" in done.stderr
+
+
 @pytest.mark.parametrize("local", [True, False])
 def test_the_environments_proxy_serves_other_machines(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The endpoint, the judge and the search server."""
