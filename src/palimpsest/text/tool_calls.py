@@ -380,7 +380,7 @@ def _find_harmony(reader: _CallReader, start: int) -> None:
             header, name = False, ""
         else:
             if name:
-                reader.refuse("a call lacks <|message|> and its arguments", first, part.end() if part else None)
+                reader.refuse("a call lacks <|message|> and its arguments", first, part.start() if part else None)
             header, name = part is not None and part[1] != "message", ""
             first = first if part is None else part.start() if part[1] == "start" else part.end()
     return None
