@@ -161,6 +161,12 @@ def models() -> str:
     return table()
 
 
+def tool_calls() -> str:
+    from support.template_files import table
+
+    return table()
+
+
 def alarms() -> str:
     """When the viewer raises one, and how grave it is."""
     from palimpsest.viewer.records.run_status import THRESHOLDS
@@ -183,6 +189,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/reference/metrics.md", "pairs"): answer_pairs,
     ("docs/reference/metrics.md", "hacks"): hacks,
     ("docs/reference/models.md", "models"): models,
+    ("docs/reference/models.md", "calls"): tool_calls,
     ("docs/how-to/inspect-episodes.md", "alarms"): alarms,
 }
 

@@ -94,7 +94,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "rollout": (1490, 6),
     "runs": (1770, 9),
     "servers": (3460, 16),
-    "text": (3083, 14),
+    "text": (3310, 15),
     "tools": (269, 2),
     "training": (2010, 10),
     "viewer": (5529, 23),

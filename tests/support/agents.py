@@ -182,6 +182,68 @@ CHATML = (  # every role, no tools
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_CODER = QWEN.replace(
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n',
+    "<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>"
+    + _LINE
+    + "{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}"
+    + _LINE
+    + "</parameter>\n{% endfor %}</function>\n",
+)
+_GLM = (
+    "{% if tools %}<|system|>\n# Tools" + _TOOLS + "{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{% if messages[loop.index0 - 1].role != 'tool' %}<|observation|>{% endif %}"
+    + _LINE
+    + "<tool_response>\n{{ m.content }}\n</tool_response>{% else %}<|{{ m.role }}|>\n"
+    "{% if m.role == 'assistant' %}<think></think>"
+    + _LINE
+    + "{% endif %}{{ m.content }}{% for c in m.tool_calls %}"
+    + _LINE
+    + "<tool_call>{{ c.function.name }}"
+    + _LINE
+    + "{% for k, v in c.function.arguments.items() %}"
+    "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>"
+    + _LINE
+    + "{% endfor %}</tool_call>{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+    "{% endif %}"
+)
+_GEMMA4 = (
+    """{% macro val(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is boolean %}{{ 'true' if v else 'false' }}"""
+    """{% elif v is mapping %}{{ '{' }}{% for k, x in v | dictsort %}{% if not loop.first %},{% endif %}"""
+    """{{ k }}:{{ val(x) }}{% endfor %}{{ '}' }}{% elif v is sequence %}[{% for x in v %}{% if not loop.first %},"""
+    """{% endif %}{{ val(x) }}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"""
+    "{% if tools or messages[0].role == 'system' %}<|turn>system\n{% if messages[0].role == 'system' %}"
+    "{{ messages[0].content }}{% endif %}{% for t in tools %}<|tool>{{ t | tojson }}<tool|>{% endfor %}<turn|>\n"
+    "{% endif %}{% for m in messages %}{% if m.role == 'tool' %}{% if not messages[1].tool_calls %}"
+    "{{ raise_exception('results need a call') }}{% endif %}<|tool_response>response:tool{value:{{ val(m.content) }}}"
+    "<tool_response|>{% elif m.role != 'system' %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{% for c in m.tool_calls %}<|tool_call>call:{{ c.function.name }}{{ val(c.function.arguments) }}<tool_call|>"
+    "{% endfor %}{% if not m.tool_calls %}{{ m.content }}<turn|>\n{% endif %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>model\n{% endif %}"
+)
+_HARMONY = (
+    "<|start|>system<|message|>Current date: {{ strftime_now('%Y-%m-%d') }}<|end|>"
+    "{% if tools or messages[0].role == 'system' %}<|start|>developer<|message|>{% if messages[0].role == 'system' %}"
+    "{{ messages[0].content }}{% endif %}{% for t in tools %}{{ t | tojson }}{% endfor %}<|end|>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}{% if not messages[1].tool_calls %}"
+    "{{ raise_exception('results need a call') }}{% endif %}<|start|>functions.tool to=assistant<|channel|>commentary"
+    "<|message|>{{ m.content | tojson }}<|end|>{% elif m.tool_calls %}{% if m.content %}<|start|>assistant<|channel|>"
+    "analysis<|message|>{{ m.content }}<|end|>{% endif %}{% set f = m.tool_calls[0].function %}<|start|>assistant to="
+    "functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>"
+    "{% elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
+    "{% elif m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+_LFM2 = (
+    r"""{% macro val(v) %}{% if v is string %}'{{ v | replace('\\', '\\\\') | replace("'", "\\'") """
+    r"""| replace('\n', '\\n') }}'{% elif v is mapping or v is iterable %}{{ v | tojson }}{% else %}{{ v | string }}"""
+    "{% endif %}{% endmacro %}{% if tools %}<|im_start|>system\nList of tools: {{ tools | tojson }}<|im_end|>\n"
+    "{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}<|tool_call_start|>[{% for c in "
+    "m.tool_calls %}{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ val(v) }}"
+    "{% if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor %}]<|tool_call_end|>"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _MISTRAL_NAMES = ("INST", "AVAILABLE_TOOLS", "TOOL_CALLS", "TOOL_RESULTS")
 FAMILIES = {
     "qwen": (QWEN, ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>"]),
@@ -198,6 +260,20 @@ FAMILIES = {
     "spm": (CHATML, ["<|im_end|>", "<|im_start|>"]),  # Llama 2 and the first Mistrals: characters, else bytes
     "bare": (BARE, ["<end_of_turn>", "<start_of_turn>"]),
 }
+_GEMMA_NAMES = ("turn", "tool", "tool_call", "tool_response", "channel")
+CALLING = {  # by the format of their calls
+    "qwen_coder": (_CODER, ["<|im_end|>", "<|im_start|>", "<think>", "</think>"]),
+    "glm": (_GLM, ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"]),
+    "gemma4": (
+        _GEMMA4,
+        ["<eos>", '<|"|>', *(f"<{mark}>" for name in _GEMMA_NAMES for mark in (f"|{name}", f"{name}|"))],
+    ),
+    "harmony": (
+        _HARMONY,
+        ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"],
+    ),
+    "lfm2": (_LFM2, ["<|im_end|>", "<|im_start|>", "<|tool_call_start|>", "<|tool_call_end|>"]),
+}
 
 
 @lru_cache
@@ -205,7 +281,7 @@ def family_codec(name: str) -> Codec:
     """A tokenizer with the control tokens and the chat template of a family; byte-level, but for spm."""
     from transformers import PreTrainedTokenizerFast
 
-    template, controls = FAMILIES[name]
+    template, controls = (FAMILIES | CALLING)[name]
     backend = _byte_fallback(controls) if name == "spm" else _byte_level(controls)
     begin = {"bos_token": controls[1]} if name in ("llama3", "mistral") else {}
     return Codec(

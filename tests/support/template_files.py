@@ -42,7 +42,7 @@ FAMILIES = {
 TOKEN = re.compile(r"""<\|"\|>|</?\w+>|<[|｜][^<>\s|｜"']+[|｜]?>|<[^<>\s|｜"']+[|｜]>|\[/?[A-Z_]{3,}\]|\[\|\w+\|\]""")
 
 
-def installed() -> dict[str, str]:
+def _installed() -> dict[str, str]:
     """Templates by PACKAGE/NAME: of the folders in PALIMPSEST_TEMPLATES, otherwise of trl and axolotl."""
     if folders := os.environ.get("PALIMPSEST_TEMPLATES"):
         paths = [path for folder in folders.split(os.pathsep) for path in Path(folder).rglob("*.jinja")]
@@ -59,6 +59,9 @@ def installed() -> dict[str, str]:
         for path in sorted(paths)
         if (match := package.search(str(path)))
     }
+
+
+TEMPLATES = _installed()
 
 
 def codec_of(template: str, *, without: tuple[str, ...] = ()) -> Codec:
@@ -82,34 +85,35 @@ def codec_of(template: str, *, without: tuple[str, ...] = ()) -> Codec:
 
 
 def found(template: str) -> dict[str, Any]:
-    """`calls`: the format that the round trip finds, described, or why the template is rejected; `results`: whether
-    they have their own role, are user messages, or why neither."""
+    """`calls`: the format that the round trip finds, described, or why the template is rejected; `results`: the text
+    before the first result after a reply that lacks its stop token, or why there is none."""
     codec = codec_of(template)
     try:
         check_template("M", codec.tokenizer, {})
-    except ModelError as error:
-        return {"calls": f"rejected: {error}", "results": None}
-    try:
         pieces = chat_pieces(codec)
     except ModelError as error:
-        return {"calls": native_style(codec) or "described", "results": f"rejected: {error}"}
-    opened = codec.decode([*pieces.end, *pieces.to_results])
-    return {"calls": native_style(codec) or "described", "results": opened}
+        return {"calls": f"rejected: {error}", "results": None}
+    return {"calls": native_style(codec) or "described", "results": codec.decode([*pieces.end, *pieces.to_results])}
+
+
+_WHY = {"shows a user message": "message parts alone", "rewrites the user": "no clear start of a reply"}
 
 
 def table() -> str:
     """Rows of docs/reference/models.md."""
     results = json.loads(RESULTS.read_text("utf-8"))
-    lines = ["| model | calls | results |", "|---|---|---|"]
+    lines = ["| model | tool calls |", "|---|---|"]
     for models, names in FAMILIES.items():
-        cells = set()
-        for name in names:
-            found = results.get(f"trl/{name}") or results[f"axolotl/{name}"]
-            cells.add((_calls(found), "yes" if found["results"] and "rejected" not in found["results"] else "no"))
-        (cell,) = cells
-        lines.append(f"| {models} | {cell[0]} | {cell[1]} |")
+        (cell,) = {_cell((results.get(f"trl/{name}") or results[f"axolotl/{name}"])["calls"]) for name in names}
+        lines.append(f"| {models} | {cell} |")
     return "\n".join(lines)
 
 
-def _calls(found: dict[str, str]) -> str:
-    return found["calls"].partition(":")[0] if "rejected" in found["calls"] else found["calls"]
+def _cell(calls: str) -> str:
+    if not calls.startswith("rejected"):
+        return calls if calls == "described" else f"`{calls}`"
+    return "rejected: " + next(why for part, why in _WHY.items() if part in calls)
+
+
+if __name__ == "__main__":
+    RESULTS.write_text(json.dumps({name: found(one) for name, one in TEMPLATES.items()}, indent=1, ensure_ascii=False))

@@ -147,3 +147,15 @@ def test_no_prompt_depends_on_the_clock(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(dated)
     codec = Codec.load(folder)
     assert codec.decode(user_turn(codec, "{question}", ("question",)).pieces[0]).startswith("26 Jul 2024 26 Jul 2024 ")
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [("%Y-%m-%d", "2024-07-26"), ("%Y", "2024"), ("%d %b %Y", "26 Jul 2024"), ("%B %d, %Y", "July 26, 2024")],
+)
+def test_a_template_gets_one_day_in_the_form_it_asks_for(form: str, shown: str, folder: Path) -> None:
+    date = (
+        "{% if strftime_now('%Y') | int < 2000 %}{{ raise_exception('no year') }}{% endif %}{{ strftime_now('FORM') }} "
+    )
+    (folder / "chat_template.jinja").write_text(date.replace("FORM", form) + CHAT_TEMPLATE)
+    assert Codec.load(folder).render([{"role": "user", "content": "a"}]).startswith(shown + " ")

@@ -8,23 +8,29 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from palimpsest.errors import ConfigError
 from palimpsest.seeding import keyed_random
 from palimpsest.text import tool_calls
 from palimpsest.text.json_text import MAX_JSON_DEPTH
 from palimpsest.text.tool_calls import (
+    FORMATS,
     MAX_CALLS,
     MAX_JSON_CHARS,
     CallStyle,
     Malformed,
     ToolCall,
+    calls_text,
     find_calls,
+    unread_call,
 )
 from palimpsest.text.tool_schema import argument_fault, check_schema
 from support.mutations import mutated
 
-STYLES: tuple[CallStyle, ...] = ("hermes", "llama3", "mistral")
+STYLES: tuple[CallStyle, ...] = tuple(FORMATS)
+JSON_STYLES: tuple[CallStyle, ...] = ("hermes", "llama3", "mistral")
 
 
 def calls(text: str, style: CallStyle = "hermes") -> list[tuple[str, Any]]:
@@ -68,20 +74,110 @@ EXPECTED = [
             f"[TOOL_CALLS]prune_context[CALL_ID]a1B2c3D4e[ARGS] {json.dumps(EXPECTED[1][1])}",
         ),
         ("mistral", f"[TOOL_CALLS]search{json.dumps(EXPECTED[0][1])}[TOOL_CALLS][{PRUNE}]"),
+        (
+            "qwen_coder",
+            "<tool_call>\n<function=search>\n<parameter=query>\nOslo\n</parameter>\n<parameter=topk>\n3\n</parameter>\n"
+            "</function>\n</tool_call>\n<tool_call><function=prune_context><parameter=memory>"
+            'a {brace} and "quotes"</parameter><parameter=delete_ids>["a1"]</parameter></function></tool_call>',
+        ),
+        (
+            "glm",
+            "<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>topk</arg_key>\n"
+            "<arg_value>3</arg_value>\n</tool_call><tool_call>prune_context<arg_key>memory</arg_key><arg_value>"
+            'a {brace} and "quotes"</arg_value><arg_key>delete_ids</arg_key><arg_value>["a1"]</arg_value></tool_call>',
+        ),
+        (
+            "gemma4",
+            '<|tool_call>call:search{query:<|"|>Oslo<|"|>,topk:3}<tool_call|> <|tool_call>call:prune_context{memory:'
+            '<|"|>a {brace} and "quotes"<|"|>,delete_ids:[<|"|>a1<|"|>]}<tool_call|><|tool_response>',
+        ),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>to=functions.x?<|end|><|start|>assistant<|channel|>commentary "
+            'to=functions.search <|constrain|>json<|message|>{"query": "Oslo", "topk": 3}<|call|><|start|>assistant '
+            f"to=functions.prune_context<|channel|>commentary json<|message|>{json.dumps(EXPECTED[1][1])}",
+        ),
+        (
+            "lfm2",
+            "<|tool_call_start|>[search(query='Oslo', topk=3), prune_context(memory='a {brace} and \"quotes\"', "
+            'delete_ids=["a1"])]<|tool_call_end|> done',
+        ),
     ],
 )
 def test_complete_calls_of_every_format(style: CallStyle, text: str) -> None:
     assert calls(text, style) == EXPECTED
 
 
+WORDS = st.from_regex(r"\A[a-z_]\w{0,8}\Z", fullmatch=True).filter(str.isascii)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("text", ["", " ", "The answer is Oslo.", "<think>so: ", 'FINAL_ANSWER: {"Q1": "Oslo"}'])
-def test_a_reply_in_words_has_no_calls(style: CallStyle, text: str) -> None:
-    assert find_calls(text, style) == ()
+@given(data=st.data())
+def test_what_is_written_is_read_back(style: CallStyle, data: st.DataObject) -> None:
+    name, arguments = data.draw(WORDS), data.draw(st.dictionaries(WORDS, VALUES, max_size=4))
+    properties = {key: {"type": TYPES.get(type(value), "null")} for key, value in arguments.items()}
+    written = calls_text([(name, arguments), ("second", {})], style)
+    assume(not re.search(r"</?(?:think|thinking|tool_call|parameter|arg_value)>|<\|\"\|>|<channel\|>", str(arguments)))
+    found = find_calls(written, style, {name: {"type": "object", "properties": properties}})
+    read = [(one.name, dict(one.arguments)) for one in found if isinstance(one, ToolCall)]
+    assert json.dumps(read) == json.dumps([(name, arguments), ("second", {})])
 
 
 @pytest.mark.parametrize(
-    ("style", "opening"), [("hermes", "<tool_call>"), ("llama3", "<|python_tag|>"), ("mistral", "[TOOL_CALLS]")]
+    ("style", "text"),
+    [
+        ("qwen_coder", tagged("<function=f>\n<parameter=a>\n1\n</parameter>\n")),
+        ("qwen_coder", tagged("<function=f>\n<parameter=a>\n1\n</function>")),
+        ("qwen_coder", tagged("<function=f><parameter=a>1</parameter><parameter=a>2</parameter></function>")),
+        ("qwen_coder", tagged(SEARCH)),
+        ("glm", tagged(SEARCH)),
+        ("glm", tagged("f<arg_key>a</arg_key>")),
+        ("gemma4", '<|tool_call>call:f{a:<|"|>b}<tool_call|>'),
+        ("gemma4", "<|tool_call>call:f{a:b}<tool_call|>"),
+        ("gemma4", "<|tool_call>call:f{a:1]<tool_call|>"),
+        ("gemma4", "<|tool_call>call:f{a:1}"),
+        ("gemma4", '<|tool_call>{"name": "f"}<tool_call|>'),
+        ("gemma4", "<|tool_call>call:f{a:" + "[" * 20 + "]" * 20 + "}<tool_call|>"),
+        ("harmony", "<|channel|>commentary to=functions.f json"),
+        ("harmony", " to=functions.f<|channel|>commentary json<|end|>"),
+        ("harmony", " to=functions.f<|message|>[1]<|call|>"),
+        ("lfm2", "<|tool_call_start|>[f(a='b)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a='y's')]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f('b')]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=__import__('os'))]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=1, a=2)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>f(a=1)<|tool_call_end|>"),
+    ],
+)
+def test_a_call_that_breaks_its_format_is_malformed(style: CallStyle, text: str) -> None:
+    (reason,) = reasons(text, style)
+    assert "\n" not in reason
+
+
+def test_values_in_tags_have_the_type_of_the_schema() -> None:
+    text = calls_text([("f", dict.fromkeys("abcde", "42"))], "glm").replace("42", "True", 1)
+    types = {"a": "boolean", "b": "integer", "c": "string", "d": ["string", "null"], "e": ["integer", "string"]}
+    (found,) = find_calls(text, "glm", {"f": {"properties": {key: {"type": of} for key, of in types.items()}}})
+    assert isinstance(found, ToolCall)
+    assert dict(found.arguments) == {"a": True, "b": 42, "c": "42", "d": "42", "e": 42}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("text", ["", " ", "The answer is Oslo.", "<think>so: ", 'FINAL_ANSWER: {"Q1": "Oslo"}'])
+def test_a_reply_in_words_has_no_calls(style: CallStyle, text: str) -> None:
+    assert find_calls(text, style) == unread_call(text, style) == ()
+
+
+@pytest.mark.parametrize(
+    ("style", "opening"),
+    [("hermes", "<tool_call>"), ("llama3", "<|python_tag|>"), ("mistral", "[TOOL_CALLS]"), ("gemma4", "<|tool_call>")],
 )
 @pytest.mark.parametrize("tag", ["think", "thinking"])
 def test_a_call_in_thinking_that_never_ends_is_malformed(style: CallStyle, opening: str, tag: str) -> None:
@@ -206,8 +302,7 @@ def test_a_quoted_call_is_never_made(text: str) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_flood_of_calls_ends_in_one_malformed(style: CallStyle) -> None:
-    one = '{"name": "f", "arguments": {}}'
-    each = {"hermes": tagged(one), "llama3": f"{one};", "mistral": f"[TOOL_CALLS][{one}]"}[style]
+    each = calls_text([("f", {})], style) + {"llama3": "; ", "harmony": "<|call|><|start|>assistant"}.get(style, "")
     found = find_calls(each * 200, style)
     assert isinstance(found[-1], Malformed)
     assert [type(call) for call in found] == [ToolCall] * MAX_CALLS + [Malformed]
@@ -227,6 +322,8 @@ def original(draw: random.Random, style: CallStyle) -> str:
         )
         for _ in range(draw.randrange(1, 4))
     ]
+    if style not in JSON_STYLES:
+        return "I look. " * (style != "harmony") + calls_text(several, style)
     key = "parameters" if style == "llama3" else "arguments"
     whole = [json.dumps({"name": name, key: arguments}) for name, arguments in several]
     if style == "hermes":
@@ -269,7 +366,8 @@ def check(text: str, style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> tuple
         assert end <= one.start <= one.end <= len(text)
         end = one.end
         if isinstance(one, ToolCall):
-            assert said_in(text[one.start : one.end], one)
+            span = text[one.start : one.end]
+            assert said_in(span, one) if style in JSON_STYLES else one.name in span
             json.dumps([one.name, one.arguments], allow_nan=False, ensure_ascii=False).encode()
         else:
             assert "\n" not in one.reason
@@ -287,7 +385,7 @@ def test_20000_mutated_replies_neither_crash_nor_invent_a_call(
         draw = keyed_random(0, "mutations", style, number)
         for one in check(mutated(draw, original(draw, style)), style, monkeypatch):
             kinds[type(one)] += 1
-    assert min(kinds.values()) > 2000  # both kinds were met, so neither check was idle
+    assert min(kinds.values()) > 700  # both kinds were met, so neither check was idle
 
 
 MEGABYTE = 1 << 20
@@ -295,8 +393,38 @@ MEGABYTE = 1 << 20
 
 def floods() -> list[str]:
     units = ["<tool_call>", "</tool_call>", "<", "</", "[TOOL_CALLS]", "[", "{", '"', "\\", " ", "a", '{"a":', "[{},"]
-    units += ["<tool_call></tool_call>", "[TOOL_CALLS]a", "<tool_call>{</tool_call>", "</think", '{"name":{}},', ";"]
-    heads = ["", "<tool_call>", "[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS]f[ARGS]", '{"name": "', '{"name": [']
+    units += [
+        "<|tool_call>call:a{",
+        "to=functions.a",
+        "<|message|>",
+        '<|"|>',
+        "'",
+        "\\'",
+        "a(",
+        "a=",
+        "<arg_key>a</arg_key>",
+    ]
+    units += [
+        "<parameter=a>",
+        "<|tool_call_start|>[",
+        "<tool_call></tool_call>",
+        "[TOOL_CALLS]a",
+        "<tool_call>{</tool_call>",
+        "</think",
+        '{"name":{}},',
+        ";",
+    ]
+    heads = [
+        "",
+        "<tool_call>",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS][",
+        "[TOOL_CALLS]f[ARGS]",
+        "<|tool_call>call:f{",
+        "<|tool_call_start|>[f(",
+        '{"name": "',
+        '{"name": [',
+    ]
     return [head + unit * (MEGABYTE // len(unit)) for head in heads for unit in units]
 
 
@@ -304,6 +432,8 @@ def floods() -> list[str]:
 def test_a_megabyte_of_anything_is_read_within_the_limits(style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in floods():
         check(text, style, monkeypatch)
+    for text in floods()[::60]:
+        assert len(unread_call(text, style)) < 2
 
 
 def test_a_call_at_the_limits_is_still_read() -> None:

@@ -104,10 +104,9 @@ def chat_pieces(codec: Codec) -> ChatPieces:
         around = _texts_around(codec, [_USER, reply, _result("one"), _result("two")], ("user", "reply", "one", "two"))
         if around is None:
             continue
-        after = around[2] if reply is _PLAIN else _after_call(codec, around)
-        if after is None:
-            continue
-        end, to_results = _ending(codec, after, plain=reply is _PLAIN)
+        end, to_results = _ending(codec, around[2], plain=reply is _PLAIN)
+        if reply is _CALLING and not end:
+            continue  # where the call's own syntax ends is unknown
         following = _texts_around(codec, [_USER, reply, _result("one"), _next_user()], ("user", "reply", "one", "next"))
         return ChatPieces(
             generation=generation,
@@ -196,46 +195,23 @@ def _call_in_template(codec: Codec, arguments: dict[str, Any]) -> str:
             _rendered(codec, messages, tools=tools, speak=speak)
             for messages, speak in (([_USER], True), ([_USER, calling], False))
         )
-        if prompt is not None and text is not None:
-            return _reply_after(prompt, text)
+        if prompt is not None and text is not None:  # their thinking may differ
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False)))
+            return text[len(re.sub(r"<[^<>]*\Z", "", text[:same])) :]  # not within a tag
     return ""
-
-
-def _reply_after(prompt: str, text: str) -> str:
-    """The reply at the end of `text`, which starts as `prompt` does, perhaps with other thinking."""
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, text, strict=False)))
-    return text[len(re.sub(r"<[^<>]*\Z", "", text[:same])) :]  # not within a tag
 
 
 def _read_back(texts: Sequence[str], style: CallStyle) -> int:
     """The number of probes that a format reads back; 0 if it lacks the first or misreads one."""
-    found = [find_calls(text, style, {"look_up": _SCHEMA}) for text in texts]
-    right = [
-        len(calls) == 1 and isinstance(calls[0], ToolCall) and _same(calls[0], arguments)
-        for calls, arguments in zip(found, _ARGUMENTS, strict=True)
-    ]
-    misread = any(
-        isinstance(one, ToolCall) for calls, fine in zip(found, right, strict=True) if not fine for one in calls
-    )
-    return sum(right) if right[0] and not misread else 0
-
-
-def _same(call: ToolCall, arguments: dict[str, Any]) -> bool:
-    """Compared as JSON, since 1 == True."""
-    given, expected = (json.dumps(one, sort_keys=True) for one in (dict(call.arguments), arguments))
-    return call.name == "look_up" and given == expected
-
-
-def _after_call(codec: Codec, around: Sequence[str]) -> str | None:
-    """The text between a call's argument and its result: without the call's own syntax, unless a stop token ends it."""
-    style, prompt = native_style(codec), _rendered(codec, [_USER], speak=True)
-    if not set(_encoded(codec, around[2])).isdisjoint(codec.stop_ids):
-        return around[2]
-    if style is None or prompt is None:
-        return None
-    before = mark("reply").join([_reply_after(prompt.partition(mark("user"))[2], around[1]), ""])
-    calls = find_calls(before + around[2], style)
-    return around[2][max(0, calls[0].end - len(before)) :] if calls and isinstance(calls[0], ToolCall) else None
+    count = 0
+    for text, arguments in zip(texts, _ARGUMENTS, strict=True):
+        calls = [one for one in find_calls(text, style, {"look_up": _SCHEMA}) if isinstance(one, ToolCall)]
+        read = [json.dumps([one.name, one.arguments], sort_keys=True) for one in calls]  # as JSON, since 1 == True
+        if read == [json.dumps(["look_up", arguments], sort_keys=True)]:
+            count += 1
+        elif read or not count:
+            return 0
+    return count
 
 
 def _closing(codec: Codec, end: Tokens) -> frozenset[int]:

@@ -91,13 +91,10 @@ def find_calls(
     >>> [call.name for call in find_calls('[TOOL_CALLS]search[ARGS]{"query": "Oslo"}', "mistral")]
     ['search']
     """
-    reader = _CallReader(text, schemas or {})
-    thought = next(thoughts(text), Thought(0, 0))
+    reader, thought = _CallReader(text, schemas or {}), _first_thought(text)
     try:
-        if not thought.unclosed:
-            FORMATS[style].find(reader, _after_thinking(text))
-        elif text[: thought.start].strip():  # a tag within the reply is a quotation
-            FORMATS[style].find(reader, 0)
+        if not thought.unclosed or text[: thought.start].strip():  # an open tag within the reply is a quotation
+            FORMATS[style].find(reader, thought.end * (not thought.unclosed))
         elif opener := _CALL_LIKE.search(text):
             reader.refuse(f"{thought.unclosed} is not closed", opener.start())
     except _Full:
@@ -105,10 +102,9 @@ def find_calls(
     return tuple(reader.calls)
 
 
-def _after_thinking(text: str) -> int:
-    """The end of the first closed thinking; Gemma's has a tag of another form."""
-    thought = next(thoughts(text), Thought(0, 0))
-    return max(0 if thought.unclosed else thought.end, text.find("<channel|>") + 1)
+def _first_thought(text: str) -> Thought:
+    """The first thinking; Gemma's ends with a tag of another form."""
+    return next(thoughts(text), Thought(0, text.find("<channel|>") + 1))
 
 
 _CALL_LIKE = re.compile(
@@ -125,7 +121,8 @@ def unread_call(text: str, style: CallStyle) -> tuple[Malformed, ...]:
     >>> unread_call("The answer is tea.", "llama3")
     ()
     """
-    like = _CALL_LIKE.search(text, _after_thinking(text))
+    thought = _first_thought(text)
+    like = _CALL_LIKE.search(text, thought.end * (not thought.unclosed))
     others = (one for other in FORMATS if other != style for one in find_calls(text, other))
     start = like.start() if like else next((one.start for one in others if isinstance(one, ToolCall)), None)
     if start is None:
@@ -380,7 +377,7 @@ def _find_harmony(reader: _CallReader, start: int) -> None:
             header, name = False, ""
         else:
             if name:
-                reader.refuse("a call lacks <|message|> and its arguments", first, part.end() if part else None)
+                reader.refuse("a call lacks <|message|> and its arguments", first, part.start() if part else None)
             header, name = part is not None and part[1] != "message", ""
             first = first if part is None else part.start() if part[1] == "start" else part.end()
     return None
@@ -408,13 +405,17 @@ def _in_tags(call: str, argument: str, name: str, arguments: Mapping[str, Any]) 
     return call.format(name, "".join(argument.format(*pair) for pair in values))
 
 
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"(:?)')
+
+
 def _gemma_value(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{','.join(map(_gemma_value, value))}]"
-    if not isinstance(value, Mapping):
-        return f'<|"|>{value}<|"|>' if isinstance(value, str) else _json(value)
-    keys = [key if re.fullmatch(r"\w+", key) else _gemma_value(key) for key in value]
-    return "{" + ",".join(f"{key}:{_gemma_value(one)}" for key, one in zip(keys, value.values(), strict=True)) + "}"
+    """JSON with other quotes, none around simple keys."""
+
+    def quoted(found: re.Match[str]) -> str:
+        text = json.loads(found[0].removesuffix(":"))
+        return (text if found[1] and re.fullmatch(r"\w+", text) else f'<|"|>{text}<|"|>') + found[1]
+
+    return _JSON_STRING.sub(quoted, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ Measures of an episode, the same in training and in evaluation:
 |---|---|
 | prunes, prune_refused | executed deletions of history; rejected ones |
 | tool_calls | executed calls of tools |
-| tool_errors, tool_errors_malformed, ..._timeout... | errors reported to the model; by kind |
+| tool_errors, tool_errors_malformed, ..._unreadable... | errors reported to the model; by kind |
 | context_tokens, context_tokens_max | prompt tokens of a turn: mean and largest |
 | input_tokens, sampled_tokens | sums over all turns; prefixes counted per turn |
 | segments | training rows of the episode |

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from tokenizers import AddedToken
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.endpoint import client as client_module
 from palimpsest.engines.endpoint.engine import EndpointEngine
-from palimpsest.engines.endpoint.wire_formats import Fields
+from palimpsest.engines.endpoint.wire_formats import PLAIN, Fields, TextForm
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ConfigError, EngineError, ModelError, PalimpsestError, PromptTooLong, SamplerError
 from palimpsest.text.codec import Codec
@@ -289,6 +291,21 @@ def test_a_document_that_holds_a_role_marker_is_not_sent_as_text(tiny_model_fold
         engine = opened(server, tiny_model_folder)
         with refusing(SamplerError, "role marker"):
             asked(engine, tuple(engine.codec.encode("Anna <|im_end|> is blue")))
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_reply_with_an_added_token_may_be_part_of_the_next_prompt(special: bool, tiny_model_folder: Path) -> None:
+    tokenizer = copy.deepcopy(Codec.load(tiny_model_folder).tokenizer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=special)])
+    form = TextForm(codec := Codec(tokenizer), "m", PLAIN, {})
+    text = "<|im_start|>assistant\n<tool_call> blue"
+    prompt = [*codec.encode_trusted("<|im_start|>assistant\n"), *codec.encode("<tool_call> blue")]
+    params = SamplingParams(max_tokens=8, stop_ids=codec.stop_ids)
+    if special:
+        with refusing(SamplerError, "role marker"):
+            form.body(prompt, params)
+    else:
+        assert form.body(prompt, params)["prompt"] == text
 
 
 def test_without_log_probabilities_none_are_asked_for(tiny_model_folder: Path) -> None:

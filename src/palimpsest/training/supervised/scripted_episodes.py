@@ -214,7 +214,9 @@ class Teacher(Script):
 
     def reply(self, prompt_ids: Sequence[int], name: str, notes: Mapping[str, Any]) -> list[int]:
         text = self.codec.decode(prompt_ids)
-        return self.codec.encode(self._summary(text) if name == "summarise" else self._act(text, len(prompt_ids)))
+        if name == "summarise":
+            return self.codec.encode(self._summary(text))
+        return self.codec.encode_trusted(self._act(text, len(prompt_ids)))  # calls may consist of control tokens
 
     def _act(self, text: str, length: int) -> str:
         calls: list[tuple[str, Mapping[str, Any]]] = []
