@@ -117,7 +117,7 @@ def _of_the_hub(name: str, file: str, folder: Path) -> Path:
         raise DataError(f"{name}/{file}: download from the hub failed ({why:.300})") from None
     finally:
         hooks.remove(hasten)
-    if len(digest) == 64 and (found := files.sha256(path)) != digest:  # other etags are no SHA-256
+    if len(digest) == 64 and (found := files.sha256(path)) != digest:  # others are digests of git
         raise DataError(f"{name}/{file}: has SHA-256 {found}, the server announces {digest}; use another mirror")
     return path
 
