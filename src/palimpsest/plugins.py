@@ -104,6 +104,19 @@ def reference(kind: str, thing: Any) -> str:
 # ---- Loading --------------------------------------------------------------------------------------------------
 
 
+_FORBIDDEN: ContextVar[str] = ContextVar("palimpsest_forbidden", default="")
+
+
+@contextmanager
+def shipped_only(reason: str) -> Iterator[None]:
+    """Within the context, `load` raises ConfigError with `reason` for names outside the package."""
+    token = _FORBIDDEN.set(reason)
+    try:
+        yield
+    finally:
+        _FORBIDDEN.reset(token)
+
+
 def load(kind: str, name: str, key: str | None = None) -> Any:
     """Load the object called `name`. `key`: its configuration key, for ConfigError.
 
@@ -116,6 +129,8 @@ def load(kind: str, name: str, key: str | None = None) -> Any:
         raise ConfigError(fault, key=key, value=name)
     if path.startswith(OBJECT):
         return object_named(path, key)
+    if path == name and (reason := _FORBIDDEN.get()):
+        raise ConfigError(reason, key=key, value=name)
     module_name, _, attribute = path.rpartition(":")
     if module_name.endswith(".py") and not Path(module_name).is_file():
         raise ConfigError(f"no such file; use a path relative to {Path.cwd()} or an absolute one", key=key, value=name)

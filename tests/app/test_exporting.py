@@ -49,7 +49,8 @@ def test_the_newest_model_is_copied_byte_for_byte_and_loads(run: Path, tmp_path:
     source = run / "checkpoints" / "step-000002"
     names = {path.name for path in done.path.iterdir()}
     assert names == {path.name for path in source.iterdir()} - {"manifest.json", "learner"} | {"README.md"}
-    assert all((done.path / name).read_bytes() == (source / name).read_bytes() for name in names - {"README.md"})
+    written = {"README.md", "config.json", "tokenizer_config.json"}
+    assert all((done.path / name).read_bytes() == (source / name).read_bytes() for name in names - written)
     assert AutoModelForCausalLM.from_pretrained(done.path).model.norm.weight.mean().item() == 3.0
 
 
@@ -60,6 +61,18 @@ def test_an_older_one_is_named_by_its_step_and_rounded(run: Path, tmp_path: Path
     assert all(torch.equal(rounded[name], weight.to(torch.bfloat16)) for name, weight in exact.items())
     assert json.loads((done.path / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(done.path, dtype="auto").dtype == torch.bfloat16
+
+
+def test_both_configurations_have_the_keys_of_transformers_4_and_5(run: Path, tmp_path: Path) -> None:
+    folder = export(run, tmp_path / "model", dtype="bfloat16").path
+    described = json.loads((folder / "config.json").read_text())
+    assert described["rope_theta"] == described["rope_parameters"]["rope_theta"]
+    assert "rope_scaling" not in described
+    assert (described["dtype"], described["torch_dtype"]) == ("bfloat16", "bfloat16")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+    assert not settings.keys() & {"is_local", "local_files_only", "backend", "extra_special_tokens"}
 
 
 def test_a_flipped_bit_is_refused_and_nothing_is_written(run: Path, tmp_path: Path) -> None:
@@ -220,6 +233,25 @@ def test_adapters_are_exported_merged_so_that_the_folder_loads_by_itself(
     assert not torch.equal(opened.get_parameter(name).float(), plain[name])
 
 
+def test_a_folder_with_an_adapter_is_exported_like_the_run(
+    adapted_run: Path, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    shutil.copytree(adapted_run / "checkpoints" / "step-000001", adapter, ignore=shutil.ignore_patterns("learner"))
+    (adapter / "manifest.json").unlink()
+    ours, theirs = (export(source, tmp_path / f"of-{source.name}") for source in (adapted_run, adapter))
+    exact = export(adapted_run, tmp_path / "exact", dtype="float32")
+    assert load_file(ours.path / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16  # the run's
+    for one, other in ((theirs, exact), (export(adapter, tmp_path / "low", dtype="bfloat16"), ours)):
+        weights, expected = (load_file(done.path / "model.safetensors") for done in (one, other))
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], expected[name]) for name in weights)  # theirs: the base model's float32
+    with pytest.raises(RunError, match="is already an adapter"):
+        export(adapter, tmp_path / "again", adapter=True)
+    with pytest.raises(RunError, match="is a model, not a run"):
+        export(adapter, tmp_path / "again", step=1)
+
+
 def test_adapters_alone_are_copied_where_they_are_asked_for(adapted_run: Path, tmp_path: Path) -> None:
     checkpoint = adapted_run / "checkpoints" / "step-000001"
     assert not (checkpoint / "README.md").exists()  # peft's card, which names this machine's folders
@@ -231,7 +263,7 @@ def test_adapters_alone_are_copied_where_they_are_asked_for(adapted_run: Path, t
 
 
 def test_adapters_alone_are_not_asked_of_a_whole_model(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is a whole model without an adapter"):
+    with pytest.raises(RunError, match="is a model without an adapter"):
         export(run, tmp_path / "model", adapter=True)
 
 

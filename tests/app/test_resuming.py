@@ -137,6 +137,23 @@ def test_a_run_that_says_no_known_command_counts_as_one_of_train(tmp_path: Path,
     assert resume_command(tmp_path) == f"palimpsest train --resume {tmp_path}"
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["data", "x...; rm -rf ~"], "palimpsest.train(resume={run!r}, data=...)"),
+        (["x\n", "a b", 3, None], "palimpsest train --resume {run}"),
+        ("data", "palimpsest train --resume {run}"),
+        (7, "palimpsest train --resume {run}"),
+        ({"data": 1}, "palimpsest train --resume {run}"),
+    ],
+)
+def test_a_command_to_type_has_no_words_of_a_run_but_names_of_arguments(given: Any, shown: str, tmp_path: Path) -> None:
+    row = {"kind": "started", "command": "train", "detail": {"given": given}}
+    (tmp_path / "events.jsonl").write_text(json.dumps(row) + "\n")
+    assert origin_of(tmp_path).detail == {"given": given}
+    assert resume_command(tmp_path) == shown.format(run=str(tmp_path))
+
+
 @pytest.mark.parametrize("detail", [{"records": 5}, {"records": "a", "data": "b"}, {"per_problem": 1}, {"x": 1}])
 def test_a_run_that_does_not_say_what_it_imitates_is_refused_in_words(detail: dict[str, Any]) -> None:
     with pytest.raises(palimpsest.PalimpsestError, match=r"events\.jsonl lacks the source of its episodes: set --from"):

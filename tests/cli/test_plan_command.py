@@ -66,7 +66,9 @@ def test_what_cannot_be_planned_is_one_line(words: list[str], reason: str, refus
     assert reason in refused("plan", *words)
 
 
-def test_a_run_is_compared_with_its_plan(palimpsest: Run, tmp_path: Path) -> None:
+def test_a_run_is_compared_with_its_plan_and_its_code_is_not_imported(
+    palimpsest: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes = small_run(Path("embedded"), batch_size=2, group_size=4) | {"credit.dynamic_sampling": None}
     library.train("memagent-quickstart", changes, out=tmp_path / "run", quiet=True)
     figures = json.loads(palimpsest("plan", "--check", str(tmp_path / "run"), "--json").stdout)
@@ -74,6 +76,13 @@ def test_a_run_is_compared_with_its_plan(palimpsest: Run, tmp_path: Path) -> Non
     assert 0.7 < figures["prompt tokens"]["ratio"] < 1.3
     assert {"seconds of sampling", "row tokens computed"} <= set(figures)
     assert "seconds of sampling" in palimpsest("plan", "--check", str(tmp_path / "run")).stdout
+    (tmp_path / "evil.py").write_text("open('imported', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    for theirs in ("name: evil:Evil", "name: evil.py:Evil"):
+        (tmp_path / "run" / "config.yaml").write_text(config.replace("name: overwrite", theirs))
+        assert "evil" in refused("plan", "--check", "run")
+    assert not (tmp_path / "imported").exists()
 
 
 def test_training_on_more_gpus_than_there_are_is_an_error_before_anything_starts(

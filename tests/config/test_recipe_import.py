@@ -232,6 +232,14 @@ def test_values_that_grow_and_files_that_are_too_long_are_bounded(tmp_path: Path
             imported(tmp_path, text, suffix=suffix)
 
 
+@pytest.mark.parametrize("part", ["'", "$((", "()", "${A:-", "a \\\n"])
+def test_a_line_that_would_take_minutes_is_rejected(part: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line of over 65,536 characters"):
+        imported(tmp_path, part * (900_000 // len(part)) + "'")
+    longest = part * (60_000 // len(part))
+    assert imported(tmp_path, f"{longest}\n{VERL} actor_rollout_ref.actor.optim.lr=1e-5").values
+
+
 @given(st.text(alphabet="a.b=$(){}'\"\\ \n#-`1*A[]", max_size=80))
 def test_no_script_raises_anything_but_a_message(text: str) -> None:
     from palimpsest.config.recipe_import import _of_script

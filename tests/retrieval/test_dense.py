@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -243,6 +245,34 @@ def test_vectors_that_are_not_the_passages_are_refused_and_leave_nothing(
     with pytest.raises(DataError, match=said):
         DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=tmp_path / "vectors.npy")
     assert not (tmp_path / "index").exists()
+
+
+def rejected(corpus: Path, file: Path, data: bytes) -> bool:
+    """Whether these vectors are rejected, in one line."""
+    file.write_bytes(data)
+    try:
+        DenseIndex.of_corpus(corpus, file.parent / "index", Queries(), vectors=file)
+    except DataError as error:
+        return re.fullmatch(rf"--vectors {re.escape(str(file))}: .+", str(error)) is not None
+    shutil.rmtree(file.parent / "index")
+    return False
+
+
+def test_damaged_files_of_vectors_are_one_line(corpus: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "archive.npz", vectors_of(corpus))
+    archive = (tmp_path / "archive.npz").read_bytes()
+    for data in (archive, archive[:100], b"PK\x03\x04" + bytes(50), b"\x93NUMPY", b""):
+        assert rejected(corpus, tmp_path / "vectors.npy", data)
+
+
+def test_damaged_indices_of_faiss_are_one_line(corpus: Path, tmp_path: Path) -> None:
+    faiss = pytest.importorskip("faiss")
+    flat = faiss.IndexFlatIP(8)
+    flat.add(vectors_of(corpus))
+    whole = faiss.serialize_index(flat).tobytes()
+    written = (b"\x7f", b"\x7f" * 7, (1 << 36).to_bytes(8, "little"))  # the last: a size beyond the memory
+    damaged = [whole[:at] + part + whole[at + len(part) :] for at in range(48) for part in written]
+    assert sum(rejected(corpus, tmp_path / "vectors.index", data) for data in damaged) > 48
 
 
 def test_other_files_of_vectors_need_faiss_and_a_flat_index(

@@ -26,12 +26,14 @@ from palimpsest.memory.registry import evaluated
 from palimpsest.models.model_folder import cached
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import plain
-from palimpsest.provenance import same_weights, weights_fingerprint
+from palimpsest.provenance import installed, same_weights, weights_fingerprint
 from palimpsest.report.axis_labels import DOCUMENTS, QUESTIONS
 from palimpsest.runs.run_folder import CONFIG, load_config
 from palimpsest.text.display_text import printable, visible
 
 CARD = "README.md"
+OLDEST = "4.57.6"
+"""The oldest transformers in which exports are tested."""
 _REPOSITORY = "https://github.com/palimpsest-rl/palimpsest"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _QUICKSTART = "evaluations"
@@ -65,7 +67,7 @@ def model_card(
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
         f"# {_plain(name)}",
-        _origin(config, step, base, license_name),
+        _origin(config, step, base, license_name, adapter=adapter),
         f"## Accuracy of the checkpoint{shown}",
         "\n".join(table) if rows else "These weights were not evaluated by palimpsest.",
         "## Use",
@@ -74,8 +76,11 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
-def _origin(config: RunConfig | None, step: int | None, base: str | None, license_name: str | None) -> str:
-    lines = [f"Written by [palimpsest]({_REPOSITORY})."]
+def _origin(
+    config: RunConfig | None, step: int | None, base: str | None, license_name: str | None, *, adapter: bool
+) -> str:
+    lines = [f"Written by [palimpsest]({_REPOSITORY}) with transformers {installed('transformers')}."]
+    lines += [] if adapter else [f"The oldest version in which such exports are tested is {OLDEST}."]
     if config is not None:
         after = "" if step is None else f" for {step:,} steps"
         recipe, policy = _plain(Path(config.recipe).name), _plain(config.policy.name)

@@ -2,21 +2,23 @@
 
 Guaranteed: the checkpoint is verified before anything is copied. The folder appears only complete and never replaces an
 existing or concurrently created one; of several exports to one place one wins. Without options every file of a run that
-trained all weights is the checkpoint's, byte for byte, except README.md (app/model_card.py); only files in its manifest
-are copied. Adapters are written merged into their model, so that the folder loads without another.
+trained all weights is the checkpoint's, byte for byte, except README.md (app/model_card.py) and the two configurations,
+which also get the layout of transformers 4; only files in its manifest are copied. Adapters are written merged into
+their model, so that the folder loads without another.
 Not covered: other formats than Hugging Face's; a hidden `.NAME.….palimpsest-partial` next to the folder, which a kill
 leaves.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from palimpsest import files
 from palimpsest.app.model_card import CARD, loading, model_card
@@ -25,7 +27,7 @@ from palimpsest.engines.open import cast, write_merged
 from palimpsest.errors import CheckpointError, RunError
 from palimpsest.models.checkpoint_manifest import MANIFEST, read_manifest
 from palimpsest.models.model_files import ADAPTER_SETTINGS, check_shards, read_object
-from palimpsest.models.model_folder import opened
+from palimpsest.models.model_folder import adapters_of, opened
 from palimpsest.runs.checkpoint import (
     CHECKPOINTS,
     Checkpoint,
@@ -38,6 +40,8 @@ from palimpsest.runs.checkpoint import (
 from palimpsest.runs.run_folder import CONFIG, load_config
 
 DTYPES: tuple[str, ...] = get_args(Dtype)
+_BY_LAYER = ("gemma3_text", "gemma3n_text", "olmo3")  # in transformers 4, they scale only layers with full attention
+_OF_ONE_LOAD = ("backend", "is_local", "local_files_only")  # which transformers 5 saves with a tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,11 @@ def export(
         if Path(run).resolve() in to.resolve().parents:
             raise RunError(f"--out {to}: is inside the run; use a folder elsewhere")
         source = _source(run, step, warn)
-        if adapter and not source.has_adapter:
-            raise RunError(f"--adapter: {source.folder} is a whole model without an adapter; omit it")
         config = load_config(run) if (Path(run) / CONFIG).is_file() else None
         card = model_card(run, source.folder, to.resolve().name, evaluations, step=source.step, adapter=adapter)
         with _published(to) as hidden:
             _write(source, run, hidden, dtype, untied, adapter)
+            _add_older_layout(hidden)
             files.write_plain(hidden / CARD, card.encode("utf-8", "replace"))
         policy = None if config is None else config.policy
         size = sum(file.stat().st_size for file in to.iterdir())
@@ -117,7 +120,8 @@ class _Source:
 
 def _source(run: str, step: int | None, warn: Callable[[str], None]) -> _Source:
     """The verified checkpoint of the run, or the model itself."""
-    if not (Path(run) / CHECKPOINTS).is_dir() and (run in SHIPPED or (Path(run) / "config.json").is_file()):
+    described = any((Path(run) / name).is_file() for name in ("config.json", ADAPTER_SETTINGS))
+    if not (Path(run) / CHECKPOINTS).is_dir() and (run in SHIPPED or described):
         if step is not None:
             raise RunError(f"--step {step}: {run} is a model, not a run; omit it")
         folder = opened(model_path(ModelConfig(path=run)))
@@ -133,6 +137,9 @@ def _source(run: str, step: int | None, warn: Callable[[str], None]) -> _Source:
 
 
 def _write(source: _Source, run: str, hidden: Path, dtype: str | None, untied: bool, adapter: bool) -> None:
+    if adapter and (source.files is None or not source.has_adapter):
+        kind = "already an adapter; copy the folder" if source.has_adapter else "a model without an adapter; omit it"
+        raise RunError(f"--adapter: {source.folder} is {kind}")
     if source.files is None or untied or (source.has_adapter and not adapter):
         written = ModelConfig.model_validate({"path": source.model, "dtype": dtype or _dtype_of(source, run)})
         return write_merged(written, hidden, untied=untied)
@@ -150,12 +157,56 @@ def _copy(source: _Source, hidden: Path) -> None:
 
 
 def _dtype_of(source: _Source, run: str) -> str:
-    """Dtype of the model; for adapters, which are float32, the dtype of the run."""
-    if source.has_adapter:
-        return load_config(Path(run)).model.dtype if (Path(run) / CONFIG).is_file() else "float32"
-    described = read_object(source.model, source.folder / "config.json")
+    """Dtype of the model; for adapters, which are float32, that of the run or of their base model."""
+    if source.has_adapter and (Path(run) / CONFIG).is_file():
+        return load_config(Path(run)).model.dtype
+    base = adapters_of(str(source.folder))[1]
+    described = read_object(source.model, (opened(base) or source.folder) / "config.json")
     dtype = described.get("dtype") or described.get("torch_dtype")
     return dtype if dtype in DTYPES else "float32"
+
+
+def _add_older_layout(folder: Path) -> None:
+    """Let transformers 4 read the configurations in `folder` as transformers 5 does. A key that it doesn't know would
+    silently leave its default: rotary positions with a base of 10,000 and without scaling."""
+    if (config := folder / "config.json").is_file():
+        _rewrite(config, _in_both_layouts(read_object(str(folder), config)))
+    if (file := folder / "tokenizer_config.json").is_file():
+        settings = {key: value for key, value in read_object(str(folder), file).items() if key not in _OF_ONE_LOAD}
+        if isinstance(extra := settings.get("extra_special_tokens"), list):
+            settings["additional_special_tokens"] = extra
+            del settings["extra_special_tokens"]
+        # The only class that reads tokenizer.json unchanged in both versions; others rebuild parts.
+        inputs = {"model_input_names": ["input_ids", "attention_mask"]}
+        _rewrite(file, inputs | settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _in_both_layouts(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of transformers 5, and of each part of a multimodal model, with the keys of transformers 4.
+
+    >>> _in_both_layouts({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})["rope_theta"]
+    1000000.0
+    """
+    parts = {name: _in_both_layouts(part) for name, part in described.items() if isinstance(part, dict)}
+    same = {"dtype": "torch_dtype", "num_local_experts": "num_experts"}
+    older = {name: described[newer] for newer, name in same.items() if newer in described}
+    rope, kind = described.get("rope_parameters") or {}, described.get("model_type")
+    if "full_attention" in rope and kind not in _BY_LAYER:
+        rope = {}  # no class of transformers 4
+    scaling = dict(rope.get("full_attention") or rope)
+    if local := rope.get("sliding_attention"):
+        older["rope_local_base_freq"] = local["rope_theta"]
+    older |= {name: scaling.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in scaling}
+    if scaling.get("rope_type", "default") != "default":
+        if kind == "phi3":  # its class accepts only these
+            factors = {name: scaling[name] for name in ("short_factor", "long_factor")}
+            scaling = {"type": scaling["rope_type"], **factors}
+        older["rope_scaling"] = scaling
+    return {**older, **described, **parts}
+
+
+def _rewrite(file: Path, settings: Mapping[str, Any]) -> None:
+    files.write_plain(file, (json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
 
 @contextmanager

@@ -276,6 +276,7 @@ def _sections(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 _LONGEST = 4096  # characters of a value: variables that contain each other would grow without end
+_LINE = 1 << 16  # characters of a line: reading takes quadratic time
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^${}]*))?\}|\$(\w+)")
 _HERE = re.compile(r"\$\(pwd\)|`pwd`")
 _SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
@@ -291,6 +292,8 @@ def _given(path: Path, variables: dict[str, str]) -> dict[str, Any]:
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{path}: longer than {MAX_CHARACTERS:,} characters; name the script that starts training")
     if path.suffix not in (".yaml", ".yml"):
+        if max(map(len, text.replace("\\\n", " ").splitlines()), default=0) > _LINE:
+            raise ConfigError(f"{path}: has a line of over {_LINE:,} characters; name the script that starts training")
         return _of_script(text, variables)
     given = dict(leaves(sections_of(text, str(path))))
     known = {key: str(value) for key, value in given.items()}

@@ -215,7 +215,7 @@ def _given(path: Path) -> tuple[tuple[int, int], Callable[[int, int], np.ndarray
         )
     try:
         if path.suffix == ".npy":
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.lib.format.open_memmap(path, mode="r")  # np.load would open archives
             if array.ndim != 2 or array.dtype.kind != "f":
                 raise ValueError(f"{array.dtype} of shape {array.shape} instead of rows of numbers")
             return array.shape, lambda at, end: np.asarray(array[at:end], dtype=np.float32)
@@ -223,5 +223,6 @@ def _given(path: Path) -> tuple[tuple[int, int], Callable[[int, int], np.ndarray
         if not isinstance(flat, faiss.IndexFlat):
             raise ValueError(f"a {type(flat).__name__}; only flat indexes have their vectors")
         return (flat.ntotal, flat.d), lambda at, end: flat.reconstruct_n(at, end - at)
-    except (OSError, EOFError, ValueError, RuntimeError) as error:
-        raise DataError(f"--vectors {path}: {str(error).splitlines()[0]:.200}") from None
+    except (OSError, EOFError, ValueError, RuntimeError, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"--vectors {path}: {reason:.200}") from None

@@ -17,7 +17,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,9 +158,10 @@ def new_folder(out: Path, *, force: bool, progress: Progress) -> Iterator[Path]:
 
 @contextmanager
 def draft_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `out` for its content; at the end it is gone. Raises RunError while another process
-    has it."""
+    """Yield an empty folder next to `out` for its content; at the end it is gone, and new parents that are still empty.
+    Raises RunError while another process has it."""
     hidden = files.hidden_name(out)
+    made = [parent for parent in hidden.parents if not parent.exists()]
     hidden.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(hidden)
     try:
@@ -172,6 +173,9 @@ def draft_folder(out: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
         lock.release()
+        with suppress(OSError):  # not empty
+            for parent in made:
+                parent.rmdir()
 
 
 def check_free(out: Path, *, force: bool) -> None:

@@ -173,12 +173,14 @@ def resume_command(run: str | os.PathLike[str], **changes: int) -> str:
     """
     overrides = {f"train.{key}": value for key, value in changes.items()}
     origin = origin_of(run)
-    if arguments := origin.detail.get(GIVEN):
-        objects = ", ".join(f"{argument}=..." for argument in arguments)
+    given = origin.detail.get(GIVEN)
+    words = given if isinstance(given, list) else []
+    if names := [word for word in words if isinstance(word, str) and word.isidentifier()]:  # others could be code
+        objects = ", ".join(f"{name}=..." for name in names)
         more = f", overrides={overrides!r}" if overrides else ""
         return f"palimpsest.{origin.command}(resume={os.fspath(run)!r}, {objects}{more})"
-    words = [shlex.quote(os.fspath(run)), *(f"{key}={value}" for key, value in overrides.items())]
-    return f"palimpsest {origin.command} --resume {' '.join(words)}"
+    typed = [shlex.quote(os.fspath(run)), *(f"{key}={value}" for key, value in overrides.items())]
+    return f"palimpsest {origin.command} --resume {' '.join(typed)}"
 
 
 def command_of_whole(run: Path) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from palimpsest.app.datasets import published_files
 from palimpsest.app.datasets.published_files import download, files_for, find
 from palimpsest.config.data import PUBLISHED, Published
 from palimpsest.config.load import EVALUATIONS, recipe_names
@@ -31,45 +32,52 @@ class Server:
 
     url: str = ""
     answers: list[int] = field(default_factory=list)
-    kind: str = "application/json"
+    content: bytes = CONTENT
+    digest: str = ""
+    """`X-Linked-Etag`."""
+    drip: float = 0.0
+    """Seconds between the bytes of a body."""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and range of each GET."""
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server()
+    made, ended = Server(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_HEAD(self) -> None:
-            self._head(200, len(CONTENT))
+            self._head(200, len(made.content))
 
         def do_GET(self) -> None:
             if self.path.startswith("/api/"):  # what the client asks besides files
                 self._head(404, 0)
                 return
             made.asked.append((self.path, self.headers.get("range")))
-            wanted = made.answers.pop(0) if made.answers else len(CONTENT)
+            wanted = made.answers.pop(0) if made.answers else len(made.content)
             if 400 <= wanted < 600:
                 self._head(wanted, 0)
                 return
             start = int((self.headers.get("range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])
-            body = CONTENT[start:]
+            body = made.content[start:]
             self._head(206 if start else 200, len(body), start)
+            while made.drip and not ended.wait(made.drip):
+                self.wfile.write(body[:1])
             self.wfile.write(body[:wanted])
             self.close_connection = wanted < len(body)
 
         def _head(self, status: int, length: int, start: int = 0) -> None:
             self.send_response(status)
             headers = {
-                "content-type": made.kind,
+                "content-type": "application/json",
                 "etag": '"one"',
                 "x-repo-commit": "0" * 40,
                 "content-length": str(length),
             }
-            headers |= {"content-range": f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}"} if start else {}
+            headers |= {"x-linked-etag": made.digest} if made.digest else {}
+            headers |= {"content-range": f"bytes {start}-{len(made.content) - 1}/{len(made.content)}"} if start else {}
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
@@ -81,6 +89,7 @@ def server() -> Iterator[Server]:
     thread.start()
     made.url = f"http://127.0.0.1:{httpd.server_address[1]}"
     yield made
+    ended.set()
     httpd.shutdown()
     thread.join()
     httpd.server_close()
@@ -88,7 +97,9 @@ def server() -> Iterator[Server]:
 
 def fetched(server: Server, *words: str | Path, out: Path) -> subprocess.CompletedProcess[str]:
     """By a process of its own: huggingface_hub reads HF_ENDPOINT when it is imported."""
-    command = [sys.executable, "-m", "palimpsest", "data", "download", *map(str, words), "--out", str(out)]
+    patient = "from palimpsest.app.datasets import published_files as p; p._PATIENCE = 0.5"
+    started = f"{patient}; from palimpsest.cli.main import main; main()"
+    command = [sys.executable, "-c", started, "data", "download", *map(str, words), "--out", str(out)]
     environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -125,10 +136,40 @@ def test_a_file_of_a_page_comes_whole_or_not_at_all(server: Server, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
 
 
-def test_a_web_page_is_not_a_data_set(server: Server, tmp_path: Path) -> None:
-    server.kind = "text/html; charset=utf-8"
+PAGES = [b"<!DOCTYPE html>\n<title>Log in</title>", b"\xef\xbb\xbf\n <HTML lang=en>", b"<head><title>proxy</title>"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_web_page_is_not_a_data_set(page: bytes, server: Server, tmp_path: Path) -> None:
+    server.content = page
     with pytest.raises(DataError, match="web page"):
-        download(Published(f"{server.url}/file.json"), tmp_path)
+        download(Published(f"{server.url}/file.json"), tmp_path / "new" / "folder")
+    assert list(tmp_path.iterdir()) == []
+    assert download(Published(f"{server.url}/page.html"), tmp_path).read_bytes() == page
+
+
+def test_a_login_page_of_a_mirror_is_not_a_data_set(server: Server, tmp_path: Path) -> None:
+    server.content = PAGES[0]
+    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
+    assert (done.returncode, "web page" in done.stderr.splitlines()[-1]) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("digest", "status"), [(DIGEST, 0), ("0" * 64, 2), ("0" * 40, 0)])
+def test_a_file_has_the_sha256_that_the_hub_announces(digest: str, status: int, server: Server, tmp_path: Path) -> None:
+    server.digest = f'"{digest}"'
+    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
+    assert (done.returncode, (tmp_path / "new" / "file.json").exists()) == (status, status == 0)
+    assert "announces" in done.stderr.splitlines()[-1] if status else DIGEST in done.stdout, done.stderr
+
+
+def test_a_body_that_drips_is_given_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.drip = 0.2
+    monkeypatch.setattr(published_files, "_PATIENCE", 0.5)
+    with pytest.raises(DataError, match=r"too slow, \d bytes"):
+        download(Published(f"{server.url}/file.json"), tmp_path / "new")
+    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
+    assert (done.returncode, "too slow" in done.stderr.splitlines()[-1]) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -288,9 +288,10 @@ async def test_an_outcome_without_an_answer_is_an_error_whose_words_stay_in_the_
         assert "RuntimeError; see the server's log" in answer.json()["error"]["message"]
 
 
-async def test_a_question_beyond_its_budget_is_refused() -> None:
+@pytest.mark.parametrize("given", [about("why " * 700), body("Anna sells tea.\n\n" + "why " * 700 + "?")])
+async def test_a_question_beyond_its_budget_is_refused(given: Any) -> None:
     client, _, _ = scripted(None)
-    answer = await client.post(PATH, json=about("why " * 700))
+    answer = await client.post(PATH, json=given)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert "question has " in error["message"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -77,6 +78,36 @@ def test_a_first_paragraph_that_ends_with_a_colon_asks_too() -> None:
     assert (found.rule, found.questions) == (DocumentRule.FIRST, ("Summarise this:",))
     found = read(user("Anna is here.\n\nSummarise this."))
     assert (found.rule, found.questions) == (DocumentRule.PARAGRAPH, ("Summarise this.",))
+
+
+LONG = "Please tell me, as precisely as you can, who of them sells the tea, and why?"
+
+
+@pytest.mark.parametrize(
+    ("message", "question"),
+    [
+        (f"Anna is here.\n\n{LONG}", LONG),
+        (f"Anna is here.\n{LONG}", LONG),
+        (f"Anna is here.\n\nBob too.\n\n{LONG}\n\nThanks!", LONG),
+        (f"Where?\n\nAnna is here.\n\n{LONG}", LONG),
+        (f"Read this:\n\nAnna is here.\n\n{LONG}", LONG),
+        (f"{LONG}\n\nAnna is here.", LONG),
+        (f"{LONG}\nAnna is here.", LONG),
+        (f"Anna is here.\n\nQuestion: {LONG[:-1]}.", f"Question: {LONG[:-1]}."),
+        (json.dumps({"context": "Anna is here.", "question": LONG}, indent=1), LONG),
+    ],
+)
+def test_a_question_that_is_too_long_is_never_read_as_document(message: str, question: str) -> None:
+    """The length is rejected later, as for a question next to tags."""
+    found = read(user(message), room=20)
+    assert found.questions == (question,)
+    assert "Please" not in text_of(found)
+    assert "Anna is here." in text_of(found)
+
+
+def test_of_a_last_paragraph_with_a_short_question_only_the_last_line_is_asked() -> None:
+    found = read(user("Anna is here.\n\nBob too, and his brother comes later.\nWho?"), room=20)
+    assert found.questions == ("Who?",)
 
 
 def test_one_paragraph_is_read_and_asked() -> None:

@@ -3,21 +3,23 @@
 A name here is one file; `OWNER/NAME/FILE` is any file of a data set on the hub. `files_for` names every file of a
 recipe under its place there; what is not published has the command that makes it.
 
-Guaranteed: a file appears only complete; a failed download leaves nothing. For files of the hub, huggingface_hub
-resumes after a broken connection, uses a login (`hf auth login`), and downloads from the mirror in `HF_ENDPOINT`.
-Not covered: resuming in a later call; resuming a file outside the hub.
+Guaranteed: a file appears only complete; a failed or too slow download leaves nothing; a web page is rejected, and a
+file of the hub whose SHA-256 the server announces differently. For files of the hub, huggingface_hub resumes after a
+broken connection, uses a login (`hf auth login`), and downloads from the mirror in `HF_ENDPOINT`.
+Not covered: resuming in a later call; resuming a file outside the hub; SHA-256 of published files, which nobody states.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from json import dumps
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 from palimpsest import files
 from palimpsest.config.data import MADE, PUBLISHED, Published
@@ -28,6 +30,9 @@ from palimpsest.runs.folder_guard import draft_folder, free_file
 
 _OF_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)/((?:[\w.-]+/)*[\w.-]+)")
 _TIMEOUT = 30.0  # seconds without a byte
+_SLOWEST = 1 << 10  # bytes per second, after `_PATIENCE` seconds
+_PATIENCE = 30.0
+_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|head|body|script)\b", re.IGNORECASE)
 _OF_COMMAND = re.compile(r"palimpsest data download (\S+/\S+/\S+)")
 
 
@@ -86,6 +91,9 @@ def download(
     match = _OF_THE_HUB.fullmatch(published.path)
     with draft_folder(out.absolute()) as partial:
         fetched = _of_the_hub(match[1], match[2], partial) if match else _of_a_page(published.path, partial / out.name)
+        with fetched.open("rb") as file:
+            if _PAGE.match(file.read(1 << 10)) and out.suffix not in (".html", ".htm"):  # of a proxy or a login
+                raise DataError(f"{published.path}: received a web page; log in, or download it elsewhere")
         free_file(out, force=force, progress=progress)
         files.sync(fetched)
         files.rename(fetched, out)
@@ -93,23 +101,43 @@ def download(
 
 
 def _of_the_hub(name: str, file: str, folder: Path) -> Path:
-    from huggingface_hub import hf_hub_download
+    import huggingface_hub as hub
 
+    def hasten(response: Any) -> None:
+        received = response.iter_raw
+        response.iter_raw = lambda *args, **options: _hastened(received(*args, **options))
+
+    hooks = hub.get_session().event_hooks["response"]
+    hooks.append(hasten)
     try:
-        return Path(hf_hub_download(name, file, repo_type="dataset", local_dir=folder))
+        digest = hub.get_hf_file_metadata(hub.hf_hub_url(name, file, repo_type="dataset")).etag or ""
+        path = Path(hub.hf_hub_download(name, file, repo_type="dataset", local_dir=folder))
     except Exception as error:  # noqa: BLE001  the client's exceptions differ between versions
         why = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{name}/{file}: download from the hub failed ({why:.300})") from None
+    finally:
+        hooks.remove(hasten)
+    if len(digest) == 64 and (found := files.sha256(path)) != digest:  # others are digests of git
+        raise DataError(f"{name}/{file}: has SHA-256 {found}, the server announces {digest}; use another mirror")
+    return path
 
 
 def _of_a_page(url: str, out: Path) -> Path:
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, out.open("wb") as file:
-            if answer.headers.get_content_type() == "text/html":  # of a proxy or a login
-                raise ValueError("received a web page")
-            shutil.copyfileobj(answer, file)
+            file.writelines(_hastened(iter(lambda: answer.read1(1 << 16), b"")))
             if answer.length:
                 raise ValueError(f"interrupted, {answer.length:,} bytes are missing")
     except (OSError, ValueError, HTTPException) as error:
         raise DataError(f"{url}: download failed ({error}); download it elsewhere, or use a local file") from None
     return out
+
+
+def _hastened(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The chunks of a body. Raises OSError if they come too slowly."""
+    start, size = monotonic(), 0
+    for chunk in chunks:
+        size, passed = size + len(chunk), monotonic() - start
+        if passed > _PATIENCE and size < _SLOWEST * passed:
+            raise OSError(f"too slow, {size:,} bytes in {passed:.0f} s")
+        yield chunk

@@ -25,6 +25,7 @@ from palimpsest.planning.hardware import DEVICES, Hardware, cpu, named_device
 from palimpsest.planning.layouts import REASONS, LayoutTask, advice, best, nearest
 from palimpsest.planning.model_shape import shape_of
 from palimpsest.planning.workload import problem_sizes, workload
+from palimpsest.plugins import shipped_only
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import METRICS, TIMINGS, load_config
@@ -170,10 +171,11 @@ def planned(request: RunRequest, hardware: Hardware, *, dry_run: bool) -> tuple[
 # ---- plan --check ------------------------------------------------------------------------------------------------
 
 
+@shipped_only("plan --check does not import the code that a run names")
 def compare_run(run: Path, hardware: Hardware | None) -> dict[str, dict[str, float]]:
     """Predicted and measured means per step of a run. `hardware`: where it ran; None: as its events record.
 
-    Raises RunError for a run without a step.
+    Raises RunError for a run without a step, ConfigError for one with other policies than the package's.
     """
     config, metrics, timings = load_config(run), _means(run / METRICS), _means(run / TIMINGS)
     if not metrics:

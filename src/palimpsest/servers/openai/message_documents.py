@@ -216,31 +216,37 @@ def asks(text: str) -> bool:
 
 
 def pasted(message: str, takes: Takes) -> SplitMessage | None:
-    r"""The last paragraph is the question, or the first where only that one ends with a question mark or a colon, or
-    only that one is short enough. None for a single paragraph, or where neither is short enough.
+    r"""The question is the last or the first paragraph that ends with a question mark or has a label. If neither does,
+    it is a first paragraph that ends with a colon, or the last, or the one that is short enough. None for a single
+    paragraph, or if neither asks or is short enough. A paragraph that asks is returned even if it is too long.
 
     >>> pasted("Omar sells tea.\n\nWho?\n\nThanks!", lambda _: True).question
     'Who?'
     >>> pasted("Who?\nOmar sells tea.", lambda _: True).rules
     (<DocumentRule.FIRST: 'first_paragraph'>,)
     """
-    body = message.strip()
+    body, order = message.strip(), list[SplitMessage]()
     before, _, last = body.rpartition("\n")
     if _THANKS.fullmatch(last.strip()):
         body = before.strip()
-    return _divided(body, _GAPS[0], takes) or _divided(body, _GAPS[1], takes)
+    for gap in _GAPS:
+        order = _divided(body, gap)
+        fitting = next((split for split in order if takes(split.question)), None)
+        if fitting is not None or [split.rules for split in order] == [(DocumentRule.FIRST,)]:
+            return fitting or order[0]
+    return order[0] if len(order) == 1 else None
 
 
-def _divided(text: str, gap: re.Pattern[str], takes: Takes) -> SplitMessage | None:
+def _divided(text: str, gap: re.Pattern[str]) -> list[SplitMessage]:
+    """Possible divisions, the best first; one if a paragraph asks."""
     gaps = [(match.start(), match.end()) for match in gap.finditer(text)]
     if not gaps:
-        return None
+        return []
     (end, after_first), (before_last, start) = gaps[0], gaps[-1]
     last = SplitMessage((DocumentRule.PARAGRAPH,), (("", text[:before_last].rstrip()),), text[start:].strip())
     first = SplitMessage((DocumentRule.FIRST,), (("", text[after_first:].strip()),), text[:end].strip())
-    first_asks = asks(first.question) or first.question.endswith((":", "："))
-    order = (first, last) if first_asks and not asks(last.question) else (last, first)
-    return next((split for split in order if takes(split.question)), None)
+    asking = [split for split in (last, first) if asks(split.question) or _QUESTION.match(split.question)]
+    return asking[:1] or ([first, last] if first.question.endswith((":", "：")) else [last, first])
 
 
 # ---- Texts under a label -------------------------------------------------------------------------------------

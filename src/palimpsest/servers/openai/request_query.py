@@ -157,9 +157,9 @@ def _of_earlier(messages: Sequence[Message]) -> SplitMessage:
 
 def _marked(message: str, takes: Takes) -> SplitMessage | None:
     """Split the user's last message, if tags, labels or keys mark its parts."""
-    if (split := tagged(message, takes)) is not None:
+    if (split := tagged(message, takes) or keyed(message)) is not None:
         return split
-    return next((split for of in (keyed, labelled) if (split := of(message)) and takes(split.question)), None)
+    return split if (split := labelled(message)) and takes(split.question) else None
 
 
 def _unmarked(message: str, has_question: bool, other: bool, takes: Takes) -> SplitMessage:
