@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, PromptTooLong
 from palimpsest.events import Event
@@ -58,6 +58,8 @@ class ServerLimits:
 
 # ---- One episode ---------------------------------------------------------------------------------------------
 
+
+T = TypeVar("T")
 
 News = tuple[str, str]
 """(`reasoning` or `content`, text)."""
@@ -273,6 +275,8 @@ class Episodes:
         changes = MemoryChanges(agent.codec, plan.sections)
         recorded_steps, broken = {turn.step for turn in recorded}, list[StoreFailed]()
 
+        later = _on_this_loop(episode.later)
+
         def on_turn(turn: Turn, events: Sequence[Event]) -> None:
             try:
                 if store is not None and turn.step not in recorded_steps:
@@ -284,14 +288,6 @@ class Episodes:
 
         def on_token(token: int) -> None:
             later(lambda: ("content", text.feed((token,))))
-
-        here = asyncio.get_running_loop()
-
-        def later(work: Callable[[], News]) -> None:
-            if asyncio.get_running_loop() is here:
-                episode.later(work)
-            else:
-                here.call_soon_threadsafe(episode.later, work)
 
         streamed = on_token if len(query.questions) == 1 else None
         trajectory = await agent.play(plan, on_turn, streamed, recorded, self.limits.episode_s)
@@ -306,6 +302,19 @@ class Episodes:
         for name in ("turns", "tokens_in", "tokens_sampled"):
             self.counts[name] += result[name]
         return result
+
+
+def _on_this_loop(call: Callable[[T], None]) -> Callable[[T], None]:
+    """`call`, run on the running event loop, also where another thread calls it."""
+    here = asyncio.get_running_loop()
+
+    def called(value: T) -> None:
+        if asyncio.get_running_loop() is here:
+            call(value)
+        else:
+            here.call_soon_threadsafe(call, value)
+
+    return called
 
 
 def _change_text(episode: ServedEpisode, change: MemoryChange | None) -> str:
