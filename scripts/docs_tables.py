@@ -23,6 +23,7 @@ from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.keys import all_keys, keys_of, option_keys, section_in
 from palimpsest.config.other_names import NO_EQUIVALENT, OTHER_NAMES
 from palimpsest.config.schema import RunConfig
+from palimpsest.data.formats.fields import ROLES
 from palimpsest.data.formats.format_registry import FORMATS
 from palimpsest.memory.registry import policy_class
 from palimpsest.plugin_kinds import KINDS
@@ -140,6 +141,15 @@ def data_formats() -> str:
     return row("format", "identifying columns", "content") + "\n|---|---|---|\n" + "\n".join(rows)
 
 
+def roles() -> str:
+    """The names of columns that the general reader takes for each role."""
+    rows = [
+        row(role, "<br>".join(", ".join(f"`{name}`" for name in group.split()) for group in groups))
+        for role, groups in ROLES.items()
+    ]
+    return row("role", "names") + "\n|---|---|\n" + "\n".join(rows)
+
+
 def answer_pairs() -> str:
     from support.answer_pairs import table
 
@@ -186,6 +196,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/how-to/custom-policy.md", "roles"): example_of_a_role,
     ("docs/how-to/custom-engine.md", "engine"): example_engine,
     ("docs/reference/data-formats.md", "formats"): data_formats,
+    ("docs/reference/data-formats.md", "roles"): roles,
     ("docs/reference/metrics.md", "pairs"): answer_pairs,
     ("docs/reference/metrics.md", "hacks"): hacks,
     ("docs/reference/models.md", "models"): models,

@@ -89,7 +89,10 @@ def test_pieces_hold_the_words_in_their_order(text: str, size: int) -> None:
         ({"haystack_dates": DATES[:1]}, ".* must be lists of equal length"),
         ({"haystack_sessions": "x"}, "haystack_sessions.* must be lists of equal length"),
         ({"haystack_sessions": [["x"], []]}, r"haystack_sessions\[0\]\[0\] must be an object with role and content"),
-        ({"haystack_sessions": [[{"content": "x"}], []]}, r"haystack_sessions\[0\]\[0\] must be an object with role and content"),
+        (
+            {"haystack_sessions": [[{"content": "x"}], []]},
+            r"haystack_sessions\[0\]\[0\] must be an object with role and content",
+        ),
         ({"haystack_sessions": ["x", []]}, r"haystack_sessions\[0\] must be a list of turns"),
         ({"answer_session_ids": ["s9"]}, "answer_session_ids: no session has the id 's9'; .*on_missing_gold=skip"),
     ],

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 from palimpsest import files
 from palimpsest.config.load import Overrides, split_overrides
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.formats.problem_files import problem_row
+from palimpsest.data.record import problem_row
 from palimpsest.errors import ConfigError
 from palimpsest.plugin_kinds import KINDS, OBJECT
 from palimpsest.plugin_options import options_of

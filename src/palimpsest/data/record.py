@@ -172,3 +172,15 @@ class Record:
 
     def problem(self, context: str | None, metadata: Mapping[str, Any]) -> Problem:
         return Problem(self.id, self.question, self.answers, context, metadata, self.questions, self.memory)
+
+
+def problem_row(problem: Problem) -> dict[str, object]:
+    """The problem as a row of our own layout."""
+    questions = [{"question": item.question, "answers": list(item.answers)} for item in problem.by_question]
+    return {
+        "id": problem.id,
+        **({"questions": questions} if problem.questions else questions[0]),
+        "context": problem.context,
+        "metadata": dict(problem.metadata),
+        **({"memory": problem.memory} if problem.memory else {}),
+    }

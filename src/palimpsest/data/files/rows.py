@@ -44,33 +44,6 @@ from palimpsest.files import NoRegularFile
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import object_named
 
-# ---- SQuAD's own file as rows, like those of the hub ---------------------------------------------------------
-
-
-def has_articles(values: Mapping[str, Any]) -> bool:
-    """True if `values` is SQuAD's own file, a single object."""
-    first: Any = values
-    for key in ("data", "paragraphs"):
-        first = first.get(key) if isinstance(first, Mapping) else None
-        first = first[0] if isinstance(first, list) and first else None
-    return isinstance(first, Mapping) and "qas" in first
-
-
-def article_rows(values: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """(values by column, location) of every question in file order. Raises LookupError or TypeError if malformed.
-
-    >>> asked = {"id": "q1", "question": "Who ran?", "answers": [{"text": "Ann", "answer_start": 0}]}
-    >>> file = {"data": [{"title": "Runs", "paragraphs": [{"context": "Ann ran.", "qas": [asked]}]}]}
-    >>> [(values["title"], values["context"], values["id"], place) for values, place in article_rows(file)]
-    [('Runs', 'Ann ran.', 'q1', 'data[0].paragraphs[0].qas[0]')]
-    """
-    for a, article in enumerate(values["data"]):
-        for p, paragraph in enumerate(article["paragraphs"]):
-            for q, question in enumerate(paragraph["qas"]):
-                shared = {"title": article.get("title"), "context": paragraph["context"]}
-                yield {**question, **shared}, f"data[{a}].paragraphs[{p}].qas[{q}]"
-
-
 # ---- Data sets of the Hugging Face hub, and folders of the same layout ---------------------------------------
 
 
@@ -308,7 +281,7 @@ def sniff(path: Path) -> Kind:
 
 def _array(path: Path) -> Iterator[tuple[Any, str]]:
     with _text(path) as file:
-        reader = _ArrayReader(file, path)
+        reader = _JsonReader(file, path)
         reader.expect("[")
         if reader.peek() == "]":
             return
@@ -320,13 +293,14 @@ def _array(path: Path) -> Iterator[tuple[Any, str]]:
             reader.fail("text after the closing bracket")
 
 
-class _ArrayReader:
-    """Incremental decoder of a JSON array; its buffer grows to the size of one element."""
+class _JsonReader:
+    """Incremental decoder of JSON values in an array or one after another; its buffer grows to the size of one."""
 
     def __init__(self, file: TextIO, path: Path) -> None:
         self.file, self.path = file, path
         self.text, self.at = "", 0
         self.passed = 0  # characters before `text`
+        self.line = 1
         self.rows = 0
         self.ended = False
 
@@ -334,6 +308,7 @@ class _ArrayReader:
         """The next character after white space; empty at the end of the file."""
         while True:
             while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
+                self.line += self.text[self.at] == "\n"
                 self.at += 1
             if self.at < len(self.text):
                 return self.text[self.at]
@@ -355,7 +330,7 @@ class _ArrayReader:
             self.cut_short()
         while True:
             try:
-                value, self.at = _DECODER.raw_decode(self.text, self.at)
+                value, end = _DECODER.raw_decode(self.text, self.at)
             except json.JSONDecodeError as error:
                 if not self.ended and _may_go_on(error):
                     self._more()
@@ -366,6 +341,7 @@ class _ArrayReader:
                 self.at = error.pos
                 self.fail(error.msg)
             self.rows += 1
+            self.line, self.at = self.line + self.text.count("\n", self.at, end), end
             return value
 
     def _more(self) -> None:
@@ -401,47 +377,32 @@ def _stops_inside(error: json.JSONDecodeError) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[Any, str]]:
-    start = 0
-    with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            if text:
-                try:
-                    values = json.loads(text)
-                except json.JSONDecodeError as error:
-                    if number == 1 and line.endswith(b"\n") and _may_go_on(error):
-                        yield from _objects(path)
-                        return
-                    cut = "" if line.endswith(b"\n") else "; the file may be cut short, fetch it again"
-                    raise DataError(
-                        f"{path}: JSON error on line {number} (which begins at byte {start}): {error.msg}{cut}; "
-                        "expected one object per line, or one array of objects"
-                    ) from None
-                yield from _rows_of(path, values, f"line {number}")
-            start += len(line)
-
-
-def _objects(path: Path) -> Iterator[tuple[Any, str]]:
-    """Rows of objects over several lines."""
+    """Rows of objects one after another: one per line, or over several lines."""
     with _text(path) as file:
-        reader = _ArrayReader(file, path)
+        reader = _JsonReader(file, path)
         while reader.peek():
-            yield from _rows_of(path, reader.value(), f"object {reader.rows}")
+            location = f"line {reader.line}"
+            yield from _rows_of(reader.value(), location)
 
 
-def _rows_of(path: Path, values: Any, location: str) -> Iterator[tuple[Any, str]]:
+def _rows_of(values: Any, location: str) -> Iterator[tuple[Any, str]]:
     """The row in a JSON value, or those that it lists under `data`."""
     listed = values.get("data") if isinstance(values, dict) and values.keys() <= _ENVELOPE else None
     if not isinstance(listed, list):
         yield values, location
         return
-    if not has_articles(values):
-        yield from ((item, f"data[{at}]") for at, item in enumerate(listed))
-        return
-    try:
-        yield from article_rows(values)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not SQuAD's file, an object with data, paragraphs and qas ({error!r})") from None
+    for a, item in enumerate(listed):
+        articles = item.get("paragraphs") if isinstance(item, dict) else None
+        if not isinstance(articles, list) or not all(
+            isinstance(each, dict) and isinstance(each.get("qas"), list) for each in articles
+        ):
+            yield item, f"data[{a}]"
+            continue
+        for p, article in enumerate(articles):  # SQuAD's own file
+            shared = {"title": item.get("title"), "context": article.get("context")}
+            for q, question in enumerate(article["qas"]):
+                row = {**question, **shared} if isinstance(question, dict) else question
+                yield row, f"data[{a}].paragraphs[{p}].qas[{q}]"
 
 
 def _object_rows(path: Path) -> Iterator[tuple[Any, str]]:

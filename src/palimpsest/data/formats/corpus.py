@@ -13,24 +13,19 @@ Not covered: duplicate ids, and duplicate texts in files of passages.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from palimpsest.data.files.rows import Row, read_rows
-from palimpsest.data.formats import fields, format_registry
-from palimpsest.data.formats.question_formats import musique_paragraphs, titled_paragraphs
-from palimpsest.errors import DataError, nearest
+from palimpsest.data.formats import fields
+from palimpsest.data.formats.question_formats import corpus_paragraphs
+from palimpsest.errors import DataError
 
 BODIES = ("text", "contents")
 """Keys of a passage's text; the first that is not null counts."""
-
-_QUESTIONS: dict[str, Callable[[Row], list[str]]] = {
-    "hotpotqa": lambda row: [text for _, text in titled_paragraphs(row)],
-    "musique": musique_paragraphs,
-}
 
 
 def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
@@ -93,19 +88,11 @@ def _passages(row: Row, visited: set[tuple[str, str]]) -> Iterator[dict[str, Any
     if body is not None:
         yield _passage(row, body)
         return
-    for name, paragraphs_of in _QUESTIONS.items():
-        if format_registry.fits(format_registry.named(name), row.values):
-            for paragraph in paragraphs_of(row):
-                title, _, text = paragraph.partition("\n")
-                if (title, text) not in visited:
-                    visited.add((title, text))
-                    yield {"title": title, "text": text}
-            return
-    hints = "".join({nearest(key, row.values): None for key in BODIES})
-    raise DataError(
-        f"{row.where}: no 'text' or 'contents'{hints} (there: {', '.join(row.values) or 'nothing'}); a corpus needs "
-        "passages with title and text, or HotpotQA, 2WikiMultiHopQA or MuSiQue questions with their paragraphs"
-    )
+    for paragraph in corpus_paragraphs(row):
+        title, _, text = paragraph.partition("\n")
+        if (title, text) not in visited:
+            visited.add((title, text))
+            yield {"title": title, "text": text}
 
 
 def _passage(row: Row, body: str) -> dict[str, Any]:

@@ -25,13 +25,12 @@ from typing import Any, Protocol
 
 from palimpsest import plugins
 from palimpsest.data.files.rows import Row, plain_values
-from palimpsest.data.formats import fields
 from palimpsest.data.formats.corpus import text_of
 from palimpsest.data.formats.question_formats import by_roles
-from palimpsest.data.record import Record
+from palimpsest.data.record import Record, problem_row
 from palimpsest.errors import DataError, PalimpsestError
 from palimpsest.text.json_text import storable
-from palimpsest.types import Problem, Question
+from palimpsest.types import Problem
 
 # ---- Known metadata keys of a problem ------------------------------------------------------------------------
 
@@ -148,46 +147,21 @@ class CustomFormat:
 
 def _checked(item: Any, row: Row, fallback: str) -> Record:
     """`item` as a record. Raises DataError."""
-    if isinstance(item, Mapping):
-        record = by_roles(replace(row, values=plain_values(item)), fallback)
-    elif isinstance(item, Problem):
-        record = Record(
-            item.id,
-            item.question,
-            item.answers,
-            item.context,
-            metadata=item.metadata,
-            questions=item.questions,
-            memory=item.memory,
-        )
+    gold, values = tuple[str, ...](), item
+    if isinstance(item, Problem):
+        values = problem_row(item)
     elif isinstance(item, Record):
-        record = item
-    else:
+        if item.context is not None and item.paragraphs is not None:
+            raise DataError(f"{row.where}: has both context and paragraphs; remove one")
+        gold = tuple(item.gold)
+        values = problem_row(item.problem(item.context, item.metadata)) | {"id": item.id}
+        if item.paragraphs is not None:  # their evidence is the gold
+            rest = {key: value for key, value in item.metadata.items() if key != "evidence"}
+            values |= {"context": list(item.paragraphs), "metadata": rest}
+    if not isinstance(values, Mapping):
         raise DataError(f"{row.where}: expected a Record, a Problem or a mapping, got {item!r:.60}")
-    if record.context is not None and record.paragraphs is not None:
-        raise DataError(f"{row.where}: has both context and paragraphs; remove one")
-    paragraphs = record.paragraphs and tuple(fields.text(row, text, "paragraphs") for text in record.paragraphs)
-    for text in record.gold:
-        if text not in (paragraphs or ()):
+    record = by_roles(replace(row, values=plain_values(values)), fallback)
+    for text in gold:
+        if text not in (record.paragraphs or ()):
             raise DataError(f"{row.where}: gold {text!r:.60} is not among its paragraphs")
-    problem = _checked_questions(record, row)
-    return replace(
-        record,
-        id=fields.text(row, record.id or fallback, "id"),
-        question=problem.question,
-        answers=problem.answers,
-        context=None if record.context is None else fields.text(row, record.context, "context", blank=True),
-        paragraphs=paragraphs and tuple(dict.fromkeys(paragraphs)),
-        gold=tuple(record.gold),
-        metadata=checked(row, record.metadata),
-        questions=problem.questions,
-        memory=fields.text(row, record.memory, "memory", blank=True),
-    )
-
-
-def _checked_questions(record: Record, row: Row) -> Problem:
-    listed = []
-    for one in record.questions or (Question(record.question, record.answers),):
-        golds = [one.answers] if isinstance(one.answers, str) else [*one.answers]
-        listed.append(Question(fields.text(row, one.text, "question"), fields.golds(row, golds, "answers")))
-    return Problem.asking(record.id, listed)
+    return replace(record, gold=gold or record.gold, metadata=checked(row, record.metadata))

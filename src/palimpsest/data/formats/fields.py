@@ -1,7 +1,8 @@
 """Fields of a row: the columns by their roles, and checked access to values.
 
-`roles` finds the columns of question, answers and document by name. Case, spaces, `-` and `_` don't matter. `ROLES` has
-the names of each role in groups: an earlier group precedes a later one, two columns of one group are ambiguous.
+`roles` finds the columns of question, answers and document by name, whatever case, `-`, `_`, spaces and final "s".
+`ROLES` has the names of each role in groups: our own name precedes the first group, an earlier group a later one; two
+columns of one group with different values are ambiguous.
 
 Guaranteed: every function raises DataError naming file, row, key, value and fix; a document is never dropped for its
 place in the row or its order of columns.
@@ -11,7 +12,7 @@ Not covered: columns with names outside `ROLES` (`data.columns` maps them).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from shlex import quote
@@ -45,36 +46,22 @@ def golds(row: Row, value: Any, name: str) -> tuple[str, ...]:
     these; none for None, a blank text or an empty list."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return ()
-    if isinstance(value, Mapping):
-        return _listed_golds(row, value, name)
-    if not isinstance(value, list):
-        return (_gold(row, value, name),)
-    given = [_listed_golds(row, gold, f"{name}[{i}]") for i, gold in enumerate(value) if isinstance(gold, Mapping)]
-    if given:
-        return tuple(dict.fromkeys(gold for golds in given for gold in golds))
-    return tuple(_gold(row, gold, f"{name}[{i}]") for i, gold in enumerate(value))
+    items = value if isinstance(value, list) else [value]
+    names = [f"{name}[{i}]" if items is value else name for i in range(len(items))]
+    found = [text for gold, at in zip(items, names, strict=True) for text in _golds_in(row, gold, at)]
+    return tuple(dict.fromkeys(found) if any(isinstance(gold, Mapping) for gold in items) else found)
 
 
-def _listed_golds(row: Row, value: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """The distinct golds in an object."""
-    key = next((key for key in ("value", "answer") if key in value), "text")
-    held = [*_many(value[key] if key in value else get(row, value, key, name)), *_many(value.get("aliases"))]
-    return tuple(dict.fromkeys(_gold(row, gold, f"{name}.{key}") for gold in held))
-
-
-def _many(value: Any) -> list[Any]:
-    return [] if value is None else value if isinstance(value, list) else [value]
-
-
-def _gold(row: Row, value: Any, name: str) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return text(row, str(value) if number else value, name)
-
-
-def golds_at(row: Row, values: Any, key: str, inside: str = "") -> tuple[str, ...]:
-    """The gold answers under a required key, whose value may be None (see `golds`)."""
-    held = values[key] if isinstance(values, Mapping) and key in values else get(row, values, key, inside)
-    return golds(row, held, f"{inside}.{key}" if inside else key)
+def _golds_in(row: Row, gold: Any, name: str) -> Iterator[str]:
+    held: list[Any] = [gold]
+    if isinstance(gold, Mapping):
+        key = next((key for key in ("value", "answer", "text") if key in gold), "text")
+        texts = gold[key] if key in gold else get(row, gold, key, name)
+        held = [*(texts if isinstance(texts, list) else [texts]), *(gold.get("aliases") or ())]
+    for one in held:
+        number = isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+        if one is not None or held == [gold]:
+            yield text(row, str(one) if number else one, name)
 
 
 def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
@@ -119,48 +106,32 @@ def questions(row: Row, taken: Roles, metadata: Mapping[str, Any]) -> list[Quest
         raise DataError(
             f"{row.where}: questions must be a list of objects with question and answers, is {listed!r:.60}"
         )
-    return [_question(row, entry, f"questions[{number}]") for number, entry in enumerate(listed)]
-
-
-def _question(row: Row, values: Any, inside: str) -> Question:
-    question = text(row, get(row, values, "question", inside), f"{inside}.question")
-    return Question(question, golds_at(row, values, "answers", inside))
+    asked = list[Question]()
+    for number, entry in enumerate(listed):
+        name = f"questions[{number}]"
+        question = text(row, get(row, entry, "question", name), f"{name}.question")
+        held = entry["answers"] if "answers" in entry else get(row, entry, "answers", name)
+        asked.append(Question(question, golds(row, held, f"{name}.answers")))
+    return asked
 
 
 # ---- Columns by their roles ----------------------------------------------------------------------------------
 
 
-ROLES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "question": (
-        ("question",),
-        ("query", "problem", "q", "questiontext"),
-        ("instruction", "prompt", "ask"),
-        ("input",),
-    ),
+ROLES = {
+    "question": ("question", "query problem q questiontext", "instruction prompt ask", "input"),
     "answers": (
-        ("answers",),
-        (
-            *("answer", "gold", "golds", "goldanswer", "goldanswers", "goldenanswer", "goldenanswers", "groundtruth"),
-            *("groundtruths", "correctanswer", "correctanswers", "expectedanswer", "expectedanswers"),
-            *("referenceanswer", "referenceanswers"),
-        ),
-        ("solution", "target", "targets", "label", "labels", "reference", "references", "a"),
-        ("output", "outputs", "completion", "response"),
+        "answer gold goldanswer goldenanswer groundtruth correctanswer expectedanswer referenceanswer",
+        "solution target label reference a",
+        "output completion response",
     ),
-    "document": (
-        ("context",),
-        (
-            *("contexts", "ctxs", "positivectxs", "passage", "passages", "positivepassages", "document", "documents"),
-            *("doc", "docs", "paragraph", "paragraphs", "article", "articles", "story", "text", "texts", "body"),
-            *("content", "contents", "page", "pages", "chunk", "chunks", "transcript", "chat", "dialog", "dialogue"),
-            *("conversation", "conversations", "messages", "sessions", "retrievedpassages"),
-        ),
-        ("input", "background", "history"),
+    "context": (
+        "context ctx positivectx passage positivepassage retrievedpassage document doc paragraph article story text "
+        "body content page chunk transcript chat dialog dialogue conversation message session",
+        "input background history",
     ),
 }
-"""Names of columns by role, in lower case and without separators; the first is ours."""
-_OURS = {"question": "question", "answers": "answers", "document": "context"}
-"""Names for `data.columns`."""
+"""Names of columns by our name of the role: in lower case, without separators and a final "s"."""
 _LOOKED_AT = 1000
 """Maximum number of columns compared with names."""
 
@@ -201,13 +172,19 @@ def lacks(row: Row, lead: str, missing: list[str]) -> DataError:
     names = {ours: nearest(ours, _names(row)).partition("did you mean ")[2].rstrip("?") for ours in missing}
     hints = ", ".join(f"{ours!r}" + (f" (did you mean {name!r}?)" if name else "") for ours, name in names.items())
     pairs = [(ours, name or "COLUMN") for ours, name in names.items()]
-    if str(row.path).startswith(OBJECT):  # rows passed in Python
-        fix = f"rename {', '.join(f'{theirs} to {ours}' for ours, theirs in pairs)}"
-    else:
-        fix = f"map columns with other names: data.columns={quote(','.join(map('='.join, pairs)))}"
+    fix = _fix(row, pairs)
     if {"messages", "conversations"} & row.values.keys():
         fix += "; a conversation alone is for supervised training: palimpsest sft RECIPE --data FILE"
-    return DataError(f"{row.where}: {lead} {hints}; the row has {shown_names(row.values) or 'none'}; {fix}")
+    return DataError(
+        f"{row.where}: {lead} {hints}; the row has {shown_names(row.values) or 'none'}; name the columns: {fix}"
+    )
+
+
+def _fix(row: Row, pairs: list[tuple[str, str]]) -> str:
+    """How to give columns of (our name, theirs) our names."""
+    if str(row.path).startswith(OBJECT):  # rows passed in Python
+        return f"rename {', '.join(f'{theirs} to {ours}' for ours, theirs in pairs)}"
+    return f"data.columns={quote(','.join(map('='.join, pairs)))}"
 
 
 def _names(row: Row) -> list[str]:
@@ -215,18 +192,20 @@ def _names(row: Row) -> list[str]:
 
 
 def _document(row: Row, names: list[str], question: str) -> str:
-    """The column of the document. A question and its answer rendered as one text or chat are no document."""
+    """The column of the document. A question and its answer rendered as a chat or a text are no document."""
     asked = row.values.get(question)
-    known = {name for group in ROLES["document"] for name in group}
-    suits = [name for name in names if _plain(name) in known and _is_document(row.values[name], asked)]
-    if len(suits) > 1 and isinstance(asked, str):
-        suits = [name for name in suits if not (isinstance(row.values[name], str) and asked in row.values[name])]
-    return _column(row, "document", [name for name in suits if row.values[name] is not None] or suits)
+    suits = [name for name in names if _is_document(row.values[name], asked)]
+    suits = [name for name in suits if row.values[name] is not None] or suits
+    plain = [
+        name for name in suits if name != "text" or not isinstance(asked, str) or asked not in (row.values[name] or ())
+    ]
+    return _column(row, "context", plain) or _column(row, "context", suits)
 
 
 def _is_document(value: Any, asked: Any) -> bool:
-    said = map(turn_of, value) if isinstance(value, list) else ()
-    return isinstance(value, str | list | Mapping | None) and not any(turn and turn[1] == asked for turn in said)
+    turns = filter(None, map(turn_of, value if isinstance(value, list) else ()))
+    first = next((text for speaker, text in turns if speaker != "system"), None)
+    return isinstance(value, str | list | Mapping | None) and (asked is None or first != asked)
 
 
 def turn_of(value: Any) -> tuple[Any, Any] | None:
@@ -248,10 +227,11 @@ def turn_of(value: Any) -> tuple[Any, Any] | None:
 
 
 def _column(row: Row, role: str, names: list[str]) -> str:
-    for group in ROLES[role]:
-        found = [name for name in names if _plain(name) in group]
-        if len(found) > 1 and any(row.values[name] != row.values[found[0]] for name in found):
-            choices = " or ".join(f"data.columns={quote(f'{_OURS[role]}={name}')}" for name in found)
+    """The column of a role: ours, or that of the first group with any."""
+    for group in ("", *ROLES[role]):
+        found = [name for name in names if (_plain(name) in group.split() if group else name == role)]
+        if any(row.values[name] != row.values[found[0]] for name in found[1:]):
+            choices = " or ".join(_fix(row, [(role, name)]) for name in found)
             raise DataError(f"{row.where}: {' and '.join(found)} may both be the {role}; choose one: {choices}")
         if found:
             return found[0]
@@ -259,8 +239,8 @@ def _column(row: Row, role: str, names: list[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """`name` without case and separators; `questionText` and `question_text` are equal."""
-    return name.lower().translate(_SEPARATORS)
+    """`name` in the form of `ROLES`: `goldAnswers` and `gold_answer` are equal."""
+    return name.lower().translate(_SEPARATORS).removesuffix("s")
 
 
 _SEPARATORS = str.maketrans("", "", "_- ")

@@ -36,8 +36,8 @@ from palimpsest.data.formats import custom_format, fields
 from palimpsest.data.formats.benchmark_formats import memagent_eval_by_index
 from palimpsest.data.formats.custom_format import DataFormat
 from palimpsest.data.formats.format_registry import COLUMNS, Format, fits, named, recognise, require
-from palimpsest.data.formats.question_formats import by_roles, musique_paragraphs, titled_paragraphs, unread
-from palimpsest.data.record import Record
+from palimpsest.data.formats.question_formats import by_roles, corpus_paragraphs, unread
+from palimpsest.data.record import Record, problem_row
 from palimpsest.errors import DataError, nearest, shown_names
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.text.display_text import counted
@@ -314,20 +314,7 @@ def is_question_file(path: Path) -> bool:
 
 def read_corpus(path: str | Path) -> Corpus:
     """Paragraphs for distractors, from a HotpotQA or MuSiQue file or from rows {title, text}."""
-    return Corpus.of(_corpus_paragraphs(row) for row in read_rows(Path(path)))
-
-
-def _corpus_paragraphs(row: Row) -> tuple[str, ...]:
-    if "paragraphs" in row.values:
-        return tuple(musique_paragraphs(row))
-    if row.values.get("title") is None and isinstance(row.values.get("text"), str):
-        return (row.values["text"],)
-    if "title" in row.values and "text" in row.values:
-        title, text = (fields.text(row, row.values[key], key, blank=True) for key in ("title", "text"))
-        return (f"{title}\n{text}",)
-    if "context" not in row.values:
-        raise DataError(f"{row.where}: a corpus needs HotpotQA rows or columns 'title' and 'text'")
-    return tuple(text for _, text in titled_paragraphs(row))
+    return Corpus.of(corpus_paragraphs(row) for row in read_rows(Path(path)))
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> int:
@@ -343,15 +330,3 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
             count += 1
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
     return count
-
-
-def problem_row(problem: Problem) -> dict[str, object]:
-    """The problem as a row of our own layout."""
-    questions = [{"question": item.question, "answers": list(item.answers)} for item in problem.by_question]
-    return {
-        "id": problem.id,
-        **({"questions": questions} if problem.questions else questions[0]),
-        "context": problem.context,
-        "metadata": dict(problem.metadata),
-        **({"memory": problem.memory} if problem.memory else {}),
-    }

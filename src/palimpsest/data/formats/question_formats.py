@@ -37,7 +37,7 @@ from palimpsest.data.files.text_files import paragraph_of
 from palimpsest.data.formats import fields
 from palimpsest.data.formats.fields import Roles
 from palimpsest.data.record import Record
-from palimpsest.errors import DataError
+from palimpsest.errors import DataError, nearest, shown_names
 from palimpsest.text.json_text import valid
 from palimpsest.types import Problem
 
@@ -165,6 +165,20 @@ def titled_paragraphs(row: Row) -> list[tuple[str, str]]:
             raise DataError(f"{row.where}: context: paragraph {title!r} must be a list of sentences")
         titled.append((title, f"{title}\n{fields.text(row, ''.join(sentences), 'context sentences', blank=True)}"))
     return titled
+
+
+def corpus_paragraphs(row: Row) -> list[str]:
+    """The paragraphs of a HotpotQA or MuSiQue row, or the passage of a row with text."""
+    if "paragraphs" in row.values:
+        return musique_paragraphs(row)
+    if "context" in row.values:
+        return [text for _, text in titled_paragraphs(row)]
+    if any(row.values.get(key) is not None for key in ("text", "contents")):
+        return _passages(row, [row.values], "row")
+    raise DataError(
+        f"{row.where}: no 'text' or 'contents'{nearest('text', map(str, row.values))} (there: "
+        f"{shown_names(row.values) or 'nothing'}); a corpus has passages (title, text) or rows of HotpotQA or MuSiQue"
+    )
 
 
 def _supporting(row: Row, paragraphs: Mapping[str, list[str]]) -> tuple[list[str], tuple[str, ...]]:
