@@ -157,7 +157,7 @@ def roles(row: Row) -> Roles:
     names = _names(row)
     if row.values.get("questions") is not None:
         return Roles(document=_document(row, names, ""))
-    question = _column(row, "question", names)
+    question = _column(row, "question", [name for name in names if not isinstance(row.values[name], Mapping)])
     answers = _column(row, "answers", names)
     document = _document(row, [name for name in names if name not in (question, answers)], question)
     if not question or (not document and _plain(question) == "input"):
