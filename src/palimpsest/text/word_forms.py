@@ -38,9 +38,10 @@ FUNCTION = frozenset(
 )
 """Words without content."""
 
-MODALS = frozenset(str.split("will would shall should can could may might must ought need"))
-QUALIFIERS = MODALS | frozenset(str.split("only sole solely all every each always most"))
-"""Words that decide how far a statement reaches; no share of a unit's other words makes up for one."""
+QUALIFIERS = frozenset(
+    str.split("will would shall should can could may might must ought need only sole solely all every each always most")
+)
+"""Modal verbs and quantifiers: they decide how far a statement reaches."""
 
 NEGATIONS = frozenset(str.split("not no never none neither nor without cannot nobody nothing nowhere non"))
 """Words that negate a statement; so does n't."""
@@ -73,12 +74,10 @@ SHORT = {
 }  # fmt: skip
 """Abbreviations and second spellings, and the form of both."""
 
-UNITS = tuple(
-    str.split("""
+UNITS = str.split("""
     kilometre centimetre millimetre metre mile yard foot inch kilogram gram pound ton tonne litre gallon acre hectare
     square cubic degree celsius fahrenheit percent cent dollar euro yen rupee hour minute watt volt hertz mph bc bce
-    """)
-)
+""")
 """Words that belong to the number before them."""
 
 SYMBOLS = {"%": "percent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
@@ -112,11 +111,12 @@ IRREGULAR = {form: forms[0] for forms in map(str.split, _VERBS.split(";")) for f
 LONGEST = 60
 """Words of a sentence; a longer one is split."""
 
-_UNSPACED = (
+UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
+"""Characters of scripts without spaces, for a class of a regular expression."""
 _FORM_MARKS = "\u0300-\u036f\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
-_LETTER = rf"(?:(?![{_UNSPACED}])[^\W\d_]|[{_FORM_MARKS}])"
+_LETTER = rf"(?:(?![{UNSPACED}])[^\W\d_]|[{_FORM_MARKS}])"
 _TOKEN = re.compile(
     r"(?P<iso>\b\d{4}-\d\d-\d\d\b)"
     r"|(?P<sign>(?:(?<=\w)|(?<=\w\s))[<>≤≥](?=[=\s\d]))"
@@ -126,13 +126,13 @@ _TOKEN = re.compile(
     r"|(?P<dotted>\b(?:[A-Z]\.){2,}|\b[A-Z]\.(?=\s*[A-Z]))"
     rf"|(?P<word>{_LETTER}+(?:['’]{_LETTER}+)*)(?P<dot>\.)?"
     r"|(?P<kana>[\u30a1-\u30fa\u30fc]{2,})"
-    rf"|(?P<unspaced>(?:(?![\u30a1-\u30fa\u30fc]{{2}})[{_UNSPACED}]){{1,60}})"
+    rf"|(?P<unspaced>(?:(?![\u30a1-\u30fa\u30fc]{{2}})[{UNSPACED}]){{1,60}})"
     r"|(?P<range>(?<=\d)[-–—](?=\d))"
     r"|(?P<end>[。！？]|(?<![.!?])[.!?]++(?=[\"'”’»)\]]*(?:\s+[^\sa-z]|\s*$))|\n+)"
     r"|(?P<clause>[,;:()\[\]、，；：–—\"“”«»「」『』]|-\s)"
 )
 _POWER = re.compile(r"(?<=\d)(?=[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])")
-_PAIR = re.compile(f"[{_UNSPACED}]{{2}}")
+_PAIR = re.compile(f"[{UNSPACED}]{{2}}")
 _WRAP = re.compile(r"(?<=[^\n]{60})\n(?=[^\s\-*•])|(?<=[^\n.!?:])\n(?=[a-z])")
 _AFTER_END = re.compile("[\"'”’»)\\]]*(?:\\s+[^\\sa-z]|\\s*$)")
 _NEGATED = re.compile("[不没沒無无非未]|ไม่")
@@ -233,9 +233,6 @@ def stem(word: str) -> str:
     if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "aeious":
         word = word[:-1]
     return word[:-1] if len(word) > 3 and word.endswith("e") else word
-
-
-_UNIT_STEMS = frozenset(map(stem, UNITS))
 
 
 def is_pair(word: str) -> bool:
@@ -362,7 +359,7 @@ class _WordReader:
         negated = caseless.endswith("n't") or (caseless in NEGATIONS and not named)  # "Never Cry Wolf", "No, No, No"
         if caseless.endswith("n't") or caseless == "cannot":
             caseless = {"ca": "can", "wo": "will", "sha": "shall"}.get(caseless[:-3], caseless[:-3])
-            if caseless in MODALS:
+            if caseless in QUALIFIERS:
                 self.now.add(caseless, WordKind.QUALIFIER, self.clause)
         owner = caseless.endswith("'s")
         caseless = caseless.removesuffix("'s").replace("'", "")
@@ -400,7 +397,7 @@ class _WordReader:
 
 
 _SEPARATORS = str.maketrans({"٫": ".", "٬": ",", " ": ",", "'": ",", "’": ",", "⁄": "/"})
-_PLAIN = re.compile(r"[\d.,]+")
+_UNIT_STEMS = frozenset(map(stem, UNITS))
 
 
 def number_value(written: str) -> str:
@@ -412,7 +409,7 @@ def number_value(written: str) -> str:
     if written[0] in "-−":
         return f"-{number_value(written[1:])}"
     digits = "".join(str(unicodedata.digit(c)) if c.isdigit() else c for c in written.translate(_SEPARATORS))
-    if not _PLAIN.fullmatch(digits):
+    if digits.strip("0123456789.,"):
         return digits.lower()  # 10:30, 3/4, 10^6, 1e5
     groups = digits.split(",")
     if len(groups) == 2 and len(groups[1]) != 3 and "." not in digits:

@@ -52,7 +52,8 @@ def longbench_v2(row: Row, fallback: str) -> Record:
         question=f"{question}\n{listed}\nAnswer with the letter of the right choice alone: A, B, C or D.",
         answers=(answer,),
         context=fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
-        metadata={k: row.values[k] for k in ("domain", "sub_domain", "difficulty", "length") if row.values.get(k)},
+        metadata={"choice_letters": LETTERS}
+        | {k: row.values[k] for k in ("domain", "sub_domain", "difficulty", "length") if row.values.get(k)},
     )
 
 

@@ -40,6 +40,8 @@ class Format:
     """A column that replaces all of `needs`."""
     suits: Callable[[Mapping[str, Any]], bool] = lambda values: True
     """Check of the first row's values, if it has the columns."""
+    declares: tuple[str, ...] = ()
+    """Grading rules (`types.GRADING`) that its records may declare."""
 
 
 def _paragraphs(values: Mapping[str, Any]) -> bool:
@@ -54,12 +56,14 @@ FORMATS = {
             ("question", "answer", "haystack_sessions"),
             conversations.longmemeval,
             "LongMemEval: dated sessions",
+            declares=("abstention",),
         ),
         Format(
             "longbench_v2",
             ("question", "choice_A", "choice_B", "choice_C", "choice_D", "answer", "context"),
             benchmark_formats.longbench_v2,
             "LongBench v2: multiple choice",
+            declares=("choice_letters",),
         ),
         Format(
             "locomo", ("conversation", "qa"), benchmark_formats.locomo, "LoCoMo: several questions on dated sessions"
@@ -164,19 +168,7 @@ COLUMNS = dict.fromkeys(
 
 _ALIASES = {
     "question": ("q", "query", "prompt", "input", "problem", "instruction", "ask"),
-    "answers": (
-        "a",
-        "answer",
-        "gold",
-        "golds",
-        "label",
-        "labels",
-        "target",
-        "targets",
-        "output",
-        "completion",
-        "ground_truth",
-    ),
+    "answers": (*str.split("a answer gold golds label labels target targets output completion ground_truth"),),
     "answer": ("a", "answers", "gold", "golds", "label", "target", "output", "completion", "ground_truth"),
     "context": ("document", "text", "passage", "article", "story", "doc", "body"),
 }

@@ -80,13 +80,14 @@ def longmemeval(row: Row, fallback: str) -> Record:
     context, metadata = together(row, sessions, values.get("answer_session_ids") or [], "answer_session_ids")
     query = fields.text(row, fields.get(row, values, "question"), "question")
     date = values.get("question_date")
-    answer = values["answer"]
+    answer, identity = values["answer"], fields.identity(row, fallback)
+    given = {key: values[key] for key in ("question_type", "question_date") if values.get(key)}
     return Record(
-        id=fields.identity(row, fallback),
+        id=identity,
         question=f"[{date}] {query}" if date else query,
         answers=fields.golds(row, str(answer) if type(answer) is int else answer, "answer"),
         context=context,
-        metadata={key: values[key] for key in ("question_type", "question_date") if values.get(key)} | metadata,
+        metadata=given | metadata | ({"abstention": True} if identity.endswith("_abs") else {}),
     )
 
 

@@ -182,8 +182,6 @@ def _windows(centre: int, count: int) -> Iterator[tuple[int, ...]]:
 Grounded = Literal["off", "verbatim", "close"]
 
 _CLOSERS = "\"'”’»)]}*_`"
-_IN_NUMBER = re.compile(r"\d\.$")
-"""An end that may be a decimal point."""
 _ENDS = (".", "!", "?", "。", "！", "？")
 
 
@@ -216,7 +214,8 @@ def sift(
     text = codec.decode(written)
     spans, claims = unit_spans(text, rule.unit), units(text, rule.unit)
     faults = unsupported(claims, [codec.decode(ids, control=False) for ids in sources], rule)
-    ended = claims and claims[-1].rstrip(_CLOSERS).endswith(_ENDS) and not _IN_NUMBER.search(claims[-1])
+    decimal = claims and re.search(r"\d\.$", claims[-1])  # "1." may be cut off "1.5"
+    ended = claims and claims[-1].rstrip(_CLOSERS).endswith(_ENDS) and not decimal
     if cut_off and claims and not ended:
         faults[-1] = faults[-1] or "the reply's budget cut it off"
     if claims and not any(faults):
