@@ -8,6 +8,9 @@ Paraphrases: reordered, inflected, abbreviated, shortened, merged with another g
 together. Corruptions: another name or number from the same or another context, one of the sentence replaced by another,
 two swapped, another relation, a negation; half of them after a paraphrase.
 
+Of every sentence of the file's first 100 sources: a copy, the two parts of a number that is cut at a mark (1.5, 1,200,
+10:30, 1914-1918), in both modes, another modal verb, and "the only one of the" for "one of the".
+
 A dropped paraphrase is a false drop, a retained corruption a false keep. `--thresholds` prints both for the thresholds
 of alignment.py on the first file: only hotpotqa_train_100.json served for choosing the current one.
 
@@ -28,13 +31,18 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from palimpsest.memory.parts.grounded import THRESHOLD, supported
-from palimpsest.text.word_forms import FUNCTION, MONTHS
+from palimpsest.memory.parts.grounded import THRESHOLD, GroundedRule, supported, unsupported
+from palimpsest.text.word_forms import FUNCTION as WITHOUT_CONTENT
+from palimpsest.text.word_forms import MONTHS, QUALIFIERS
 
 PARAPHRASES = ("reordered", "inflected", "abbreviated", "shortened", "merged", "resolved", "several")
 WITHIN = ("name_placed", "number_placed", "name_swapped", "number_swapped")
 """Values of the same sentence."""
 CORRUPTIONS = ("name_near", "name_far", "number_near", "number_far", *WITHIN, "relation", "word", "negated")
+EVERYWHERE = ("cut", "modal", "only")
+"""Corruptions of every sentence, not only of gold sentences."""
+FUNCTION = WITHOUT_CONTENT | QUALIFIERS
+MODALS = str.split("may must can could should will would might")
 NAME = re.compile(r"[A-Z][a-zà-ÿ]+(?: [A-Z][a-zà-ÿ]+)*")
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?![\w])")
 RELATIONS = """
@@ -310,6 +318,19 @@ def corruptions(item: Item, far: Item, rng: random.Random) -> Iterator[tuple[str
                 yield kind, other
 
 
+def everywhere(item: Item, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """(kind, text) for each sentence of the source: copies, cut numbers, other modal verbs, other quantifiers."""
+    for text in (text for line in item.source.splitlines() for text in sentences(line)):
+        yield "copied", text
+        for mark in re.finditer(r"(?<=\d)[.,:/–-](?=\d)", text):
+            parts = text[: mark.start()] + ".", text[mark.end() :]
+            yield from (("cut", part) for part in parts if len(part.split()) > 3)
+        for word in re.findall(rf"\b(?:{'|'.join(MODALS)})\b", text):
+            yield "modal", re.sub(rf"\b{word}\b", rng.choice([m for m in MODALS if m != word]), text, count=1)
+        if "one of the" in text:
+            yield "only", text.replace("one of the", "the only one of the", 1)
+
+
 def synonyms(item: Item) -> Iterator[str]:
     """Gold sentences with one word in other words."""
     for _, text in item.gold:
@@ -337,6 +358,15 @@ def measure(
             wrong[kind] += (why is None) != holds
             if (why is None) != holds and wrong[kind] <= show:
                 print(f"{kind}: {text}\n    {why}")
+        for kind, text in everywhere(item, random.Random(number)) if number < 100 else ():
+            verbatim, close = (
+                unsupported([text], [item.source], GroundedRule(how))[0] for how in ("verbatim", "close")
+            )
+            for how, why in {f"{kind}, verbatim": verbatim, f"{kind}, close": close}.items():
+                count[how] += 1
+                wrong[how] += (why is None) != (kind == "copied")
+                if (why is None) != (kind == "copied") and wrong[how] <= show:
+                    print(f"{how}: {text}\n    {why}")
     return count, wrong
 
 
@@ -344,6 +374,7 @@ def table(results: dict[str, tuple[Counter[str], Counter[str]]]) -> list[str]:
     """Lines of Markdown."""
     lines = ["| | " + " | ".join(results) + " |", "|---" * (len(results) + 1) + "|"]
     groups = {"**false drops**": PARAPHRASES, "**false keeps**": CORRUPTIONS, "outside: synonym": ("synonym",)}
+    groups |= {name: (name,) for kind in ("copied", *EVERYWHERE) for name in (f"{kind}, verbatim", f"{kind}, close")}
     for head, kinds in groups.items():
         for name, of in ((head, kinds), *((kind, (kind,)) for kind in kinds if len(kinds) > 1)):
             cells = []

@@ -21,12 +21,14 @@ import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.keys import all_keys, keys_of, option_keys, section_in
+from palimpsest.config.load import EVALUATIONS, load_recipe, recipe_names, recipe_text
 from palimpsest.config.other_names import NO_EQUIVALENT, OTHER_NAMES
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.formats.fields import ROLES
 from palimpsest.data.formats.format_registry import FORMATS
 from palimpsest.memory.registry import policy_class
 from palimpsest.plugin_kinds import KINDS
+from palimpsest.reward.answer_match import grading_rules
 
 ROOT = Path(__file__).parents[1]
 
@@ -150,6 +152,20 @@ def roles() -> str:
     return row("role", "names") + "\n|---|---|\n" + "\n".join(rows)
 
 
+def grading() -> str:
+    """How each benchmark recipe grades its data."""
+    judge = {"reward.judge.url": "http://127.0.0.1/v1", "reward.judge.model": "m"}
+    rows = list[tuple[str, dict[str, str]]]()
+    for recipe in recipe_names(EVALUATIONS):
+        name = recipe.removeprefix(EVALUATIONS)
+        config = load_recipe(recipe, judge if "match: judge" in recipe_text(recipe) else {})
+        format = FORMATS.get(name.replace("-", "_"))
+        rows.append((name, grading_rules(config.reward, format.declares if format else ())))
+    head = ("eval/", *rows[0][1])
+    lines = [row(f"`{name}`", *rules.values()) for name, rules in rows]
+    return row(*head) + "\n|" + "---|" * len(head) + "\n" + "\n".join(lines)
+
+
 def answer_pairs() -> str:
     from support.answer_pairs import table
 
@@ -197,6 +213,7 @@ GENERATED: dict[tuple[str, str], Callable[[], str]] = {
     ("docs/how-to/custom-engine.md", "engine"): example_engine,
     ("docs/reference/data-formats.md", "formats"): data_formats,
     ("docs/reference/data-formats.md", "roles"): roles,
+    ("docs/how-to/benchmarks.md", "grading"): grading,
     ("docs/reference/metrics.md", "pairs"): answer_pairs,
     ("docs/reference/metrics.md", "hacks"): hacks,
     ("docs/reference/models.md", "models"): models,

@@ -68,6 +68,11 @@ class Question:
     """One or more golds."""
 
 
+GRADING: Mapping[str, type] = {"choice_letters": str, "abstention": bool}
+"""Grading rules of a problem's metadata. `choice_letters`: an answer may be the letter with its choice, "(B) Byron".
+`abstention`: the right answer is that the document doesn't say it; a judge has criteria for such questions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One question with its gold answers, or several (`Problem.asking`) that one reading has to serve."""
@@ -114,6 +119,12 @@ class Problem:
         if len(questions) == 1:
             return cls(id, questions[0].text, questions[0].answers, context, metadata or {})
         return cls(id, *_together(questions), context, metadata or {}, tuple(questions))
+
+    @property
+    def grading(self) -> dict[str, Any]:
+        """The rules of `GRADING` that its data set declares in `metadata`."""
+        values = {key: self.metadata.get(key) for key in GRADING}
+        return {key: value for key, value in values.items() if value and isinstance(value, GRADING[key])}
 
     @property
     def by_question(self) -> tuple[Problem, ...]:

@@ -64,6 +64,7 @@ def test_choices_of_longbench_follow_the_question_and_the_gold_is_the_letter(tmp
     assert problem.question.splitlines()[:3] == ["Which?", "(A) one", "(B) two"]
     assert (problem.id, problem.answers, problem.context) == ("66f3", ("C",), "Three.")
     assert problem.metadata["difficulty"] == "hard"
+    assert problem.grading == {"choice_letters": "ABCD"}
     with pytest.raises(DataError, match="answer='three' must be one of A, B, C, D"):
         list(read_problems(save(tmp_path / "data.json", LONGBENCH | {"answer": "three"})))
 

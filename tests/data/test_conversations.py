@@ -52,6 +52,14 @@ def test_a_row_of_longmemeval_by_hand(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(("name", "grading"), [("e47becba_abs", {"abstention": True}), ("abs_e47becba", {})])
+def test_a_row_of_longmemeval_without_an_answer_declares_an_abstention(
+    name: str, grading: dict[str, bool], tmp_path: Path
+) -> None:
+    (problem,) = read_problems(save(tmp_path / "l.json", ROW | {"question_id": name}))
+    assert problem.grading == grading
+
+
 def test_sessions_of_our_own_layout_serve_several_questions_on_one_reading(tmp_path: Path) -> None:
     sessions = [{"date": date, "turns": turns} for date, turns in zip(DATES, ROW["haystack_sessions"], strict=True)]
     asked = [{"question": "What?", "answers": ["a car"]}, {"question": "When?", "answers": ["20 May"]}]

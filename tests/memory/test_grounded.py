@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from palimpsest.errors import ConfigError
 from palimpsest.events import EmptyMemoryKept, MemoryUngrounded, MemoryWritten
 from palimpsest.memory.overwrite import OverwritePolicy
-from palimpsest.memory.parts.grounded import GroundedRule, sift
+from palimpsest.memory.parts.grounded import GroundedRule, sift, unsupported
 from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.recall import RecallPolicy, RetrievalPolicy
@@ -76,6 +76,106 @@ def test_a_unit_that_the_budget_cut_off_is_dropped_and_a_whole_one_is_not() -> N
     assert kept(" Omar sells tea. It is 9.5 km", SECTION, cut_off=True) == " Omar sells tea."
     assert kept(" Omar sells tea. It is 9.5 km", SECTION) == " Omar sells tea. It is 9.5 km"
     assert kept(" Omar sells tea.", SECTION, cut_off=True) == " Omar sells tea."
+
+
+@pytest.mark.parametrize("reply", [" It is 9.", " It costs $1.", " Anna was born in 1990.", " السعر ١."])
+def test_a_number_that_the_budget_may_have_cut_is_no_end(reply: str) -> None:
+    assert kept(f" Omar sells tea.{reply}", SECTION, reply, cut_off=True) == " Omar sells tea."
+    assert kept(f" Omar sells tea.{reply}", SECTION, reply) == f" Omar sells tea.{reply}"
+    quoted = reply.replace(".", ".)")
+    assert kept(f" Omar sells tea.{quoted}", SECTION, quoted, cut_off=True) == f" Omar sells tea.{quoted}"
+
+
+MODES = tuple(map(GroundedRule, ("verbatim", "close")))
+
+
+@pytest.mark.parametrize("rule", MODES)
+@pytest.mark.parametrize(
+    ("source", "cut"),
+    [
+        ("The rate is 1.5 percent.", "The rate is 1."),
+        ("The rate is 1.5 percent.", "5 percent."),
+        ("It costs $1.50 in Rome.", "It costs $1."),
+        ("It costs $1.50 in Rome.", "It costs $"),
+        ("The town has 1,200 people.", "The town has 1"),
+        ("In Oslo 1,200 people live there.", "200 people live there."),
+        ("In Oslo 1 200 people live there.", "200 people live there."),
+        ("Then -5 degrees were measured.", "5 degrees were measured."),
+        ("Then −5 degrees were measured.", "5 degrees were measured."),
+        ("Anna paid 12.75 there.", "Anna paid 12."),
+        ("Anna left at 10:30.", "Anna left at 10."),
+        ("Anna left on 2010-05-12.", "Anna left on 2010."),
+        ("Anna left on 12/5/2010.", "Anna left on 12/5."),
+        ("Anna left on 12 May 2010.", "Anna left on 12."),
+        ("Anna left on 12 May 2010.", "Anna left on 12 May."),
+        ("Anna left on May 12, 2010.", "Anna left on May 12."),
+        ("It lasted 1914-1918.", "It lasted 1914."),
+        ("The 1914–1918 war was lost.", "1918 war was lost."),
+        ("It sold 1e5 units.", "It sold 1."),
+        ("It sold 10⁶ units.", "It sold 10."),
+        ("It takes 3/4 of it.", "It takes 3."),
+        ("It is 9.5 km to Rome.", "It is 9.5."),
+        ("It is 9.5 km/h in Rome.", "It is 9.5 km."),
+        ("It costs 5 million in Rome.", "It costs 5."),
+        ("The share is 5% there.", "The share is 5."),
+        ("السعر هو ١٫٥ هنا.", "السعر هو ١."),
+        ("दर १.५ है", "दर १."),
+    ],
+)
+def test_a_unit_that_cuts_a_number_is_dropped(source: str, cut: str, rule: GroundedRule) -> None:
+    for unit in (cut, cut.removesuffix("."), f"{cut.removesuffix('.')}."):
+        assert unsupported([unit], [source], rule) != [None]
+    assert unsupported([source], [source], rule) == [None]
+
+
+@pytest.mark.parametrize("rule", MODES)
+@pytest.mark.parametrize(
+    ("source", "unit"),
+    [
+        ("He left in 1990. Anna ran.", "He left in 1990."),
+        ("He left in 1990, Anna ran.", "He left in 1990"),
+        ("He left in 1990 (aged 12).", "He left in 1990"),
+        ("It ended in March.\n\n1966 was dry.", "It ended in March."),
+        ("Anna is 9.\n- 5 cats ran.", "Anna is 9."),
+        ("Then it rained. -5 degrees were measured.", "-5 degrees were measured."),
+        ("It has 1,200 people.", "It has 1,200"),  # people are no unit of measure
+        ("The B-52 flew.", "The B-52 flew."),
+    ],
+)
+def test_a_whole_number_at_the_edge_of_a_unit_is_supported(source: str, unit: str, rule: GroundedRule) -> None:
+    assert unsupported([unit], [source], rule) == [None]
+
+
+def test_the_sign_of_a_number_is_no_list_mark() -> None:
+    reply = "- Anna ran.\n-5 degrees were measured."
+    assert kept(reply, reply) == reply
+    assert kept(reply, "- Anna ran.\n5 degrees were measured.") == "- Anna ran."
+
+
+DIGIT = st.sampled_from("123456789٣५７")
+DIGITS = st.text(DIGIT, min_size=1, max_size=3)
+
+
+@st.composite
+def numbers(draw: st.DrawFn) -> str:
+    """A number as texts write it, without the rule's patterns."""
+    one, two, three = draw(DIGITS), draw(DIGITS), "".join(draw(st.tuples(DIGIT, DIGIT, DIGIT)))
+    forms = (
+        f"{one}{three}", f"{one}.{two}", f"{one},{three}", f"{one},{three}.{two}", f"-{one}", f"${one}.{two}",
+        f"{one}%", f"{one}:{two}", f"{one}/{two}", f"{one}-{two}", f"{one}–{two}", f"{one}e-{two}", f"{one} km",
+        f"{one}.{two} million", f"{one} {three}", f"{one} May 1{three}", f"May {one}, 1{three}", f"1{three}-05-12",
+    )  # fmt: skip
+    return draw(st.sampled_from(forms))
+
+
+@given(numbers(), st.data(), st.sampled_from(MODES), st.booleans())
+def test_no_cut_inside_a_number_is_ever_kept(number: str, data: st.DataObject, rule: GroundedRule, stop: bool) -> None:
+    source = f"In Oslo the value {number} was read by Anna."
+    inside = [i for i in range(1, len(number)) if not (number[i - 1].isalpha() and number[i].isalpha())]
+    at = source.index(number) + data.draw(st.sampled_from(inside))
+    parts = (source[:at].strip() + "." * stop, source[at:].strip())
+    assert unsupported([source], [source], rule) == [None]
+    assert None not in unsupported(parts, [source, f"It rained. {source}"], rule)
 
 
 def test_sentences_of_scripts_without_spaces_are_units() -> None:

@@ -41,6 +41,33 @@ def test_figures_stand_in_it_with_intervals_baselines_and_outcomes(tiny_model_fo
     assert f"palimpsest view {tmp_path / 'eval'}" in text
 
 
+def test_questions_that_ask_for_an_abstention_have_their_own_figures(tiny_model_folder: Path, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "I bought a car."}]
+    rows = [
+        {"question_id": name, "question": "What did I buy?", "answer": "a car", "haystack_sessions": [turns]}
+        for name in ("a", "b_abs", "c_abs")
+    ]
+    (tmp_path / "l.json").write_text(json.dumps(rows))
+    out = tmp_path / "eval"
+    palimpsest.evaluate(
+        tiny_model_folder, tmp_path / "l.json", baselines=False, overrides={**SMALL, "reward.name": "em"}, out=out,
+        quiet=True,
+    )  # fmt: skip
+    again = palimpsest.evaluate(regrade=out, overrides={"reward.name": "f1"}, quiet=True)
+    for folder in (out, again.out):
+        assert folder is not None
+        (row,) = json.loads((folder / "summary.json").read_text())["evaluations"]
+        assert (row["problems"], row["abstention"]["problems"], row["abstention"]["graded"]) == (3, 2, 2)
+        samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+        assert {one["id"]: one["grading"] for one in samples} == {
+            "a": {}, "b_abs": {"abstention": True}, "c_abs": {"abstention": True}
+        }  # fmt: skip
+    text = (out / "report.html").read_text("utf-8")
+    assert "of 2 problems" in text
+    assert "digits and scripts: of any script" in text
+    assert summarise(CHUNKS, [sample("a", 1.0)]).abstention is None
+
+
 def test_rows_say_how_many_of_their_episodes_have_no_grade(tmp_path: Path) -> None:
     samples = [sample("a", 1.0), sample("b", 0.0), sample("c", None)]
     results = EvaluationResults("t", accuracy_of(samples), [], {"dev": summarise(CHUNKS, samples)}, config="")

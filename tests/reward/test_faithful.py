@@ -55,6 +55,12 @@ def test_what_an_earlier_turn_invented_is_a_source_for_the_next_but_was_paid_for
     assert grade.value == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(("reward", "value"), [(-2.0, -2.0), (-0.5, -0.5), (0.0, 0.0), (2.0, 1.0)])
+def test_hallucination_never_raises_a_reward(reward: float, value: float, tiny_codec: Any) -> None:
+    trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."))
+    assert FaithfulLayer(tiny_codec, 0.5)(PROBLEM, trajectory, Grade(reward)).value == value
+
+
 def test_a_wrong_answer_is_not_worth_less_for_what_was_invented_and_nothing_falls_below_zero(tiny_codec: Any) -> None:
     trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."))
     for reward in (0.0, 1.0):

@@ -59,7 +59,7 @@ def test_an_episode_that_never_answered_is_worth_nothing_and_a_lost_one_has_no_g
 class HalfJudge:
     """Down for the second question."""
 
-    async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
+    async def value(self, question: str, golds: Sequence[str], answer: str, absent: bool = False) -> tuple[float, bool]:
         await asyncio.sleep(0)
         if question == "Where?":
             raise JudgeError("no reply")

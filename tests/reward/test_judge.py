@@ -170,6 +170,35 @@ def test_criteria_of_ones_own_are_kept_as_text_and_checked(tmp_path: Path) -> No
         load_recipe("memact-quickstart", {"reward": judge, "reward.judge.prompt": "harsh"})
 
 
+@pytest.mark.parametrize("metadata", [{"abstention": True}, {"abstention": False}, {"abstention": "yes"}, {}])
+def test_a_declared_abstention_is_judged_by_criteria_of_its_own(metadata: dict[str, Any], tmp_path: Path) -> None:
+    """A judge that follows its criteria: a refusal is right exactly where they don't call it incorrect."""
+
+    def speak(request: dict[str, Any], _: int) -> str:
+        system = request["messages"][0]["content"]
+        return verdict(request, "incorrect" if "a refusal" in system else "correct")
+
+    problem = Problem("p", QUESTION, ("You did not mention this information.",), metadata=metadata)
+    trajectory = Trajectory("p", "g", 0, (), Outcome.ANSWERED, "FINAL_ANSWER: The chats don't say.")
+    with judge_server(speak) as server:
+        for prompt in ("default", "strict"):
+
+            async def work(judge: Judge) -> Grade:
+                return await FinalAnswerGrader(FinalAnswerConfig(match="judge"), judge).grade(problem, trajectory)
+
+            found = use(config_of(server, prompt=prompt), work, tmp_path / prompt)
+            assert found.value == float(metadata.get("abstention") is True)
+
+
+def test_a_verdict_on_an_abstention_is_not_one_on_an_answer(tmp_path: Path) -> None:
+    with judge_server(lambda request, number: verdict(request, ("correct", "incorrect")[number])) as server:
+        asked = [
+            use(config_of(server), lambda judge, absent=absent: judge.verdict(QUESTION, GOLDS, "?", absent), tmp_path)  # type: ignore[misc]
+            for absent in (True, False, True)
+        ]
+    assert asked == [Verdict.CORRECT, Verdict.INCORRECT, Verdict.CORRECT]
+
+
 # ---- what comes back -----------------------------------------------------------------------------------------
 
 

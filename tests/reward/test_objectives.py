@@ -16,7 +16,7 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import ConfigError, JudgeError
 from palimpsest.evaluation.runner import Arena, Entry, play_entries
 from palimpsest.evaluation.sample_log import Cell
-from palimpsest.reward.answer_match import ConstraintLayer, FinalAnswerGrader
+from palimpsest.reward.answer_match import ConstraintLayer, FinalAnswerGrader, TruncatedLayer
 from palimpsest.reward.grading import Reward, build_reward, graded, training_layers
 from palimpsest.rollout.group import Player
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
@@ -48,7 +48,7 @@ class Scripted:
     def __init__(self, **verdicts: float | Exception) -> None:
         self.verdicts, self.asked = verdicts, list[tuple[str, tuple[str, ...], str]]()
 
-    async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
+    async def value(self, question: str, golds: Sequence[str], answer: str, absent: bool = False) -> tuple[float, bool]:
         self.asked.append((question, tuple(golds), answer))
         await asyncio.sleep(0)
         found = self.verdicts[answer]
@@ -201,7 +201,9 @@ def test_points_of_a_rubric_are_asked_about_one_by_one_and_their_mean_counts() -
 
         asked: list[tuple[str, ...]] = []  # noqa: RUF012
 
-        async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
+        async def value(
+            self, question: str, golds: Sequence[str], answer: str, absent: bool = False
+        ) -> tuple[float, bool]:
             self.asked.append(tuple(golds))
             (point,) = golds
             return {"a car": 1.0, "red": 0.5, "new": 0.0}[point], point == "red"
@@ -269,6 +271,18 @@ def test_a_truncated_answer_loses_its_share_in_training_alone(penalty: float, ti
     assert asyncio.run(rewarding.grade(problem, whole)).value == 1.0
     assert asyncio.run(graded(rewarding.answer, problem, cut)).value == 1.0
     assert training_layers(config) == [f"reward.truncated_penalty={penalty:g}"]
+
+
+@pytest.mark.parametrize("penalty", [1.0, 0.25, 0.0])
+@pytest.mark.parametrize("reward", [-2.0, -1.0, -0.0, 0.0, 0.5, 1.0, 3.0])
+def test_a_penalty_never_raises_a_reward(penalty: float, reward: float) -> None:
+    cut = TruncatedLayer(penalty)(ONE, ended(None, Outcome.ANSWER_TRUNCATED), Grade(reward))
+    whole = TruncatedLayer(penalty)(ONE, ended(None, Outcome.ANSWERED), Grade(reward))
+    assert cut.value is not None
+    assert cut.value == (reward * (1 - penalty) if reward > 0 else reward)
+    assert whole.value == reward
+    wrong = [-1.0, -1.0, -1.0, cut.value]
+    assert reward != -1.0 or len(set(wrong)) == 1  # no advantage for running over the budget
 
 
 def test_the_worth_of_the_answer_below_another_layer_is_kept() -> None:

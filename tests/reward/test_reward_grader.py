@@ -4,11 +4,13 @@ import unicodedata
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from palimpsest.config.reward import RewardConfig
-from palimpsest.reward.answer_match import METRICS, measure
+from palimpsest.reward.answer_match import METRICS, grading_rules, measure
 from palimpsest.reward.grading import build_reward
-from palimpsest.types import Grade, Outcome, Problem, Trajectory
+from palimpsest.types import GRADING, Grade, Outcome, Problem, Trajectory
 from support.fakes import LetterCodec
 
 CODEC: Any = LetterCodec()
@@ -192,3 +194,107 @@ def test_no_constant_answer_is_right_for_unrelated_golds(metric: str) -> None:
 def test_a_run_out_of_budget_inside_the_box_is_read_to_its_line_end() -> None:
     assert graded("It is \\boxed{Paris", "Paris", outcome=Outcome.ANSWER_TRUNCATED).value == 1.0
     assert graded("It is \\boxed{Par", "Paris", outcome=Outcome.ANSWER_TRUNCATED).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [  # (em, f1, sub_em)
+        ("٢٠١٠", "2010", (1, 1, 1)),
+        ("२०१०", "2010", (1, 1, 1)),
+        ("２０１０", "2010", (1, 1, 1)),
+        ("१२", "13", (0, 0, 0)),
+        ("١٬٢٠٠", "1,200", (1, 1, 1)),
+        ("٩٫٥", "9.5", (1, 1, 1)),
+        ("محـــمد", "محمد", (1, 1, 1)),
+        ("เมืองหลวงคือกรุงเทพมหานคร", "กรุงเทพมหานคร", (0, 2 * 12 / (22 + 12), 1)),
+        ("ແມ່ນວຽງຈັນ", "ວຽງຈັນ", (0, 2 * 5 / (8 + 5), 1)),
+        ("រាជធានីភ្នំពេញ", "ភ្នំពេញ", (0, 2 * 5 / (10 + 5), 1)),
+        ("မြန်မာနေပြည်တော်", "နေပြည်တော်", (0, None, 1)),
+        ("𠮷野家は", "𠮷野家", (0, 2 * 3 / (4 + 3), 1)),
+        ("서울은", "서울", (0, 2 * 2 / (3 + 2), 1)),
+        ("부산", "서울", (0, 0, 0)),
+        ("ก่า", "กา", (0, None, 0)),  # a mark is a part of its character
+        ("café au lait", "café", (0, 0.5, 1)),
+    ],
+)
+def test_digits_and_characters_of_other_scripts(answer: str, gold: str, expected: tuple[float, ...]) -> None:
+    found = measure(f"\\boxed{{{answer}}}", [gold])
+    for name, value in zip(("em", "f1", "sub_em"), expected, strict=True):
+        assert value is None or found[name] == pytest.approx(value), name
+    assert measure(f"\\boxed{{{gold}}}", [gold])["em"] == 1
+
+
+def squad_scores(answer: str, gold: str) -> tuple[float, float]:
+    """(EM, F1) of SQuAD's evaluation script, written from its description."""
+
+    def words(text: str) -> list[str]:
+        kept = "".join(" " if c == " " else c for c in text.lower() if c.isalnum() or c == " ")
+        return [word for word in kept.split() if word not in ("a", "an", "the")]
+
+    mine, theirs = words(answer), words(gold)
+    same = sum(min(mine.count(word), theirs.count(word)) for word in {*mine})
+    return float(mine == theirs), 2 * same / (len(mine) + len(theirs)) if same else 0.0
+
+
+ENGLISH = st.lists(st.sampled_from(str.split("Paris the river runs of 1986 New York! (old) and, town. A")), min_size=1)
+
+
+@given(ENGLISH, ENGLISH)
+def test_english_answers_have_the_values_of_squads_script(answer: list[str], gold: list[str]) -> None:
+    said, right = " ".join(["Anna", *answer, "ran"]), " ".join(["Anna", *gold, "ran"])
+    found = measure(f"\\boxed{{{said}}}", [right])
+    assert (found["em"], found["f1"]) == pytest.approx(squad_scores(said, right))
+
+
+CHOICES = {"choice_letters": "ABCD"}
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        (r"\boxed{B}", True),
+        (r"\boxed{(B) Lord Byron}", True),
+        (r"\boxed{\text{(B) Lord Byron}}", True),
+        (r"\boxed{B. A cat and a dog}", True),
+        (r"\boxed{**B:** Byron}", True),
+        ("The correct answer is (B) Lord Byron.", True),
+        (r"\boxed{(C) Lord Byron}", False),
+        (r"\boxed{(B) or (C)}", False),
+        (r"\boxed{B, C}", False),
+        (r"\boxed{B or C}", False),
+        (r"\boxed{Byron}", False),
+        (r"\boxed{A B movie}", False),
+    ],
+)
+def test_a_leading_letter_counts_where_the_data_set_declares_choices(said: str, right: bool) -> None:
+    trajectory = Trajectory("p", "g", 0, (), Outcome.ANSWERED, said)
+    for name in ("em", "boxed") if "boxed" in said else ("em",):
+        grader = build_reward(RewardConfig(name=name), CODEC).answer
+        for metadata in (CHOICES, {}, {"choice_letters": 4}):
+            grade = grader.grade(Problem("p", "Which?", ("B",), metadata=metadata), trajectory)
+            assert isinstance(grade, Grade)
+            assert grade.value == float(right and (metadata is CHOICES or said == r"\boxed{B}"))
+
+
+@pytest.mark.parametrize(
+    ("config", "declared", "expected"),
+    [
+        ({"name": "em"}, {"choice_letters"}, ("last box or answer phrase", "of any script", True, False)),
+        ({"name": "boxed"}, {}, ("last box", "of any script", False, False)),
+        ({"name": "string_match_all"}, {}, ("whole reply", "as written", False, False)),
+        ({"name": "final_answer"}, {"abstention"}, ("`FINAL_ANSWER:`", "of any script", False, True)),
+    ],
+)
+def test_the_rules_of_a_data_set_are_named(config: dict[str, Any], declared: Any, expected: tuple[Any, ...]) -> None:
+    rules = grading_rules(RewardConfig.model_validate(config), declared)
+    named = (
+        rules["answer"],
+        rules["digits and scripts"],
+        rules["choice letters"] != "none",
+        rules["abstention"] != "none",
+    )
+    assert named == expected
+    assert set(declared) <= set(GRADING)
+    sign = "٢٠١٠"  # digits count as the rule says
+    found = measure(f"FINAL_ANSWER: \\boxed{{{sign}}}", ["2010"]).get(config["name"])
+    assert found is None or found == float(rules["digits and scripts"] == "of any script")

@@ -49,6 +49,13 @@ def test_the_last_box_is_read_by_its_braces(text: str, box: str | None) -> None:
         ("The answer is 3*4!", "3*4"),
         ("The answer is ***Paris***", "Paris"),
         ("the answer is", ""),
+        ("The correct answer is (B).", "(B)"),
+        ("The final answer is Paris.", "Paris"),
+        ("THE RIGHT ANSWER IS: Paris", "Paris"),
+        ("The answer is:\n\nParis\nThat is in France.", "Paris"),
+        ("**The final answer is:**\n\n**Paris**", "Paris"),
+        ("The answer is\n \t\n", ""),
+        ("The first answer is Rome.", None),
         ("Paris", None),
     ],
 )

@@ -128,11 +128,11 @@ class RewardConfig(Strict):
     """Training only: custom layers over the shipped ones, in order: my_module:my_layer, or, with options, {name:
     my_module:MyLayer, options: {...}}."""
     unsupported_penalty: float = Field(0.0, ge=0)
-    """Training only: penalty against hallucination. Multiplies the reward by max(0, 1 - this value x the share of new
-    memory sentences found neither in the section nor in the previous memory)."""
+    """Training only: penalty against hallucination. Multiplies a positive reward by max(0, 1 - this value x the share
+    of new memory sentences found neither in the section nor in the previous memory)."""
     truncated_penalty: float = Field(0.0, ge=0, le=1)
-    """Training only: multiplies the reward by 1 - this value if the answer exceeded its budget. 0 as published: a right
-    box within a reply that never ends earns the full reward; 1: none."""
+    """Training only: multiplies a positive reward by 1 - this value if the answer exceeded its budget. 0 as published:
+    a right box within a reply that never ends earns the full reward; 1: none."""
     timeout_s: float | None = Field(600.0, gt=0)
     """Seconds per call of a custom reward or layer; a slower episode is ungraded. null: no limit."""
     state: StateRewardConfig | None = None

@@ -286,6 +286,7 @@ def sample_of(episode: Ended, measures: Mapping[str, float], texts: GroupTexts) 
         questions=_questions(problem, trajectory, grade) if problem.questions else [],
         document=document_digest(problem.context) if problem.context else None,
         draw=trajectory.rollout,
+        grading=problem.grading,
     )
 
 

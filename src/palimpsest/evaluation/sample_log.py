@@ -162,6 +162,8 @@ class Sample:
     """Fingerprint of the document; samples that share it are dependent. None: no document."""
     draw: Count = 0
     """Number of the sample within its problem, from 0."""
+    grading: dict[str, str | bool] = field(default_factory=dict)
+    """Grading rules that the data set declares (`types.GRADING`)."""
 
     @property
     def cell(self) -> Cell:

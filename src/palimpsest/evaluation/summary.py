@@ -182,6 +182,8 @@ class EvalSummary:
     by_last_evidence: tuple[PositionSummary, ...] = ()
     """[5] by position of the last piece; empty if every problem has its evidence in one position."""
 
+    abstention: LengthSummary | None = None
+    """Figures of the problems whose right answer is an abstention (types.GRADING), if there are any."""
     fits_window: int | None = None
     """Problems of the part whose document fits the model's window; None: unknown."""
     part_problems: int | None = None
@@ -213,7 +215,7 @@ def summarise(
 ) -> EvalSummary:
     """Figures of `drawn` samples per problem of a cell, in any order."""
     rows = sorted(samples, key=lambda s: (s.id, s.draw))
-    graded = [s for s in rows if s.value is not None]
+    graded, absent = [s for s in rows if s.value is not None], [s for s in rows if s.grading.get("abstention")]
     lengths = sorted({s.length for s in rows}, key=lambda length: (length is None, length or 0))
     return EvalSummary(
         cell=cell,
@@ -240,6 +242,7 @@ def summarise(
         by_evidence=by_position(rows, EVIDENCE_FIRST),
         by_last_evidence=by_position(rows, EVIDENCE_LAST) if _several_places(rows) else (),
         answer_chars=median(chars) if (chars := [len(s.answer) for s in rows if s.answer is not None]) else None,
+        abstention=_length_summary(None, absent) if absent else None,
         fits_window=fits_window,
         part_problems=part_problems,
     )

@@ -31,14 +31,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, Protocol, TypeVar, cast
 
-from palimpsest.config.reward import FinalAnswerConfig
+from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
 from palimpsest.errors import JudgeError
-from palimpsest.text.answer_normalization import fold, hendrycks, normalize, squad, tokens
+from palimpsest.text.answer_normalization import fold, hendrycks, normalize, plain, squad, tokens
 from palimpsest.text.answers import NamedAnswers, extract, final_answer, named_answers, published_box
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 
@@ -167,20 +167,33 @@ class MatchGrader:
         """Grade an episode: 0.0 to 1.0, or None if its end was not the agent's fault."""
         if not trajectory.outcome.gradable:
             return Grade(None, reason=f"episode ended as {trajectory.outcome}")
-        breakdown = measure(trajectory.answer or "", problem.answers)
+        breakdown = measure(trajectory.answer or "", problem.answers, problem.grading.get("choice_letters", ""))
         return Grade(breakdown[self.metric], breakdown=breakdown)
 
 
-def measure(text: str, golds: Sequence[str]) -> dict[str, float]:
-    r"""All metrics of one final text.
+def letter_of(answer: str, letters: str) -> str:
+    r"""The choice letter with which an answer starts, or the answer if it has none or another one too.
+
+    >>> [letter_of(said, "ABCD") for said in ("(B) Lord Byron", r"\text{B. Byron}", "B or (C)", "A dog", "b")]
+    ['B', 'B', 'B or (C)', 'A dog', 'b']
+    """
+    one = f"[{re.escape(letters)}]" if letters else "(?!)"
+    other = rf"(?!.*(?:\b(?:or|and)|[/&,])\W{{0,3}}{one}(?:\W{{0,3}}$|[).:]))(?!.*\({one}\))"
+    ended = rf"[\W_]*$|(?:[\W_]{{0,4}}[)\].:*]|\s[-–—])\s{other}"
+    found = re.match(rf"[\W_]*((?i:{one}))(?:{ended})", plain(answer), re.DOTALL)
+    return found[1] if found else answer
+
+
+def measure(text: str, golds: Sequence[str], letters: str = "") -> dict[str, float]:
+    r"""All metrics of one final text; `letters`: those of a multiple choice.
 
     >>> m = measure(r"Born there, so \\boxed{Paris, France}.", ["Paris", "Lutetia"])
     >>> m["boxed"], m["sub_em"], m["fraction"], round(m["f1"], 2)
     (0.0, 1.0, 0.5, 0.67)
     """
     extracted = extract(text)
-    answer = extracted.text if extracted else ""
-    boxed = extracted.text if extracted and extracted.rule == "boxed" else ""
+    answer = letter_of(extracted.text, letters) if extracted else ""
+    boxed = answer if extracted and extracted.rule == "boxed" else ""
 
     def best(rule: Callable[[str, str], float], candidate: str) -> float:
         return max(rule(candidate, gold) for gold in golds)
@@ -200,6 +213,23 @@ def measure(text: str, golds: Sequence[str]) -> dict[str, float]:
     }
 
 
+def grading_rules(config: RewardConfig, declared: Collection[str]) -> dict[str, str]:
+    """How a shipped reward grades data that declare the rules `declared` (types.GRADING), for reports and docs."""
+    name, final = config.name, config.final_answer
+    literal, judged = name.startswith("string_match"), name == "final_answer" and final.match == "judge"
+    reads = {"boxed": "last box", "boxed_strict": "last box", "final_answer": "`FINAL_ANSWER:`"}
+    also = ", last box or answer phrase" if name == "final_answer" and final.where == "found" else ""
+    raw = literal or name in ("boxed_strict", "sub_em_either")
+    parts = f"{final.match}, {final.golds} gold, {final.objectives} questions"
+    return {
+        "metric": parts if name == "final_answer" else name,
+        "answer": "whole reply" if literal else reads.get(name, "last box or answer phrase") + also,
+        "digits and scripts": "by the judge" if judged else "as written" if raw else "of any script",
+        "choice letters": "a letter with its text counts" if "choice_letters" in declared else "none",
+        "abstention": "none" if "abstention" not in declared else "own criteria" if judged else "as its gold says",
+    }
+
+
 # ---- Grades of search agents ---------------------------------------------------------------------------------
 
 
@@ -213,7 +243,7 @@ CONSTRAINTS = frozenset({Outcome.OUT_OF_TURNS, Outcome.OUT_OF_CONTEXT})
 class AnswerJudge(Protocol):
     """The judge interface that grading uses."""
 
-    async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
+    async def value(self, question: str, golds: Sequence[str], answer: str, absent: bool = False) -> tuple[float, bool]:
         """The value of an answer, 0.0 to 1.0, and True for the verdict "partial". Raises JudgeError."""
         ...
 
@@ -227,6 +257,7 @@ class GradedObjective:
     name: str
     question: str
     golds: tuple[str, ...]
+    absent: bool = False  # the right answer is an abstention
 
     @property
     def invalid(self) -> bool:
@@ -238,11 +269,11 @@ def objectives(problem: Problem) -> tuple[GradedObjective, ...]:
     """The questions of a problem, in order.
 
     >>> objectives(Problem("p", "Where?", ("Oslo",)))
-    (GradedObjective(name='', question='Where?', golds=('Oslo',)),)
+    (GradedObjective(name='', question='Where?', golds=('Oslo',), absent=False),)
     """
     named = problem.metadata.get("objectives")
     if not named:
-        return (GradedObjective("", problem.question, problem.answers),)
+        return (GradedObjective("", problem.question, problem.answers, "abstention" in problem.grading),)
     return tuple(GradedObjective(one["name"], one["question"], tuple(one["answers"])) for one in named)
 
 
@@ -284,6 +315,8 @@ class FinalAnswerGrader:
         if not counted:
             return Grade(None, reason="the data has no gold, only the note that the question is invalid")
         named = _answers(questions, trajectory.answer or "", self.config.where)
+        letters = problem.grading.get("choice_letters", "")
+        named = replace(named, answers={name: letter_of(text, letters) for name, text in named.answers.items()})
         try:
             marked = await self._marked(counted, named)
         except JudgeError as error:
@@ -308,7 +341,7 @@ class FinalAnswerGrader:
         if not answer.strip():
             return replace(mark, answered=False, values={**mark.values, "judge": 0.0})
         gold_sets = [one.golds] if self.config.golds == "any" else [(gold,) for gold in one.golds]
-        verdicts = await _all_of(self.judge.value(one.question, golds, answer) for golds in gold_sets)
+        verdicts = await _all_of(self.judge.value(one.question, golds, answer, one.absent) for golds in gold_sets)
         value, partial = fmean(value for value, _ in verdicts), any(partial for _, partial in verdicts)
         return Marked(True, {**mark.values, "judge": value}, partial)
 
@@ -356,11 +389,12 @@ class TruncatedLayer:
     penalty: float
 
     def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
-        """Times 1 - `penalty` if the answer exceeded its budget; `breakdown` has the first value as `outcome`."""
+        """A positive value times 1 - `penalty` if the answer exceeded its budget; `breakdown` has it as `outcome`."""
         if grade.value is None:
             return grade
         factor = 1.0 - self.penalty if trajectory.outcome is Outcome.ANSWER_TRUNCATED else 1.0
-        return replace(grade, value=grade.value * factor, breakdown={"outcome": grade.value, **grade.breakdown})
+        value = min(grade.value, grade.value * factor)
+        return replace(grade, value=value, breakdown={"outcome": grade.value, **grade.breakdown})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ accept`), m' is the text in the first pair of update tags, or empty.
 
 `FaithfulLayer`, absent from published systems, reduces the reward of memories with text that was not read:
 
-    value = reward * max(0, 1 - penalty * (1 - copy fidelity of the episode's read turns))
+    value = min(reward, reward * max(0, 1 - penalty * (1 - copy fidelity of the episode's read turns)))
 
 A reward for the answer does not penalise a hallucinated fact in an otherwise empty memory. Such facts later displace
 the true one, more often in longer documents. A subtracted penalty instead of a factor teaches the agent to write
@@ -163,7 +163,7 @@ class FaithfulLayer:
     penalty: float
 
     def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
-        """The grade times the factor.
+        """The grade times the factor; a negative value stays.
 
         `breakdown` stores the share as `unsupported` and the value before as `outcome`.
         """
@@ -173,4 +173,4 @@ class FaithfulLayer:
         unsupported = 0.0 if fidelity is None else 1.0 - fidelity
         breakdown = {**grade.breakdown, "unsupported": unsupported, "outcome": grade.value}
         factor = max(0.0, 1.0 - self.penalty * unsupported)
-        return replace(grade, value=grade.value * factor, breakdown=breakdown)
+        return replace(grade, value=min(grade.value, grade.value * factor), breakdown=breakdown)

@@ -20,6 +20,9 @@ r"""Answer normalization for comparison: TeX, HTML, case and punctuation removed
 Brackets and marks between words separate them, "Paris,France" is two words; a hyphen or an apostrophe does not, "Wi-Fi"
 is "WiFi". An operand is a digit or a single letter.
 
+Decimal digits of any script are ASCII digits; the Arabic tatweel is removed. In scripts without spaces (Chinese,
+Japanese, Thai, Lao, Burmese, Khmer), and in Korean as in KorQuAD's F1, `tokens` counts a character as a word.
+
 Guaranteed: every function is pure, total and takes linear time, however deep the markup; `fold` and `normalize` map
 canonically equivalent texts (NFC, NFD) to one form; a wrapper that never closes is removed too. A JSON object stays
 verbatim: its text is not an answer.
@@ -36,6 +39,8 @@ import string
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
+
+from palimpsest.text.word_forms import UNSPACED
 
 # ---- Plain text out of TeX and HTML --------------------------------------------------------------------------
 
@@ -180,7 +185,7 @@ _LETTER = r"[^\W\d_]"
 _AFTER_OPERAND = rf"(?:(?<=\d)|(?<=\b{_LETTER}))"
 _BEFORE_OPERAND = rf"(?=\d|{_LETTER}\b)"
 _MONEY = "$¢£¤¥₣₤₦₩₪₫€₱₴₹₺₽₿"
-_IDEOGRAPH = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_MARKS = "".join(c for c in map(chr, range(0x0E00, 0x1800)) if unicodedata.category(c)[0] == "M")  # of UNSPACED
 _ARTICLE = r"(?:an?|the)"
 
 
@@ -266,7 +271,7 @@ _HYPHEN = re.compile(
     r"|(?:(?<=\d)|(?<=\b\w)|(?<=\b\w\w)|(?<=\^))-(?![\w-]))"  # A-, Cl-
     r"|(?P<joined>(?<=[^\s-])-(?=[^\s-]))|-"
 )
-_PARTED_IDEOGRAPHS = re.compile(rf"(?<=[{_IDEOGRAPH}]) (?=[{_IDEOGRAPH}])")
+_PARTED = re.compile(rf"(?<=[{UNSPACED}]) (?=[{UNSPACED}])")
 
 
 def undressed(text: str) -> str:
@@ -285,7 +290,7 @@ def undressed(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = _HYPHEN.sub(_hyphen, text)
-    return _PARTED_IDEOGRAPHS.sub("", " ".join(text.split()))
+    return _PARTED.sub("", " ".join(text.split()))
 
 
 def _hyphen(match: re.Match[str]) -> str:
@@ -301,7 +306,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
 _VULGAR = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞↉])")  # one and a half is not 11/2
 _OBJECT = re.compile(r"""[\[ ]*+\{ ?(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\w+) ?:""")
-_TOKEN = re.compile(rf"[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+")
+_TOKEN = re.compile(rf"[{UNSPACED}\uac00-\ud7a3][{_MARKS}]*|[^\s{UNSPACED}\uac00-\ud7a3]+")
+_ARABIC = str.maketrans({"ـ": None, "٫": ".", "٬": ","})
 
 
 def fold(text: str) -> str:
@@ -313,7 +319,10 @@ def fold(text: str) -> str:
     text = _VULGAR.sub(" ", _RAISED.sub(lambda run: f"^{run[0]}", text))  # NFKC takes superscripts for digits
     # Case folding can undo NFKC and NFKC can undo case folding, hence once on either side (Unicode 3.13, D146).
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    text = plain("".join(c for c in text if unicodedata.category(c) != "Cf"))
+    text = "".join(
+        c if c.isascii() else str(unicodedata.decimal(c, c)) for c in text if unicodedata.category(c) != "Cf"
+    )
+    text = plain(text.translate(_ARABIC))
     return unicodedata.normalize("NFKC", " ".join(text.split()))
 
 
@@ -329,10 +338,10 @@ def normalize(text: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Words of a normalized text; scripts without spaces yield one word per character (ideographs, kana).
+    """Words of a normalized text; scripts without spaces and Korean yield one word per character.
 
-    >>> tokens("new york"), tokens("東京 2020")
-    (['new', 'york'], ['東', '京', '2020'])
+    >>> tokens("new york"), tokens("東京 2020"), tokens("กินข้าว")
+    (['new', 'york'], ['東', '京', '2020'], ['กิ', 'น', 'ข้', 'า', 'ว'])
     """
     return _TOKEN.findall(text)
 

@@ -3,7 +3,8 @@ r"""Answer extraction from a model's reply: `\boxed{}`, "the answer is", `FINAL_
 Training and evaluation share it. The first matching rule wins, on the text after the last thinking (reply_tags.py):
 
     boxed      the last `\boxed{...}` or `\fbox{...}`; without one the last `\boxed x`, to `$` or the end of its line
-    answer_is  the rest of the line after the last "the answer is"
+    answer_is  the rest of the line after the last "the answer is" ("the final answer is", "the correct answer is"), or
+               the next line with text if nothing follows
 
 A box whose brace never closes is read to the end of its line: models drop it, or run out of budget. Unclosed thinking
 contains no answer. A search agent's last turn has `FINAL_ANSWER:` and the answer (MemAct, arXiv 2510.12635):
@@ -32,7 +33,7 @@ from palimpsest.text.reply_tags import spoken
 
 _BRACED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BARE = re.compile(r"\\(?:boxed|fbox)[ \t]+((?:\\\$|[^$\n])*)")
-_ANSWER_IS = re.compile(r"the answer is\b[ \t]*:?", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"the (?:(?:final|correct|right) )?answer is\b[ \t]*:?(?:\*\*(?=\s*\n))?", re.IGNORECASE)
 _DRESS = (("**", "**"), ("*", "*"), ("`", "`"), ('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"), ("$", "$"))
 PUBLISHED_WINDOW = 300
 """Characters at the end of a response that MemAgent's training reward reads."""
@@ -151,13 +152,13 @@ def _closing(text: str, start: int) -> int | None:
 def stated_answer(text: str) -> str | None:
     """The text after the last "the answer is" on its line, without the emphasis, quotes and period around it.
 
-    >>> [stated_answer(f"The answer is {said}") for said in ("**Paris.**", "$5.", "$5$", "3*4!")]
-    ['Paris', '$5', '5', '3*4']
+    >>> [stated_answer(f"The answer is {said}") for said in ("**Paris.**", "$5.", "$5$", "3*4!", ":\\n\\nParis")]
+    ['Paris', '$5', '5', '3*4', 'Paris']
     """
     start = _last_end(_ANSWER_IS, text)
     if start is None:
         return None
-    stated = _unended(text[start:].partition("\n")[0])
+    stated = _unended(text[start:].lstrip().partition("\n")[0])
     for opening, closing in _DRESS * 2:
         if len(stated) > 1 and stated.startswith(opening) and stated.endswith(closing):
             stated = _unended(stated[len(opening) : -len(closing)])

@@ -1,13 +1,19 @@
 """Sentences of a text, their form for comparison, and the units by which a memory is filtered.
 
+A number is one token with its sign, currency, decimals, thousands, exponent and unit; so are a time (10:30), a fraction
+(3/4), a range (1914-1918, 3–1) and a date (2010-05-12, 12/5/2010, 12 May 2010, May 12, 2010).
+
 Guaranteed: standard library only; time is linear in the text, except for `stands_in`, which uses `str.find`.
-Not covered: abbreviations ("Dr. Ann" are two sentences); scripts with other sentence ends than . ! ? 。！？.
+Not covered: abbreviations ("Dr. Ann" are two sentences); scripts with other sentence ends than . ! ? 。！？. Several
+tokens: numbers with other spaces or in words ("5 - 6", "five km"), units that `UNITS` doesn't list.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Literal
+
+from palimpsest.text.word_forms import MONTHS, SCALES, SHORT, UNITS
 
 Unit = Literal["sentence", "item", "line"]
 """`sentence`; `item` of a list, from its mark to the next; `line`."""
@@ -19,6 +25,9 @@ _UNIT_END = {
     "line": re.compile(r"\n+"),
 }
 _MARKS = " \t\r-*•"
+_FIRST_MARKS = re.compile(r"(?:[\s*•]|-(?!\d))+")
+"""List marks, not the sign of a number."""
+_DIGIT = re.compile(r"\d")
 _BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f"
 """ASCII white space except the space."""
 
@@ -29,8 +38,13 @@ def sentences(text: str) -> list[str]:
     >>> sentences("- Anna lives in Rome. She is 9.5 years\\nold.")
     ['Anna lives in Rome.', 'She is 9.5 years', 'old.']
     """
-    pieces = (piece.strip(_MARKS) for piece in _SENTENCE_END.split(text))
-    return [piece for piece in pieces if piece]
+    return [piece for part in _SENTENCE_END.split(text) if (piece := _unmarked(part))]
+
+
+def _unmarked(piece: str) -> str:
+    """`piece` without white space and list marks around it."""
+    start = _FIRST_MARKS.match(piece)
+    return piece[start.end() if start else 0 :].rstrip(_MARKS + _BLANKS)
 
 
 def unit_spans(text: str, unit: Unit) -> list[tuple[int, int]]:
@@ -58,7 +72,7 @@ def units(text: str, unit: Unit) -> list[str]:
     >>> units("- Anna eats figs.\\n- Omar runs. He wins.", "line")
     ['Anna eats figs.', 'Omar runs. He wins.']
     """
-    return [text[start:end].strip(_MARKS + _BLANKS) for start, end in unit_spans(text, unit)]
+    return [_unmarked(text[start:end]) for start, end in unit_spans(text, unit)]
 
 
 def flat(text: str) -> str:
@@ -77,16 +91,28 @@ def flat(text: str) -> str:
     return folded.strip(" ")
 
 
-def stands_in(piece: str, text: str) -> bool:
-    """Whether `piece` is in `text` between word boundaries. Both flat.
+_GROUP = r"(?:(?<!\w)\d{1,3}(?: \d{3})+(?!\w)|\d\w*)"
+_JOINED = rf"{_GROUP}(?:[-.,:/^×*'’−–—٫٬．，：／⁄·]{_GROUP})*"
+_DIGITS = rf"[-+−–±~<>≤≥=#$€£¥₹₩]*{_JOINED}"
+_MONTH = rf"(?:(?:{'|'.join(MONTHS)})(?!\w)|(?:{'|'.join(one for one in SHORT if SHORT[one] in MONTHS)})(?!\w)\.?)"
+_UNIT = "|".join((*(f"{one}(?:e?s)?" for one in (*UNITS, *SCALES)), *(one for one in SHORT if SHORT[one] in UNITS)))
+_YEAR = rf"(?:(?:,? |-)(?=\d{{4}}(?!\w)){_JOINED})?"
+_MEASURE = rf"(?:[ /-]?(?:[%‰°]|[€$£¥](?!\d)|(?:{_UNIT}|[mglh]|[ap]\.m|b\.c)(?!\w)))+"
+NUMBER = re.compile(rf"{_DIGITS}(?:[ -](?:of )?{_MONTH}{_YEAR}|{_MEASURE})?|(?<!\w){_MONTH} {_DIGITS}{_YEAR}")
+"""A number as one token, in flat text."""
+DECIMAL = re.compile(r"\d+(?:[.,٫٬]\d+)+")  # the digits of one number
+
+
+def stands_in(piece: str, text: str, whole: re.Pattern[str] | None = DECIMAL) -> bool:
+    """Whether `piece` is in `text` between word boundaries and cuts no token `whole` in two. Both flat.
 
     >>> stands_in("the code is 12.", "the code is 12. more."), stands_in("the code is 1", "the code is 12.")
     (True, False)
     """
-    return offset_in(piece, text) >= 0
+    return offset_in(piece, text, whole) >= 0
 
 
-def offset_in(piece: str, text: str) -> int:
+def offset_in(piece: str, text: str, whole: re.Pattern[str] | None = DECIMAL) -> int:
     """The first position of `piece` in `text`, between word boundaries, in characters; -1 if absent. Both flat.
 
     >>> offset_in("ann ran.", "joann ran. ann ran."), offset_in("", "ann")
@@ -98,7 +124,13 @@ def offset_in(piece: str, text: str) -> int:
         before, after = text[start - 1 : start], text[end : end + 1]
         cut_left = piece[0].isalnum() and before.isalnum()
         cut_right = piece[-1].isalnum() and after.isalnum()
-        if not (cut_left or cut_right):
+        if not (cut_left or cut_right or (whole and (_cuts(whole, text, start) or _cuts(whole, text, end)))):
             return start
         start = text.find(piece, start + 1)
     return -1
+
+
+def _cuts(whole: re.Pattern[str], text: str, edge: int) -> bool:
+    near = max(0, edge - 40), edge + 40  # characters that may belong to a number at the edge
+    tokens = whole.finditer(text, *near) if _DIGIT.search(text, *near) else ()
+    return any(token.start() < edge < token.end() for token in tokens)

@@ -1,6 +1,7 @@
 """Words of a text in the forms in which a sentence and its paraphrase are compared.
 
     1,200   1200             one number; "5 million" is 5000000, "third" is 3, "12th" is 12, "1941–45" has 1945 too
+    5 km    $5  1914-1918    one number: none of its parts stays without the other; a day, not without its month
     Jan.    January          one month; 1970-07-30 is "30 July 1970"
     films   film             one stem, and "wrote" is "write"; suffixes of English only
     Zoë     Zoe              diacritics of Latin letters don't count
@@ -25,11 +26,10 @@ from functools import lru_cache
 
 FUNCTION = frozenset(
     str.split("""
-    a an the this that these those some any each every such same other another
+    a an the this that these those some any such same other another
     i you he she it we they me him her us them my your his its our their mine hers theirs himself herself itself
     themselves who whom whose which what there here where when
-    is are was were be been being am has have had having do does did doing will would shall should can could may might
-    must s d ll re ve m
+    is are was were be been being am has have had having do does did doing s d ll re ve m
     and or as of in on at by for from to with into onto upon about within during through throughout between among
     amongst while whereas but so if then also too very both either well
     however moreover furthermore additionally respectively according including include includes included e g i etc
@@ -38,32 +38,21 @@ FUNCTION = frozenset(
 )
 """Words without content."""
 
+QUALIFIERS = frozenset(
+    str.split("will would shall should can could may might must ought need only sole solely all every each always most")
+)
+"""Modal verbs and quantifiers: they decide how far a statement reaches."""
+
 NEGATIONS = frozenset(str.split("not no never none neither nor without cannot nobody nothing nowhere non"))
 """Words that negate a statement; so does n't."""
 
 MONTHS = tuple(str.split("january february march april may june july august september october november december"))
 
-NUMBERS = {
-    word: str(value)
-    for value, words in enumerate(
-        (
-            "zero",
-            "first",
-            "two second twice",
-            "three third thrice",
-            "four fourth",
-            "five fifth",
-            "six sixth",
-            "seven seventh",
-            "eight eighth",
-            "nine ninth",
-            "ten tenth",
-            "eleven eleventh",
-            "twelve twelfth",
-        )
-    )
-    for word in words.split()
-}
+_NUMBERS = """
+    zero; first; two second twice; three third thrice; four fourth; five fifth; six sixth; seven seventh; eight eighth;
+    nine ninth; ten tenth; eleven eleventh; twelve twelfth
+"""
+NUMBERS = {word: str(value) for value, words in enumerate(_NUMBERS.split(";")) for word in words.split()}
 """Number words and their values. "one" is a pronoun more often than a number."""
 
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
@@ -84,6 +73,15 @@ SHORT = {
     "aug": "august", "sep": "september", "sept": "september", "oct": "october", "nov": "november", "dec": "december",
 }  # fmt: skip
 """Abbreviations and second spellings, and the form of both."""
+
+UNITS = str.split("""
+    kilometre centimetre millimetre metre mile yard foot inch kilogram gram pound ton tonne litre gallon acre hectare
+    square cubic degree celsius fahrenheit percent cent dollar euro yen rupee hour minute watt volt hertz mph bc bce
+""")
+"""Words that belong to the number before them."""
+
+SYMBOLS = {"%": "percent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
+"""Signs of units and their words."""
 
 _VERBS = """
     write wrote written; begin began begun; become became; win won; lose lost; make made; take took taken;
@@ -113,25 +111,28 @@ IRREGULAR = {form: forms[0] for forms in map(str.split, _VERBS.split(";")) for f
 LONGEST = 60
 """Words of a sentence; a longer one is split."""
 
-_UNSPACED = (
+UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
+"""Characters of scripts without spaces, for a class of a regular expression."""
 _FORM_MARKS = "\u0300-\u036f\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
-_LETTER = rf"(?:(?![{_UNSPACED}])[^\W\d_]|[{_FORM_MARKS}])"
+_LETTER = rf"(?:(?![{UNSPACED}])[^\W\d_]|[{_FORM_MARKS}])"
 _TOKEN = re.compile(
     r"(?P<iso>\b\d{4}-\d\d-\d\d\b)"
     r"|(?P<sign>(?:(?<=\w)|(?<=\w\s))[<>≤≥](?=[=\s\d]))"
-    r"|(?P<number>(?:(?<![^\s(])(?<!\d\s)[-−](?=\d))?\d+(?:[.,]\d+)*)(?P<tail>(?:st|nd|rd|th|s)\b)?"
+    r"|(?P<number>(?:(?<![^\s($€£¥])(?<!\d\s)[-−](?=\d))?(?:(?<!\d)\d{1,3}(?: \d{3})+(?!\w)|\d+)"
+    r"(?:[.,٫٬:/⁄×'’]\d+|\^[-−]?\d+|[eE][-+−]?\d+(?!\w))*)(?P<tail>(?:st|nd|rd|th|s)\b)?"
+    r"|(?P<unit>[%$€£¥])"
     r"|(?P<dotted>\b(?:[A-Z]\.){2,}|\b[A-Z]\.(?=\s*[A-Z]))"
     rf"|(?P<word>{_LETTER}+(?:['’]{_LETTER}+)*)(?P<dot>\.)?"
     r"|(?P<kana>[\u30a1-\u30fa\u30fc]{2,})"
-    rf"|(?P<unspaced>(?:(?![\u30a1-\u30fa\u30fc]{{2}})[{_UNSPACED}]){{1,60}})"
+    rf"|(?P<unspaced>(?:(?![\u30a1-\u30fa\u30fc]{{2}})[{UNSPACED}]){{1,60}})"
     r"|(?P<range>(?<=\d)[-–—](?=\d))"
     r"|(?P<end>[。！？]|(?<![.!?])[.!?]++(?=[\"'”’»)\]]*(?:\s+[^\sa-z]|\s*$))|\n+)"
     r"|(?P<clause>[,;:()\[\]、，；：–—\"“”«»「」『』]|-\s)"
 )
 _POWER = re.compile(r"(?<=\d)(?=[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])")
-_PAIR = re.compile(f"[{_UNSPACED}]{{2}}")
+_PAIR = re.compile(f"[{UNSPACED}]{{2}}")
 _WRAP = re.compile(r"(?<=[^\n]{60})\n(?=[^\s\-*•])|(?<=[^\n.!?:])\n(?=[a-z])")
 _AFTER_END = re.compile("[\"'”’»)\\]]*(?:\\s+[^\\sa-z]|\\s*$)")
 _NEGATED = re.compile("[不没沒無无非未]|ไม่")
@@ -144,10 +145,12 @@ class WordKind(IntEnum):
     FUNCTION = 0
     """No content: an article, a preposition, a pronoun."""
     WORD = 1
-    NEGATION = 2
-    NAME = 3
+    QUALIFIER = 2
+    """A modal verb or a quantifier."""
+    NEGATION = 3
+    NAME = 4
     """Has a capital letter, or is a run of katakana."""
-    NUMBER = 4
+    NUMBER = 5
 
 
 @dataclass(slots=True)
@@ -168,6 +171,13 @@ class Sentence:
     """Positions of words with a period after them."""
     places: dict[str, list[int]] = field(default_factory=dict)
     """Positions of each exact form, and of each stem with the prefix "~"."""
+    needs: dict[int, set[int]] = field(default_factory=dict)
+    """Positions of the words without which a part of a number has another meaning: 9.5 and km, 1914 and 1918."""
+
+    def bind(self, *positions: int) -> None:
+        """Make one number of several words."""
+        for position in positions:
+            self.needs.setdefault(position, set()).update(positions)
 
     def __len__(self) -> int:
         return len(self.exact)
@@ -189,6 +199,8 @@ class Sentence:
         start = len(self)
         for index, exact in enumerate(more.exact):
             self.add(exact, more.kinds[index], more.clauses[index], index in more.dotted)
+        for index, others in more.needs.items():
+            self.needs[start + index] = {start + other for other in others}
         assert len(self) == start + len(more)
 
 
@@ -273,6 +285,7 @@ class _WordReader:
                 self.clause += 1
             elif what not in ("end", "range"):
                 ends = self._take(what, match)
+                self._bind(self.text[max(0, match.start() - 1) : match.start()])
                 if ends:
                     yield self._next(False)
             self.ranged = what == "range"
@@ -289,6 +302,8 @@ class _WordReader:
         piece = match[what]
         if what == "number":
             self._number(piece)
+        elif what == "unit":
+            self.now.add(SYMBOLS[piece], WordKind.WORD, self.clause)
         elif what == "sign":
             self.now.add(piece, WordKind.NUMBER, self.clause)
         elif what == "iso":
@@ -297,6 +312,7 @@ class _WordReader:
             if 1 <= int(month) <= 12:
                 self.now.add(MONTHS[int(month) - 1], WordKind.NAME, self.clause)
             self.now.add(year, WordKind.NUMBER, self.clause)
+            self.now.bind(*range(len(self.now) - 3 + (not 1 <= int(month) <= 12), len(self.now)))
         elif what == "dotted":
             self.now.add(piece.replace(".", "").lower(), WordKind.NAME, self.clause, True)
         elif what == "kana":
@@ -306,6 +322,20 @@ class _WordReader:
         else:
             return self._word(piece, match["dot"] is not None, match.end())
         return False
+
+    def _bind(self, before: str) -> None:
+        """Bind the last word to a number next to it; a day needs its month, which may be named without a day."""
+        now, last = self.now, len(self.now) - 1
+        if last < 1 or now.clauses[last] != now.clauses[last - 1]:
+            return
+        if now.kinds[last] is WordKind.NUMBER and (self.ranged or before in SYMBOLS):
+            now.bind(last - 1, last)
+        if now.stems[last] in _UNIT_STEMS and (now.kinds[last - 1] is WordKind.NUMBER or last - 1 in now.needs):
+            now.bind(last - 1, last)
+        other = last - 2 if now.exact[last - 1] == "of" and last > 1 else last - 1
+        for day, month in ((other, last), (last, other)):
+            if now.exact[month] in MONTHS and now.kinds[day] is WordKind.NUMBER and len(now.exact[day]) < 3:
+                now.needs.setdefault(day, set()).add(month)
 
     def _number(self, piece: str) -> None:
         value = number_value(piece)
@@ -324,9 +354,13 @@ class _WordReader:
     def _word(self, piece: str, dot: bool, end: int) -> bool:
         caseless = plain_letters(piece.replace("’", "'"))
         named = piece[0].isupper() and (self.now.kinds or self.text[end + 1 : end + 2].isupper())
+        if dot and caseless == "no" and self.text[end : end + 2].strip().isdigit():
+            caseless, dot = "number", False
         negated = caseless.endswith("n't") or (caseless in NEGATIONS and not named)  # "Never Cry Wolf", "No, No, No"
-        if caseless.endswith("n't"):
-            caseless = caseless[:-3]
+        if caseless.endswith("n't") or caseless == "cannot":
+            caseless = {"ca": "can", "wo": "will", "sha": "shall"}.get(caseless[:-3], caseless[:-3])
+            if caseless in QUALIFIERS:
+                self.now.add(caseless, WordKind.QUALIFIER, self.clause)
         owner = caseless.endswith("'s")
         caseless = caseless.removesuffix("'s").replace("'", "")
         scale = SCALES.get(caseless)
@@ -339,13 +373,12 @@ class _WordReader:
             kind = WordKind.NAME if piece[0].isupper() else WordKind.WORD
             if negated:
                 kind, caseless = WordKind.NEGATION, "not"
-            elif (
-                caseless in FUNCTION and not (piece.isupper() and len(piece) > 1) and not (piece == "May" and self.now)
-            ):
+            elif caseless in QUALIFIERS and not named:
+                kind = WordKind.QUALIFIER
+            elif caseless in FUNCTION and not (piece.isupper() and len(piece) > 1):
                 kind = WordKind.FUNCTION
-            self.now.add(
-                SHORT.get(caseless) or SHORT.get(caseless.removesuffix("s")) or caseless, kind, self.clause, dot
-            )
+            form = SHORT.get(caseless) or SHORT.get(caseless.removesuffix("s")) or caseless
+            self.now.add(form, kind, self.clause, dot)
         if owner:
             self.now.add("'s", WordKind.FUNCTION, self.clause)
         if dot and (abbreviates or (piece.islower() and len(piece) < 4)):
@@ -363,15 +396,21 @@ class _WordReader:
             self.now.places.setdefault(key, []).append(last)
 
 
+_SEPARATORS = str.maketrans({"٫": ".", "٬": ",", " ": ",", "'": ",", "’": ",", "⁄": "/"})
+_UNIT_STEMS = frozenset(map(stem, UNITS))
+
+
 def number_value(written: str) -> str:
     """One form of a number.
 
-    >>> [number_value(each) for each in ("1,200", "007", "9.50", "٣", "1.2.3", "3,5", "−5")]
-    ['1200', '7', '9.5', '3', '1.2.3', '3.5', '-5']
+    >>> [number_value(each) for each in ("1,200", "1 200", "007", "9.50", "٣", "1.2.3", "3,5", "−5", "10:30")]
+    ['1200', '1200', '7', '9.5', '3', '1.2.3', '3.5', '-5', '10:30']
     """
     if written[0] in "-−":
         return f"-{number_value(written[1:])}"
-    digits = "".join(str(unicodedata.digit(c)) if c.isdigit() else c for c in written)
+    digits = "".join(str(unicodedata.digit(c)) if c.isdigit() else c for c in written.translate(_SEPARATORS))
+    if digits.strip("0123456789.,"):
+        return digits.lower()  # 10:30, 3/4, 10^6, 1e5
     groups = digits.split(",")
     if len(groups) == 2 and len(groups[1]) != 3 and "." not in digits:
         digits = ".".join(groups)  # a decimal comma

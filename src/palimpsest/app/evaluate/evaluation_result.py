@@ -13,6 +13,7 @@ from palimpsest.app.evaluate.evaluation_data import editions_of
 from palimpsest.app.python_calls import Table
 from palimpsest.config.data import listed
 from palimpsest.config.load import dump_config
+from palimpsest.config.reward import REWARDS
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.protocol import Endpoint
 from palimpsest.evaluation.episode_files import EPISODES, first_episodes
@@ -23,7 +24,8 @@ from palimpsest.notes import Note
 from palimpsest.plugins import plain
 from palimpsest.provenance import MADE_WITH, facts, provenance
 from palimpsest.report.page import ToldStory, contrasting_stories, view_command
-from palimpsest.report.run_reports import EvaluationResults, write_evaluation_report
+from palimpsest.report.run_reports import EvaluationResults, interval, percent, write_evaluation_report
+from palimpsest.reward.answer_match import grading_rules
 from palimpsest.text.codec import Codec
 
 
@@ -168,6 +170,7 @@ def _columns(name: str, summary: EvalSummary) -> dict[str, Any]:
         "high": summary.accuracy.high,
         f"pass@{drawn}": summary.pass_at.get(str(drawn)),
         "disagree": summary.disagreement,
+        "abstention": summary.abstention and summary.abstention.accuracy.mean,
         **{name: summary.metrics.get(name) for name in ("em", "f1", "sub_em")},
         "evidence kept": measures.get("evidence_retention"),
         "hallucinated": None if copied is None else 1.0 - copied,
@@ -196,7 +199,7 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
             ("model", config.model.path),
             ("policy", ", ".join(evaluation.policies)),
             ("data", ", ".join(listed(config.data.val_files or config.data.train_files))),
-            ("reward", config.reward.name),
+            *_grading(evaluation),
             ("seed", str(config.seed)),
             *facts(provenance()),
         ],
@@ -207,6 +210,18 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
         look=view_command(out),
     )
     write_evaluation_report(out, results)
+
+
+def _grading(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """The grading rules of the data, and the accuracy on questions whose right answer is an abstention."""
+    reward = evaluation.config.reward
+    declared = {key for sample in evaluation.samples for key in sample.grading}
+    rules = grading_rules(reward, declared) if reward.name in REWARDS else {"metric": reward.name}
+    absent = [sample for sample in evaluation.samples if sample.grading.get("abstention")]
+    score = accuracy_of(absent)
+    of = f"{percent(score)} of {len({sample.id for sample in absent})} problems ({interval(score)})"
+    listed_rules = "; ".join(f"{name}: {rule}" for name, rule in rules.items())
+    return [("grading", listed_rules), *([("abstention", of)] if absent else [])]
 
 
 def _stories(out: Path, cells: list[Cell], codec: Codec) -> list[ToldStory]:

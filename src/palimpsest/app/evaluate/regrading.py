@@ -175,7 +175,8 @@ async def _regraded_one(sample: Sample, grader: Grades) -> Sample:
 def _episode(sample: Sample) -> tuple[Problem, Trajectory]:
     """The parts of an episode that graders of answers read."""
     questions = tuple(Question(question["question"], tuple(question["answers"])) for question in sample.questions)
-    problem = Problem.asking(sample.id, questions) if questions else Problem(sample.id, sample.question, sample.answers)
+    asked = questions or (Question(sample.question, sample.answers),)
+    problem = Problem.asking(sample.id, asked, metadata=sample.grading)
     answers = tuple(question["answer"] for question in sample.questions)
     outcome = Outcome(sample.outcome)
     return problem, Trajectory(sample.id, sample.group_id, 0, (), outcome, sample.answer, answers=answers)

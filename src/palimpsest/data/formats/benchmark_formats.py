@@ -49,7 +49,7 @@ def longbench_v2(row: Row, fallback: str) -> Record:
     listed = "\n".join(f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=True))
     values = {key: value for key, value in row.values.items() if not key.startswith("choice_")}
     values["question"] = f"{question}\n{listed}\nAnswer with the letter of the right choice alone: A, B, C or D."
-    return by_roles(replace(row, values=values | {"answer": answer}), fallback)
+    return by_roles(replace(row, values=values | {"answer": answer, "metadata": {"choice_letters": LETTERS}}), fallback)
 
 
 def memoryagentbench(row: Row, fallback: str) -> Record:

@@ -95,8 +95,8 @@ def questions(row: Row, taken: Roles, metadata: Mapping[str, Any]) -> list[Quest
     """The question of a row, or all of `questions`."""
     listed = row.values.get("questions")
     if listed is None:
-        asked = user_message(row, get(row, row.values, taken.question), taken.question)
-        return [Question(asked, golds(row, row.values.get(taken.answers), taken.answers))]
+        question = user_message(row, get(row, row.values, taken.question), taken.question)
+        return [Question(question, golds(row, row.values.get(taken.answers), taken.answers))]
     for other in ("question", "answers"):
         if row.values.get(other) is not None:
             raise DataError(f"{row.where}: has both questions and {other}; move {other} into questions or remove it")

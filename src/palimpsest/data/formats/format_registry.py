@@ -41,6 +41,8 @@ class Format:
     """A column that replaces all of `needs`."""
     takes: str = ""
     """Columns of question, answers and document, if others."""
+    declares: tuple[str, ...] = ()
+    """Grading rules (`types.GRADING`) that its records may declare."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -92,7 +94,8 @@ FORMATS = {
     format.name: format
     for format in (
         Format(
-            "longmemeval", "question answer haystack_sessions", "LongMemEval: dated sessions", published.longmemeval
+            *("longmemeval", "question answer haystack_sessions", "LongMemEval: dated sessions", published.longmemeval),
+            declares=("abstention",),
         ),
         Format(
             "longbench_v2",
@@ -100,6 +103,7 @@ FORMATS = {
             "LongBench v2: multiple choice",
             benchmarks.longbench_v2,
             takes="question answer context",
+            declares=("choice_letters",),
         ),
         Format(
             "locomo",

@@ -64,6 +64,8 @@ def longmemeval(row: Row, fallback: str) -> Record:
     context, metadata = sessions_context(row, sessions, needed, ("haystack_sessions", "", "answer_session_ids"))
     date = values.get("question_date")
     metadata = {key: values[key] for key in ("question_type", "question_date") if values.get(key)} | metadata
+    if fields.identity(row, fallback).endswith("_abs"):
+        metadata["abstention"] = True
     query = fields.text(row, fields.get(row, values, "question"), "question")
     content = {"question": f"[{date}] {query}" if date else query, "context": context, "metadata": metadata}
     return by_roles(replace(row, values={**ids(row), **content, "answers": values["answer"]}), fallback)

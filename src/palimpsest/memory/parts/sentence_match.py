@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from operator import eq
 
 from palimpsest.text.sentences import flat
 from palimpsest.text.word_forms import MONTHS, Sentence, WordKind, is_pair, worded
@@ -134,6 +135,8 @@ MOST = 12
 """Words of a unit that may be abbreviations or missing."""
 WHOLE = 0.8
 """In unspaced scripts, parts of a unit may be reordered if it has at least this share of the window's size."""
+LONGEST_TITLE = 12
+"""Words of a paragraph's first line that may be a title."""
 MISPLACED = 1
 """Pairs of neighbours, one a name or number, that may be in another order than in the source."""
 
@@ -163,16 +166,25 @@ class Match:
                 self.found[index] = at
         for run in unit.runs:
             self._keep_together(run)
+        used = {place for at in self.found.values() for place in at}
+        for index, at in [*self.found.items()]:
+            self.found[index] = [(n, p) for n, p in at if {(n, q) for q in self.sentences[n].needs.get(p, ())} <= used]
+            if not self.found[index]:
+                del self.found[index]
+        self.title = self._title()
+        """Positions of the words that name the paragraph's title in place of a pronoun of the window."""
+        for index in self.title:
+            self.found.pop(index, None)
 
     def fault(self, threshold: float) -> Mismatch | None:
         """None if the window supports the unit: at least `threshold` of its ordinary words, and all the rest."""
         words, kinds = self.unit.words, self.unit.words.kinds
         ordinary = [i for i in self.unit.content if kinds[i] is WordKind.WORD]
-        had = len(self.found) / len(self.unit.content)
-        if had < HALF or len(self.unit.content) - len(self.found) > MOST:
-            first = next(i for i in self.unit.content if i not in self.found)
-            return Mismatch(had, f"nothing near says {words.exact[first]!r}")
-        missing = [i for i in self.unit.content if i not in self.found and not self._abbreviated(i)]
+        missing = [i for i in self.unit.content if i not in self.found and i not in self.title]
+        had = 1 - len(missing) / len(self.unit.content)
+        if had < HALF or len(missing) > MOST:
+            return Mismatch(had, f"nothing near says {words.exact[max(missing, key=kinds.__getitem__)]!r}")
+        missing = [i for i in missing if not self._abbreviated(i)]
         had = 1 - len(missing) / len(self.unit.content)
         strict = [i for i in missing if kinds[i] is not WordKind.WORD]
         loose = [i for i in missing if kinds[i] is WordKind.WORD and not self._is_seam(i)]
@@ -285,16 +297,31 @@ class Match:
         before = {lead, min(lead + 1, first), *range(max(lead, first - 2), first)} - {first} | {lead}
         if not any(all(_begins_with(self.source.sentences[n], words.exact[i]) for i in missing) for n in before):
             return False
-        after = next((i for i in self.unit.content if i > run[-1]), None)
+        return self._has_pronoun_before(next((i for i in self.unit.content if i > run[-1]), -1))
+
+    def _title(self) -> range:
+        first, words = self.window[0], self.unit.words
+        lead = self.source.leads[first]
+        title = self.source.sentences[lead]
+        if lead < first and len(title) <= LONGEST_TITLE:
+            for start in words.places.get(title.exact[0], ()):
+                size = len([*takewhile(bool, map(eq, title.exact, words.exact[start:]))])
+                whole = size == len(title) or title.clauses[size] > title.clauses[size - 1]  # "Iván (singer)" is "Iván"
+                if whole and self._has_pronoun_before(next((i for i in self.unit.content if i >= start + size), -1)):
+                    return range(start, start + size)
+        return range(0)
+
+    def _has_pronoun_before(self, word: int) -> bool:
+        """Whether the window has a pronoun shortly before its counterpart of a word."""
         return any(
             True
-            for number, index in self.found.get(-1 if after is None else after, ())
+            for number, index in self.found.get(word, ())
             for at in range(max(0, index - 5), index)
             if self.sentences[number].exact[at] in (PRONOUNS if at else PRONOUNS | _POINTERS)
         )
 
     def _negated_otherwise(self) -> bool:
-        content = self.unit.content
+        content = [i for i in self.unit.content if i not in self.title]
         used = {at: i for i, places in self.found.items() for at in places}
         mine = {b for a, b in pairwise(content) if self.unit.words.kinds[a] is WordKind.NEGATION}
         theirs = set[int]()
@@ -359,12 +386,14 @@ class Match:
         return [
             (a, b)
             for a, b in pairs
-            if max(kinds[a], kinds[b]) >= WordKind.NAME and not self._date(a, b) and not self._in_order(a, b)
+            if max(kinds[a], kinds[b]) >= WordKind.NAME and not self._either_way(a, b) and not self._in_order(a, b)
         ]
 
-    def _date(self, a: int, b: int) -> bool:
-        """Whether they are a month and a day or year, adjacent in the window."""
+    def _either_way(self, a: int, b: int) -> bool:
+        """Whether they are a number and its unit, or a month and a day or year, adjacent in the window."""
         words = self.unit.words
+        if b in words.needs.get(a, ()) and words.kinds[a] is not words.kinds[b]:
+            return True
         if not any(words.exact[i] in MONTHS and words.kinds[j] is WordKind.NUMBER for i, j in ((a, b), (b, a))):
             return False
         return any(n == m and abs(p - q) == 1 for n, p in self.found[a][:8] for m, q in self.found[b][:8])

@@ -18,6 +18,7 @@ differ:
     strict     exactly one answer, in full
     rubric     the reference is a point that the answer has to make, or must not make
     a text     custom criteria from a file (reward.judge.prompt=my.txt)
+    ABSTENTION in place of all of these, for a question whose data set declares an abstention (`types.GRADING`)
 
 The cache is an append-only file with one JSON object per line.
 
@@ -154,6 +155,14 @@ the judging.""",
 }
 
 
+ABSTENTION = """\
+The question can't be answered from what the program read. The references explain why.
+correct: the answer says that this is not known, not mentioned or can't be answered, with or without the explanation.
+partial: it says so, and gives an answer all the same.
+incorrect: anything else: an answer to the question, nothing at all, or text about the judging."""
+"""Criteria for a question whose right answer is an abstention."""
+
+
 def system_prompt(prompt: str) -> str:
     """The system prompt for shipped criteria, by name, or for custom criteria."""
     return f"{_OPENING}{CRITERIA.get(prompt, prompt).strip()}{_FORM}"
@@ -216,17 +225,18 @@ class Judge:
     async def close(self) -> None:
         await self._chat.close()
 
-    async def value(self, question: str, golds: Sequence[str], answer: str) -> tuple[float, bool]:
+    async def value(self, question: str, golds: Sequence[str], answer: str, absent: bool = False) -> tuple[float, bool]:
         """The value of an answer, and True for the verdict "partial". Raises JudgeError."""
-        verdict = await self.verdict(question, golds, answer)
+        verdict = await self.verdict(question, golds, answer, absent)
         worth = {Verdict.CORRECT: 1.0, Verdict.PARTIAL: self._config.partial, Verdict.INCORRECT: 0.0}
         return worth[verdict], verdict is Verdict.PARTIAL
 
-    async def verdict(self, question: str, golds: Sequence[str], answer: str) -> Verdict:
+    async def verdict(self, question: str, golds: Sequence[str], answer: str, absent: bool = False) -> Verdict:
         """The worst of `passes` verdicts; stops at the first that is not "correct". Raises JudgeError."""
         verdict = Verdict.CORRECT
-        for number in range(self._config.passes):
-            verdict = await self._once(Case(question, golds, answer, self._config, number))
+        config = self._config.model_copy(update={"prompt": ABSTENTION}) if absent else self._config
+        for number in range(config.passes):
+            verdict = await self._once(Case(question, golds, answer, config, number))
             if verdict is not Verdict.CORRECT:
                 break
         return verdict
