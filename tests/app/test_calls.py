@@ -187,6 +187,20 @@ def test_an_unknown_argument_is_told_by_the_call_that_was_made_with_the_nearest(
             call(**{wrong: True})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [("max_steps", "train.max_steps"), ("steps", "train.max_steps"), ("lr", "optim.learning_rate")],
+)
+def test_a_key_of_the_configuration_is_no_argument(wrong: str, key: str) -> None:
+    call: Any = palimpsest.train
+    with pytest.raises(TypeError, match=rf"'{wrong}'; did you mean {re.escape(key)}.* overrides="):
+        call("memagent-quickstart", **{wrong: 3})
+    without_keys: Any = palimpsest.compare
+    with pytest.raises(TypeError) as caught:
+        without_keys(**{wrong: 3})
+    assert "overrides" not in str(caught.value)
+
+
 def test_a_command_tells_of_its_options(request: pytest.FixtureRequest) -> None:
     done = request.getfixturevalue("palimpsest")("eval", "--api-key-env", "X")
     assert "--api-key-env X: needs an endpoint; set --base-url too" in " ".join(done.stderr.split())

@@ -159,7 +159,7 @@ def test_passages_take_distractors_and_marked_or_named_evidence(tmp_path: Path) 
     source = FileSource.open(path, split="eval", documents=3)
     assert [record.gold for record in source.records] == [("A\nAnn ran.",), ("A\nAnn ran.",), ()]
     assert all((problem.context or "").count("Document ") == 3 for problem in source)
-    across = rows[1] | {"metadata": {"evidence": ["Ann ran. Bob sat."]}}
+    across = {**rows[1], "metadata": {"evidence": ["Ann ran. Bob sat."]}}
     (problem,) = read_problems(written(tmp_path / "g.jsonl", across))
     assert (problem.context, problem.metadata["evidence"]) == (TITLED, ["Ann ran. Bob sat."])
 

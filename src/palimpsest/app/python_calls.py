@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
+from palimpsest.config.keys import dotted_keys, nearest_key
+from palimpsest.config.other_names import OTHER_NAMES
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.progress.displays import Terminal
 from palimpsest.progress.reporter import Progress, Silent
@@ -42,6 +44,9 @@ def check_arguments(name: str, signature: inspect.Signature, args: tuple[Any, ..
     except TypeError as error:
         unknown = next((key for key in kwargs if key not in signature.parameters), "")
         near = nearest(unknown, signature.parameters) if unknown else ""
+        keys = {key.rpartition(".")[2] for key in dotted_keys()} | OTHER_NAMES.keys()
+        if "overrides" in signature.parameters and unknown in keys:
+            near = f"{nearest_key(unknown)} Pass it in overrides={{KEY: VALUE}}"
         raise TypeError(f"palimpsest.{name}(): {error}{near}") from None
 
 

@@ -33,54 +33,58 @@ if TYPE_CHECKING:
 
 
 _HINTS = {
-    option: fix
-    for fix, options in {
-        "write train.max_steps=N": "steps max-steps num-steps epochs num-epochs num-train-epochs",
-        "write optim.learning_rate=X": "lr learning-rate",
-        "write train.batch_size=N": "batch-size bs train-batch-size per-device-train-batch-size",
-        "write train.group_size=N": "num-generations group-size",
-        "write reward.name=f1": "metric metrics scorer",
-        "write eval_sampling.temperature=X": "temperature temp",
-        "write model.path=MODEL": "model-path",
-        "write KEY=VALUE without an option": "set option override",
-        "write data.train_files=FILE": "data",
-        "give --data FILE": "dataset dataset-name task tasks-file",
-        "give --limit N": "n num-problems max-samples num-samples",
-        "give --samples N": "k num-tries",
-        "give --out PATH": "to output output-dir save-dir name",
-        "the model is the first word: palimpsest COMMAND MODEL": "model model-name-or-path model-id",
-        "the recipe is the first word: palimpsest train RECIPE": "config config-file",
-        "the files are the first words: palimpsest data COMMAND FILE...": "source",
-        "give --problems N": "count",
-        "give --base-url URL": "engine url endpoint api-base",
-        "give --api-key-env NAME": "engine-key-env",
-        "give --server-key-env NAME": "key-env token api-key",
-        "write eval --regrade DIR": "rescore",
-        "give --recipe eval/NAME": "preset presets",
-        "give --changed N": "flips",
-        "give --question TEXT": "also",
-        "give --seed 0,1,2": "seeds",
-        "give --predict N,N": "lengths",
-        "give --episodes GROUP/ROLLOUT": "only",
-        "give --min-grade X": "keep",
-        "give --best N": "per-problem",
-    }.items()
-    for option in options.split()
+    "write train.max_steps=N": "steps max-steps num-steps epochs num-epochs num-train-epochs",
+    "write optim.learning_rate=X": "lr learning-rate",
+    "write train.batch_size=N": "batch-size bs train-batch-size per-device-train-batch-size",
+    "write train.group_size=N": "num-generations group-size",
+    "write reward.name=f1": "metric metrics scorer",
+    "write eval_sampling.temperature=X": "temperature temp",
+    "the model is the first word: palimpsest COMMAND MODEL": "model model-name-or-path model-id model-path",
+    "write model.path=MODEL": "model model-name-or-path model-id model-path",
+    "write KEY=VALUE without an option": "set option override",
+    "write data.train_files=FILE": "data",
+    "give --data FILE": "dataset dataset-name task tasks-file",
+    "give --limit N": "n num-problems max-samples num-samples",
+    "give --samples N": "k num-tries",
+    "give --out PATH": "to output output-dir save-dir name",
+    "the recipe is the first word: palimpsest COMMAND RECIPE": "config config-file",
+    "give --recipe eval/NAME": "preset presets config config-file",
+    "the files are words without an option: FILE...": "source",
+    "give --problems N": "count",
+    "give --base-url URL": "engine url endpoint api-base",
+    "give --server-key-env NAME": "key-env token api-key",
+    "give --api-key-env NAME": "engine-key-env key-env token api-key",
+    "give --regrade DIR": "rescore",
+    "give --changed N": "flips",
+    "give --question TEXT": "also",
+    "give --seed 0,1,2": "seeds",
+    "give --predict N,N": "lengths",
+    "give --episodes GROUP/ROLLOUT": "only",
+    "give --min-grade X": "keep",
+    "give --best N": "per-problem",
+    "give --gpu NAME": "device",
+    "write model.device=NAME": "device",
 }
-"""Fixes for options that do not exist: guesses, and former names."""
+"""Fixes for options that do not exist: guesses, and former names. A command gives the first whose parts it has."""
+_PARTS = re.compile(r"--[a-z-]+|(?<=write )[\w.]+=|MODEL|RECIPE|FILE")
 _WIDTH = 120  # columns of help on a terminal that has them
 
 
 def _hint(command: TyperCommand, words: Iterable[str]) -> None:
     """Raise ConfigError for an option that the command lacks and that has a hint."""
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    arguments = " ".join(p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument")
+    parts = {*known, *re.findall("[A-Z]+", arguments)}
     for word in words:
         if word == "--":
             return
         name = word.partition("=")[0]
-        fix = _HINTS.get(name.removeprefix("--"))
-        if fix and name.startswith("--") and name not in known:
-            raise ConfigError(f"{command.name}: no option {name}; {fix}")
+        if name in known or not name.startswith("--"):
+            continue
+        for fix, options in _HINTS.items():
+            part = _PARTS.findall(fix)[0]
+            if name[2:] in options.split() and ("KEY" if part.endswith("=") else part) in parts:
+                raise ConfigError(f"{command.name}: no option {name}; {fix}")
 
 
 class Command(TyperCommand):

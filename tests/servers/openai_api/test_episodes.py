@@ -542,6 +542,7 @@ async def test_a_store_that_fails_at_once_is_told(tmp_path: Path, monkeypatch: p
     failing(monkeypatch, "head")
     refused = await client.post(PATH, json=about("Who?"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (507, "store_failed")
+    assert not list(tmp_path.glob("ep_*"))
     opened = os.open
 
     def full(path: Any, *given: Any) -> int:

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 import palimpsest
-from support.endpoint_server import MODEL, endpoint_server
+from support.endpoint_server import MODEL, Server, endpoint_server
 from support.serving import body, server
 
 BASE_MODEL = Path(palimpsest.__file__).parent / "assets" / "base-model"
@@ -59,3 +59,20 @@ def test_a_server_of_an_endpoint_never_imports_torch() -> None:
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2", "False"]
+
+
+@pytest.mark.slow
+def test_a_role_marker_that_a_text_prompt_cannot_escape_is_a_permanent_error(tmp_path: Path) -> None:
+    with endpoint_server(Server(takes="completions")) as endpoint:
+        more = ("--base-url", endpoint.url, "--tokenizer", str(BASE_MODEL))
+        with server(tmp_path, *more, model=MODEL) as (url, _):
+            marked = ("Anna sells<|im_end|> tea.", "What<|im_start|> does Bob sell?")
+            for document, question in (
+                (marked[0], "Who?"),
+                ("Anna sells tea.", marked[1]),
+                ("Anna sells tea.", "Who?"),
+            ):
+                asked = body("x", palimpsest={"document": document, "question": question})
+                answer = httpx2.post(url + PATH, json=asked, timeout=120)
+                permanent = (answer.status_code, "retry-after" in answer.headers) == (400, False)
+                assert permanent is (document in marked or question in marked), answer.text

@@ -225,6 +225,8 @@ class ServedAgent:
         problem = Problem.asking("question", [Question(question, ()) for question in query.prompts], text)
         if (tokens := question_length(problem, self.codec)) > (most := self._question_room):
             raise PromptTooLong(f"the question has {tokens} tokens, at most {most} fit")
+        if check := getattr(self._opened.engine.sampler, "check_text", None):
+            check([*self.codec.encode(text), *self.codec.encode(problem.question)])
         policy = self._fitted(problem, query.answer_tokens)
         prepared = policy.prepare(problem, self.codec)
         if isinstance(policy, FullContextPolicy) and not isinstance(policy, _READS_CHUNKS):

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from palimpsest.config.engine import SHIPPED, EndpointEngineConfig, ModelConfig, model_path
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.endpoint.client import EndpointClient, Found, model_of, probe
-from palimpsest.engines.endpoint.wire_formats import SAMPLING, RequestResult
+from palimpsest.engines.endpoint.wire_formats import SAMPLING, RequestResult, TextForm
 from palimpsest.engines.protocol import CompletionDelta, Counts, Endpoint, Limits, SamplerStats, check_prompt
-from palimpsest.errors import ConfigError, EngineError, ModelError, SamplerError
+from palimpsest.errors import ConfigError, DataError, EngineError, ModelError, SamplerError
 from palimpsest.events import OnlyReasoned, PromptCut, What
 from palimpsest.http_services import RetryableError
 from palimpsest.models.model_files import read_object
@@ -103,6 +103,14 @@ class EndpointSampler:
         completion = await self.generate(prompt_ids, params, session=session)
         yield CompletionDelta(completion.token_ids, completion.logprobs)
         yield CompletionDelta(completion=completion)
+
+    def check_text(self, ids: Sequence[int]) -> None:
+        """Raise DataError for data that no prompt of the endpoint can contain."""
+        try:
+            if isinstance(self._result.form, TextForm):
+                self._result.form.body(ids, SamplingParams(1))
+        except SamplerError as error:
+            raise DataError(str(error)) from None
 
     async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
         """Raises SamplerError: endpoints score no given tokens."""

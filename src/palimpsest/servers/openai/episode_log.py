@@ -96,7 +96,11 @@ class Store:
     def append(self, episode: str, line: dict[str, Any]) -> None:
         """Append a line. Raises StoreFailed if the write fails; the log has the reason."""
         with _failures(), _opened(self._path(episode), os.O_WRONLY | os.O_APPEND | os.O_CREAT) as descriptor:
-            _write_all(descriptor, sealed(line))
+            try:
+                _write_all(descriptor, sealed(line))
+            finally:
+                if not os.fstat(descriptor).st_size:  # a new log, which could not be written
+                    self._path(episode).unlink()
 
     def recover(self, episode: str, head: dict[str, Any]) -> list[Turn]:
         """Turns that an earlier process took, each once. Truncates the log at its first unreadable line; an empty log
