@@ -149,7 +149,7 @@ def test_inspection_shows_mapped_names_passages_and_columns_that_are_not_read(tm
 
 def test_passages_take_distractors_and_marked_or_named_evidence(tmp_path: Path) -> None:
     marked = [PASSAGES[0] | {"is_supporting": True}, PASSAGES[1]]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"question": "Who?", "answers": ["Ann"], "passages": marked},
         {"question": "Who?", "answers": ["Ann"], "passages": PASSAGES, "metadata": {"evidence": ["Ann ran"]}},
         {"question": "Who?", "answers": ["Ann"], "passages": [{"text": "Cid slept."}, *PASSAGES]},

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import palimpsest
 from palimpsest.events import ToolCalled, ToolFailed, of_type
 from palimpsest.memory.prune import PrunePolicy
+from palimpsest.notes import Note
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.text.chat import native_style
 from palimpsest.text.tool_calls import FORMATS, CallStyle, call_text, calls_text
 from palimpsest.training.step_metrics import tool_measures, tool_metrics
@@ -118,3 +122,27 @@ def test_an_answer_is_no_unreadable_call(answer: str) -> None:
     trajectory, _ = played(PrunePolicy(**options), [answer])
     assert (len(trajectory.turns), trajectory.events) == (1, ())
     assert json.dumps(trajectory.answer)
+
+
+def test_calls_in_another_format_are_a_note_of_an_evaluation_and_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundled model writes llama3."""
+    changes = {"policy.options.call_style": "mistral", "policy.options.max_turns": 3}
+    told: Any = {"recipe": "memact-quickstart", "overrides": changes, "limit": 1, "baselines": False}
+    row, *_ = palimpsest.evaluate("embedded-tools", **told).summaries
+    assert row.measures["tool_errors_unreadable"] == 1
+    assert Note("calls_unread", rate=1.0) in capsys.readouterr().err
+    small = {
+        "train.max_steps": 2,
+        "train.batch_size": 1,
+        "train.group_size": 2,
+        "train.eval_steps": None,
+        "cold_start": None,
+    }
+    run = palimpsest.train(
+        "memact-quickstart", changes | small | {"model.path": "embedded-tools"}, out=tmp_path / "run", quiet=True
+    )
+    first, _ = read_rows(run.folder / "metrics.jsonl")
+    noted = [event for event in read_rows(run.folder / "events.jsonl") if event.get("code") == "calls_unread"]
+    assert [event["values"] for event in noted] == [{"rate": first["tool/tool_errors_unreadable"]}]

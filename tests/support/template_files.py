@@ -53,11 +53,11 @@ def _installed() -> dict[str, str]:
                 paths += [Path(str(file.locate())) for file in files(package) or () if file.suffix == ".jinja"]
             except PackageNotFoundError:
                 continue
-    within = re.compile(r"[/\\](trl|axolotl)[/\\]")
+    owner = re.compile(r"[/\\](trl|axolotl)[/\\]")
     return {
         f"{match[1]}/{path.stem}": path.read_text("utf-8")
         for path in sorted(paths)
-        if (match := within.search(str(path)))
+        if (match := owner.search(str(path)))
     }
 
 

@@ -121,8 +121,7 @@ def unread_call(text: str, style: CallStyle) -> tuple[Malformed, ...]:
     >>> unread_call("The answer is tea.", "llama3")
     ()
     """
-    thought = _first_thought(text)
-    like = _CALL_LIKE.search(text, thought.end * (not thought.unclosed))
+    like = _CALL_LIKE.search(text, 0 if (thought := _first_thought(text)).unclosed else thought.end)
     others = (one for other in FORMATS if other != style for one in find_calls(text, other))
     start = like.start() if like else next((one.start for one in others if isinstance(one, ToolCall)), None)
     if start is None:
