@@ -42,6 +42,7 @@ def turns(role: str, content: str) -> list[dict[str, str]]:
 
 
 CHATTING = turns("role", "content")
+ASKED = {"role": "user", "content": "Who?"}
 SHAPES: list[tuple[dict[str, Any], str | None]] = [
     ({"question": "Who?", "answers": ["Ann"], "ctxs": PASSAGES}, TITLED),
     ({"question": "Who?", "answer": "Ann", "ctxs": PASSAGES}, TITLED),
@@ -68,9 +69,12 @@ SHAPES: list[tuple[dict[str, Any], str | None]] = [
     ({"input": "Who?", "context": "Ann ran.", "output": "Ann"}, "Ann ran."),
     ({"question": "Who?", "answers": ["Ann"], "document": "Ann ran to Rome."}, "Ann ran to Rome."),
     ({"question": "Who?", "answer": {"value": "Ann", "aliases": ["Ann"]}, "context": "Ann ran."}, "Ann ran."),
+    ({"question": "Who?", "answer": "Ann", "text": "Who? Ann ran."}, "Who? Ann ran."),
+    ({"question": "Who?", "answer": "Ann", "messages": [*CHATTING, ASKED]}, f"{CHAT}\nuser: Who?"),
+    ({"question": "Who?", "answer": "Ann", "context": None, "passages": PASSAGES}, TITLED),
     ({"problem": "Who?", "solution": "Ann"}, None),
     ({"problem": "Who?", "solution": "It is Ann.", "answer": "Ann"}, None),
-    ({"problem": "Who?", "solution": "Ann", "messages": [{"role": "user", "content": "Who?"}, *CHATTING]}, None),
+    ({"problem": "Who?", "solution": "Ann", "messages": [ASKED, *CHATTING]}, None),
 ]  # fmt: skip
 
 
@@ -91,7 +95,7 @@ def written(path: Path, row: dict[str, Any]) -> Path:
         pq.write_table(pa.Table.from_pylist([row]), sink)
         return packed(path, sink.getvalue().to_pybytes())
     if kind in ("csv", "tsv"):
-        cells = [value if isinstance(value, str) else json.dumps(value) for value in row.values()]
+        cells = [value if isinstance(value, str) else json.dumps(value) if value else "" for value in row.values()]
         lines = [["q0", *row], ["x", *cells]]
         mark = "," if kind == "csv" else "\t"
         quoted = (mark.join('"' + cell.replace('"', '""') + '"' for cell in line) for line in lines)

@@ -106,13 +106,13 @@ def questions(row: Row, taken: Roles, metadata: Mapping[str, Any]) -> list[Quest
         raise DataError(
             f"{row.where}: questions must be a list of objects with question and answers, is {listed!r:.60}"
         )
-    asked = list[Question]()
+    several = list[Question]()
     for number, entry in enumerate(listed):
         name = f"questions[{number}]"
         question = text(row, get(row, entry, "question", name), f"{name}.question")
         held = entry["answers"] if "answers" in entry else get(row, entry, "answers", name)
-        asked.append(Question(question, golds(row, held, f"{name}.answers")))
-    return asked
+        several.append(Question(question, golds(row, held, f"{name}.answers")))
+    return several
 
 
 # ---- Columns by their roles ----------------------------------------------------------------------------------
