@@ -170,8 +170,7 @@ def _add_older_layout(folder: Path, dtype: str | None) -> None:
     """Let transformers 4 read the configurations in `folder` as transformers 5 does. A key that it doesn't know would
     silently leave its default: rotary positions with a base of 10,000 and without scaling."""
     if (config := folder / "config.json").is_file():
-        chosen = {"dtype": dtype} if dtype else {}
-        _rewrite(config, _in_both_layouts(read_object(str(folder), config) | chosen))
+        _rewrite(config, _in_both_layouts(read_object(str(folder), config) | ({"dtype": dtype} if dtype else {})))
     if (file := folder / "tokenizer_config.json").is_file():
         settings = {key: value for key, value in read_object(str(folder), file).items() if key not in _OF_ONE_LOAD}
         if isinstance(extra := settings.get("extra_special_tokens"), list):
