@@ -64,6 +64,8 @@ NOTES: Mapping[str, str] = {
     "model_of_recipe": "this evaluates {model}; the recipe's model is {recipe}, for palimpsest eval {recipe}",
     "unknown_to_bundled": 'the bundled model knows only sentences like "Omar sells tea.", and this text has none; use '
     "a Hugging Face model, e.g. Qwen/Qwen3-4B",
+    "reply_cut": "the reply has no end: {tokens} tokens are its budget (policy.options.answer_tokens)",
+    "reply_unmarked": "the reply has no marked answer: this is its whole text",
     "clusters": "the 95% interval counts {clusters} clusters, since the {problems} problems share documents or "
     "questions: {names}",
     "trained_on_these_problems": "the model trained on these problems; set --data or data.val_files for others",

@@ -282,9 +282,10 @@ def test_a_folder_that_holds_something_is_not_written_into(
     words = [command, "memagent-quickstart" if command == "train" else "memagent", f"model.path={tiny_model_folder}"]
     words += ["data.synthetic.starts=null"]
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    message = refused(*words, *SMALL, "--out", str(tmp_path), "--resume")
-    assert "metrics.jsonl but no config.yaml" in message
-    assert "--force" in message
+    for more in ((), ("--dry-run",)):
+        message = refused(*words, *SMALL, "--out", str(tmp_path), "--resume", *more)
+        assert "metrics.jsonl but no config.yaml" in message
+        assert "--force" in message
     assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith(".")] == ["metrics.jsonl"]
 
 
@@ -295,7 +296,10 @@ def test_a_run_is_neither_begun_again_nor_resumed_as_another(
     assert palimpsest(*command).returncode == 0
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     assert f"palimpsest train --resume {tmp_path / 'run'} continues it, --force renames it" in refused(*command)
+    assert "contains a run" in refused(*command, "--dry-run")
     assert "can't change seed: 0 -> 7" in refused(*command, "seed=7", "--resume")
+    assert "can't change seed: 0 -> 7" in refused(*command, "seed=7", "--resume", "--dry-run")
+    assert palimpsest(*command, "seed=7", "--force", "--dry-run").returncode == 0
     assert {file: file.read_bytes() for file in before} == before
     assert palimpsest(*command, "seed=7", "--force").returncode == 0
     assert (tmp_path / "run.old-1" / "config.yaml").is_file()

@@ -53,10 +53,10 @@ def test_the_failure_stands_beside_the_success_of_the_same_problem(tiny_codec: C
     both = group(tiny_codec, (RIGHT, 1.0), (WRONG, 0.0))
     wrong, right = contrasting_stories([alone, both], tiny_codec)
     assert (wrong.kind, wrong.grade, right.kind, right.grade) == ("wrong", "reward 0.00", "right", "reward 1.00")
-    assert [(turn.number, turn.unchanged) for turn in wrong.turns] == [(0, 0), (1, 0), (2, 0)]
+    assert [(turn.number, turn.unchanged) for turn in wrong.turns] == [(1, 0), (2, 0), (3, 0)]
     kinds = [{part.kind for part in turn.pieces} for turn in wrong.turns]
     assert ("section" in kinds[0], "lost" in kinds[1], "nowhere" in kinds[2]) == (True, True, True)
-    assert ([turn.number for turn in right.turns], right.unchanged) == ([0], 2)
+    assert ([turn.number for turn in right.turns], right.unchanged) == ([1], 2)
     assert len(contrasting_stories([alone], tiny_codec)) == 1
     assert contrasting_stories([group(tiny_codec, (RIGHT, 1.0))], tiny_codec) == []
 
@@ -65,7 +65,7 @@ def test_a_long_story_is_told_from_its_end(tiny_codec: Codec) -> None:
     memories = tuple(f"Memory number {number} of many." for number in range(SHOWN_TURNS + 5))
     (story,) = contrasting_stories([group(tiny_codec, (memories, 0.0))], tiny_codec)
     assert (len(story.turns), story.left_out) == (SHOWN_TURNS, 5)
-    assert story.turns[-1].number == SHOWN_TURNS + 4
+    assert story.turns[-1].number == SHOWN_TURNS + 5
 
 
 class Text(HTMLParser):
@@ -81,6 +81,13 @@ class Text(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+def test_a_memory_that_stays_empty_is_no_change(tiny_codec: Codec) -> None:
+    memories = ("", "", "Anna lives in Rome.", "Anna lives in Rome.", "", "")
+    (story,) = contrasting_stories([group(tiny_codec, (memories, 0.0))], tiny_codec)
+    assert [(turn.number, turn.unchanged) for turn in story.turns] == [(3, 2), (5, 1)]
+    assert story.unchanged == 1
 
 
 def test_nothing_that_is_told_becomes_markup() -> None:

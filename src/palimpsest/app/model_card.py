@@ -67,7 +67,7 @@ def model_card(
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
         f"# {_plain(name)}",
-        _origin(config, step, base, license_name, adapter=adapter),
+        _origin(config, step, base, license_name),
         f"## Accuracy of the checkpoint{shown}",
         "\n".join(table) if rows else "These weights were not evaluated by palimpsest.",
         "## Use",
@@ -76,11 +76,9 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
-def _origin(
-    config: RunConfig | None, step: int | None, base: str | None, license_name: str | None, *, adapter: bool
-) -> str:
-    lines = [f"Written by [palimpsest]({_REPOSITORY}) with transformers {installed('transformers')}."]
-    lines += [] if adapter else [f"The oldest version in which such exports are tested is {OLDEST}."]
+def _origin(config: RunConfig | None, step: int | None, base: str | None, license_name: str | None) -> str:
+    versions = f"transformers {installed('transformers')}; merged exports are tested from {OLDEST} on"
+    lines = [f"Written by [palimpsest]({_REPOSITORY}) with {versions}."]
     if config is not None:
         after = "" if step is None else f" for {step:,} steps"
         recipe, policy = _plain(Path(config.recipe).name), _plain(config.policy.name)

@@ -95,7 +95,7 @@ def export(
         card = model_card(run, source.folder, to.resolve().name, evaluations, step=source.step, adapter=adapter)
         with _published(to) as hidden:
             _write(source, run, hidden, dtype, untied, adapter)
-            _add_older_layout(hidden)
+            _add_older_layout(hidden, dtype)
             files.write_plain(hidden / CARD, card.encode("utf-8", "replace"))
         policy = None if config is None else config.policy
         size = sum(file.stat().st_size for file in to.iterdir())
@@ -166,11 +166,11 @@ def _dtype_of(source: _Source, run: str) -> str:
     return dtype if dtype in DTYPES else "float32"
 
 
-def _add_older_layout(folder: Path) -> None:
+def _add_older_layout(folder: Path, dtype: str | None) -> None:
     """Let transformers 4 read the configurations in `folder` as transformers 5 does. A key that it doesn't know would
     silently leave its default: rotary positions with a base of 10,000 and without scaling."""
     if (config := folder / "config.json").is_file():
-        _rewrite(config, _in_both_layouts(read_object(str(folder), config)))
+        _rewrite(config, _in_both_layouts(read_object(str(folder), config) | ({"dtype": dtype} if dtype else {})))
     if (file := folder / "tokenizer_config.json").is_file():
         settings = {key: value for key, value in read_object(str(folder), file).items() if key not in _OF_ONE_LOAD}
         if isinstance(extra := settings.get("extra_special_tokens"), list):

@@ -12,7 +12,6 @@ import typer
 
 from palimpsest.cli.options import OUTPUT, ApiKeyEnv, BaseUrl, Json, Policy, Tokenizer, models_and_overrides
 from palimpsest.errors import ConfigError
-from palimpsest.notes import Note
 from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import counted, printable
 
@@ -153,8 +152,6 @@ def _show(result: Asked, *, json: bool = False, asked: bool = False) -> None:
         print(f"  {printable(quote.file)}:{quote.start}-{quote.end}  {printable(text)}")
     for sentence in result.unsupported:
         print(f"  not in the files: {printable(sentence)}")
-    if "unknown" in result.answers and result.unknown_to_bundled:
-        Terminal().message(Note("unknown_to_bundled"))
     if result.kept_out:
         units = counted(result.kept_out, "statement")
         Terminal().message(f"{units} dropped: not in the text that the agent read (policy.options.grounded)")

@@ -79,11 +79,10 @@ def _hint(command: TyperCommand, words: Iterable[str]) -> None:
         if word == "--":
             return
         name = word.partition("=")[0]
-        if name in known or not name.startswith("--"):
-            continue
         for fix, options in _HINTS.items():
             part = _PARTS.findall(fix)[0]
-            if name[2:] in options.split() and ("KEY" if part.endswith("=") else part) in parts:
+            guessed = name not in known and name in (f"--{option}" for option in options.split())
+            if guessed and ("KEY" if part.endswith("=") else part) in parts:
                 raise ConfigError(f"{command.name}: no option {name}; {fix}")
 
 

@@ -89,7 +89,7 @@ def train(
     request = RunRequest(recipe, overrides, seed, out, resume)
     resolved = resolve_run(request if gpus is None else _with_layout(request, gpus, nodes, dry_run=dry_run))
     if dry_run:
-        _print_plan(resolved, elsewhere=gpus is not None)
+        _print_plan(resolved, force, elsewhere=gpus is not None)
         return
     with resuming(resumed(resolved.folder, force=force)):
         Terminal().message(f"loading {resolved.config.model.path}")
@@ -112,11 +112,11 @@ def _with_layout(request: RunRequest, gpus: int, nodes: int, *, dry_run: bool) -
     return request
 
 
-def _print_plan(resolved: ResolvedRun, *, elsewhere: bool = False) -> None:
+def _print_plan(resolved: ResolvedRun, force: bool, *, elsewhere: bool = False) -> None:
     from palimpsest.app.train.training_run import check_run
     from palimpsest.text.display_text import printable
 
-    rows = check_run(resolved, elsewhere=elsewhere)
+    rows = check_run(resolved, force=force, elsewhere=elsewhere)
     for name, value in rows.items():
         typer.echo(f"{name:10s} {printable(value)}")
     typer.echo(f"checked{', except for what is missing' if 'missing' in rows else ''}; nothing was started or written")
@@ -325,7 +325,7 @@ def quickstart(
     if dry_run:
         from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
 
-        _print_plan(resolve_quickstart(method, settings, seed=first, out=out, resume=resume))
+        _print_plan(resolve_quickstart(method, settings, seed=first, out=out, resume=resume), force)
         return
     again = resumed(_folder(method, out, resume), force=force) if several is None else lambda: _RESUME_SEEDS
     with resuming(again):

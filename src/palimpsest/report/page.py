@@ -144,7 +144,7 @@ class ToldTurn:
     """A turn that changed the memory, and the number of unchanged turns before it."""
 
     number: int
-    """From 0, as in records and `palimpsest view`."""
+    """From 1, as `palimpsest view` shows it."""
     pieces: Sequence[ToldPart]
     unchanged: int
 
@@ -186,10 +186,10 @@ def _shown_story(story: Story, grade: Grade) -> ToldStory:
     turns, unchanged = list[ToldTurn](), 0
     for number, step in enumerate(story.steps):
         pieces = list(_pieces(story, number))
-        if all(part.kind == "kept" for part in pieces) and pieces:
+        if all(part.kind == "kept" for part in pieces):  # also a memory that stays empty
             unchanged += 1
             continue
-        turns.append(ToldTurn(step.turn, pieces, unchanged))
+        turns.append(ToldTurn(step.turn + 1, pieces, unchanged))
         unchanged = 0
     value = grade.value
     kind = "ungraded" if value is None else "right" if value >= 1 else "wrong" if value <= 0 else "partly"

@@ -37,7 +37,6 @@ from palimpsest.provenance import MADE_WITH, differences, provenance
 from palimpsest.rollout.trajectory_file import encode_groups, index_lines, index_of
 from palimpsest.runs.checkpoint import CHECKPOINTS, Checkpoints, checkpoint_paths, checkpoint_step, step_name
 from palimpsest.runs.folder_guard import CONFIG as CONFIG
-from palimpsest.runs.folder_guard import NAME as LOCK
 from palimpsest.runs.folder_guard import FolderLock, is_run, refuse_moving
 from palimpsest.runs.jsonl_rows import append_row, cut, end_line, read_rows, spans
 from palimpsest.runs.resume_rules import (
@@ -200,14 +199,7 @@ def open_run(
     other files, or its run's configuration may not change to `config`.
     """
     path = Path(path)
-    if resume and force:
-        raise RunError(f"{path}: --resume continues the run, --force replaces it; use one of them")
-    if os.path.lexists(path) and not path.is_dir():
-        raise RunError(f"{path} is {'a file' if path.exists() else 'a link to nothing'}; a run needs a folder")
-    if path.exists() and not force and not (path / LOCK).exists():
-        _check(path, config, resume)  # a rejected folder must not gain a lock
-    if path.exists() and force and not _empty(path):
-        refuse_moving(path, independent=is_run(path))
+    check_folder(path, config, resume=resume, force=force)  # a rejected folder must not gain a lock
     path.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(path)
     try:
@@ -217,6 +209,18 @@ def open_run(
     except BaseException:
         lock.release()
         raise
+
+
+def check_folder(path: Path, config: RunConfig, *, resume: bool, force: bool) -> None:
+    """Raise RunError if `open_run` rejects the folder, unless another process uses it."""
+    if resume and force:
+        raise RunError(f"{path}: --resume continues the run, --force replaces it; use one of them")
+    if os.path.lexists(path) and not path.is_dir():
+        raise RunError(f"{path} is {'a file' if path.exists() else 'a link to nothing'}; a run needs a folder")
+    if path.exists() and not force:
+        _check(path, config, resume)
+    if path.exists() and force and not _empty(path):
+        refuse_moving(path, independent=is_run(path))
 
 
 def _opened(

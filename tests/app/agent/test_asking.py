@@ -16,6 +16,7 @@ import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.metrics.reading_trace import MemoryChange
+from palimpsest.notes import NOTES
 from support.endpoint_server import Server, endpoint_server
 
 
@@ -118,6 +119,32 @@ def test_an_answer_unknown_of_the_bundled_model_names_a_way_to_other_text(run: R
     assert (done.stdout.splitlines()[0], "Hugging Face" in done.stderr) == ("unknown", True)
     known = run("-", "What does Zoe play?", input="Anna met Ben in Rome. Omar sells tea.\n")
     assert (known.stdout.splitlines()[0], "Hugging Face" in known.stderr) == ("unknown", False)
+
+
+def test_what_the_bundled_model_does_not_know_is_said_before_it_reads(run: Run) -> None:
+    done = run("-", "Who bought the house?", "--stream", input="Anna met Ben in Rome and they bought a house.\n")
+    lines = done.stderr.splitlines()
+    said = [number for number, line in enumerate(lines) if "Hugging Face" in line]
+    assert len(said) == 1
+    assert said[0] < next(number for number, line in enumerate(lines) if "section" in line)
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"), [("\\boxed{tea}", ""), ("tea", "reply_unmarked"), ("The answer is tea.", "")]
+)
+def test_a_reply_without_a_marked_answer_is_said(reply: str, code: str, story: Path, tiny_model_folder: Path) -> None:
+    with endpoint_server(Server(takes="completions", speak=lambda _: reply)) as server:
+        args = ["ask", "served", str(story / "one.txt"), "Who likes tea?", "--base-url", server.url]
+        done = CliRunner().invoke(
+            app, [*args, "--tokenizer", str(tiny_model_folder), "chunk_size=64", "memory_tokens=16"]
+        )
+    assert done.stdout.splitlines()[0].startswith("tea"), done.stderr
+    assert (NOTES["reply_unmarked"].format() in done.stderr) is (code == "reply_unmarked")
+
+
+def test_a_reply_that_reaches_its_budget_is_said(story: Path, run: Run) -> None:
+    done = run(story / "one.txt", "What does Anna sell?", "answer_tokens=2")
+    assert NOTES["reply_cut"].format(tokens=2) in done.stderr
 
 
 def test_a_document_on_standard_input(run: Run) -> None:

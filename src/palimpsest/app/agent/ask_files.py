@@ -21,6 +21,7 @@ from palimpsest.data.synthetic.world import unknown_to_bundled
 from palimpsest.errors import ConfigError
 from palimpsest.events import Event, MemoryUngrounded, of_type
 from palimpsest.metrics.reading_trace import GroupTexts, MemoryChange, MemoryChanges, last_memory, origins, readings
+from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.rollout.episode import ANSWER, failure
 from palimpsest.text.answers import extract, final_answer
@@ -85,11 +86,6 @@ class Asked:
     def questions(self) -> tuple[str, ...]:
         """One per answer."""
         return tuple(each.question for each in self._problem.by_question)
-
-    @property
-    def unknown_to_bundled(self) -> bool:
-        """Whether the model is a bundled one and no sentence of the document has a form that it knows."""
-        return unknown_to_bundled(self._codec.vocab_size, [self.document.text])
 
     @property
     def tokens_in(self) -> int:
@@ -215,6 +211,8 @@ async def _answer(
     policy = agent.policy_for(problem)
     prepared = policy.prepare(problem, codec)
     sections = len(getattr(prepared, "chunks", ()))
+    if unknown_to_bundled(codec.vocab_size, [document.text]):
+        progress.message(Note("unknown_to_bundled"))
     with progress.count("sections", max(sections, 1)) as tick:
         changes, left = MemoryChanges(codec, sections), iter(range(sections))
 
@@ -225,6 +223,10 @@ async def _answer(
                 on_memory(change)
 
         trajectory = await agent.play(problem, policy, "ask", prepare=lambda: prepared, on_turn=on_turn)
+    if trajectory.outcome is Outcome.ANSWER_TRUNCATED:
+        progress.message(Note("reply_cut", tokens=len(trajectory.turns[-1].completion.token_ids)))
+    elif (reply := trajectory.answer) and not trajectory.answers and not (extract(reply) or final_answer(reply)):
+        progress.message(Note("reply_unmarked"))
     return result_of(agent.config, problem, document, trajectory, codec)
 
 

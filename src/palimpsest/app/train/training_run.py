@@ -57,7 +57,7 @@ from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.jsonl_rows import read_rows, whole
 from palimpsest.runs.loggers import build_loggers, check_sinks
 from palimpsest.runs.resume_rules import GIVEN, RunOrigin, how_to_resume
-from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, open_run
+from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, check_folder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
@@ -209,6 +209,7 @@ async def run_training(
     """`train` of a configuration."""
     if resume and (saved := checkpoint_paths(out / CHECKPOINTS)):
         check_state(config, saved[-1])  # a rejected resume changes nothing
+    check_folder(out, config, resume=resume, force=force)  # before the model is loaded
     setup = await asyncio.to_thread(open_setup, config, out)  # before the folder: a corrected mistake is a new run
     arguments = objects_in(config)
     origin = RunOrigin(detail={GIVEN: list(arguments)} if arguments else {})
@@ -351,13 +352,14 @@ def missing_files(config: RunConfig) -> list[str]:
     return missing
 
 
-def check_run(run: ResolvedRun, *, elsewhere: bool = False) -> dict[str, str]:
+def check_run(run: ResolvedRun, *, force: bool = False, elsewhere: bool = False) -> dict[str, str]:
     """What `train` would do, in words, after its checks. Starts no process and loads no model on several devices.
 
     `elsewhere`: the run is planned for another machine, so the recipe's model and files may be missing here; the row
-    `missing` then names them. Raises ConfigError, DataError or ModelError.
+    `missing` then names them. Raises ConfigError, DataError, ModelError, or RunError for a folder in use.
     """
     config, train = run.config, run.config.train
+    check_folder(run.folder, config, resume=run.resume, force=force)
     checked = DryRun.of(run, elsewhere=elsewhere)
     window, held_out, held = checked.window, checked.inputs.held_out if checked.inputs else None, ""
     if held_out is not None and train.eval_steps:

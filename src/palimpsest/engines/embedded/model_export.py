@@ -8,7 +8,6 @@ Not covered: models larger than this machine's memory in float32.
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,20 +19,16 @@ from palimpsest.config.engine import ModelConfig
 from palimpsest.engines.embedded.learner import check_savable
 from palimpsest.engines.embedded.model_loading import DTYPES, load_model
 from palimpsest.engines.embedded.weight_transfer import write_untied
-from palimpsest.files import write_plain
 from palimpsest.text.codec import Codec
 
 # ---- The weights of a folder in another kind of numbers ------------------------------------------------------
 
 
 def cast(folder: Path, dtype: str) -> None:
-    """Round every weight in `folder` to `dtype`, float32 or bfloat16, and set it in config.json."""
+    """Round every weight in `folder` to `dtype`, float32 or bfloat16. The caller sets it in config.json."""
     with failing_as_the_system():
         for file in sorted(folder.glob("*.safetensors")):
             _cast_file(file, dtype)
-    if (config := folder / "config.json").is_file():
-        described = json.loads(config.read_text("utf-8"))
-        write_plain(config, (json.dumps({**described, "dtype": dtype}, indent=2) + "\n").encode())
 
 
 def _cast_file(file: Path, dtype: str) -> None:
