@@ -75,7 +75,7 @@ WIDE = {
 }
 
 BUDGET: dict[str, tuple[int, int]] = {
-    "": (2900, 15),
+    "": (3082, 15),
     "app": (10051, 46),
     "cli": (2930, 13),
     "config": (3130, 13),
@@ -94,7 +94,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "rollout": (1490, 6),
     "runs": (1770, 9),
     "servers": (3460, 16),
-    "text": (3310, 15),
+    "text": (3530, 15),
     "tools": (269, 2),
     "training": (2010, 10),
     "viewer": (5529, 23),

@@ -74,7 +74,7 @@ NOTES: Mapping[str, str] = {
     "more_files_missing": "also missing and excluded: {names}",
     "measures_reading": "fits the window: measures reading, not memory: {names}",
     "only_reasoned": "{count:,} of {turns:,} replies have reasoning but no text: raise engine.thinking_tokens",
-    "prompt_cut": "{count:,} of {turns:,} prompts were cut by the endpoint, which counts fewer tokens; "
+    "prompt_cut": "the endpoint cut {count:,} of {turns:,} prompts, of which it counts fewer tokens; "
     "raise its context length (Ollama: num_ctx), or check --tokenizer",
     "bootstrap_intervals": "{names} have bootstrap intervals, since values are outside 0 to 1; the other rows have "
     "Wilson's",

@@ -74,8 +74,8 @@ def test_training_refuses_a_question_without_a_gold_by_name(tmp_path: Path, tiny
 
 
 def test_rows_passed_in_python_with_other_names_are_to_be_renamed() -> None:
-    with pytest.raises(DataError, match="rename prompt to question, completion to answer, document to context"):
-        library.evaluate(data=[{"prompt": "Who?", "completion": "Ann", "document": "Ann ran."}], quiet=True)
+    with pytest.raises(DataError, match="rename Quastion to question"):
+        library.evaluate(data=[{"Quastion": "Who?", "completion": "Ann", "document": "Ann ran."}], quiet=True)
 
 
 def test_an_evaluation_without_a_right_answer_says_that_the_bundled_model_does_not_know_the_text(
@@ -93,19 +93,19 @@ def test_columns_of_other_names_are_told_to_an_evaluation(
     palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     path = tmp_path / "faq.csv"
-    path.write_text("q,gold,body\nWho?,Ann,Ann ran.\n")
+    path.write_text("asked,said,seen\nWho?,Ann,Ann ran.\n")
     words = ["eval", "--no-baselines", str(tiny_model_folder), "--data", str(path), *WORDS]
     refused = palimpsest(*words)
     assert refused.returncode == 2
     assert "--map" in refused.stderr
-    done = palimpsest(*words, "--map", "question=q,answers=gold,context=body", "--out", str(tmp_path / "out"))
+    done = palimpsest(*words, "--map", "question=asked,answers=said,context=seen", "--out", str(tmp_path / "out"))
     assert done.returncode == 0
     ((sample,), _) = read_samples(tmp_path / "out" / "samples.jsonl")
     assert (sample.question, sample.answers) == ("Who?", ("Ann",))
     assert palimpsest(*words, "--map", "question").stderr.startswith("error: --map question: expected pairs")
-    typo = palimpsest("data", "inspect", str(path), "--map", "quesion=q,answers=gold")
-    assert "--map quesion=q: no format reads a column quesion; did you mean question?" in typo.stderr
-    stray = palimpsest("data", "inspect", str(path), "--map", "fag.csv:question=q")
+    typo = palimpsest("data", "inspect", str(path), "--map", "quesion=asked,answers=said")
+    assert "--map quesion=asked: no format reads a column quesion; did you mean question?" in typo.stderr
+    stray = palimpsest("data", "inspect", str(path), "--map", "fag.csv:question=asked")
     assert stray.stderr.startswith("error: --map fag.csv:question: no file")
 
 

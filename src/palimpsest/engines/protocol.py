@@ -47,7 +47,7 @@ class Endpoint:
     sent: tuple[str, ...] = ()
     """Names of the fields of each request."""
     dropped: tuple[str, ...] = ()
-    """Those of temperature, top_p and seed that it rejects, so that it sets them."""
+    """The rejected ones of temperature, top_p and seed, which it sets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -341,7 +341,7 @@ def refuse_another(folder: Path, identity: Mapping[str, Any]) -> None:
     if (theirs := _identity(folder)) is None:
         raise RunError(f"{folder / IDENTITY} is not readable: use another --out, or --force to start over")
     if same_weights(theirs, identity.get("weights")) is None:
-        why = "an earlier version recorded its weights by a part of their files, so it can't be continued"
+        why = "an earlier version hashed parts of its weights only"
         raise RunError(f"{folder}: {why}: use another --out, or --force to start over")
     if differs := difference(theirs, _as_read(identity)):
         raise RunError(f"{folder} contains another evaluation ({differs}): use another --out, or --force to start over")

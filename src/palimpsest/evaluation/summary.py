@@ -224,9 +224,7 @@ def summarise(
         ungraded=len(rows) - len(graded),
         accuracy=accuracy_of(rows),
         clusters=len(set(clusters_of(graded))),
-        interval="wilson"
-        if all(0.0 <= value <= 1.0 for s in graded if (value := s.value) is not None)
-        else "bootstrap",
+        interval="wilson" if all(0.0 <= (s.value or 0.0) <= 1.0 for s in graded) else "bootstrap",
         metrics=_means(s.metrics for s in graded),
         measures=_means(s.measures for s in rows),
         outcomes=dict(sorted(Counter(s.outcome for s in rows).items())),

@@ -167,16 +167,16 @@ def as_json(text: str, start: int, stop: int, notation: re.Pattern[str] | None =
             found = json.dumps(token["key"]) + ":"
         elif token["raw"] is not None or token["quoted"] is not None:
             if token["closed"] == "" or (token["quoted"] and (len(found) < 2 or found[-1] != found[0])):
-                raise Unreadable("the call is cut short: a string is not closed")
+                raise Unreadable("the call ends within a string")
             found = json.dumps(_ESCAPE.sub(_unescaped, found[1:-1]) if token["raw"] is None else token["raw"])
         elif token["word"] is None:
             depth += 1 if found in "([{" else -1
             if depth == 0:
                 return "".join([*pieces, "}" if found == ")" else found]), at
             if depth > MAX_JSON_DEPTH:
-                raise Unreadable(f"the call is nested deeper than {MAX_JSON_DEPTH}")
+                raise Unreadable(f"the call has more levels than {MAX_JSON_DEPTH}")
         pieces.append("{" if token.start() == start else _OTHERS.get(found, found))
-    raise Unreadable("the call is cut short: a bracket is not closed")
+    raise Unreadable("the call ends before its last bracket")
 
 
 def _unescaped(escape: re.Match[str]) -> str:

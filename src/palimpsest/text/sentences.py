@@ -104,7 +104,7 @@ DECIMAL = re.compile(r"\d+(?:[.,٫٬]\d+)+")  # the digits of one number
 
 
 def stands_in(piece: str, text: str, whole: re.Pattern[str] | None = DECIMAL) -> bool:
-    """Whether `piece` is in `text` between word boundaries and cuts no token `whole` in two. Both flat.
+    """True if `piece` is in `text` between word boundaries and cuts no token `whole` in two. Both flat.
 
     >>> stands_in("the code is 12.", "the code is 12. more."), stands_in("the code is 1", "the code is 12.")
     (True, False)

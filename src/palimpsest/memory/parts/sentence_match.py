@@ -390,7 +390,7 @@ class Match:
         ]
 
     def _either_way(self, a: int, b: int) -> bool:
-        """Whether they are a number and its unit, or a month and a day or year, adjacent in the window."""
+        """True if they are a number and its unit, or a month and a day or year, adjacent in the window."""
         words = self.unit.words
         if b in words.needs.get(a, ()) and words.kinds[a] is not words.kinds[b]:
             return True
