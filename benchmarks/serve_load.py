@@ -2,7 +2,7 @@
 
     python benchmarks/serve_load.py --clients 1 8 64 --before /path/to/another/checkout/src --out serve-load.json
 
-An endpoint that answers at once stands behind the server, so that only the server's own work is measured. Each client
+The server queries an endpoint that answers at once, so that only the server's own work is measured. Each client
 sends documents of its own, one after the other, over one connection; another process asks for /health every 50 ms.
 With `--before`, the servers of both checkouts run in turn under each load. `--document` and `--chunk` are in tokens of
 a tokenizer with 151,000 tokens, which the script builds.

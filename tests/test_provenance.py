@@ -78,8 +78,8 @@ def test_a_resume_under_other_versions_is_a_warning(tmp_path: Path, monkeypatch:
     changed = {**now, "versions": {**now["versions"], "torch": "0.0.1"}}
     monkeypatch.setattr(provenance, "environment", lambda: changed)
     _, warnings = train(tmp_path, small_config(max_steps=6), resume=True)
-    told = f"resumed with other versions or inputs, or on another machine (torch {version('torch')} -> 0.0.1)"
-    assert [line for line in warnings if line.startswith(told)]
+    warning = f"resumed with other versions or inputs, or on another machine (torch {version('torch')} -> 0.0.1)"
+    assert [line for line in warnings if line.startswith(warning)]
     assert read_rows(tmp_path / "events.jsonl")[-1]["kind"] == "finished"
 
 

@@ -129,8 +129,8 @@ def test_calls_in_another_format_are_a_note_of_an_evaluation_and_of_a_run(
 ) -> None:
     """The bundled model writes llama3."""
     changes = {"policy.options.call_style": "mistral", "policy.options.max_turns": 3}
-    told: Any = {"recipe": "memact-quickstart", "overrides": changes, "limit": 1, "baselines": False}
-    row, *_ = palimpsest.evaluate("embedded-tools", **told).summaries
+    options: Any = {"recipe": "memact-quickstart", "overrides": changes, "limit": 1, "baselines": False}
+    row, *_ = palimpsest.evaluate("embedded-tools", **options).summaries
     assert row.measures["tool_errors_unreadable"] == 1
     assert Note("calls_unread", rate=1.0) in capsys.readouterr().err
     small = {

@@ -266,7 +266,7 @@ def _read_pairs(reader: _CallReader, outer: int, inner: int, closing: re.Match[s
         properties, at = reader.schemas.get(named[1], {}).get("properties", {}), named.end()
         while (found := pair.match(text, at, stop)) is not None:
             if (key := valid(found[1])) in arguments:
-                raise Unreadable(f"the argument {shown(key)} stands there twice")
+                raise Unreadable(f"the argument {shown(key)} occurs twice")
             arguments[key], at = value_of(found[2], properties.get(key, {})), found.end()
     ended = tail.match(text, at, stop)
     if named is None or ended is None or ended.end() < stop:

@@ -250,10 +250,7 @@ class Trainer:
     """Batches collected ahead, the next step's first."""
     _silent: int = field(default=0, init=False)
     _skips: SkipWatch = field(init=False)
-    _warned_unread: bool = field(default=False, init=False)
-    _warned_cuts: bool = field(default=False, init=False)
-    _warned_calls: bool = field(default=False, init=False)
-    _warned_ungraded: bool = field(default=False, init=False)
+    _warned: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         sizes = self.config.data.curriculum
@@ -373,30 +370,27 @@ class Trainer:
             self.folder.warn(Note("no_signal", step=batch.step, steps=self._silent))
 
     def _watch_cuts(self, batch: Batch) -> None:
-        """Report truncated documents once per process."""
-        cut = int(batch.metrics.get("episode/documents_cut", 0))
-        if cut and not self._warned_cuts:
-            self._warned_cuts = True
-            self.folder.warn(Note("documents_cut", step=batch.step, episodes=cut))
+        if cut := int(batch.metrics.get("episode/documents_cut", 0)):
+            self._warn_once("documents_cut", step=batch.step, episodes=cut)
 
     def _watch_calls(self, batch: Batch) -> None:
-        """Report calls in another format once per process."""
-        rate = batch.metrics.get("tool/tool_errors_unreadable")
-        if rate and not self._warned_calls:
-            self._warned_calls = True
-            self.folder.warn(Note("calls_unread", rate=rate))
+        if rate := batch.metrics.get("tool/tool_errors_unreadable"):
+            self._warn_once("calls_unread", rate=rate)
 
     def _watch_grades(self, batch: Batch) -> None:
-        """Report ungraded episodes once per process."""
-        count = int(batch.metrics["reward/ungraded"])
-        if count and not self._warned_ungraded:
-            self._warned_ungraded = True
+        if count := int(batch.metrics["reward/ungraded"]):
             episodes = sum(len(group.grades) for group in batch.groups)
             counts = {"count": count, "episodes": episodes, "reason": why_ungraded(batch.groups)}
-            self.folder.warn(Note("episodes_ungraded", step=batch.step, **counts))
+            self._warn_once("episodes_ungraded", step=batch.step, **counts)
 
     def _watch_unread(self, batch: Batch) -> None:
-        """Report turn rewards that the credit rule ignores once per process."""
-        if not self._warned_unread and (unread := unread_rewards(batch.groups, self.config.credit)):
-            self._warned_unread = True
-            self.folder.warn(Note("rewards_unread", step=batch.step, **unread))
+        if "rewards_unread" in self._warned:  # its search reads every turn
+            return
+        if unread := unread_rewards(batch.groups, self.config.credit):
+            self._warn_once("rewards_unread", step=batch.step, **unread)
+
+    def _warn_once(self, key: str, **values: Any) -> None:
+        """Warn with a note the first time in this process."""
+        if key not in self._warned:
+            self._warned.add(key)
+            self.folder.warn(Note(key, **values))

@@ -226,7 +226,7 @@ class ServedAgent:
         if (tokens := question_length(problem, self.codec)) > (most := self._question_room):
             raise PromptTooLong(f"the question has {tokens} tokens, at most {most} fit")
         if check := getattr(self._opened.engine.sampler, "check_text", None):
-            check([*self.codec.encode(text), *self.codec.encode(problem.question)])
+            check(text, problem.question)
         policy = self._fitted(problem, query.answer_tokens)
         prepared = policy.prepare(problem, self.codec)
         if isinstance(policy, FullContextPolicy) and not isinstance(policy, _READS_CHUNKS):

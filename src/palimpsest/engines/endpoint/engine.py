@@ -104,11 +104,13 @@ class EndpointSampler:
         yield CompletionDelta(completion.token_ids, completion.logprobs)
         yield CompletionDelta(completion=completion)
 
-    def check_text(self, ids: Sequence[int]) -> None:
+    def check_text(self, *texts: str) -> None:
         """Raise DataError for data that no prompt of the endpoint can contain."""
+        form = self._result.form
+        if not isinstance(form, TextForm):
+            return
         try:
-            if isinstance(self._result.form, TextForm):
-                self._result.form.body(ids, SamplingParams(1))
+            form.body([i for text in texts for i in form.codec.encode(text)], SamplingParams(1))
         except SamplerError as error:
             raise DataError(str(error)) from None
 
