@@ -79,7 +79,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
     print(f"\n2. Turns of rollout {best}, one of {len(rewards)}")
     for reading in readings(group.trajectories[best], GroupTexts(codec)):
         prompt, completion = reading.turn.prompt_ids, reading.turn.completion.token_ids
-        print(f"read chunk {reading.turn.step}: {len(prompt)} tokens in, {len(completion)} sampled")
+        print(f"read chunk {reading.turn.step + 1}: {len(prompt)} tokens in, {len(completion)} sampled")
         print(f"    memory before  {str(reading.memory_before).strip()}")
         print(f"    sampled        {codec.decode(completion).strip()}")
         print(f"    memory after   {str(reading.memory_after).strip()}")

@@ -49,6 +49,12 @@ def test_copy_fidelity_counts_sentences_that_stand_in_section_or_memory() -> Non
     assert memory_metrics(played, GroupTexts(CODEC))["copy_fidelity"] == pytest.approx(3 / 4)
 
 
+@pytest.mark.parametrize("section", ["-5 degrees were measured.", "12-5 degrees were measured."])
+def test_a_part_of_a_number_is_not_a_copied_fact(section: str) -> None:
+    played = group(read(0, section, "none", "5 degrees were measured."))
+    assert memory_metrics(played, GroupTexts(CODEC))["copy_fidelity"] == 0.0
+
+
 def test_repeating_the_question_is_not_a_copied_fact() -> None:
     assert memory_metrics(group(read(0, "It rains.", "none", QUESTION)), GroupTexts(CODEC))["copy_fidelity"] == 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -215,5 +216,6 @@ def new(
     typer.echo("\n".join(map(str, (module, recipe, test))))
     steps = [] if out == Path() else [f"cd {out}"]
     steps.append(f"palimpsest check {name}:{name if kind == 'reward' else class_name(name)}")
+    steps += [] if find_spec("pytest") else ["pip install pytest"]
     steps += [f"python -m pytest {test.name}", f"palimpsest train {recipe.name} --out runs/{name}"]
     typer.echo("next:\n" + "\n".join(f"  {step}" for step in steps))

@@ -49,7 +49,7 @@ from palimpsest.events import (
 )
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import without_thinking
-from palimpsest.text.sentences import flat, sentences, stands_in
+from palimpsest.text.sentences import NUMBER, flat, sentences, stands_in
 from palimpsest.types import Outcome, Trajectory, Turn
 
 # ---- Texts of prompt pieces and memories, decoded once -------------------------------------------------------
@@ -100,10 +100,10 @@ class Text:
         return self._flat_sentences
 
     def holds(self, sentence: str) -> bool:
-        """True if a flat sentence occurs here as whole words, so that a truncated value does not match."""
+        """True if a flat sentence occurs here as whole words and numbers."""
         held = self._held.get(sentence)
         if held is None:
-            held = self._held[sentence] = stands_in(sentence, self.flat)
+            held = self._held[sentence] = stands_in(sentence, self.flat, NUMBER)
         return held
 
 

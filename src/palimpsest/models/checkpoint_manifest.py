@@ -28,6 +28,7 @@ STATE_FOLDER = "learner"
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
 _OURS = b'"sha256"'  # once per file: no flipped bit removes all of them
 _Stamp = tuple[tuple[str, int, int], ...]
+_MOST_VERIFIED = 64
 _verified: dict[Path, _Stamp] = {}
 _READERS = 8
 """Files hashed in parallel."""
@@ -108,6 +109,8 @@ def verify_files(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> int:
                 raise CheckpointError(f"{folder / name} is damaged: its SHA-256 differs from the manifest")
     if all(time.time_ns() - changed > _SETTLED_NS for _, _, changed in stamp):
         _verified[folder.resolve()] = stamp
+        if len(_verified) > _MOST_VERIFIED:
+            del _verified[next(iter(_verified))]
     return size
 
 

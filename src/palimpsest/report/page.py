@@ -28,6 +28,7 @@ from markupsafe import Markup
 
 from palimpsest.evaluation.summary import PositionSummary
 from palimpsest.text.codec import Codec
+from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import visible
 from palimpsest.types import Grade, Group
 from palimpsest.viewer.analysis.episode_timeline import Story
@@ -199,7 +200,7 @@ def _shown_story(story: Story, grade: Grade) -> ToldStory:
         turns=turns[-SHOWN_TURNS:],
         left_out=max(0, len(turns) - SHOWN_TURNS),
         unchanged=unchanged,
-        answer=visible(story.trajectory.answer or "–"),
+        answer=visible(unboxed(story.trajectory.answer)),
         gold=visible(" or ".join(story.problem.answers)),
         grade="no grade" if value is None else f"reward {value:.2f}",
     )

@@ -20,6 +20,7 @@ from palimpsest.evaluation.summary import EvalSummary, Score
 from palimpsest.report.axis_labels import DOCUMENTS, AxisWords
 from palimpsest.report.page import LEGEND, PlacedRow, ToldStory, embedded, evidence_table, page, write_page
 from palimpsest.report.plots import reward_figure, training_figures
+from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import visible
 
 
@@ -137,7 +138,7 @@ def _shown_sample(sample: Sample) -> dict[str, str]:
         "mark": visible(mark),
         "question": visible(sample.question),
         "memory": visible(sample.memory or "–"),
-        "answer": visible(sample.answer or "–"),
+        "answer": visible(unboxed(sample.answer)),
         "gold": visible(", ".join(sample.answers)),
     }
 
@@ -235,7 +236,7 @@ def _shown(episode: ToldEpisode) -> dict[str, Any]:
         "kind": kinds.get(episode.value, "partly"),
         "question": visible(episode.question),
         "memories": memories,
-        "answer": visible(episode.answer or "–"),
+        "answer": visible(unboxed(episode.answer)),
         "gold": visible(episode.gold),
         "grade": episode.grade,
     }

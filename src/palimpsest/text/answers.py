@@ -81,6 +81,15 @@ def last_box(text: str) -> str | None:
     return bare[-1].strip() if bare else None
 
 
+def unboxed(text: str | None) -> str:
+    r"""An answer for a table: the content of its last box, or all of it; a dash for None.
+
+    >>> unboxed(r"So it is \boxed{Rome}."), unboxed("Rome"), unboxed(None)
+    ('Rome', 'Rome', '–')
+    """
+    return (text and (last_box(text) or text)) or "–"
+
+
 def _last_outer(text: str) -> int | None:
     """Just inside the last box that is not in another closed one."""
     pairs = _pairs(text)

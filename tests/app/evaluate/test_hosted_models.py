@@ -18,6 +18,7 @@ from palimpsest.engines.endpoint import client as client_module
 from palimpsest.engines.endpoint.engine import EndpointEngine
 from palimpsest.errors import EngineError, SearchError
 from palimpsest.evaluation.sample_log import read_samples
+from palimpsest.notes import NOTES
 from palimpsest.retrieval.search_client import RemoteSearch
 from palimpsest.reward.judge.chat_client import ChatClient
 from support.command import Run
@@ -242,8 +243,12 @@ def test_replies_of_reasoning_alone_are_counted(
             *("eval", MODEL, "--base-url", server.url, "--recipe", "eval/ruler-hqa", "--data", str(data)),
             *("--no-baselines", "--out", str(out), "chunk_size=512", "memory_tokens=64", "answer_tokens=64"),
         )
+        turns = len(server.asked) - 1
+        text = tmp_path / "text.txt"
+        text.write_text("Anna is in Rome.")
+        asked = palimpsest("ask", MODEL, str(text), "Where?", "--base-url", server.url)
+    assert NOTES["only_reasoned"].format(count=2, turns=2) in asked.stderr
     assert done.returncode == 0, done.stderr
-    turns = len(server.asked) - 1
     assert notes_of(out)["only_reasoned"] == {"count": turns, "turns": turns}
     assert "engine.thinking_tokens" in done.stdout
     (sample,), _ = read_samples(out / "samples.jsonl")

@@ -19,7 +19,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.data.files.text_files import TextDocument, read_files
 from palimpsest.data.synthetic.world import unknown_to_bundled
 from palimpsest.errors import ConfigError
-from palimpsest.events import Event, MemoryUngrounded, of_type
+from palimpsest.events import Event, MemoryUngrounded, OnlyReasoned, PromptCut, of_type
 from palimpsest.metrics.reading_trace import GroupTexts, MemoryChange, MemoryChanges, last_memory, origins, readings
 from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress, Silent
@@ -227,6 +227,9 @@ async def _answer(
         progress.message(Note("reply_cut", tokens=len(trajectory.turns[-1].completion.token_ids)))
     elif (reply := trajectory.answer) and not trajectory.answers and not (extract(reply) or final_answer(reply)):
         progress.message(Note("reply_unmarked"))
+    for kind in (OnlyReasoned, PromptCut):
+        if found := of_type(trajectory.events, kind):
+            progress.message(Note(kind.kind, count=len(found), turns=len(trajectory.turns)))
     return result_of(agent.config, problem, document, trajectory, codec)
 
 

@@ -28,6 +28,9 @@ import torch
 
 from palimpsest.engines.process_guard import glibc
 
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+"""oneDNN keeps that many compiled products, one per shape, of a third of a megabyte each; its own default is 1024."""
+
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 

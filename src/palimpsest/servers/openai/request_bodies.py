@@ -250,8 +250,8 @@ _TOOL_KEYS = {"assistant": "tool_calls", "tool": "tool_call_id"}
 def _messages(messages: object, ignored: list[str] | None) -> object:
     if not isinstance(messages, list):
         return messages
-    if len(messages) > MESSAGES:
-        raise invalid("messages", f"at most {MESSAGES} messages, are {len(messages)}")
+    if not 0 < len(messages) <= MESSAGES:
+        raise invalid("messages", f"must be 1 to {MESSAGES} messages, are {len(messages)}")
     return [_message(message, f"messages.{at}", ignored) for at, message in enumerate(messages)]
 
 

@@ -130,7 +130,7 @@ def replayed_in_words(what: Replayed) -> str:
 def _recalled(what: Recalled) -> str:
     if what.chunk is None:
         return f'recall of "{what.query}": no match'
-    return f'recall of "{what.query}": the memory after chunk {what.chunk}'
+    return f'recall of "{what.query}": the memory after chunk {what.chunk + 1}'
 
 
 def _written(what: MemoryWritten) -> str:
@@ -165,8 +165,8 @@ _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     EmptyMemoryKept: lambda it: "empty reply: the memory stays unchanged",
     ReplyMalformed: _malformed,
     Recalled: _recalled,
-    PastShown: lambda it: f"the next prompt contains the memory after chunk {it.chunk}",
-    ReadingEnded: lambda it: f"reading ends after chunk {it.chunk}; {it.unread} unread",
+    PastShown: lambda it: f"the next prompt contains the memory after chunk {it.chunk + 1}",
+    ReadingEnded: lambda it: f"reading ends after chunk {it.chunk + 1}; {it.unread} unread",
     ToolCalled: _called,
     ToolFailed: _failed,
     Pruned: lambda it: f"deleted {', '.join(it.deleted)}; {it.context_tokens} tokens of the prompt remain",

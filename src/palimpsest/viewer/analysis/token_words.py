@@ -29,7 +29,7 @@ import numpy as np
 
 from palimpsest.metrics.reading_trace import GroupTexts, Text
 from palimpsest.text.codec import Codec
-from palimpsest.text.sentences import stands_in
+from palimpsest.text.sentences import NUMBER, stands_in
 from palimpsest.types import Span
 
 K = TypeVar("K")
@@ -214,7 +214,7 @@ class SpeltText(Text):
         """`Text.holds` for a flat sentence; avoids flattening where it can."""
         if _longest_word(sentence) not in self.folded:
             return False
-        return stands_in(sentence, self.folded) or Text.holds(self, sentence)
+        return stands_in(sentence, self.folded, NUMBER) or Text.holds(self, sentence)
 
 
 @lru_cache(maxsize=4096)

@@ -26,6 +26,12 @@ function add(element, children) {
   }
 }
 
+// An answer for a table: the content of its last box, or all of it.
+export function unboxed(text) {
+  const found = [...text.matchAll(/\\(?:boxed|fbox)\s*\{([^{}]*)\}/g)].pop();
+  return (found && found[1].trim()) || text;
+}
+
 // el("a", { href: "#/", class: "x", onclick: f, style: { width: "3px" } }, "text", node, [more])
 export function el(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);

@@ -250,7 +250,7 @@ def _label(name: str, turn: Turn) -> str:
         return f"Result {name.removeprefix(RESULT)}"
     chunk = turn.notes.get("chunk")
     if name == "section":
-        return "Section" if chunk is None else f"Section {chunk}"
+        return "Section" if chunk is None else f"Section {chunk + 1}"
     return {"recalled": "Recalled memory", "prompt": "Prompt"}.get(name, name.replace("_", " ").capitalize())
 
 

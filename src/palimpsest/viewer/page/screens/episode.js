@@ -236,7 +236,7 @@ function fact(name, value, kind) {
 function turnHead(told, view) {
   const row = view.turns[told.turn];
   const marks = told.marks.map((mark) => el("span", { class: "turn-mark turn-mark-" + slug(mark), title: view.states[mark] }, el("span", { "aria-hidden": "true" }, sign(mark) + " "), nameOf(mark)));
-  const facts = [told.name, told.role && "role " + told.role, row.chunk === null ? null : "chunk " + row.chunk, row.offset === null ? null : `after ${num(row.offset)} tokens`, `${num(told.prompt_tokens)} in, ${num(told.sampled_tokens)} out`, told.stop_reason === "stop" ? null : "stopped by " + told.stop_reason, told.trained ? null : "not trained"].filter(Boolean);
+  const facts = [told.name, told.role && "role " + told.role, row.chunk === null ? null : "chunk " + ordinal(row.chunk), row.offset === null ? null : `after ${num(row.offset)} tokens`, `${num(told.prompt_tokens)} in, ${num(told.sampled_tokens)} out`, told.stop_reason === "stop" ? null : "stopped by " + told.stop_reason, told.trained ? null : "not trained"].filter(Boolean);
   const lines = [...evidenceLines(row, view), ...told.events.map((event) => el("li", null, event.text))];
   return el("div", { class: "turn-head" }, el("div", { class: "turn-line" }, el("h2", null, "Turn " + ordinal(told.turn)), marks, el("span", { class: "faint" }, facts.join(" · "))), lines.length ? el("ul", { class: "happened" }, lines) : null);
 }

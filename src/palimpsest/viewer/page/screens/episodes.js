@@ -1,6 +1,6 @@
 // The episodes of a step or a file: a histogram of rewards, a scatter plot, a table; the address stores filters.
 
-import { badge, clear, el, legend, mean, num, roomIn, svg } from "../dom.js";
+import { badge, clear, el, legend, mean, num, roomIn, svg, unboxed } from "../dom.js";
 import { get } from "../api.js";
 import { axisNames, ticks } from "../chart.js";
 import { asked, go, link } from "../place.js";
@@ -227,7 +227,7 @@ function columns(place, state) {
     { name: "retention", title: "Kept", hint: "share of the evidence in the final memory", sort: true, number: true, width: "3.6rem", cell: (row) => figure(measured(row), "retention") },
     { name: "invention", title: "Halluc.", hint: "share of written sentences that are hallucinated: in no text read", sort: true, number: true, width: "5.2rem", cell: (row) => figure(measured(row), "invention") },
     { name: "question", title: "Question", width: "minmax(11rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
-    { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.answer || "" }, row.answer === null ? "–" : row.answer) },
+    { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.answer || "" }, row.answer === null ? "–" : unboxed(row.answer)) },
     { name: "gold", title: "Gold", width: "minmax(5rem,1fr)", cell: (row) => el("span", { title: row.golds.join(" | ") }, row.golds.join(" | ")) },
   ];
 }

@@ -1,6 +1,6 @@
 // An evaluation: accuracy of its parts, then problems by samples; disagreements of judge and strings come first.
 
-import { clear, el, grade, gradeLegend, gradeMark, mean, num } from "../dom.js";
+import { clear, el, grade, gradeLegend, gradeMark, mean, num, unboxed } from "../dom.js";
 import { get } from "../api.js";
 import { asked, link } from "../place.js";
 import { heldPlace, leads } from "../held.js";
@@ -76,7 +76,7 @@ function mark(value, words) {
 
 function said(draw) {
   if (draw.answer === null) return draw.reason || draw.outcome.replace(/_/g, " ");
-  return draw.answer.trim() === "" ? el("span", { class: "faint" }, "(empty)") : draw.answer;
+  return draw.answer.trim() === "" ? el("span", { class: "faint" }, "(empty)") : unboxed(draw.answer);
 }
 
 function columns(place, told) {

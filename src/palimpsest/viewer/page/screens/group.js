@@ -1,7 +1,7 @@
 // A group: rollouts side by side by section, the point where memories diverge, and the prefix forest, whose shared
 // prefixes training computes once.
 
-import { badge, clear, el, headline, legend, mean, num, roomIn, svg } from "../dom.js";
+import { badge, clear, el, headline, legend, mean, num, roomIn, svg, unboxed } from "../dom.js";
 import { get } from "../api.js";
 import { asked, link, ordinal } from "../place.js";
 import { heldPlace, leads } from "../held.js";
@@ -46,7 +46,7 @@ function matrix(view, place) {
   const rows = order.map((row) => {
     const to = (turn) => ({ ...place, screen: "episode", rollout: row.rollout, turn });
     const cells = view.parts.map((part) => cell(row.cells[part.step], letters[part.step], wide, to));
-    return el("tr", null, el("td", { class: "unbroken" }, leads({ ...place, screen: "episode", rollout: row.rollout, turn: null }, null, "rollout " + row.rollout), row.replayed ? el("small", null, row.replayed) : null), el("td", { class: "number" }, num(row.grade.value)), el("td", { class: "number" }, advantage(row.advantage, order)), el("td", null, badge(row.outcome.replace(/_/g, " "))), cells, el("td", { class: "memory-cell", title: row.answer }, (row.answer || "–").slice(0, 120)));
+    return el("tr", null, el("td", { class: "unbroken" }, leads({ ...place, screen: "episode", rollout: row.rollout, turn: null }, null, "rollout " + row.rollout), row.replayed ? el("small", null, row.replayed) : null), el("td", { class: "number" }, num(row.grade.value)), el("td", { class: "number" }, advantage(row.advantage, order)), el("td", null, badge(row.outcome.replace(/_/g, " "))), cells, el("td", { class: "memory-cell", title: row.answer }, unboxed(row.answer || "–").slice(0, 120)));
   });
   return el("div", { class: "scroll" }, el("table", { class: "rows small matrix" + (wide ? " wide" : "") }, el("thead", null, head), el("tbody", null, rows)));
 }
