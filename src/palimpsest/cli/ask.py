@@ -40,9 +40,7 @@ def ask(
         bool, typer.Option("--chat", help="Read questions from standard input, one per line, up to an empty line.")
     ] = False,
     policy: Policy = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Show changes of the memory on stderr.", rich_help_panel=OUTPUT)
-    ] = False,
+    stream: Annotated[bool, OUTPUT("--stream", help="Show changes of the memory on stderr.")] = False,
     json: Json = False,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,

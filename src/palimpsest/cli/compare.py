@@ -38,15 +38,9 @@ def compare(
     changed: Annotated[int, typer.Option(min=0, help="Print N changed answers per side.")] = 0,
     diff: Annotated[bool, typer.Option("--diff", help="Print the configuration keys that differ.")] = False,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Plot accuracy by length to this .svg or .png, and by cost to NAME-cost.", rich_help_panel=OUTPUT
-        ),
+        Path | None, OUTPUT(help="Plot accuracy by length to this .svg or .png, and by cost to NAME-cost.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for compare.html, compare.json and both plots.", rich_help_panel=OUTPUT),
-    ] = None,
+    out: Annotated[Path | None, OUTPUT(help="Folder for compare.html, compare.json and both plots.")] = None,
     json: Json = False,
 ) -> None:
     """Compare evaluations: accuracy and cost by task and length, and paired differences.

@@ -66,47 +66,31 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of random draws and of assembled contexts.")] = 0,
     data: Annotated[
         list[str] | None,
-        typer.Option(
+        INPUT(
             help="A data file (HotpotQA, MemAgent, RULER, MemAct...), a folder written by palimpsest data, synthetic, "
             "or synthetic_search; repeatable; for a published protocol the folder of its files; default: the "
-            "recipe's or the run's, otherwise synthetic.",
-            rich_help_panel=INPUT,
+            "recipe's or the run's, otherwise synthetic."
         ),
     ] = None,
     documents: Annotated[
         str | None,
-        typer.Option(
-            help="Documents per context, gold ones among distractors; several as 50,100; default: unchanged contexts.",
-            rich_help_panel=INPUT,
+        INPUT(
+            help="Documents per context, gold ones among distractors; several as 50,100; default: unchanged contexts."
         ),
     ] = None,
-    chunks: Annotated[
-        str | None,
-        typer.Option(help="Paragraphs per synthetic document; several as 4,64,256.", rich_help_panel=INPUT),
-    ] = None,
+    chunks: Annotated[str | None, INPUT(help="Paragraphs per synthetic document; several as 4,64,256.")] = None,
     objectives: Annotated[
-        str | None,
-        typer.Option(
-            help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.",
-            rich_help_panel=INPUT,
-        ),
+        str | None, INPUT(help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.")
     ] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(help="File with paragraphs for distractors, or for document indices.", rich_help_panel=INPUT),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first N problems.", rich_help_panel=INPUT)] = None,
+    corpus: Annotated[Path | None, INPUT(help="File with paragraphs for distractors, or for document indices.")] = None,
+    limit: Annotated[int | None, INPUT(min=1, help="The first N problems.")] = None,
     columns: Columns = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for samples, summary, report.html and episodes.", rich_help_panel=OUTPUT),
-    ] = None,
+    out: Annotated[Path | None, OUTPUT(help="Folder for samples, summary, report.html and episodes.")] = None,
     regrade: Annotated[
         Path | None,
-        typer.Option(
+        OUTPUT(
             metavar="DIR",
             help="Grade an evaluation's saved answers again, without the model; default --out: DIR/regraded/REWARD.",
-            rich_help_panel=OUTPUT,
         ),
     ] = None,
     force: Force = False,

@@ -104,7 +104,7 @@ def doctor(
 
 def export(
     run: Annotated[str, typer.Argument(help="A run's folder, or a model's.")],
-    out: Annotated[Path, typer.Option(help="Folder to write the Hugging Face model to.", rich_help_panel=OUTPUT)],
+    out: Annotated[Path, OUTPUT(help="Folder to write the Hugging Face model to.")],
     step: Annotated[int | None, typer.Option(help="Step of the checkpoint; default: the newest.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: unchanged.")] = None,
     untied: Annotated[bool, typer.Option("--untied", help="Write a tied output projection separately (vLLM).")] = False,

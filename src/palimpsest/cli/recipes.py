@@ -135,9 +135,7 @@ def keys(
 @app.command("import")
 def import_files(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Shell scripts or YAML files, in order.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="YAML file; default: stdout.", rich_help_panel=OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, OUTPUT("--out", help="YAML file; default: stdout.")] = None,
     force: Force = False,
 ) -> None:
     """Write a recipe from a training script or a YAML file of verl, slime or vime.
@@ -197,7 +195,7 @@ def _print(columns: list[str], rows: list[list[str]], *, json: bool) -> None:
 def new(
     kind: Annotated[str, typer.Argument(help="policy, tool or reward.")],
     name: Annotated[str, typer.Argument(help="Name of the module, e.g. my_policy.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to.", rich_help_panel=OUTPUT)] = Path(),
+    out: Annotated[Path, OUTPUT("--out", help="Folder to write to.")] = Path(),
 ) -> None:
     """Create a policy, tool or reward from a template: the module, a recipe that trains it, a test.
 

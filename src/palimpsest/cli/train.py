@@ -42,17 +42,12 @@ if TYPE_CHECKING:
 
 
 Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Resume a run from its newest checkpoint; needs only the run's folder.", rich_help_panel=OUTPUT
-    ),
+    bool, OUTPUT("--resume", help="Resume a run from its newest checkpoint; needs only the run's folder.")
 ]
 RecipeOrRun = Annotated[
     str | None, typer.Argument(metavar="RECIPE", help="A shipped recipe or a YAML file; with --resume a run's folder.")
 ]
-RunOut = Annotated[
-    Path | None, typer.Option("--out", help="Run folder; default: runs/RECIPE-seedS.", rich_help_panel=OUTPUT)
-]
+RunOut = Annotated[Path | None, OUTPUT("--out", help="Run folder; default: runs/RECIPE-seedS.")]
 
 
 def train(
@@ -143,40 +138,20 @@ def sft(
     overrides: Overrides = None,
     records: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            help="Recorded episodes (a run, its folder, .jsonl[.zst]), or questions with evidence.",
-            rich_help_panel=INPUT,
-        ),
+        INPUT("--from", help="Recorded episodes (a run, its folder, .jsonl[.zst]), or questions with evidence."),
     ] = None,
     min_grade: Annotated[
-        str | None,
-        typer.Option(help="Of the episodes: the lowest grade, or correct (1); default: all.", rich_help_panel=INPUT),
+        str | None, INPUT(help="Of the episodes: the lowest grade, or correct (1); default: all.")
     ] = None,
-    best: Annotated[
-        int | None, typer.Option(min=1, help="Of the episodes: the best N per problem.", rich_help_panel=INPUT)
-    ] = None,
+    best: Annotated[int | None, INPUT(min=1, help="Of the episodes: the best N per problem.")] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="Conversations with tool calls: parquet or JSON with messages and tools.",
-            rich_help_panel=INPUT,
-        ),
+        Path | None, INPUT("--data", help="Conversations with tool calls: parquet or JSON with messages and tools.")
     ] = None,
     memory_first: Annotated[
-        bool,
-        typer.Option(
-            "--memory-first", help="In conversations: write a prune's memory before delete_ids.", rich_help_panel=INPUT
-        ),
+        bool, INPUT("--memory-first", help="In conversations: write a prune's memory before delete_ids.")
     ] = False,
     drop_too_long: Annotated[
-        bool,
-        typer.Option(
-            "--drop-too-long",
-            help="Omit and count conversations that exceed the context.",
-            rich_help_panel=INPUT,
-        ),
+        bool, INPUT("--drop-too-long", help="Omit and count conversations that exceed the context.")
     ] = False,
     out: RunOut = None,
     resume: Resume = False,
@@ -289,9 +264,7 @@ def quickstart(
         str | None,
         typer.Option(metavar="S[,S...]", help="Seed; several run one after the other, with one report. Default: 0."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder; default: runs/quickstart.", rich_help_panel=OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, OUTPUT(help="Run folder; default: runs/quickstart.")] = None,
     resume: Resume = False,
     force: Force = False,
     json: Json = False,

@@ -30,21 +30,12 @@ def view(
         str | None, typer.Option(help="Folder or hub id to decode episodes with; default: the run's.")
     ] = None,
     export: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write one file and exit: .html opens without a server, .eval is for inspect view.",
-            rich_help_panel=OUTPUT,
-        ),
+        Path | None, OUTPUT(help="Write one file and exit: .html opens without a server, .eval is for inspect view.")
     ] = None,
     episodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GROUP/ROLLOUT,...", help="Episodes in the file; default: some wrong ones.", rich_help_panel=OUTPUT
-        ),
+        str | None, OUTPUT(metavar="GROUP/ROLLOUT,...", help="Episodes in the file; default: some wrong ones.")
     ] = None,
-    step: Annotated[
-        str | None, typer.Option(help="Step of the episodes; default: the last recorded.", rich_help_panel=OUTPUT)
-    ] = None,
+    step: Annotated[str | None, OUTPUT(help="Step of the episodes; default: the last recorded.")] = None,
     force: Force = False,
     host: Host = "127.0.0.1",
     port: Port = 7800,
@@ -126,9 +117,7 @@ def replay(
         str | None, typer.Option(help="Other weights; default: those that sampled it, or the nearest saved.")
     ] = None,
     json: Json = False,
-    out: Annotated[Path, typer.Option(help="Folder for a record of both episodes.", rich_help_panel=OUTPUT)] = Path(
-        "replays"
-    ),
+    out: Annotated[Path, OUTPUT(help="Folder for a record of both episodes.")] = Path("replays"),
 ) -> None:
     """Re-run a recorded episode from a turn, optionally with an edited memory, and compare both.
 
