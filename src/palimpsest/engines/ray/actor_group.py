@@ -144,7 +144,7 @@ class ActorGroup:
             try:
                 if cluster.address != "auto":
                     _check_head(cluster.address, cluster.timeout_s)
-                with environment(TRIES, _tries(cluster.timeout_s)):
+                with environment(TRIES, str(max(1, int(cluster.timeout_s / _TRY_S)))):
                     ray.init(address=cluster.address, **options)
             except (OSError, RuntimeError, ValueError, RayError) as error:
                 raise EngineError(f"cluster.address={cluster.address}: joining failed: {line_of(error)}") from None
@@ -365,10 +365,6 @@ def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, floa
             ways = "cluster.learners, cluster.samplers or sampler.servers"
             ways += ", or set cluster.gpus_per_learner and cluster.gpus_per_sampler to 0" if kind == "GPU" else ""
             raise EngineError(f"the cluster has {has:g} {kind}s, this run needs {needed:g} of them: lower {ways}")
-
-
-def _tries(timeout: float) -> str:
-    return str(max(1, int(timeout / _TRY_S)))
 
 
 @contextmanager
