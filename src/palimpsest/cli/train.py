@@ -32,6 +32,7 @@ from palimpsest.config.load import PRETRAINED, quickstarts
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.runs.resume_rules import origin_of, resume_command
+from palimpsest.text.display_text import printable, visible
 from palimpsest.training.supervised.imitation_source import Imitated
 
 if TYPE_CHECKING:
@@ -109,7 +110,6 @@ def _with_layout(request: RunRequest, gpus: int, nodes: int, *, dry_run: bool) -
 
 def _print_plan(resolved: ResolvedRun, force: bool, *, elsewhere: bool = False) -> None:
     from palimpsest.app.train.training_run import check_run
-    from palimpsest.text.display_text import printable
 
     rows = check_run(resolved, force=force, elsewhere=elsewhere)
     for name, value in rows.items():
@@ -120,9 +120,8 @@ def _print_plan(resolved: ResolvedRun, force: bool, *, elsewhere: bool = False) 
 def _print_summary(folder: Path) -> None:
     """Print the gain, three episodes as text, and the next commands."""
     from palimpsest.app.train.training_summary import REPORT, training_results
-    from palimpsest.text.display_text import visible
 
-    results, console = training_results(folder), stdout()
+    results = training_results(folder)
     lines = [results.gain]
     for episode in results.episodes:
         lines += ["", f"question  {episode.question}"]
@@ -130,7 +129,7 @@ def _print_summary(folder: Path) -> None:
         lines += [f"answer    {episode.answer}   (gold: {episode.gold}; {episode.grade})"]
     lines += ["", f"{folder / REPORT}", "next:", *(f"  {step}" for step in results.next_steps)]
     for line in lines:
-        console.print(visible(line).replace("\n", " "), markup=False, highlight=False, soft_wrap=True)
+        typer.echo(visible(line).replace("\n", " "))
 
 
 def sft(
@@ -200,10 +199,7 @@ def sft(
 
     config, folder, shown = resolved.config, resolved.folder, Terminal()
     with resuming(resumed(folder, force=force)):
-        if imitated is None:
-            finished = training.learn_lessons(config, folder, resume=resolved.resume, force=force, progress=shown)
-        else:
-            finished = training.imitate(config, imitated, folder, resume=resolved.resume, force=force, progress=shown)
+        finished = training.imitate(config, imitated, folder, resume=resolved.resume, force=force, progress=shown)
     again = f"; resume with {resume_command(folder)}" if finished.interrupted else ""
     steps = (config.cold_start if imitated is None and config.cold_start else config.train).max_steps
     shown.message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
