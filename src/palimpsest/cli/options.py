@@ -22,6 +22,8 @@ from typer.core import TyperCommand, TyperGroup
 from palimpsest.config.data import check_columns, columns_of
 from palimpsest.errors import ConfigError, DataError, Interrupted
 from palimpsest.progress.displays import Terminal
+from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.runs.resume_rules import EVENTS, how_to_resume
 from palimpsest.text.display_text import counted, printable
 
 if TYPE_CHECKING:
@@ -164,6 +166,9 @@ Words = Annotated[
         help="The model, and keys to change: options of the policy (chunk_size=2048) or dotted configuration keys.",
     ),
 ]
+ModelName = Annotated[
+    str, typer.Argument(help="A run (with its configuration), a Hugging Face folder or hub id, or embedded.")
+]
 Out = Annotated[Path, OUTPUT("--out", help="Folder to write to.")]
 Force = Annotated[bool, OUTPUT("--force", help="Start over; the old folder becomes NAME.old-1.")]
 Json = Annotated[bool, OUTPUT("--json", help="Print JSON.")]
@@ -196,14 +201,6 @@ ServerKeyEnv = Annotated[
     str | None, SERVER(metavar="NAME", help="Environment variable with the key that clients must send.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
-
-
-def server_key(name: str | None) -> str | None:
-    """The key in the environment variable `name`. Raises ConfigError if it is empty."""
-    key = None if name is None else os.environ.get(name)
-    if name is not None and not key:
-        raise ConfigError(f"--server-key-env {name}: this environment variable is empty or not set; set it to the key")
-    return key
 
 
 def named_columns(text: str | None, file: str | None = None) -> dict[str, str]:
@@ -289,9 +286,6 @@ def resumed(run: Path, *, force: bool) -> Callable[[], str]:
     """The message for a command that writes a run folder."""
 
     def again() -> str:
-        from palimpsest.runs.jsonl_rows import read_rows
-        from palimpsest.runs.resume_rules import EVENTS, how_to_resume
-
         rows = read_rows(run / EVENTS)
         started_here = any(row.get("pid") == os.getpid() for row in rows)
         return how_to_resume(run) if started_here or (rows and not force) else NOT_STARTED

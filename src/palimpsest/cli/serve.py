@@ -18,20 +18,21 @@ from palimpsest.cli.options import (
     App,
     BaseUrl,
     Host,
+    ModelName,
     Overrides,
     Policy,
     Port,
     ServerKeyEnv,
     Tokenizer,
-    server_key,
 )
+from palimpsest.config.load import load_recipe
 from palimpsest.errors import ConfigError, Interrupted
+from palimpsest.http_services import token_from
+from palimpsest.progress.displays import Terminal
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="A run (with its configuration), a Hugging Face folder or hub id, or embedded.")
-    ],
+    model: ModelName,
     overrides: Overrides = None,
     policy: Policy = None,
     base_url: BaseUrl = None,
@@ -76,7 +77,7 @@ def serve(
 
     if no_store and store is not None:
         raise ConfigError(f"--store {store} and --no-store exclude each other: omit one")
-    token = server_key(server_key_env)
+    token = token_from(server_key_env, "--server-key-env", strip=False)
     agent = Agent(model, policy, None, overrides or [], 0, Remote.named(base_url, api_key_env, tokenizer))
     for line in agent.notes():
         typer.echo(f"note: {line}", err=True)
@@ -121,7 +122,6 @@ def services(
       palimpsest services memact-7b reward.judge.url=http://127.0.0.1:9000/v1 --judge Qwen/Qwen3-4B --corpus wiki.jsonl
     """
     from palimpsest.app.services import services_of, supervise
-    from palimpsest.config.load import load_recipe
 
     needed = list(services_of(load_recipe(recipe, overrides or [], read_files=False), corpus=corpus, judge=judge))
     if not show:
@@ -188,12 +188,11 @@ def serve_retrieval(
       palimpsest retrieval serve 2wiki_corpus.json --port 8100
       palimpsest retrieval serve passages.jsonl --backend dense --encoder intfloat/e5-base-v2
     """
-    from palimpsest.progress.displays import Terminal
     from palimpsest.servers.retrieval_server import Address, Dense, serve_corpus
 
     changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}
     dense = Dense(encoder, preset, device, changes | {"max_tokens": max_tokens})
-    address = Address(host, port, server_key(server_key_env))
+    address = Address(host, port, token_from(server_key_env, "--server-key-env", strip=False))
     serve_corpus(corpus, index, backend, dense, address, progress=Terminal(), on_ready=_print_line)
 
 
@@ -222,7 +221,6 @@ def index_corpus(
         --out indexes/wiki
       palimpsest retrieval serve wiki.jsonl --index indexes/wiki --backend dense --encoder intfloat/e5-base-v2
     """
-    from palimpsest.progress.displays import Terminal
     from palimpsest.servers.retrieval_server import Dense, build_index
 
     changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}

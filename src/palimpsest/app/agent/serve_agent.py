@@ -32,7 +32,6 @@ from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.provenance import model_identity, source_digests
-from palimpsest.retrieval.search import check_token
 from palimpsest.rollout.episode import OnToken, OnTurn
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.openai.agent_app import AgentService, ServerOptions, check_model_name, check_origins
@@ -81,8 +80,7 @@ def serve_agent(agent: Agent, service: Service, announce: Callable[[str], None])
 
     Raises ConfigError for an invalid address, token or policy, RunError for a store in use.
     """
-    check_host(service.host, service.token, "--server-key-env NAME")
-    check_token(service.token, "--server-key-env")
+    check_host(service.host, service.token)
     check_model_name(service.model_name)
     check_origins(service.options.cors_origins, service.token)
     config = agent.config({})
