@@ -23,8 +23,6 @@ LATE_IMPORTS = 0.045
 """Share of imports that may stand inside functions: they hide what a module needs."""
 
 LONG = {
-    "cli.compare.compare": "a command",
-    "cli.compare.probe": "a command",
     "cli.datasets.build": "a command: its options are its parameters, each with its help",
     "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",
     "cli.plan.plan": "a command",
@@ -32,8 +30,6 @@ LONG = {
     "cli.train.quickstart": "a command",
     "cli.train.sft": "a command",
     "cli.view.view": "a command",
-    "cli.view.replay": "a command",
-    "cli.models.check": "a command",
     "engines.losses.policy_loss": "half of it is the formula and what each term is for",
     "data.synthetic.documents.make_problem": "one draw after the other, in an order that seeds depend on",
     "report.dataset_summary.summarise": "a table of measures",

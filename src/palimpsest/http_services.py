@@ -67,16 +67,23 @@ def check_address(url: str, key: str, *, example: str = "http://host:port") -> S
     return parsed
 
 
-def token_from(variable: str | None, key: str) -> str | None:
-    """The token in the environment variable that `key` names, None if it names none. Raises ConfigError."""
+def token_from(variable: str | None, key: str, *, strip: bool = True) -> str | None:
+    """The token in the environment variable that `key` names, None if it names none. Raises ConfigError, without
+    `strip` also for white space around it."""
     if variable is None:
         return None
-    token = os.environ.get(variable, "").strip()
+    token = os.environ.get(variable, "")
+    token = token.strip() if strip else token
     if not token:
         raise ConfigError(f"{key}={variable}: the environment has no such variable; set it, or drop the option")
-    if not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError(f"{key}={variable}: no client can send this token in a header; use ASCII letters and digits")
+    check_token(token, f"{key}={variable}")
     return token
+
+
+def check_token(token: str | None, key: str) -> None:
+    """Raise ConfigError for a server token, the value of `key`, that does not fit into a header."""
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise ConfigError(f"{key}: no client can send this token in a header; use ASCII letters, digits and signs")
 
 
 def redacted(text: str, *secrets: str | None) -> str:

@@ -258,7 +258,7 @@ def build(
 
 
 def check_all(config: Any) -> None:
-    """Check every plugin of a `RunConfig`, before loading a model. Raises ConfigError."""
+    """Check all plugins of a `RunConfig` except sinks (runs/loggers.py), before loading a model. Raises ConfigError."""
     check("policy", config.policy.name, config.policy.options)
     if config.reward.name not in KINDS["reward"].shipped:
         check("reward", config.reward.name, config.reward.options)
@@ -267,9 +267,6 @@ def check_all(config: Any) -> None:
     check("rule", config.credit.adv_estimator, config.credit.options)
     if config.data.format not in (None, *KINDS["format"].shipped):
         check("format", config.data.format, config.data.format_options)
-    for sink in config.logging.report_to:
-        if sink not in KINDS["sink"].shipped:
-            check("sink", sink, {})
     if config.engine.name not in KINDS["engine"].shipped:
         check("engine", config.engine.name, config.engine.options)
 

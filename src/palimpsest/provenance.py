@@ -67,7 +67,9 @@ def environment() -> Mapping[str, Any]:
     packages = {name: version for name in _PACKAGES if (version := installed(name)) is not None}
     commit = commit_of(CHECKOUT)
     package = {"palimpsest": __version__, **({} if commit is None else {"commit": commit})}
-    machine = {"processor": _processor(), "cores": os.cpu_count(), "gpus": _gpus()}
+    processor = next(_values(_CPUINFO, "model name"), platform.processor() or platform.machine())
+    gpus = [name for file in sorted(_GPUS.glob("*/information")) for name in _values(file, "Model")]  # NVIDIA's
+    machine = {"processor": processor, "cores": os.cpu_count(), "gpus": gpus}
     return {"versions": {**package, "python": platform.python_version(), **packages}, "machine": machine}
 
 
@@ -144,15 +146,6 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    return next(_values(_CPUINFO, "model name"), platform.processor() or platform.machine())
-
-
-def _gpus() -> list[str]:
-    """Names of NVIDIA GPUs, from the Linux driver."""
-    return [name for file in sorted(_GPUS.glob("*/information")) for name in _values(file, "Model")]
 
 
 def _values(file: Path, key: str) -> Iterator[str]:
@@ -332,7 +325,8 @@ def _imports(file: Path, root: Path) -> Iterator[Path]:
 def model_identity(config: RunConfig, endpoint: Endpoint | None = None) -> dict[str, Any]:
     """Properties of a model, of its template and of the models of roles that decide on the tokens of an episode.
     `endpoint`: the sampling endpoint, whose address may change."""
-    roles = {name: _role(role.model) for name, role in config.roles.items()}
+    models = {name: role.model for name, role in config.roles.items()}
+    roles = {name: model and (weights_fingerprint(named(model)) or model) for name, model in models.items()}
     identity: dict[str, Any] = {
         **({"template": config.model.chat_template_kwargs} if config.model.chat_template_kwargs else {}),
         **({"roles": roles} if roles else {}),
@@ -347,10 +341,6 @@ def model_identity(config: RunConfig, endpoint: Endpoint | None = None) -> dict[
     texts = {} if folder is None else text_digests(folder)
     weights = weights_fingerprint(path) or config.model.path
     return identity | {"weights": weights} | ({"model_files": texts} if texts else {})
-
-
-def _role(model: str | None) -> str | None:
-    return None if model is None else weights_fingerprint(named(model)) or model
 
 
 def evaluation_identity(

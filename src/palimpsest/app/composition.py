@@ -41,7 +41,7 @@ from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import options_of
 from palimpsest.reward.grading import Grades
-from palimpsest.rollout.episode import OnTurn, Roles, play
+from palimpsest.rollout.episode import Roles, play
 from palimpsest.rollout.group import build_variant
 from palimpsest.rollout.speculation import Speculation
 from palimpsest.seeding import Key
@@ -247,37 +247,30 @@ class OpenAgent:
     roles: OpenRoles
     speculation: Speculation | None = None
 
-    def policy_for(self, problem: Problem) -> MemoryPolicy:
-        """Its policy, fitted to the problem. Raises ConfigError or DataError if it does not fit."""
+    def policy_for(self, problem: Problem, most: int | None = None) -> MemoryPolicy:
+        """Its policy, fitted to the problem; an answer has at most `most` tokens. Raises ConfigError or DataError if it
+        does not fit."""
         window = self.engine.sampler.max_context
         chosen = fitted(self.config.policy, problems=[problem], codec=self.engine.codec, max_context=window)
+        if most is not None and "answer_tokens" in options_of(policy_class(chosen.name)):
+            chosen = _with(chosen, answer_tokens=min(most, _value(chosen, "answer_tokens")))
         policy = build_policy(chosen)
         admit_all(policy, [problem], self.engine.codec, window)
         return policy
 
-    async def play(
-        self,
-        problem: Problem,
-        policy: MemoryPolicy,
-        name: Key,
-        *,
-        prepare: Callable[[], Any] | None = None,
-        on_turn: OnTurn | None = None,
-    ) -> Trajectory:
-        """Run one episode with the sampling of evaluations; the key of draws is (seed, name, problem, turn)."""
+    async def play(self, problem: Problem, policy: MemoryPolicy, name: Key, **how: Any) -> Trajectory:
+        """Run one episode with the sampling of evaluations; the key of draws is (seed, name, problem, turn). `how`:
+        other arguments of `rollout.episode.play`."""
+        sampling, key = self.config.eval_sampling, (self.config.seed, name)
+        how = {"sampling": sampling, "key": key, "group_id": str(name), "rollout": 0, **how}
         return await play(
             problem,
             policy=policy,
             sampler=self.engine.sampler,
             codec=self.engine.codec,
-            sampling=self.config.eval_sampling,
-            key=(self.config.seed, name),
-            group_id=str(name),
-            rollout=0,
             roles=self.roles.samplers,
-            prepare=prepare,
-            on_turn=on_turn,
             speculation=self.speculation,
+            **how,
         )
 
     async def close(self) -> None:

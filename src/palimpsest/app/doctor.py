@@ -33,7 +33,6 @@ import psutil
 from packaging.requirements import Requirement
 
 from palimpsest import files
-from palimpsest.config.data import GENERATED, listed
 from palimpsest.config.install_hints import DISTRIBUTION
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import leaves
@@ -281,12 +280,10 @@ def _checkpoints(run: Path) -> tuple[dict[int, int], list[str]]:
 
 def _resume(run: Path, config: RunConfig, step: int, done: int, damaged: list[str]) -> Outcome:
     """Start of a resume, or the reason for its rejection."""
-    data = config.data
-    named = {*listed(data.train_files), *listed(data.val_files or ()), *listed(data.corpus or ())} - {*GENERATED}
     fix = resume = command_of_whole(run)
     try:
         check_models(config)
-        if missing := [file for file in sorted(named) if ":" not in file and not Path(file).exists()]:
+        if missing := [file for file in sorted(config.data.files) if ":" not in file and not Path(file).exists()]:
             raise DataError(f"{missing[0]}: no such file; resume in the folder where the run started")
         start_over = shlex.join(["palimpsest", "train", str(run / CONFIG), "--out", str(run), "--force"])
         fix = start_over if resume == shlex.join(["palimpsest", "train", "--resume", str(run)]) else ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from json import dumps
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import OUTPUT, ApiKeyEnv, BaseUrl, Json, Policy, Tokenizer, models_and_overrides
+from palimpsest.cli.options import OUTPUT, ApiKeyEnv, BaseUrl, Json, ModelName, Policy, Tokenizer, models_and_overrides
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import counted, printable
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 
 
 def ask(
-    model: Annotated[
-        str, typer.Argument(help="A run (with its configuration), a Hugging Face folder or hub id, or embedded.")
-    ],
+    model: ModelName,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -40,9 +39,7 @@ def ask(
         bool, typer.Option("--chat", help="Read questions from standard input, one per line, up to an empty line.")
     ] = False,
     policy: Policy = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Show changes of the memory on stderr.", rich_help_panel=OUTPUT)
-    ] = False,
+    stream: Annotated[bool, OUTPUT("--stream", help="Show changes of the memory on stderr.")] = False,
     json: Json = False,
     base_url: BaseUrl = None,
     api_key_env: ApiKeyEnv = None,
@@ -138,8 +135,6 @@ def _changes(change: MemoryChange) -> None:
 def _show(result: Asked, *, json: bool = False, asked: bool = False) -> None:
     """`asked`: print the question first, also of a single one."""
     if json:
-        from json import dumps
-
         print(dumps(result.to_json(), ensure_ascii=False), flush=True)
         return
     for question, answer in zip(result.questions, result.answers, strict=True):

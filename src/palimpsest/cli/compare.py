@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from palimpsest.cli.options import (
     table,
 )
 from palimpsest.errors import ConfigError
+from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
@@ -38,15 +40,9 @@ def compare(
     changed: Annotated[int, typer.Option(min=0, help="Print N changed answers per side.")] = 0,
     diff: Annotated[bool, typer.Option("--diff", help="Print the configuration keys that differ.")] = False,
     plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Plot accuracy by length to this .svg or .png, and by cost to NAME-cost.", rich_help_panel=OUTPUT
-        ),
+        Path | None, OUTPUT(help="Plot accuracy by length to this .svg or .png, and by cost to NAME-cost.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for compare.html, compare.json and both plots.", rich_help_panel=OUTPUT),
-    ] = None,
+    out: Annotated[Path | None, OUTPUT(help="Folder for compare.html, compare.json and both plots.")] = None,
     json: Json = False,
 ) -> None:
     """Compare evaluations: accuracy and cost by task and length, and paired differences.
@@ -71,9 +67,7 @@ def compare(
     comparison = compare_folders(*folders)
     written = [*(write_plots(comparison, plot) if plot else ()), *(write_folder(comparison, out) if out else ())]
     if json:
-        import json as json_module
-
-        print(json_module.dumps(comparison.to_json(changed or None)))
+        print(dumps(comparison.to_json(changed or None)))
         return
     _show(comparison, changed, diff=diff)
     for path in written:
@@ -84,19 +78,16 @@ _COLUMNS = ["", "side", "problems", "ungraded", "accuracy", "95%", "difference",
 
 
 def _show(comparison: Comparison, flips: int, *, diff: bool) -> None:
-    console = stdout(160)
     title = ", ".join(side.name for side in comparison.sides)
     rows = [_row(comparison, cell, name) for cell, sides in comparison.figures.items() for name in sides]
     made = table(title, _COLUMNS, rows)
     made.columns[0].min_width = min(30, max(len(row[0]) for row in rows))  # the name of a side gives way first
     made.columns[1].no_wrap = False
-    console.print(made)
+    stdout(160).print(made)
     for name, pairing in comparison.pairings.items():
-        console.print(
-            printable(_sentence(name, comparison.sides[0].name, pairing)), markup=False, highlight=False, soft_wrap=True
-        )
+        typer.echo(printable(_sentence(name, comparison.sides[0].name, pairing)))
     for note in comparison.notes:
-        console.print(printable(note), markup=False, highlight=False, soft_wrap=True)
+        typer.echo(printable(note))
     _show_bands(comparison)
     _show_differs(comparison, all_keys=diff)
     for name in comparison.flips if flips else ():
@@ -123,11 +114,7 @@ def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
 def _difference(difference: Difference) -> list[str]:
     """Points, the ends of the interval, p."""
     ends = f"{100 * difference.low:+.0f} to {100 * difference.high:+.0f}"
-    return [f"{100 * difference.mean:+.1f}", ends, _p(difference.p)]
-
-
-def _p(p: float) -> str:
-    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+    return [f"{100 * difference.mean:+.1f}", ends, f"{difference.p:.3f}" if difference.p >= 0.001 else "<0.001"]
 
 
 def _sentence(name: str, first: str, pairing: Pairing) -> str:
@@ -164,11 +151,8 @@ def _show_differs(comparison: Comparison, *, all_keys: bool) -> None:
 
 
 def _show_flips(comparison: Comparison, name: str, most: int) -> None:
-    console, flipped = stdout(), comparison.flips[name]
-    shown = min(most, len(flipped))
-    console.print(
-        f"\n{printable(name)}: {len(flipped)} changed, {shown} shown", style="bold", markup=False, highlight=False
-    )
+    flipped = comparison.flips[name]
+    typer.secho(f"\n{printable(name)}: {len(flipped)} changed, {min(most, len(flipped))} shown", bold=True)
     for flip in flipped[:most]:
         lines = [
             f"{comparison.label(flip.cell)}, {flip.id}: {flip.first_value:g} to {flip.second_value:g}; "
@@ -178,7 +162,7 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
             f"  + {flip.second or 'no answer'}",
         ]
         for line in lines:
-            console.print(printable(f"{line:.400}"), markup=False, highlight=False, soft_wrap=True)
+            typer.echo(printable(f"{line:.400}"))
 
 
 # ---- palimpsest probe ----------------------------------------------------------------------------------------
@@ -208,11 +192,8 @@ def probe(
       palimpsest probe runs/quickstart
       palimpsest probe Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
     """
-    from json import dumps
-
     from palimpsest.app.config_resolution import Agent, Remote
     from palimpsest.app.evaluate.length_probe import probe as probe_reads
-    from palimpsest.progress.displays import Terminal
 
     models, overrides = models_and_overrides(words)
     if len(models) != 1:

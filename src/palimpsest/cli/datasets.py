@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palimpsest import files
 from palimpsest.cli.options import App, Columns, Force, Json, Out, named_columns, numbers, print_made, shares, stdout
 from palimpsest.errors import ConfigError
+from palimpsest.progress.displays import Terminal
 
 if TYPE_CHECKING:
     from palimpsest.app.datasets.published_files import Wanted
@@ -117,7 +119,6 @@ def build(
       palimpsest data build Accurate_Retrieval.parquet --where source=eventqa_65536 --out sets/eventqa
     """
     from palimpsest.app.datasets.dataset_builder import build_contexts, read_contexts
-    from palimpsest.progress.displays import Terminal
 
     sizes = numbers("--documents", "numbers of documents", documents) if documents else ()
     fields: dict[str, Any] = {"documents": sizes, "seed": seed}
@@ -196,9 +197,7 @@ def _fetch_all(recipe: str, out: Path | None, *, force: bool) -> None:
 
 
 def _fetch(wanted: Wanted, *, force: bool) -> None:
-    from palimpsest import files
     from palimpsest.app.datasets.published_files import download as fetch
-    from palimpsest.progress.displays import Terminal
 
     assert wanted.published
     path = fetch(wanted.published, wanted.path.parent, name=wanted.path.name, force=force, progress=Terminal())
@@ -229,7 +228,6 @@ def combine(
       palimpsest data combine hotpot_dev.json --objectives 3 --documents 100 --out sets/three
     """
     from palimpsest.app.datasets.dataset_builder import make_objectives
-    from palimpsest.progress.displays import Terminal
 
     sizes = numbers("--objectives", "numbers of questions", objectives)
     made = make_objectives(
@@ -263,7 +261,6 @@ def wiki(
       palimpsest train memagent-smollm2 model.path=HuggingFaceTB/SmolLM2-135M-Instruct
     """
     from palimpsest.app.datasets.wiki_questions import make_wiki_questions
-    from palimpsest.progress.displays import Terminal
 
     print_made(make_wiki_questions(source, out=out, held_out=held_out, seed=seed, force=force, progress=Terminal()))
 
@@ -293,7 +290,6 @@ def ruler(
         --haystack essays.txt --hotpot hotpot_dev.json --out sets/ruler-8k
     """
     from palimpsest.app.datasets.ruler_sets import TaskTexts, make_ruler
-    from palimpsest.progress.displays import Terminal
 
     made = make_ruler(
         tasks.split(","),
@@ -306,8 +302,4 @@ def ruler(
         force=force,
         progress=Terminal(),
     )
-    print_made(made, (_lacks(*entry) for entry in made.left_out.items()))
-
-
-def _lacks(task: str, option: str) -> str:
-    return f"omitted: {task} (needs {option} FILE)"
+    print_made(made, (f"omitted: {task} (needs {option} FILE)" for task, option in made.left_out.items()))

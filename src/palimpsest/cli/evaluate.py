@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,47 +67,31 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of random draws and of assembled contexts.")] = 0,
     data: Annotated[
         list[str] | None,
-        typer.Option(
+        INPUT(
             help="A data file (HotpotQA, MemAgent, RULER, MemAct...), a folder written by palimpsest data, synthetic, "
             "or synthetic_search; repeatable; for a published protocol the folder of its files; default: the "
-            "recipe's or the run's, otherwise synthetic.",
-            rich_help_panel=INPUT,
+            "recipe's or the run's, otherwise synthetic."
         ),
     ] = None,
     documents: Annotated[
         str | None,
-        typer.Option(
-            help="Documents per context, gold ones among distractors; several as 50,100; default: unchanged contexts.",
-            rich_help_panel=INPUT,
+        INPUT(
+            help="Documents per context, gold ones among distractors; several as 50,100; default: unchanged contexts."
         ),
     ] = None,
-    chunks: Annotated[
-        str | None,
-        typer.Option(help="Paragraphs per synthetic document; several as 4,64,256.", rich_help_panel=INPUT),
-    ] = None,
+    chunks: Annotated[str | None, INPUT(help="Paragraphs per synthetic document; several as 4,64,256.")] = None,
     objectives: Annotated[
-        str | None,
-        typer.Option(
-            help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.",
-            rich_help_panel=INPUT,
-        ),
+        str | None, INPUT(help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.")
     ] = None,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(help="File with paragraphs for distractors, or for document indices.", rich_help_panel=INPUT),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first N problems.", rich_help_panel=INPUT)] = None,
+    corpus: Annotated[Path | None, INPUT(help="File with paragraphs for distractors, or for document indices.")] = None,
+    limit: Annotated[int | None, INPUT(min=1, help="The first N problems.")] = None,
     columns: Columns = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for samples, summary, report.html and episodes.", rich_help_panel=OUTPUT),
-    ] = None,
+    out: Annotated[Path | None, OUTPUT(help="Folder for samples, summary, report.html and episodes.")] = None,
     regrade: Annotated[
         Path | None,
-        typer.Option(
+        OUTPUT(
             metavar="DIR",
             help="Grade an evaluation's saved answers again, without the model; default --out: DIR/regraded/REWARD.",
-            rich_help_panel=OUTPUT,
         ),
     ] = None,
     force: Force = False,
@@ -190,8 +175,6 @@ def evaluate(
 
 def _show(evaluations: Iterable[Evaluation], *, json: bool) -> None:
     """Print tables, or one JSON object per evaluation."""
-    from json import dumps
-
     for evaluation in evaluations:
         if json:
             print(dumps(evaluation.to_json()), flush=True)
@@ -250,10 +233,6 @@ def _name(name: str, row: EvalSummary) -> str:
     return f"baseline: {name}{fewer}"
 
 
-def _tokens_per_correct(row: EvalSummary) -> str | None:
-    return None if row.tokens_per_correct is None else f"{row.tokens_per_correct:,.0f}"
-
-
 FIGURES: dict[str, Column] = {
     "problems": lambda row: str(row.problems),
     "cut": lambda row: str(row.documents_cut),
@@ -265,7 +244,7 @@ FIGURES: dict[str, Column] = {
     "evidence kept": _share("evidence_retention"),
     "turns": lambda row: f"{row.turns_per_document:.1f}",
     "tokens/document": lambda row: f"{row.tokens_per_document:,.0f}",
-    "tokens/correct": _tokens_per_correct,
+    "tokens/correct": lambda row: None if row.tokens_per_correct is None else f"{row.tokens_per_correct:,.0f}",
 }
 OPTIONAL_FIGURES: dict[str, Column] = {
     "pass@k": lambda row: _percent(row.pass_at.get(str(row.samples))),
@@ -305,7 +284,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
         written = [evaluation.out / name for name in (SAMPLES, SUMMARY, EPISODES, REPORT)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
     for line in evaluation.notes:
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        typer.echo(printable(line))
     _print_ungraded(evaluation)
 
 
@@ -315,25 +294,23 @@ def _table(title: str, columns: dict[str, Column], rows: dict[str, EvalSummary])
 
 
 def _print_ungraded(evaluation: Evaluation) -> None:
-    console = stdout()
     without_gold = sum(sample.without_gold for sample in evaluation.samples)
     if without_gold:
-        console.print(f"{counted(without_gold, 'question')} without a gold answer: ungraded, not in the accuracy")
+        typer.echo(f"{counted(without_gold, 'question')} without a gold answer: ungraded, not in the accuracy")
     unmarked = [sample.metrics for sample in evaluation.samples if sample.metrics.get("answered") == 0.0]
     if holding := [one["string_match_part"] for one in unmarked if "string_match_part" in one]:
-        console.print(
+        typer.echo(
             f"{len(holding):,} of {len(evaluation):,} replies have no marked answer, such as \\boxed{{}}; "
-            f"{sum(holding) / len(holding):.0%} of these contain a gold (reward.name=string_match_part counts them)",
-            markup=False,
-            soft_wrap=True,
+            f"{sum(holding) / len(holding):.0%} of these contain a gold (reward.name=string_match_part counts them)"
         )
     lost = sum(not sample.is_final for sample in evaluation.samples)
+    reason = printable(evaluation.commonest_reason or "")
     if lost and evaluation.ungraded == len(evaluation):
-        typer.echo(f"error: nothing could be graded; the most frequent reason: {evaluation.commonest_reason}", err=True)
+        typer.echo(f"error: nothing could be graded; the most frequent reason: {reason}", err=True)
         raise typer.Exit(1)
     lost += sum(not sample.is_final for sample in evaluation.baseline_samples)
     if lost:
-        console.print(
+        typer.echo(
             f"{counted(lost, 'episode')} ungraded and not in the accuracy; the most frequent reason: "
-            f"{evaluation.commonest_reason}; run the command again to repeat them"
+            f"{reason}; run the command again to repeat them"
         )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import OUTPUT, Json, stdout
+from palimpsest.cli.options import OUTPUT, Json
+from palimpsest.config.load import split_override
+from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
     from palimpsest.app.model_export_job import ExportedModel
@@ -43,22 +47,16 @@ def check(
       palimpsest check my_module:MyRule decay=0.8
     """
     from palimpsest.app.plugin_checks import check as check_contract
-    from palimpsest.config.load import split_override
 
     findings = check_contract(name, dict(map(split_override, options or ())), kind, model=model)
     failed = sum(not finding.passed for finding in findings)
     if json:
-        from dataclasses import asdict
-        from json import dumps
-
         print(dumps({"passed": not failed, "checks": [asdict(finding) for finding in findings]}))
         raise typer.Exit(int(failed > 0))
-    console = stdout()
     for finding in findings:
-        mark = "[green]ok   [/green]" if finding.passed else "[red]FAILS[/red]"
-        console.print(f"{mark} ", end="")
-        console.print(f"{finding.name}: {finding.message}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{len(findings) - failed} of {len(findings)} checks passed", highlight=False)
+        typer.secho("ok    " if finding.passed else "FAILS ", fg="green" if finding.passed else "red", nl=False)
+        typer.echo(f"{finding.name}: {finding.message}")
+    typer.echo(f"{len(findings) - failed} of {len(findings)} checks passed")
     raise typer.Exit(int(failed > 0))
 
 
@@ -79,11 +77,7 @@ def doctor(
       palimpsest doctor
       palimpsest doctor runs/first --json
     """
-    from dataclasses import asdict
-    from json import dumps
-
     from palimpsest.app.doctor import examine
-    from palimpsest.text.display_text import printable
 
     checks = []
     for check in examine(run):
@@ -104,7 +98,7 @@ def doctor(
 
 def export(
     run: Annotated[str, typer.Argument(help="A run's folder, or a model's.")],
-    out: Annotated[Path, typer.Option(help="Folder to write the Hugging Face model to.", rich_help_panel=OUTPUT)],
+    out: Annotated[Path, OUTPUT(help="Folder to write the Hugging Face model to.")],
     step: Annotated[int | None, typer.Option(help="Step of the checkpoint; default: the newest.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: unchanged.")] = None,
     untied: Annotated[bool, typer.Option("--untied", help="Write a tied output projection separately (vLLM).")] = False,

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,8 @@ from typer.core import TyperCommand, TyperGroup
 from palimpsest.config.data import check_columns, columns_of
 from palimpsest.errors import ConfigError, DataError, Interrupted
 from palimpsest.progress.displays import Terminal
+from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.runs.resume_rules import EVENTS, how_to_resume
 from palimpsest.text.display_text import counted, printable
 
 if TYPE_CHECKING:
@@ -147,7 +150,10 @@ class App(typer.Typer):
 # ---- Options that several commands share ---------------------------------------------------------------------
 
 
-INPUT, OUTPUT, ENDPOINT, SERVER = "Input", "Output", "Endpoint", "Server"
+INPUT, OUTPUT, ENDPOINT, SERVER = (
+    partial(typer.Option, rich_help_panel=section) for section in ("Input", "Output", "Endpoint", "Server")
+)
+"""Options in a section of the help."""
 
 Overrides = Annotated[
     list[str] | None,
@@ -160,19 +166,19 @@ Words = Annotated[
         help="The model, and keys to change: options of the policy (chunk_size=2048) or dotted configuration keys.",
     ),
 ]
-Out = Annotated[Path, typer.Option("--out", help="Folder to write to.", rich_help_panel=OUTPUT)]
-Force = Annotated[
-    bool, typer.Option("--force", help="Start over; the old folder becomes NAME.old-1.", rich_help_panel=OUTPUT)
+ModelName = Annotated[
+    str, typer.Argument(help="A run (with its configuration), a Hugging Face folder or hub id, or embedded.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)]
+Out = Annotated[Path, OUTPUT("--out", help="Folder to write to.")]
+Force = Annotated[bool, OUTPUT("--force", help="Start over; the old folder becomes NAME.old-1.")]
+Json = Annotated[bool, OUTPUT("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check configuration, data and budgets, print them, and exit.")]
 Columns = Annotated[
     str | None,
-    typer.Option(
+    INPUT(
         "--map",
         metavar="OURS=THEIRS,...",
         help="Columns of the file: question=q,answers=reward.gold; for one of several files b.csv:question=text.",
-        rich_help_panel=INPUT,
     ),
 ]
 Policy = Annotated[
@@ -180,43 +186,21 @@ Policy = Annotated[
 ]
 BaseUrl = Annotated[
     str | None,
-    typer.Option(
+    ENDPOINT(
         metavar="URL",
         help="Base URL of an OpenAI-compatible endpoint that serves MODEL, e.g. http://127.0.0.1:8000/v1.",
-        rich_help_panel=ENDPOINT,
     ),
 ]
-ApiKeyEnv = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Environment variable with the endpoint's key.", rich_help_panel=ENDPOINT),
-]
+ApiKeyEnv = Annotated[str | None, ENDPOINT(metavar="NAME", help="Environment variable with the endpoint's key.")]
 Tokenizer = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ID",
-        help="The endpoint's tokenizer: a folder or hub id; default: MODEL's.",
-        rich_help_panel=ENDPOINT,
-    ),
+    str | None, ENDPOINT(metavar="ID", help="The endpoint's tokenizer: a folder or hub id; default: MODEL's.")
 ]
-Host = Annotated[
-    str, typer.Option(help="Address; any other than loopback needs --server-key-env.", rich_help_panel=SERVER)
-]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=SERVER)]
+Host = Annotated[str, SERVER(help="Address; any other than loopback needs --server-key-env.")]
+Port = Annotated[int, SERVER(min=0, max=65535, help="Port; 0 takes a free one.")]
 ServerKeyEnv = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="Environment variable with the key that clients must send.", rich_help_panel=SERVER
-    ),
+    str | None, SERVER(metavar="NAME", help="Environment variable with the key that clients must send.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
-
-
-def server_key(name: str | None) -> str | None:
-    """The key in the environment variable `name`. Raises ConfigError if it is empty."""
-    key = None if name is None else os.environ.get(name)
-    if name is not None and not key:
-        raise ConfigError(f"--server-key-env {name}: this environment variable is empty or not set; set it to the key")
-    return key
 
 
 def named_columns(text: str | None, file: str | None = None) -> dict[str, str]:
@@ -302,9 +286,6 @@ def resumed(run: Path, *, force: bool) -> Callable[[], str]:
     """The message for a command that writes a run folder."""
 
     def again() -> str:
-        from palimpsest.runs.jsonl_rows import read_rows
-        from palimpsest.runs.resume_rules import EVENTS, how_to_resume
-
         rows = read_rows(run / EVENTS)
         started_here = any(row.get("pid") == os.getpid() for row in rows)
         return how_to_resume(run) if started_here or (rows and not force) else NOT_STARTED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,7 +75,6 @@ def _print(shown: dict[str, Any], show: Callable[[dict[str, Any]], None], *, jso
     if not json:
         show(shown)
         return
-    from json import dumps
 
     typer.echo(dumps(shown))
 

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from palimpsest.cli.options import OUTPUT, App, Force, Json, Overrides, stdout
+from palimpsest.config.load import EVALUATIONS, dump_config, load_recipe, recipe_names, recipe_text
 from palimpsest.errors import ConfigError
+from palimpsest.files import write_file
+from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import counted
 
 app = App(help="List recipes, show one, list configuration keys.")
@@ -26,15 +31,11 @@ def list_recipes(json: Json = False) -> None:
     Example:
       palimpsest recipes list
     """
-    from palimpsest.config.load import EVALUATIONS, recipe_names
-
     print_recipes([*recipe_names(), *recipe_names(EVALUATIONS)], json=json)
 
 
 def print_recipes(names: list[str], *, json: bool = False) -> None:
     """Print each recipe with its purpose."""
-    from palimpsest.config.load import recipe_text
-
     purposes = {name: _purpose(recipe_text(name)) for name in names}
     if json:
         print(dumps(purposes))
@@ -45,8 +46,6 @@ def print_recipes(names: list[str], *, json: bool = False) -> None:
 
 def print_recipes_of(method: str | None, command: str, *, dry_run: bool = False) -> bool:
     """Print the recipes of a method, if `method` is one and no path. Exits with 2 unless this was a dry run."""
-    from palimpsest.config.load import recipe_names
-
     names = [name for name in recipe_names() if name.partition("-")[0] == method]
     if not names or Path(str(method)).exists():
         return False
@@ -89,8 +88,6 @@ def show(
       palimpsest recipes show memagent-7b --prompts > my.yaml
       palimpsest train memagent-7b policy.options.prompts=my.yaml
     """
-    from palimpsest.config.load import dump_config, load_recipe, recipe_text
-
     print_recipes_of(recipe, "palimpsest recipes show")
     if explain:
         _explain(recipe, overrides or [], json=json)
@@ -136,9 +133,7 @@ def keys(
 @app.command("import")
 def import_files(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Shell scripts or YAML files, in order.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="YAML file; default: stdout.", rich_help_panel=OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, OUTPUT("--out", help="YAML file; default: stdout.")] = None,
     force: Force = False,
 ) -> None:
     """Write a recipe from a training script or a YAML file of verl, slime or vime.
@@ -152,8 +147,6 @@ def import_files(
       palimpsest train mine.yaml --dry-run
     """
     from palimpsest.config.recipe_import import import_recipe
-    from palimpsest.files import write_file
-    from palimpsest.progress.displays import Terminal
     from palimpsest.runs.folder_guard import free_file
 
     made = import_recipe(files, (out or files[0]).stem)
@@ -181,9 +174,6 @@ def _print(columns: list[str], rows: list[list[str]], *, json: bool) -> None:
     if json:
         print(dumps([dict(zip(columns, row, strict=True)) for row in rows]))
         return
-    from rich.table import Table
-    from rich.text import Text
-
     made = Table(header_style="bold", box=None, pad_edge=False)
     for number, column in enumerate(columns):
         made.add_column(column, no_wrap=number == 0, overflow="fold", ratio=None if number == 0 else min(number, 2))
@@ -198,7 +188,7 @@ def _print(columns: list[str], rows: list[list[str]], *, json: bool) -> None:
 def new(
     kind: Annotated[str, typer.Argument(help="policy, tool or reward.")],
     name: Annotated[str, typer.Argument(help="Name of the module, e.g. my_policy.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write to.", rich_help_panel=OUTPUT)] = Path(),
+    out: Annotated[Path, OUTPUT("--out", help="Folder to write to.")] = Path(),
 ) -> None:
     """Create a policy, tool or reward from a template: the module, a recipe that trains it, a test.
 

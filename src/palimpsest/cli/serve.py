@@ -6,6 +6,7 @@ import shlex
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,20 +18,21 @@ from palimpsest.cli.options import (
     App,
     BaseUrl,
     Host,
+    ModelName,
     Overrides,
     Policy,
     Port,
     ServerKeyEnv,
     Tokenizer,
-    server_key,
 )
+from palimpsest.config.load import load_recipe
 from palimpsest.errors import ConfigError, Interrupted
+from palimpsest.http_services import token_from
+from palimpsest.progress.displays import Terminal
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="A run (with its configuration), a Hugging Face folder or hub id, or embedded.")
-    ],
+    model: ModelName,
     overrides: Overrides = None,
     policy: Policy = None,
     base_url: BaseUrl = None,
@@ -39,47 +41,22 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8400,
     server_key_env: ServerKeyEnv = None,
-    served_model_name: Annotated[
-        str, typer.Option(metavar="NAME", help="Model name in the API.", rich_help_panel=SERVER)
-    ] = "palimpsest",
+    served_model_name: Annotated[str, SERVER(metavar="NAME", help="Model name in the API.")] = "palimpsest",
     store: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for episodes; default: palimpsest/serve in the user's state folder.", rich_help_panel=SERVER
-        ),
+        Path | None, SERVER(help="Folder for episodes; default: palimpsest/serve in the user's state folder.")
     ] = None,
-    no_store: Annotated[
-        bool, typer.Option("--no-store", help="Store nothing on disk.", rich_help_panel=SERVER)
-    ] = False,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="Episodes that run at the same time.", rich_help_panel=SERVER)
-    ] = 64,
-    queue: Annotated[
-        int, typer.Option(min=0, help="Episodes that may wait; further requests get 429.", rich_help_panel=SERVER)
-    ] = 256,
-    request_log: Annotated[
-        bool,
-        typer.Option("--request-log/--no-request-log", help="Log each request on stderr.", rich_help_panel=SERVER),
-    ] = True,
+    no_store: Annotated[bool, SERVER("--no-store", help="Store nothing on disk.")] = False,
+    concurrency: Annotated[int, SERVER(min=1, help="Episodes that run at the same time.")] = 64,
+    queue: Annotated[int, SERVER(min=0, help="Episodes that may wait; further requests get 429.")] = 256,
+    request_log: Annotated[bool, SERVER("--request-log/--no-request-log", help="Log each request on stderr.")] = True,
     ignore_unsupported: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-unsupported",
-            help="Ignore unsupported parameters and name them in a response header.",
-            rich_help_panel=SERVER,
-        ),
+        bool, SERVER("--ignore-unsupported", help="Ignore unsupported parameters and name them in a response header.")
     ] = False,
     cors_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ORIGIN",
-            help="Allowed origin of browser requests, e.g. https://chat.example; repeatable.",
-            rich_help_panel=SERVER,
-        ),
+        SERVER(metavar="ORIGIN", help="Allowed origin of browser requests, e.g. https://chat.example; repeatable."),
     ] = None,
-    drain_seconds: Annotated[
-        int, typer.Option(min=0, help="Time for running requests after SIGTERM, in seconds.", rich_help_panel=SERVER)
-    ] = 30,
+    drain_seconds: Annotated[int, SERVER(min=0, help="Time for running requests after SIGTERM, in seconds.")] = 30,
 ) -> None:
     """Serve an agent behind an OpenAI-compatible API, until SIGTERM.
 
@@ -100,7 +77,7 @@ def serve(
 
     if no_store and store is not None:
         raise ConfigError(f"--store {store} and --no-store exclude each other: omit one")
-    token = server_key(server_key_env)
+    token = token_from(server_key_env, "--server-key-env", strip=False)
     agent = Agent(model, policy, None, overrides or [], 0, Remote.named(base_url, api_key_env, tokenizer))
     for line in agent.notes():
         typer.echo(f"note: {line}", err=True)
@@ -145,7 +122,6 @@ def services(
       palimpsest services memact-7b reward.judge.url=http://127.0.0.1:9000/v1 --judge Qwen/Qwen3-4B --corpus wiki.jsonl
     """
     from palimpsest.app.services import services_of, supervise
-    from palimpsest.config.load import load_recipe
 
     needed = list(services_of(load_recipe(recipe, overrides or [], read_files=False), corpus=corpus, judge=judge))
     if not show:
@@ -176,22 +152,16 @@ def retrieval_group() -> None:
     """Index a corpus and serve search."""
 
 
-DENSE = "Dense retrieval"
+DENSE = partial(typer.Option, rich_help_panel="Dense retrieval")
 Corpus = Annotated[Path, typer.Argument(help="Passages (JSON, JSON lines, parquet), or HotpotQA, 2Wiki, MuSiQue.")]
 Backend = Annotated[str, typer.Option(help="bm25, or dense with --encoder.")]
-EncoderName = Annotated[
-    str | None, typer.Option("--encoder", help="Encoder: a Hugging Face folder or hub id.", rich_help_panel=DENSE)
-]
-Preset = Annotated[str, typer.Option(help="e5, bge, plain, or auto (by the encoder's name).", rich_help_panel=DENSE)]
-Pooling = Annotated[str | None, typer.Option(help="mean or first; default: the preset's.", rich_help_panel=DENSE)]
-QueryPrefix = Annotated[
-    str | None, typer.Option(help="Prefix of queries; default: the preset's.", rich_help_panel=DENSE)
-]
-PassagePrefix = Annotated[
-    str | None, typer.Option(help="Prefix of passages; default: the preset's.", rich_help_panel=DENSE)
-]
-MaxTokens = Annotated[int | None, typer.Option(min=8, help="Tokens per text; default: 512.", rich_help_panel=DENSE)]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=DENSE)]
+EncoderName = Annotated[str | None, DENSE("--encoder", help="Encoder: a Hugging Face folder or hub id.")]
+Preset = Annotated[str, DENSE(help="e5, bge, plain, or auto (by the encoder's name).")]
+Pooling = Annotated[str | None, DENSE(help="mean or first; default: the preset's.")]
+QueryPrefix = Annotated[str | None, DENSE(help="Prefix of queries; default: the preset's.")]
+PassagePrefix = Annotated[str | None, DENSE(help="Prefix of passages; default: the preset's.")]
+MaxTokens = Annotated[int | None, DENSE(min=8, help="Tokens per text; default: 512.")]
+Device = Annotated[str, DENSE(help="auto, cpu, cuda or cuda:1.")]
 
 
 @retrieval_app.command("serve")
@@ -218,12 +188,11 @@ def serve_retrieval(
       palimpsest retrieval serve 2wiki_corpus.json --port 8100
       palimpsest retrieval serve passages.jsonl --backend dense --encoder intfloat/e5-base-v2
     """
-    from palimpsest.progress.displays import Terminal
     from palimpsest.servers.retrieval_server import Address, Dense, serve_corpus
 
     changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}
     dense = Dense(encoder, preset, device, changes | {"max_tokens": max_tokens})
-    address = Address(host, port, server_key(server_key_env))
+    address = Address(host, port, token_from(server_key_env, "--server-key-env", strip=False))
     serve_corpus(corpus, index, backend, dense, address, progress=Terminal(), on_ready=_print_line)
 
 
@@ -233,10 +202,7 @@ def index_corpus(
     out: Annotated[Path, typer.Option("--out", help="Folder of the index, the --index of serve.")],
     vectors: Annotated[
         Path | None,
-        typer.Option(
-            help="Existing vectors of the passages, in their order: .npy, or a flat FAISS index (extra dense).",
-            rich_help_panel=DENSE,
-        ),
+        DENSE(help="Existing vectors of the passages, in their order: .npy, or a flat FAISS index (extra dense)."),
     ] = None,
     backend: Backend = "bm25",
     encoder: EncoderName = None,
@@ -255,7 +221,6 @@ def index_corpus(
         --out indexes/wiki
       palimpsest retrieval serve wiki.jsonl --index indexes/wiki --backend dense --encoder intfloat/e5-base-v2
     """
-    from palimpsest.progress.displays import Terminal
     from palimpsest.servers.retrieval_server import Dense, build_index
 
     changes = {"pooling": pooling, "query_prefix": query_prefix, "passage_prefix": passage_prefix}

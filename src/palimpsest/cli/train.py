@@ -32,6 +32,7 @@ from palimpsest.config.load import PRETRAINED, quickstarts
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.runs.resume_rules import origin_of, resume_command
+from palimpsest.text.display_text import printable, visible
 from palimpsest.training.supervised.imitation_source import Imitated
 
 if TYPE_CHECKING:
@@ -42,17 +43,12 @@ if TYPE_CHECKING:
 
 
 Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Resume a run from its newest checkpoint; needs only the run's folder.", rich_help_panel=OUTPUT
-    ),
+    bool, OUTPUT("--resume", help="Resume a run from its newest checkpoint; needs only the run's folder.")
 ]
 RecipeOrRun = Annotated[
     str | None, typer.Argument(metavar="RECIPE", help="A shipped recipe or a YAML file; with --resume a run's folder.")
 ]
-RunOut = Annotated[
-    Path | None, typer.Option("--out", help="Run folder; default: runs/RECIPE-seedS.", rich_help_panel=OUTPUT)
-]
+RunOut = Annotated[Path | None, OUTPUT("--out", help="Run folder; default: runs/RECIPE-seedS.")]
 
 
 def train(
@@ -114,7 +110,6 @@ def _with_layout(request: RunRequest, gpus: int, nodes: int, *, dry_run: bool) -
 
 def _print_plan(resolved: ResolvedRun, force: bool, *, elsewhere: bool = False) -> None:
     from palimpsest.app.train.training_run import check_run
-    from palimpsest.text.display_text import printable
 
     rows = check_run(resolved, force=force, elsewhere=elsewhere)
     for name, value in rows.items():
@@ -125,9 +120,8 @@ def _print_plan(resolved: ResolvedRun, force: bool, *, elsewhere: bool = False) 
 def _print_summary(folder: Path) -> None:
     """Print the gain, three episodes as text, and the next commands."""
     from palimpsest.app.train.training_summary import REPORT, training_results
-    from palimpsest.text.display_text import visible
 
-    results, console = training_results(folder), stdout()
+    results = training_results(folder)
     lines = [results.gain]
     for episode in results.episodes:
         lines += ["", f"question  {episode.question}"]
@@ -135,7 +129,7 @@ def _print_summary(folder: Path) -> None:
         lines += [f"answer    {episode.answer}   (gold: {episode.gold}; {episode.grade})"]
     lines += ["", f"{folder / REPORT}", "next:", *(f"  {step}" for step in results.next_steps)]
     for line in lines:
-        console.print(visible(line).replace("\n", " "), markup=False, highlight=False, soft_wrap=True)
+        typer.echo(visible(line).replace("\n", " "))
 
 
 def sft(
@@ -143,40 +137,20 @@ def sft(
     overrides: Overrides = None,
     records: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            help="Recorded episodes (a run, its folder, .jsonl[.zst]), or questions with evidence.",
-            rich_help_panel=INPUT,
-        ),
+        INPUT("--from", help="Recorded episodes (a run, its folder, .jsonl[.zst]), or questions with evidence."),
     ] = None,
     min_grade: Annotated[
-        str | None,
-        typer.Option(help="Of the episodes: the lowest grade, or correct (1); default: all.", rich_help_panel=INPUT),
+        str | None, INPUT(help="Of the episodes: the lowest grade, or correct (1); default: all.")
     ] = None,
-    best: Annotated[
-        int | None, typer.Option(min=1, help="Of the episodes: the best N per problem.", rich_help_panel=INPUT)
-    ] = None,
+    best: Annotated[int | None, INPUT(min=1, help="Of the episodes: the best N per problem.")] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            help="Conversations with tool calls: parquet or JSON with messages and tools.",
-            rich_help_panel=INPUT,
-        ),
+        Path | None, INPUT("--data", help="Conversations with tool calls: parquet or JSON with messages and tools.")
     ] = None,
     memory_first: Annotated[
-        bool,
-        typer.Option(
-            "--memory-first", help="In conversations: write a prune's memory before delete_ids.", rich_help_panel=INPUT
-        ),
+        bool, INPUT("--memory-first", help="In conversations: write a prune's memory before delete_ids.")
     ] = False,
     drop_too_long: Annotated[
-        bool,
-        typer.Option(
-            "--drop-too-long",
-            help="Omit and count conversations that exceed the context.",
-            rich_help_panel=INPUT,
-        ),
+        bool, INPUT("--drop-too-long", help="Omit and count conversations that exceed the context.")
     ] = False,
     out: RunOut = None,
     resume: Resume = False,
@@ -225,10 +199,7 @@ def sft(
 
     config, folder, shown = resolved.config, resolved.folder, Terminal()
     with resuming(resumed(folder, force=force)):
-        if imitated is None:
-            finished = training.learn_lessons(config, folder, resume=resolved.resume, force=force, progress=shown)
-        else:
-            finished = training.imitate(config, imitated, folder, resume=resolved.resume, force=force, progress=shown)
+        finished = training.imitate(config, imitated, folder, resume=resolved.resume, force=force, progress=shown)
     again = f"; resume with {resume_command(folder)}" if finished.interrupted else ""
     steps = (config.cold_start if imitated is None and config.cold_start else config.train).max_steps
     shown.message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
@@ -289,9 +260,7 @@ def quickstart(
         str | None,
         typer.Option(metavar="S[,S...]", help="Seed; several run one after the other, with one report. Default: 0."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder; default: runs/quickstart.", rich_help_panel=OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, OUTPUT(help="Run folder; default: runs/quickstart.")] = None,
     resume: Resume = False,
     force: Force = False,
     json: Json = False,

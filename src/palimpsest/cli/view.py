@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from json import dumps
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from palimpsest.cli.options import OUTPUT, Force, Host, Json, Port, ServerKeyEnv, server_key
+from palimpsest.cli.options import OUTPUT, Force, Host, Json, Port, ServerKeyEnv
 from palimpsest.errors import ConfigError
 from palimpsest.files import NoRegularFile, read_regular
-from palimpsest.text.display_text import printable
+from palimpsest.http_services import token_from
+from palimpsest.progress.displays import Terminal
+from palimpsest.text.display_text import counted, printable, size_of
 
 if TYPE_CHECKING:
     from palimpsest.app.agent.replay_run import End, Replay
@@ -30,21 +33,12 @@ def view(
         str | None, typer.Option(help="Folder or hub id to decode episodes with; default: the run's.")
     ] = None,
     export: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write one file and exit: .html opens without a server, .eval is for inspect view.",
-            rich_help_panel=OUTPUT,
-        ),
+        Path | None, OUTPUT(help="Write one file and exit: .html opens without a server, .eval is for inspect view.")
     ] = None,
     episodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GROUP/ROLLOUT,...", help="Episodes in the file; default: some wrong ones.", rich_help_panel=OUTPUT
-        ),
+        str | None, OUTPUT(metavar="GROUP/ROLLOUT,...", help="Episodes in the file; default: some wrong ones.")
     ] = None,
-    step: Annotated[
-        str | None, typer.Option(help="Step of the episodes; default: the last recorded.", rich_help_panel=OUTPUT)
-    ] = None,
+    step: Annotated[str | None, OUTPUT(help="Step of the episodes; default: the last recorded.")] = None,
     force: Force = False,
     host: Host = "127.0.0.1",
     port: Port = 7800,
@@ -73,7 +67,7 @@ def view(
     from palimpsest.app.viewer_job import View
     from palimpsest.app.viewer_job import view as serve_view
 
-    key = server_key(server_key_env)
+    key = token_from(server_key_env, "--server-key-env", strip=False)
     serve_view(View(tuple(paths or ()), host, port, key, tokenizer, follow), on_ready=_print_address)
 
 
@@ -81,8 +75,6 @@ def _export(
     paths: list[Path], out: Path, only: str | None, step: str | None, tokenizer: str | None, force: bool
 ) -> None:
     from palimpsest.app.viewer_job import export as write
-    from palimpsest.progress.displays import Terminal
-    from palimpsest.text.display_text import counted, printable, size_of
 
     done = Terminal()
     written = write(paths, out, only=only, step=step, tokenizer=tokenizer, force=force, progress=done)
@@ -126,9 +118,7 @@ def replay(
         str | None, typer.Option(help="Other weights; default: those that sampled it, or the nearest saved.")
     ] = None,
     json: Json = False,
-    out: Annotated[Path, typer.Option(help="Folder for a record of both episodes.", rich_help_panel=OUTPUT)] = Path(
-        "replays"
-    ),
+    out: Annotated[Path, OUTPUT(help="Folder for a record of both episodes.")] = Path("replays"),
 ) -> None:
     """Re-run a recorded episode from a turn, optionally with an edited memory, and compare both.
 
@@ -148,8 +138,6 @@ def replay(
     first = None if turn is None else turn - 1
     played = play_on(episode, turn=first, memory=text, step=step, group=group, rollout=rollout, model=model, out=out)
     if json:
-        from json import dumps
-
         print(dumps(played.to_json(), ensure_ascii=False), flush=True)
         return
     _show(played)

@@ -285,10 +285,7 @@ def _drop_replaced(values: dict[str, Any], overrides: Sequence[tuple[str, Any]])
 
 def _fit_minibatches(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
     """A smaller batch has fewer mini-batches, as each needs a whole group."""
-    train, size = (
-        values.get("train"),
-        next((value for key, value in reversed(overrides) if key == "train.batch_size"), None),
-    )
+    train, size = values.get("train"), dict(overrides).get("train.batch_size")
     if isinstance(train, dict) and isinstance(size, int) and isinstance(parts := train.get("num_minibatches"), int):
         values["train"] = {**train, "num_minibatches": max(1, min(parts, size))}
 
@@ -312,8 +309,7 @@ def _leave_reward(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) 
 
 def _leave_curriculum(values: dict[str, Any], overrides: Sequence[tuple[str, Any]]) -> None:
     """Drop the curriculum for problems other than synthetic documents: their sizes are fixed."""
-    data = values.get("data")
-    source = next((value for key, value in reversed(overrides) if key == "data.train_files"), None)
+    data, source = values.get("data"), dict(overrides).get("data.train_files")
     if (
         source in (None, "synthetic")
         or not isinstance(data, dict)

@@ -37,13 +37,7 @@ def read_prompt_file(path: str, key: str) -> dict[str, Any]:
     """The texts in a file, by name. Raises ConfigError that begins with `key`, which named it."""
     where = f"{key}={path}"
     try:
-        values = read(_text(Path(path), where))
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{where}: no such file; palimpsest recipes show RECIPE --prompts prints an example"
-        ) from None
-    except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or no name a file can have
-        raise ConfigError(f"{where}: not UTF-8 text ({type(error).__name__})") from None
+        values = read(_text(path, where, "palimpsest recipes show RECIPE --prompts prints an example"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML ({first_line(error)})") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
@@ -52,15 +46,22 @@ def read_prompt_file(path: str, key: str) -> dict[str, Any]:
     return values
 
 
-def _text(path: Path, where: str) -> str:
-    """Text of a file. Only regular files: reading a pipe or a device might never end."""
+def _text(path: str, where: str, others: str) -> str:
+    """Text of a file. Only regular files: reading a pipe or a device might never end. Raises ConfigError; `others`:
+    what else to use."""
     try:
-        content = read_regular(path, MAX_BYTES + 1)
+        content = read_regular(Path(path), MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(
+                f"{where}: longer than {MAX_BYTES:,} bytes, too long for prompts; use a file of a few texts"
+            )
+        return content.decode("utf-8-sig")
     except NoRegularFile:
         raise ConfigError(f"{where}: not a regular file; use a YAML file of texts") from None
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{where}: longer than {MAX_BYTES:,} bytes, too long for prompts; use a file of a few texts")
-    return content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{where}: no such file; {others}") from None
+    except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or no name a file can have
+        raise ConfigError(f"{where}: not UTF-8 text ({type(error).__name__})") from None
 
 
 def with_texts(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
@@ -88,12 +89,7 @@ def with_texts(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
 def read_criteria(path: str, key: str) -> str:
     """The text of a file of criteria for a judge. Raises ConfigError that begins with `key`, which named it."""
     where = f"{key}={path}"
-    try:
-        text = _text(Path(path), where).strip()
-    except FileNotFoundError:
-        raise ConfigError(f"{where}: no such file; shipped criteria are {', '.join(JUDGE_PROMPTS)}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: not UTF-8 text ({type(error).__name__})") from None
+    text = _text(path, where, f"shipped criteria are {', '.join(JUDGE_PROMPTS)}").strip()
     missing = [verdict for verdict in ("correct:", "partial:", "incorrect:") if verdict not in text]
     if missing:
         raise ConfigError(f"{where}: doesn't say what is {missing[0]} give a line for each verdict")

@@ -50,7 +50,9 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
         warnings.warn(warning, stacklevel=2)
     served = is_served(config, objective)
     if isinstance(config.engine, RayEngineConfig):
-        on_ray = _on_ray(config, objective)
+        from palimpsest.engines.ray.engine import RayEngine
+
+        on_ray = RayEngine(config, objective=objective)
         return _served(on_ray, config, folder, on_ray.hosts) if served else on_ray
     from palimpsest.engines.embedded.engine import EmbeddedEngine
 
@@ -74,12 +76,6 @@ def _endpoint(config: RunConfig, objective: Objective | None) -> Engine:
     from palimpsest.engines.endpoint.engine import EndpointEngine
 
     return EndpointEngine(config)
-
-
-def _on_ray(config: RunConfig, objective: Objective | None) -> RayEngine:
-    from palimpsest.engines.ray.engine import RayEngine
-
-    return RayEngine(config, objective=objective)
 
 
 def _check_packages(config: RunConfig, objective: Objective | None) -> None:

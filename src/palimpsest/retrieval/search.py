@@ -35,7 +35,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import bm25s
 
 from palimpsest.data.formats.corpus import read_corpus, searched_text
-from palimpsest.errors import ConfigError, DataError
+from palimpsest.errors import DataError
 from palimpsest.retrieval import index_folder
 from palimpsest.retrieval.index_folder import PassageStore, top, written
 
@@ -82,12 +82,6 @@ class DirectSearch:
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         return self.index.search(queries, topk)
-
-
-def check_token(token: str | None, key: str) -> None:
-    """Raise ConfigError for a server token, the value of `key`, that does not fit into a header."""
-    if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError(f"{key}: no client can send this token in a header; use ASCII letters, digits and signs")
 
 
 # ---- Batches of the queries of many callers ------------------------------------------------------------------

@@ -17,8 +17,17 @@ from typing import Any
 
 from palimpsest.errors import SearchError
 from palimpsest.http_connections import BadReply, Connections
-from palimpsest.http_services import GaveUp, HttpReply, RetryableError, attempted, check_address, redacted, retry_after
-from palimpsest.retrieval.search import Coalescer, Hit, check_token
+from palimpsest.http_services import (
+    GaveUp,
+    HttpReply,
+    RetryableError,
+    attempted,
+    check_address,
+    check_token,
+    redacted,
+    retry_after,
+)
+from palimpsest.retrieval.search import Coalescer, Hit
 
 _LONGEST_PAUSE = 10.0  # seconds
 _REPLY_BYTES = 64 << 20

@@ -16,10 +16,11 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -128,6 +129,11 @@ def refuse_moving(folder: Path, *, independent: bool) -> None:
             raise RunError(f"{folder} contains the run {below}, which --force doesn't move: use another --out")
 
 
+def visible_names(folder: Path) -> list[str]:
+    """Names in `folder` that are not hidden, in order; empty for no folder."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".") if folder.is_dir() else []
+
+
 def folders(folder: Path) -> Iterator[Path]:
     return (Path(path) for path, _, _ in os.walk(folder))
 
@@ -142,6 +148,8 @@ class Made:
     folder: Path
     edition: str
     problems: dict[str, int]
+    left_out: Mapping[str, Any] = field(default_factory=dict)
+    """Skipped questions by reason; or skipped tasks, with the option that each needs."""
 
 
 @contextmanager

@@ -50,6 +50,28 @@ class Logger:
         """The run has ended."""
 
 
+class _Passing(Logger):
+    """Base of sinks that pass every call to others."""
+
+    def resumed(self, step: int) -> None:
+        self._call("resumed", step)
+
+    def log(self, step: int, metrics: Row, timings: Row) -> None:
+        self._call("log", step, metrics, timings)
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._call("progress", stage, done, total)
+
+    def message(self, text: str) -> None:
+        self._call("message", text)
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        raise NotImplementedError
+
+
 class JsonlLogger(Logger):
     """metrics.jsonl and timings.jsonl of the run folder."""
 
@@ -63,26 +85,14 @@ class JsonlLogger(Logger):
         self._folder.append_timings(step, timings)
 
 
-class ConsoleLogger(Logger):
+class ConsoleLogger(_Passing):
     name = "console"
 
     def __init__(self, display: Progress, config: RunConfig) -> None:
         self._console = display.steps(config.train.max_steps)
 
-    def resumed(self, step: int) -> None:
-        self._console.resumed(step)
-
-    def log(self, step: int, metrics: Row, timings: Row) -> None:
-        self._console.step(step, metrics, timings)
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._console.progress(stage, done, total)
-
-    def message(self, text: str) -> None:
-        self._console.message(text)
-
-    def close(self) -> None:
-        self._console.close()
+    def _call(self, method: str, *arguments: Any) -> None:
+        getattr(self._console, "step" if method == "log" else method)(*arguments)
 
 
 class TensorboardLogger(Logger):
@@ -129,7 +139,7 @@ class WandbLogger(Logger):
         self._run.finish()
 
 
-class Supervised(Logger):
+class Supervised(_Passing):
     """A function `(step, metrics, timings)`, or an object with methods of `Logger`; failures are counted, not
     raised."""
 
@@ -140,20 +150,8 @@ class Supervised(Logger):
         self._sink = plugins.owner(log)
         self._warn = warn
 
-    def resumed(self, step: int) -> None:
-        self._call("resumed", step)
-
-    def log(self, step: int, metrics: Row, timings: Row) -> None:
-        self._try(self._log, step, metrics, timings)
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._call("progress", stage, done, total)
-
-    def message(self, text: str) -> None:
-        self._call("message", text)
-
     def close(self) -> None:
-        self._call("close")
+        super().close()
         if self.failures > 1:
             self._warn(Note("sink_failed_often", sink=self._called, count=self.failures))
 
@@ -162,20 +160,18 @@ class Supervised(Logger):
         return f"callback {plain(self.name)}" if self.name.startswith(OBJECT) else f"sink {self.name}"
 
     def _call(self, method: str, *arguments: Any) -> None:
-        defined = getattr(self._sink, method, None)
-        if defined is not None:
-            self._try(defined, *arguments)
-
-    def _try(self, call: Callable[..., Any], *arguments: Any) -> None:
+        defined = self._log if method == "log" else getattr(self._sink, method, None)
+        if defined is None:
+            return
         try:
-            call(*arguments)
+            defined(*arguments)
         except Exception as error:  # noqa: BLE001  external services may fail; counted
             self.failures += 1
             if self.failures == 1:
                 self._warn(Note("sink_failed", sink=self._called, error=f"{type(error).__name__}: {error}"))
 
 
-class LoggerSet(Logger):
+class LoggerSet(_Passing):
     """Several sinks as one, in order."""
 
     name = "all"
@@ -188,25 +184,9 @@ class LoggerSet(Logger):
         """Failed calls of supervised sinks."""
         return sum(sink.failures for sink in self.sinks if isinstance(sink, Supervised))
 
-    def resumed(self, step: int) -> None:
+    def _call(self, method: str, *arguments: Any) -> None:
         for sink in self.sinks:
-            sink.resumed(step)
-
-    def log(self, step: int, metrics: Row, timings: Row) -> None:
-        for sink in self.sinks:
-            sink.log(step, metrics, timings)
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        for sink in self.sinks:
-            sink.progress(stage, done, total)
-
-    def message(self, text: str) -> None:
-        for sink in self.sinks:
-            sink.message(text)
-
-    def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
+            getattr(sink, method)(*arguments)
 
 
 def check_sinks(config: RunConfig) -> None:

@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from palimpsest.provenance import MADE_WITH, differences, provenance
 from palimpsest.rollout.trajectory_file import encode_groups, index_lines, index_of
 from palimpsest.runs.checkpoint import CHECKPOINTS, Checkpoints, checkpoint_paths, checkpoint_step, step_name
 from palimpsest.runs.folder_guard import CONFIG as CONFIG
-from palimpsest.runs.folder_guard import FolderLock, is_run, refuse_moving
+from palimpsest.runs.folder_guard import FolderLock, is_run, refuse_moving, visible_names
 from palimpsest.runs.jsonl_rows import append_row, cut, end_line, read_rows, spans
 from palimpsest.runs.resume_rules import (
     CONTINUED,
@@ -204,7 +205,10 @@ def open_run(
     lock = FolderLock(path)
     try:
         if force and not _empty(path):
-            path, lock = _start_over(path, lock)
+            lock.release()
+            files.set_aside(path)  # with our lock file in it
+            path.mkdir()
+            lock = FolderLock(path)
         return _opened(path, config, lock, resume, on_warning, origin)
     except BaseException:
         lock.release()
@@ -236,7 +240,7 @@ def _opened(
         return folder
     end_line(path / EVENTS)
     if changed:
-        folder.event("config_changed", changes=[_change_to_json(change) for change in changed])
+        folder.event("config_changed", changes=[asdict(change) for change in changed])
         files.write_file(path / CONFIG, dump_config(config).encode())
     for change in changed:
         if change.verdict == "warned":
@@ -260,7 +264,7 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | N
     if _empty(path):
         return None
     if not (path / CONFIG).exists():
-        names = ", ".join(_visible(path)[:3])
+        names = ", ".join(visible_names(path)[:3])
         raise RunError(f"{path} contains {names} but no {CONFIG}: not a run, or a half-written one; --force renames it")
     refuse_lost_checkpoints(path)
     if not resume:
@@ -311,21 +315,9 @@ def load_config(path: str | Path) -> RunConfig:
         raise RunError(f"{error}; another version made the run, or someone edited the file") from None
 
 
-def _start_over(path: Path, lock: FolderLock) -> tuple[Path, FolderLock]:
-    """Rename the folder, with our lock file in it, and create an empty one."""
-    lock.release()
-    files.set_aside(path)
-    path.mkdir()
-    return path, FolderLock(path)
-
-
 def _empty(path: Path) -> bool:
     """True for a folder with only hidden files: new, or killed before its configuration was written."""
-    return not _visible(path)
-
-
-def _visible(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+    return not visible_names(path)
 
 
 def _progress(path: Path) -> str:
@@ -343,7 +335,3 @@ def _steps_done(path: Path) -> int:
 def _step_of(file: Path) -> int:
     number = file.name.removeprefix("step-").split(".")[0]
     return int(number) if number.isdecimal() else 0
-
-
-def _change_to_json(change: FieldChange) -> dict[str, Any]:
-    return {"key": change.key, "old": change.old, "new": change.new, "verdict": change.verdict}

@@ -40,6 +40,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from palimpsest.errors import ConfigError, PalimpsestError
+from palimpsest.http_services import check_token
 from palimpsest.runs.signals import SIGNALS, end_at_once
 
 GRACE_SECONDS = 10
@@ -230,10 +231,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_host(host: str, token: str | None, option: str = "--server-key-env NAME") -> None:
-    """Reject an address that others can reach without a token. Raises ConfigError."""
+def check_host(host: str, token: str | None) -> None:
+    """Reject an address that others can reach without a token, and an unusable token. Raises ConfigError."""
     if not is_loopback(host) and not token:
-        raise ConfigError(f"--host {host}: others can reach this address; set {option}, or use 127.0.0.1")
+        raise ConfigError(f"--host {host}: others can reach this address; set --server-key-env NAME, or use 127.0.0.1")
+    check_token(token, "--server-key-env")
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from palimpsest.engines.open import open_encoder
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.retrieval.dense import DenseIndex
-from palimpsest.retrieval.search import Bm25Index, Coalescer, Hit, Index, check_token
+from palimpsest.retrieval.search import Bm25Index, Coalescer, Hit, Index
 from palimpsest.servers.http_service import (
     Intake,
     Refused,
@@ -312,7 +312,6 @@ def serve_corpus(
 ) -> None:
     """Bind the address, build or open the index, serve; `on_ready` gets the number of passages and the URL."""
     check_host(address.host, address.token)
-    check_token(address.token, "--server-key-env")
     _check(backend, dense)
     with ExitStack() as stack:
         taken = stack.enter_context(bound(address.host, address.port))

@@ -100,19 +100,17 @@ class Collector:
         _refuse_ungraded(step, groups, self._advice(groups))
         seconds = time.perf_counter() - start
         sampled = sum(sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories)
+        speculation = self.player.speculation
         timings = {"rollout_s": seconds, "rollout_tokens_per_s": sampled / seconds}
+        timings |= speculation.take_metrics() if speculation else {}
         return Batch(
             step=step,
             groups=tuple(groups),
             version=version,
             stage=stage,
             metrics=group_metrics(groups, self.player.codec, self.config.credit),
-            timings=timings | rates(counters, sampler.stats(), seconds) | self._speculation(),
+            timings=timings | rates(counters, sampler.stats(), seconds),
         )
-
-    def _speculation(self) -> dict[str, float]:
-        speculation = self.player.speculation
-        return speculation.take_metrics() if speculation else {}
 
     async def _groups(self, step: int, size: int | None) -> list[Group]:
         """Groups of a step: the first round and the replacements of silent groups."""

@@ -295,11 +295,7 @@ class Trainer:
         published = {"publish/seconds": time.perf_counter() - start}
         self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
-        self._watch_signal(batch)
-        self._watch_unread(batch)
-        self._watch_cuts(batch)
-        self._watch_calls(batch)
-        self._watch_grades(batch)
+        self._watch(batch)
         memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
         return StepReport(
             metrics, {**batch.timings, **learnt.timings, **published, **memory}, batch.groups, batch.encoded
@@ -364,30 +360,22 @@ class Trainer:
             self.loggers.message(Note("curriculum_grows", step=batch.step, before=size, after=sizes.size))
         return {"curriculum/chunks": float(size), "curriculum/stage": float(batch.stage)}
 
-    def _watch_signal(self, batch: Batch) -> None:
+    def _watch(self, batch: Batch) -> None:
+        """Warn of steps in a row without signal, and once each of other losses."""
         self._silent = 0 if batch.metrics.get("groups/with_signal") else self._silent + 1
         if self._silent and self._silent % SILENT_STEPS == 0:
             self.folder.warn(Note("no_signal", step=batch.step, steps=self._silent))
-
-    def _watch_cuts(self, batch: Batch) -> None:
+        searched = "rewards_unread" in self._warned  # the search reads every turn
+        if not searched and (unread := unread_rewards(batch.groups, self.config.credit)):
+            self._warn_once("rewards_unread", step=batch.step, **unread)
         if cut := int(batch.metrics.get("episode/documents_cut", 0)):
             self._warn_once("documents_cut", step=batch.step, episodes=cut)
-
-    def _watch_calls(self, batch: Batch) -> None:
         if rate := batch.metrics.get("tool/tool_errors_unreadable"):
             self._warn_once("calls_unread", rate=rate)
-
-    def _watch_grades(self, batch: Batch) -> None:
         if count := int(batch.metrics["reward/ungraded"]):
             episodes = sum(len(group.grades) for group in batch.groups)
             counts = {"count": count, "episodes": episodes, "reason": why_ungraded(batch.groups)}
             self._warn_once("episodes_ungraded", step=batch.step, **counts)
-
-    def _watch_unread(self, batch: Batch) -> None:
-        if "rewards_unread" in self._warned:  # its search reads every turn
-            return
-        if unread := unread_rewards(batch.groups, self.config.credit):
-            self._warn_once("rewards_unread", step=batch.step, **unread)
 
     def _warn_once(self, key: str, **values: Any) -> None:
         """Warn with a note the first time in this process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -119,9 +119,7 @@ class Asked:
             "turns": len(self.trajectory.turns),
             "tokens_in": self.tokens_in,
             "tokens_sampled": self.tokens_sampled,
-            "quotes": [
-                {"text": q.text, "file": q.file, "start": q.start, "end": q.end, "kept": q.kept} for q in self.quotes
-            ],
+            "quotes": [asdict(quote) for quote in self.quotes],
             "unsupported": list(self.unsupported),
             "kept_out": self.kept_out,
         }

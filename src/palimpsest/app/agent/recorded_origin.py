@@ -18,7 +18,6 @@ Not covered: endpoints, whose draws have no key; baselines, whose options no fil
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.app.config_resolution import on_embedded
-from palimpsest.app.evaluate.regrading import with_judge_address
+from palimpsest.app.evaluate.regrading import identified
 from palimpsest.app.resume import COLD_START
 from palimpsest.config.engine import named
-from palimpsest.config.load import parse_config
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.file_source import build_source
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
@@ -229,7 +227,9 @@ def _of_evaluation(episode: RecordedEpisode, folder: Path, model: str | None) ->
     path, weights = _weights_at(model) if model is not None else _evaluated_weights(folder, identity)
     run = Path(path).absolute().parent.parent  # run of the checkpoint
     in_run = Path(path).parent.name == CHECKPOINTS and (run / CONFIG).is_file()
-    config = _identified(load_config(run) if in_run else RunConfig(), identity, policy, folder)
+    base = load_config(run) if in_run else RunConfig()
+    sections = base.model_copy(update={"policy": policy}).model_dump(mode="json")
+    config = identified(sections, identity, folder)
     return EpisodeOrigin(_with_model(config, path), build_policy(policy), episode.group.key, weights)
 
 
@@ -249,18 +249,6 @@ def _first_of_an_agent(folder: Path) -> int | None:
     agents = {sample.group_id for sample in read_samples(folder / SAMPLES)[0] if not sample.baseline}
     groups = enumerate(read_episodes(folder / EPISODES).groups)
     return next((index for index, group in groups if group.trajectories[0].group_id in agents), None)
-
-
-def _identified(config: RunConfig, identity: Mapping[str, Any], policy: PolicyConfig, folder: Path) -> RunConfig:
-    sections = {
-        "policy": policy.model_dump(mode="json"),
-        "data": identity.get("data", {}),
-        "reward": with_judge_address(identity.get("reward", {})),
-        "eval_sampling": identity.get("sampling", {}),
-        "seed": identity.get("seed", 0),
-    }
-    values = config.model_dump(mode="json") | sections
-    return parse_config(json.dumps(values), name=str(folder / IDENTITY), read_files=False)
 
 
 def _with_model(config: RunConfig, path: str) -> RunConfig:

@@ -35,7 +35,7 @@ from palimpsest.memory.policy import Teachable
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.metrics.reading_trace import GroupTexts, last_memory, readings
 from palimpsest.reward.grading import build_reward, closing, graded
-from palimpsest.rollout.episode import failure, play
+from palimpsest.rollout.episode import failure
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.runs.folder_guard import refuse_inside
 from palimpsest.text.codec import Codec
@@ -257,19 +257,16 @@ async def _play(
     recorded: Trajectory,
 ) -> Trajectory:
     """Run the episode with its recorded draws."""
-    return await play(
+    return await agent.play(
         problem,
-        policy=origin.policy,
-        sampler=agent.engine.sampler,
-        codec=agent.engine.codec,
+        origin.policy,
+        "replay",
         sampling=origin.config.sampling if origin.training else origin.config.eval_sampling,
         key=origin.key,
         group_id=recorded.group_id,
         rollout=recorded.rollout,
-        roles=agent.roles.samplers,
         prepare=prepare,
         recorded=turns,
-        speculation=agent.speculation,
     )
 
 

@@ -29,12 +29,10 @@ from palimpsest.errors import ConfigError, PromptTooLong
 from palimpsest.events import DocumentTruncated
 from palimpsest.memory.document_baselines import FullContextPolicy, PassagesPolicy, SlidingWindowPolicy
 from palimpsest.memory.overwrite import question_length
-from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import admit_all, build_policy, policy_class
+from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.provenance import model_identity, source_digests
-from palimpsest.retrieval.search import check_token
-from palimpsest.rollout.episode import OnToken, OnTurn, play
+from palimpsest.rollout.episode import OnToken, OnTurn
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.openai.agent_app import AgentService, ServerOptions, check_model_name, check_origins
 from palimpsest.servers.openai.episode_log import Store
@@ -82,8 +80,7 @@ def serve_agent(agent: Agent, service: Service, announce: Callable[[str], None])
 
     Raises ConfigError for an invalid address, token or policy, RunError for a store in use.
     """
-    check_host(service.host, service.token, "--server-key-env NAME")
-    check_token(service.token, "--server-key-env")
+    check_host(service.host, service.token)
     check_model_name(service.model_name)
     check_origins(service.options.cors_origins, service.token)
     config = agent.config({})
@@ -167,7 +164,7 @@ class ServedAgent:
         self._loop = loop
         self._opened, self._config, self._policy = opened, opened.config, opened.config.policy
         self._window = opened.engine.sampler.max_context
-        self._fitted(_TRIED, None)
+        opened.policy_for(_TRIED)
         served = isinstance(self._config.engine, EndpointEngineConfig)
         self._identity = model_identity(self._config, opened.engine.limits.endpoint if served else None)
         code = source_digests(self._policy.model_dump(mode="json"))
@@ -201,7 +198,7 @@ class ServedAgent:
 
     @cached_property
     def card(self) -> Card:
-        policy = self._fitted(_TRIED, None)
+        policy = self._opened.policy_for(_TRIED)
         chunk = getattr(policy, "chunk_size", None)
         longest = None if chunk is not None or isinstance(policy, _READS_CHUNKS) else self._window
         if longest is not None and isinstance(policy, FullContextPolicy):
@@ -227,7 +224,7 @@ class ServedAgent:
             raise PromptTooLong(f"the question has {tokens} tokens, at most {most} fit")
         if check := getattr(self._opened.engine.sampler, "check_text", None):
             check(text, problem.question)
-        policy = self._fitted(problem, query.answer_tokens)
+        policy = self._opened.policy_for(problem, query.answer_tokens)
         prepared = policy.prepare(problem, self.codec)
         if isinstance(policy, FullContextPolicy) and not isinstance(policy, _READS_CHUNKS):
             room = policy.room(problem, self.codec, self._window)
@@ -248,22 +245,17 @@ class ServedAgent:
         recorded: Sequence[Turn],
         timeout_s: float | None,
     ) -> Trajectory:
-        playing = play(
+        playing = self._opened.play(
             plan.problem,
-            policy=plan.policy,
-            sampler=self._opened.engine.sampler,
-            codec=self.codec,
+            plan.policy,
+            "ask",
             sampling=plan.query.sampling,
             key=(plan.query.seed, "ask"),
-            group_id="ask",
-            rollout=0,
             timeout_s=timeout_s,
-            roles=self._opened.roles.samplers,
             prepare=lambda: plan.prepared,
             on_turn=on_turn,
             on_token=on_token,
             recorded=recorded,
-            speculation=self._opened.speculation,
         )
         return await _on(self._loop, playing)
 
@@ -293,14 +285,3 @@ class ServedAgent:
             return build_policy(chosen).required_context(self.codec) > self._window
 
         return bisect_left(range(1, self._window), True, key=beyond)
-
-    def _fitted(self, problem: Problem, limit: int | None) -> MemoryPolicy:
-        """The policy with budgets for this window; an answer has at most `limit` tokens."""
-        chosen = fitted(self._policy, problems=[problem], codec=self.codec, max_context=self._window)
-        option = options_of(policy_class(chosen.name)).get("answer_tokens")
-        if limit is not None and option is not None:
-            budget = min(limit, int(chosen.options.get("answer_tokens", option.default)))
-            chosen = PolicyConfig(name=chosen.name, options={**chosen.options, "answer_tokens": budget})
-        policy = build_policy(chosen)
-        admit_all(policy, [problem], self.codec, self._window)
-        return policy

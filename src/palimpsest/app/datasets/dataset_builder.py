@@ -86,14 +86,6 @@ class Contexts:
 
 
 @dataclass(frozen=True, slots=True)
-class Built(Made):
-    """Written files."""
-
-    left_out: dict[str, int]
-    """Skipped questions, by reason."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Split:
     """Questions of one split, and the source of their distractors."""
 
@@ -129,7 +121,7 @@ def build_contexts(
     filters: Filters | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> Built:
+) -> Made:
     """Build contexts for the questions of `sources`. Skips the questions of `exclude`, and those that an evaluation in
     a folder of `answered` got right without a document. Raises DataError."""
     progress = progress or Silent()
@@ -161,7 +153,7 @@ def build_contexts(
             sources=read.sources,
             left_out=dict(read.left_out),
         )
-    return Built(out, edition, problems, dict(read.left_out))
+    return Made(out, edition, problems, dict(read.left_out))
 
 
 def _with_positions(filters: Filters, contexts: Contexts) -> Filters:

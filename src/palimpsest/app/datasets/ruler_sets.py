@@ -53,14 +53,6 @@ class TaskTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeRuler(Made):
-    """Written files."""
-
-    left_out: dict[str, str]
-    """Skipped tasks, and the option that each needs."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Maker:
     """Draws samples of a task and fits them to a length."""
 
@@ -128,7 +120,7 @@ def make_ruler(
     texts: TaskTexts | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> MadeRuler:
+) -> Made:
     """Write `count` problems per task and length. `all` skips tasks without a file and reports them.
 
     Raises ConfigError, ModelError for the tokenizer, DataError.
@@ -155,7 +147,7 @@ def make_ruler(
             left_out=left_out,
             licences=["RULER: Apache-2.0 (NVIDIA), whose prompts these are; essays and questions: those of your files"],
         )
-    return MadeRuler(out, edition, problems, left_out)
+    return Made(out, edition, problems, left_out)
 
 
 def _chosen(tasks: Sequence[str], texts: TaskTexts) -> tuple[list[str], dict[str, str]]:

@@ -123,7 +123,9 @@ def _page(comparison: Comparison) -> str:
         notes=[visible(note) for note in comparison.notes],
         figures=embedded(figures),
         flips=_flips(comparison),
-        config="\n".join(f"{visible(key)}: {visible(_values(values))}" for key, values in comparison.differs.items()),
+        config="\n".join(
+            visible(f"{key}: {' | '.join(map(str, values))}") for key, values in comparison.differs.items()
+        ),
     )
 
 
@@ -141,10 +143,6 @@ def _flips(comparison: Comparison) -> list[Mapping[str, str]]:
         for name, flips in comparison.flips.items()
         for flip in flips[:SHOWN_FLIPS]
     ]
-
-
-def _values(values: tuple[object, ...]) -> str:
-    return " | ".join(map(str, values))
 
 
 def _text(value: object) -> str:

@@ -31,7 +31,7 @@ from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import IDENTITY, REQUESTED, SAMPLES, Cell, refuse_in_use
 from palimpsest.plugins import DATA, named_objects, plain
 from palimpsest.provenance import sha256s
-from palimpsest.runs.folder_guard import folders, refuse_moving
+from palimpsest.runs.folder_guard import folders, refuse_moving, visible_names
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.types import Problem
 
@@ -146,7 +146,7 @@ def check_folder(out: Path | None, *, model: str, force: bool) -> None:
         return
     if os.path.lexists(out) and not out.is_dir():
         raise RunError(f"{out} is {'a file' if out.exists() else 'a link to nothing'}; an evaluation needs a folder")
-    names = _visible(out)
+    names = visible_names(out)
     if force:
         if names and out.resolve() in (Path(model).resolve(), *Path(model).resolve().parents):
             raise RunError(f"{out} contains the model {model}, which --force would rename too: use another --out")
@@ -162,7 +162,7 @@ def check_folder(out: Path | None, *, model: str, force: bool) -> None:
 
 def move_aside(out: Path | None, message: Callable[[str], None]) -> None:
     """Rename the folder before an evaluation starts over, and report its new name. Raises RunError."""
-    if out is not None and (names := _visible(out)):
+    if out is not None and (names := visible_names(out)):
         _refuse_moving(out, names)
         message(f"{out}: renamed to {files.set_aside(out)}")
 
@@ -172,9 +172,3 @@ def _refuse_moving(out: Path, names: list[str]) -> None:
     refuse_moving(out, independent=IDENTITY in names or not names)
     for folder in folders(out):
         refuse_in_use(folder)
-
-
-def _visible(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))

@@ -22,7 +22,7 @@ from palimpsest.app.evaluate.regrading import regrade as regrade_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import CallObjects, as_folder
 from palimpsest.config.load import Overrides
-from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.schema import PolicyConfig
 from palimpsest.data.sources.file_source import left_out, outlines
 from palimpsest.data.synthetic.world import unknown_to_bundled
 from palimpsest.engines.open import open_engine, using
@@ -210,7 +210,8 @@ def _problems(plan: EvalPlan) -> tuple[CellProblems, list[str]]:
 
 def _entries(plan: EvalPlan, cells: CellProblems, engine: Engine) -> list[Entry]:
     """Every policy on every part, after the policy admits each problem."""
-    entries, window = list[Entry](), _window_of(plan.config, engine)
+    entries = list[Entry]()
+    window = "; ".join(part for part in (f"model {plan.config.model.path}", engine.limits.note) if part)
     for config in plan.policies:
         policy = build_policy(config)
         admit_all(policy, chain.from_iterable(cells.values()), engine.codec, engine.sampler.max_context, window)
@@ -277,11 +278,6 @@ def _finish(evaluation: Evaluation, cells: CellProblems, engine: Engine, progres
 def _short(value: object) -> str:
     """An option's value on one line; for prompt texts, their number."""
     return f"({len(value)} texts)" if isinstance(value, dict) and "system" in value else str(value)
-
-
-def _window_of(config: RunConfig, engine: Engine) -> str:
-    """The model's name, and notes on its window."""
-    return "; ".join(part for part in (f"model {config.model.path}", engine.limits.note) if part)
 
 
 def _announce(progress: Progress, engine: Engine, policies: Sequence[PolicyConfig], skipped: Sequence[str]) -> None:

@@ -99,15 +99,11 @@ def _config(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> 
     reward = dict(identity.get("reward", {}))
     if changes.get("reward.name", reward.get("name")) != reward.get("name"):
         reward = {}
-    values = {
+    sections = {
         "policy": next(iter(identity.get("policies", {}).values()), {}),
         "model": {"path": (read_object(folder / SUMMARY) or {}).get("model", "embedded")},
-        "data": identity.get("data", {}),
-        "reward": with_judge_address(reward),
-        "eval_sampling": identity.get("sampling", {}),
-        "seed": identity.get("seed", 0),
     }
-    config = parse_config(json.dumps(values), name=str(folder / IDENTITY), overrides=changes, read_files=False)
+    config = identified(sections, {**identity, "reward": reward}, folder, changes)
     layers = [layer.partition("=")[0] for layer in training_layers(config.reward)]
     if named := [key for key in changes if any(key == layer or key.startswith(f"{layer}.") for layer in layers)]:
         raise ConfigError(f"{named[0]}: applies only in training, never in an evaluation's grade; drop it")
@@ -116,10 +112,16 @@ def _config(folder: Path, identity: Mapping[str, Any], overrides: Overrides) -> 
     return config
 
 
-def with_judge_address(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """`stored` with a placeholder address if it has a judge."""
-    judge = stored.get("judge")
-    return {**stored, "judge": {"url": UNSET_URL, **judge}} if isinstance(judge, dict) else dict(stored)
+def identified(
+    sections: Mapping[str, Any], identity: Mapping[str, Any], folder: Path, overrides: Overrides = ()
+) -> RunConfig:
+    """`sections` with those that the identity of the evaluation in `folder` has; a judge gets a placeholder address."""
+    reward = dict(identity.get("reward", {}))
+    if isinstance(judge := reward.get("judge"), dict):
+        reward["judge"] = {"url": UNSET_URL, **judge}
+    stored = {"data": identity.get("data", {}), "reward": reward, "eval_sampling": identity.get("sampling", {})}
+    values = {**sections, **stored, "seed": identity.get("seed", 0)}
+    return parse_config(json.dumps(values), name=str(folder / IDENTITY), overrides=overrides, read_files=False)
 
 
 def _check(config: RewardConfig, samples: Sequence[Sample]) -> None:

@@ -172,24 +172,17 @@ class Comparison(SideBySide):
         """Everything, with the first `flips` flips of each side (None: all); docs/reference/files.md lists the keys."""
         return {
             "format": FORMAT,
-            "sides": [_side_json(side) for side in self.sides],
+            "sides": [
+                {"name": side.name, "folder": str(side.folder), **side.counts(), "seeds": side.seeds}
+                for side in self.sides
+            ],
             "differs": {key: list(values) for key, values in self.differs.items()},
             "cells": [self._cell_json(cell, flips) for cell in self.cells],
             "pairs": [
                 {"first": self.sides[0].name, "second": name, **pairing.to_json(flips)}
                 for name, pairing in self.pairings.items()
             ],
-            "seeds": [
-                {
-                    **asdict(band.cell),
-                    "sides": list(band.sides),
-                    "mean": band.mean,
-                    "low": band.low,
-                    "high": band.high,
-                    "deviation": band.deviation,
-                }
-                for band in self.bands
-            ],
+            "seeds": [{**(fields := asdict(band)).pop("cell"), **fields} for band in self.bands],
             "notes": [note.to_json() for note in self.notes],
         }
 
@@ -221,7 +214,3 @@ def compare(*folders: Folder, quiet: bool = False) -> Comparison:
     for side in sides:
         titles |= (_run_settings(side.folder) or {}).get("evaluation", {}).get("labels", {})
     return Comparison(sides, titles=titles)
-
-
-def _side_json(side: ComparedRun) -> dict[str, Any]:
-    return {"name": side.name, "folder": str(side.folder), **side.counts(), "seeds": side.seeds}

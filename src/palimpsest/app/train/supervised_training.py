@@ -23,6 +23,7 @@ from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig,
 from palimpsest.data.formats.problem_files import is_question_file
 from palimpsest.data.sources.file_source import FileSource, SourceProblems, build_source
 from palimpsest.engines.open import check_models, open_engine, using
+from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import read_identity
@@ -34,7 +35,7 @@ from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.driver import Finished
 from palimpsest.runs.loggers import build_loggers, check_sinks
 from palimpsest.runs.resume_rules import RunOrigin
-from palimpsest.runs.run_folder import open_run
+from palimpsest.runs.run_folder import RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.training.supervised.conversations import load_conversations
@@ -44,6 +45,7 @@ from palimpsest.training.supervised.scripted_episodes import EvidenceLessons, To
 from palimpsest.training.supervised.supervised_loop import (
     Selection,
     SupervisedTrainer,
+    Trajectories,
     audible,
     check_fit,
     fingerprint,
@@ -54,7 +56,7 @@ from palimpsest.types import Trajectory
 
 async def imitate_async(
     config: RunConfig,
-    imitated: Imitated,
+    imitated: Imitated | None,
     out: Path,
     *,
     resume: bool = False,
@@ -62,12 +64,18 @@ async def imitate_async(
     progress: Progress,
     stop: GracefulStop | None = None,
 ) -> Finished:
-    """Train on `imitated`; `train.max_steps` counts optimizer steps, `train.batch_size` trajectories."""
+    """Train on `imitated`; `train.max_steps` counts optimizer steps, `train.batch_size` trajectories. None: only on the
+    SFT examples of the configuration."""
     check_sinks(config)
     check_models(config)
+    stop, warn = stop or GracefulStop(), progress.message
+    if imitated is None:
+        opening = {"resume": resume, "force": force}
+        with resumable(out, progress):
+            policy, codec = policy_of(config), Codec.load(config.model)
+            return await run_cold_start(config, policy, codec, out, **opening, progress=progress, stop=stop, warn=warn)
     chosen = _recorded(imitated, progress)  # before the model: bad records fail early
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
-    assert engine.learner is not None
     window = engine.limits.max_context
     if note := engine.limits.note:
         progress.message(note)
@@ -79,22 +87,34 @@ async def imitate_async(
         progress.message(f"{imitated.records}: {chosen}")
     origin = RunOrigin(SFT, imitated.to_json())
     with (
-        open_run(out, config, resume=resume, force=force, on_warning=progress.message, origin=origin) as folder,
+        open_run(out, config, resume=resume, force=force, on_warning=warn, origin=origin) as folder,
         resumable(out, progress),
     ):
-        trainer = SupervisedTrainer(
-            config=config,
-            folder=folder,
-            learner=engine.learner,
-            trajectories=trajectories,
-            loggers=build_loggers(config, folder, progress),
-            fingerprint=fingerprint(trajectories),
-            stop=stop or GracefulStop(),
-        )
-        return await using(engine, trainer.run())
+        return await _trained(folder, engine, trajectories, progress, stop, fingerprint(trajectories))
 
 
 imitate = blocking(imitate_async)
+
+
+async def _trained(
+    folder: RunFolder,
+    engine: Engine,
+    trajectories: Trajectories,
+    progress: Progress,
+    stop: GracefulStop,
+    mark: str | None = None,
+) -> Finished:
+    assert engine.learner is not None
+    trainer = SupervisedTrainer(
+        config=folder.config,
+        folder=folder,
+        learner=engine.learner,
+        trajectories=trajectories,
+        loggers=build_loggers(folder.config, folder, progress),
+        fingerprint=mark,
+        stop=stop,
+    )
+    return await using(engine, trainer.run())
 
 
 def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
@@ -211,60 +231,20 @@ async def run_cold_start(
     stop: GracefulStop,
     warn: Callable[[str], None],
 ) -> Finished:
-    """Train on the SFT examples of `config.cold_start` in the run folder `out`, unless that is done."""
-    wanted = config.cold_start
-    assert wanted is not None
-    settings = _settings(config, wanted)
-    engine = await asyncio.to_thread(open_engine, settings, objective="nll")
-    assert engine.learner is not None
-    limits = engine.limits
-    check = partial(check_fit, vocab=limits.vocab, max_context=limits.max_context)
-    lessons = Drawn(build_lessons(config, wanted, policy, codec, limits.max_context), wanted, check)
-    with open_run(out, settings, resume=resume, force=force, on_warning=warn, origin=RunOrigin(SFT)) as folder:
-        trainer = SupervisedTrainer(
-            config=settings,
-            folder=folder,
-            learner=engine.learner,
-            trajectories=lessons,
-            loggers=build_loggers(settings, folder, progress),
-            stop=stop,
-        )
-        return await using(engine, trainer.run())
-
-
-async def learn_lessons_async(
-    config: RunConfig,
-    out: Path,
-    *,
-    resume: bool = False,
-    force: bool = False,
-    progress: Progress,
-    stop: GracefulStop | None = None,
-) -> Finished:
-    """Train only on the SFT examples of a configuration, without rewards. Raises ConfigError without `cold_start`."""
-    check_sinks(config)
-    check_models(config)
-    if config.cold_start is None:
+    """Train on the SFT examples of `config.cold_start` in the run folder `out`, unless that is done. Raises ConfigError
+    without `cold_start`."""
+    if (wanted := config.cold_start) is None:
         raise ConfigError(
             f"recipe {config.recipe}: has no cold_start, so it needs data: --from RUN (recorded episodes), "
             "--data FILE (conversations), or e.g. 'cold_start={max_steps: 400}'"
         )
-    codec = Codec.load(config.model)
-    with resumable(out, progress):
-        return await run_cold_start(
-            config,
-            policy_of(config),
-            codec,
-            out,
-            resume=resume,
-            force=force,
-            progress=progress,
-            stop=stop or GracefulStop(),
-            warn=progress.message,
-        )
-
-
-learn_lessons = blocking(learn_lessons_async)
+    settings = _settings(config, wanted)
+    engine = await asyncio.to_thread(open_engine, settings, objective="nll")
+    limits = engine.limits
+    check = partial(check_fit, vocab=limits.vocab, max_context=limits.max_context)
+    lessons = Drawn(build_lessons(config, wanted, policy, codec, limits.max_context), wanted, check)
+    with open_run(out, settings, resume=resume, force=force, on_warning=warn, origin=RunOrigin(SFT)) as folder:
+        return await _trained(folder, engine, lessons, progress, stop)
 
 
 def build_lessons(

@@ -98,7 +98,7 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
         return f"Held-out reward {pair}: beyond 0 to 1, so its noise is unknown."
     if len(held_out) > 1:
         first, last = (_held_out(row, config) for row in (held_out[0], held_out[-1]))
-        return f"Held-out accuracy {first}, {last}: {_verdict(first, last)}."
+        return f"Held-out accuracy {first}, {last}: {_verdict(last.low - first.high, last.high - first.low)}."
     rewarded = with_number(rows, "reward/mean")
     if not rewarded:
         return "No step has a reward."
@@ -132,10 +132,9 @@ def _rewards(first: Sequence[Row], last: Sequence[Row]) -> str:
     before, after = ([float(row["reward/mean"]) for row in rows] for rows in (first, last))
     where = [f"in steps {rows[0]['step']} to {rows[-1]['step']}" for rows in (first, last)]
     low, high = welch(before, after)
-    verdict = "a gain beyond noise" if low > 0 else "a loss beyond noise" if high < 0 else "no change beyond noise"
     return (
         f"{fmean(before):.2f} {where[0]}, {fmean(after):.2f} {where[1]}, "
-        f"a difference of {fmean(after) - fmean(before):.2f} [{low:.2f}, {high:.2f}]: {verdict}"
+        f"a difference of {fmean(after) - fmean(before):.2f} [{low:.2f}, {high:.2f}]: {_verdict(low, high)}"
     )
 
 
@@ -155,10 +154,9 @@ def welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, float
     return difference - off, difference + off
 
 
-def _verdict(first: Level, last: Level) -> str:
-    if last.low > first.high:
-        return "a gain beyond noise"
-    return "a loss beyond noise" if last.high < first.low else "no change beyond noise"
+def _verdict(low: float, high: float) -> str:
+    """On a difference with this interval."""
+    return "a gain beyond noise" if low > 0 else "a loss beyond noise" if high < 0 else "no change beyond noise"
 
 
 def _of_last_size(rows: list[Row]) -> tuple[list[Row], str]:

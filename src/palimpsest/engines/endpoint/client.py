@@ -66,14 +66,6 @@ _URL = "engine.url (--base-url)"
 """Names under which a user sets the address."""
 
 
-class EndpointRejected(SamplerError):
-    """The endpoint rejected this request (400, 404, 422...); another one may pass."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class Unavailable(SamplerError):
     """No attempt was answered: the server is down or busy. The request itself may be valid."""
 
@@ -142,7 +134,7 @@ class EndpointClient:
         return answer if isinstance(answer, dict) else None
 
     async def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> HttpReply:
-        """Reply of status 200. Raises RetryableError, EndpointRejected, PromptTooLong or EngineError."""
+        """Reply of status 200. Raises RetryableError, SamplerError, PromptTooLong or EngineError."""
         reply = await self._connections.ask(method, url, body, limit=_REPLY_BYTES, timeout_s=self._config.timeout_s)
         if reply.status != 200:
             raise self._failure(reply)
@@ -174,7 +166,7 @@ class EndpointClient:
             return kind(status, retry_after(reply.headers))
         if reply.status in (400, 413, 422) and _TOO_LONG.search(status):
             return PromptTooLong(f"{message}; lower the budgets, or set its window in engine.max_model_len")
-        return EndpointRejected(message, reply.status)
+        return SamplerError(message)  # of this request (400, 404, 422...); another one may pass
 
 
 # ---- Probe of what an endpoint supports ----------------------------------------------------------------------

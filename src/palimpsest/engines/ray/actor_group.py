@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +117,8 @@ class ActorGroup:
             if not ray.is_initialized():
                 self._owns_ray = True
                 self._ray_output.enter_context(prints_as_warnings())
-                os.environ[process_guard.MARK] = mark
-                try:
-                    with _signals_restored():
-                        self._connect(
-                            home / "r", mark
-                        )  # Ray makes it writable for all users; our parent folder admits none
-                finally:
-                    del os.environ[process_guard.MARK]
+                with environment(process_guard.MARK, mark), _signals_restored():
+                    self._connect(home / "r", mark)  # Ray makes it writable for all; our parent folder admits none
                 watch(needed_of(mark), self._ended, self._miss)
         self._create()
         meeting = f"file://{self.folder}/meeting"
@@ -144,7 +138,7 @@ class ActorGroup:
             try:
                 if cluster.address != "auto":
                     _check_head(cluster.address, cluster.timeout_s)
-                with environment(TRIES, _tries(cluster.timeout_s)):
+                with environment(TRIES, str(max(1, int(cluster.timeout_s / _TRY_S)))):
                     ray.init(address=cluster.address, **options)
             except (OSError, RuntimeError, ValueError, RayError) as error:
                 raise EngineError(f"cluster.address={cluster.address}: joining failed: {line_of(error)}") from None
@@ -340,18 +334,9 @@ def gpus_of_server(config: RunConfig, gpus: float) -> float:
     return float(config.sampler.tensor_parallel_size)
 
 
-@contextmanager
-def _hidden(servers: Sequence[int]) -> Iterator[None]:
+def _hidden(servers: Sequence[int]) -> AbstractContextManager[None]:
     """Hide the GPUs of vLLM servers from Ray, which assigns GPUs in order, even used ones."""
-    before = os.environ.get(VISIBLE)
-    if servers:
-        os.environ[VISIBLE] = ",".join(gpus_but(servers))
-    try:
-        yield
-    finally:
-        os.environ.pop(VISIBLE, None)
-        if before is not None:
-            os.environ[VISIBLE] = before
+    return environment(VISIBLE, ",".join(gpus_but(servers))) if servers else nullcontext()
 
 
 def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, float]) -> None:
@@ -365,10 +350,6 @@ def _check_room(bundles: Sequence[Mapping[str, float]], there: Mapping[str, floa
             ways = "cluster.learners, cluster.samplers or sampler.servers"
             ways += ", or set cluster.gpus_per_learner and cluster.gpus_per_sampler to 0" if kind == "GPU" else ""
             raise EngineError(f"the cluster has {has:g} {kind}s, this run needs {needed:g} of them: lower {ways}")
-
-
-def _tries(timeout: float) -> str:
-    return str(max(1, int(timeout / _TRY_S)))
 
 
 @contextmanager

@@ -326,46 +326,30 @@ def _agreeing(one: bytes, other: bytes) -> int:
 # ---- Contents of the pool's rows -----------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class PoolRows:
-    slots: int
-    vocab: int
-    tokens: NDArray[np.int64] = field(init=False)
-    """[R, C] ids; valid for assigned and sampled tokens."""
-    valid: NDArray[np.int64] = field(init=False)
-    """[R] tokens whose keys and values are in the pool; the position of the next one."""
-    active: NDArray[np.bool_] = field(init=False)
-    """[R] True if a request in flight owns the row."""
-    count: NDArray[np.int64] = field(init=False)
-    """[R] tokens sampled so far."""
-    limit: NDArray[np.int64] = field(init=False)
-    seed: NDArray[np.uint64] = field(init=False)
-    temperature: NDArray[np.float32] = field(init=False)
-    top_p: NDArray[np.float32] = field(init=False)
-    stop_set: NDArray[np.int64] = field(init=False)
-    """[R] row of `stops`."""
-    logprobs: NDArray[np.float32] = field(init=False)
-    """[R, C] nats, by position in the sequence."""
-    stops: NDArray[np.bool_] = field(init=False)
-    """[stop sets, vocabulary]"""
-    free: list[int] = field(init=False)
-    """Sorted; the lowest is used first, which keeps used rows at the front."""
-    _stop_index: dict[tuple[int, ...], int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tokens = np.full((self.slots, 0), -1, np.int64)
-        self.logprobs = np.zeros((self.slots, 0), np.float32)
-        self.valid = np.zeros(self.slots, np.int64)
-        self.active = np.zeros(self.slots, np.bool_)
-        self.count = np.zeros(self.slots, np.int64)
-        self.limit = np.ones(self.slots, np.int64)
-        self.seed = np.zeros(self.slots, np.uint64)
-        self.temperature = np.ones(self.slots, np.float32)
-        self.top_p = np.ones(self.slots, np.float32)
-        self.stop_set = np.zeros(self.slots, np.int64)
-        self.stops = np.zeros((0, self.vocab), np.bool_)
-        self.free = list(range(self.slots))
-        self._stop_index = {}
+    def __init__(self, slots: int, vocab: int) -> None:
+        self.slots, self.vocab = slots, vocab
+        self.tokens = np.full((slots, 0), -1, np.int64)
+        """[R, C] ids; valid for assigned and sampled tokens."""
+        self.valid = np.zeros(slots, np.int64)
+        """[R] tokens whose keys and values are in the pool; the position of the next one."""
+        self.active = np.zeros(slots, np.bool_)
+        """[R] True if a request in flight owns the row."""
+        self.count = np.zeros(slots, np.int64)
+        """[R] tokens sampled so far."""
+        self.limit = np.ones(slots, np.int64)
+        self.seed = np.zeros(slots, np.uint64)
+        self.temperature = np.ones(slots, np.float32)
+        self.top_p = np.ones(slots, np.float32)
+        self.stop_set = np.zeros(slots, np.int64)
+        """[R] row of `stops`."""
+        self.logprobs = np.zeros((slots, 0), np.float32)
+        """[R, C] nats, by position in the sequence."""
+        self.stops = np.zeros((0, vocab), np.bool_)
+        """[stop sets, vocabulary]"""
+        self.free = list(range(slots))
+        """Sorted; the lowest is used first, which keeps used rows at the front."""
+        self._stop_index: dict[tuple[int, ...], int] = {}
 
     @property
     def width(self) -> int:
