@@ -48,7 +48,7 @@ def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> T
     decoder = model.get_decoder()
     ids, positions = forest.input_ids[None], forest.positions[None]
     plan = plan_of(forest, dtype or model.dtype, window=context_of(model).sliding)
-    *layers, last = decoder.layers
+    *layers, last = getattr(decoder, "layers", (None,))  # others, such as GPT-2, have them under another name
     sharded = getattr(last, "forest_at", None)
     if plan.window is not None or not (sharded or last_layer_is_plain(model)):
         # transformers passes a mask of four dimensions on unread: the forest determines visibility.
