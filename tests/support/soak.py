@@ -28,6 +28,8 @@ from support.small_run import small_run
 MEASURES = ("resident_mb", "descriptors", "threads", "codecs", "tokenizers")
 PASSAGES, QUERIES = 2000, 64
 """Of the corpus; of a round."""
+DIFFERENT = 16
+"""Rounds after which the queries repeat, so that the server's cache of answers stops growing."""
 REQUESTS_A_CONNECTION = 16
 BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
 
@@ -93,7 +95,7 @@ def work(model: Path, folder: Path, url: str, number: int) -> None:
     out = folder / f"run-{number}"
     run = palimpsest.train("memagent-quickstart", small_run(model), out=out, seed=number, quiet=True)
     run.evaluate(chunks=2, limit=4, out=out.with_name(f"{out.name}-eval"), quiet=True)
-    queries = [words(f"query {number} {at}", 6) for at in range(QUERIES)]
+    queries = [words(f"query {number % DIFFERENT} {at}", 6) for at in range(QUERIES)]
     for at in range(0, len(queries), REQUESTS_A_CONNECTION):
         with httpx2.Client(base_url=url, timeout=60) as client:
             for query in queries[at : at + REQUESTS_A_CONNECTION]:

@@ -27,8 +27,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from palimpsest.evaluation.summary import PositionSummary
-from palimpsest.text.codec import Codec
 from palimpsest.text.answers import unboxed
+from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import visible
 from palimpsest.types import Grade, Group
 from palimpsest.viewer.analysis.episode_timeline import Story

@@ -110,7 +110,11 @@ _REPLY = "\ue000reply\ue001"  # private-use characters: no template contains the
 
 
 def without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy that knows no added token and adds nothing around the text."""
+    """A copy that knows no added token and adds nothing around the text; shared by the last equal tokenizers.
+
+    tokenizers 0.23 caches the words of each tokenizer per thread and never frees them, so a process that loads one
+    model many times must not encode its documents with a new copy each time.
+    """
     from tokenizers import Tokenizer as Build
 
     state = json.loads(tokenizer.to_str())
@@ -118,7 +122,16 @@ def without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
     state["post_processor"] = None
     state["truncation"] = None
     state["padding"] = None
-    return Build.from_str(json.dumps(state))
+    digest = short_digest(text := json.dumps(state))
+    copy = _copies.get(digest) or Build.from_str(text)
+    if digest not in _copies:
+        _copies.clear()
+    _copies[digest] = copy
+    return copy
+
+
+_copies: dict[str, Tokenizer] = {}
+"""The last copy by the digest of its content."""
 
 
 class _Bare:
