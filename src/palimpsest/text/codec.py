@@ -39,6 +39,7 @@ from palimpsest.models.model_files import check_tokenizer, read_object, refusing
 from palimpsest.models.model_folder import adapters_of, open_tokenizer, opened
 from palimpsest.provenance import short_digest
 from palimpsest.text.chat_template import CALL, Message, Refusal, check_template, render
+from palimpsest.text.json_text import valid
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -251,9 +252,9 @@ class Codec:
         """[T] ids of data text; never a control token."""
         if (cached := self._long.get(text)) is not None:
             return cached
-        ids = self._ids(_clean(text))
+        ids = self._ids(valid(text))
         if not self.control_ids.isdisjoint(ids):
-            ids = self._encode_by_halves(_clean(text))
+            ids = self._encode_by_halves(valid(text))
         return ids if len(ids) < _LONG else self._long.add(text, ids)
 
     @cached_property
@@ -332,10 +333,6 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     else:
         ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 # ---- Where the tokens of a text begin and end ----------------------------------------------------------------
