@@ -80,12 +80,16 @@ class Caller:
         if self._thread is not None:
             self._thread.close()
             self._thread = None
-        owner = plugins.owner(self._call)
-        closing_call = getattr(owner, "close", None)
-        if closing_call is not None:
-            result = closing_call()
-            if inspect.isawaitable(result):
-                await result
+        await close(plugins.owner(self._call))
+
+
+async def close(owner: object) -> None:
+    """Close the resources of an object, if any."""
+    closing_call = getattr(owner, "close", None)
+    if closing_call is not None:
+        result = closing_call()
+        if inspect.isawaitable(result):
+            await result
 
 
 @dataclass(frozen=True, slots=True)
