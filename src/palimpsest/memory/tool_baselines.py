@@ -112,7 +112,8 @@ class SummaryPolicy(ToolAgentPolicy):
             return
         request = codec.encode(self.texts.summarise)
         included = before
-        while included.exchanges and self._too_long(included.ids_with_user(request)):
+        room = self.context_tokens - self.summary_tokens
+        while included.exchanges and len(included.ids_with_user(request)) > room:
             included = replace(included, exchanges=included.exchanges[:-1])
         if not included.exchanges:
             return  # the first results fill the context: the turn ends as out_of_context
@@ -138,9 +139,6 @@ class SummaryPolicy(ToolAgentPolicy):
                 episode.model.event(MemoryUngrounded(units, why, tuple(summary), changed=bool(left.ids)))
         episode.summary = summary
         return summary
-
-    def _too_long(self, prompt: Sequence[int]) -> bool:
-        return len(prompt) + self.summary_tokens > self.context_tokens
 
 
 # ---- A baseline without memory -------------------------------------------------------------------------------

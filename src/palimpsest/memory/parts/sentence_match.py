@@ -40,7 +40,11 @@ class SentenceSource:
     def initials_of(self, number: int) -> frozenset[str]:
         """Initials of each run of two or more names in a sentence."""
         if number not in self.initials:
-            self.initials[number] = _initials(self.sentences[number])
+            sentence = self.sentences[number]
+            letters = [acronym(sentence, run) for run in name_runs(sentence)]
+            self.initials[number] = frozenset(
+                one[i:j] for one in letters for i in range(len(one)) for j in range(i + 2, min(i + 6, len(one)) + 1)
+            )
         return self.initials[number]
 
 
@@ -106,14 +110,6 @@ def name_runs(words: Sentence) -> list[list[int]]:
 def acronym(words: Sentence, run: Sequence[int]) -> str:
     """First letters of names."""
     return "".join(words.exact[index][0] for index in run)
-
-
-def _initials(sentence: Sentence) -> frozenset[str]:
-    made = set[str]()
-    for run in name_runs(sentence):
-        letters = acronym(sentence, run)
-        made.update(letters[i:j] for i in range(len(letters)) for j in range(i + 2, min(i + 6, len(letters)) + 1))
-    return frozenset(made)
 
 
 def content_of(sentences: Sequence[Sentence]) -> list[str]:
