@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections import defaultdict
 from dataclasses import asdict, replace
@@ -15,7 +14,6 @@ import pytest
 from palimpsest.evaluation.sample_log import Cell, Sample
 from palimpsest.evaluation.statistics import (
     bootstrap,
-    cluster_error,
     clustered_wilson,
     mcnemar,
     paired,
@@ -61,18 +59,6 @@ def test_mcnemar_is_the_share_of_as_extreme_outcomes_among_all() -> None:
 def test_mcnemar_is_that_of_statsmodels_on_many_flips() -> None:
     assert mcnemar(121, 59) == pytest.approx(4.4344492637551645e-06, rel=1e-9)
     assert mcnemar(600, 400) < 1e-9  # numbers that a float can't hold on the way
-
-
-def test_the_cluster_robust_error_is_that_of_statsmodels() -> None:
-    values = [0.1, 0.5, 0.9, 0.2, 1.0, 0.0, 0.7, 0.3]
-    assert cluster_error(values, "aabbbcdd") == pytest.approx(0.131720387247634, abs=1e-12)
-
-
-def test_the_cluster_robust_error_is_the_usual_one_without_clusters() -> None:
-    values = [random.Random(0).random() for _ in range(50)]
-    spread = math.sqrt(sum((value - sum(values) / 50) ** 2 for value in values) / 49)
-    assert cluster_error(values, range(50)) == pytest.approx(spread / math.sqrt(50))
-    assert cluster_error(values, [0] * 50) is None
 
 
 def loop_bootstrap(values: list[float], clusters: list[int], draws: int = 4000) -> tuple[float, float]:

@@ -218,7 +218,7 @@ def test_spans_cut_the_calls_out_of_the_reply() -> None:
         ('{"arguments": {}}', '"name" is missing'),
         ('{"name": "search"}', '"arguments" is missing'),
         ('{"name": "search", "arguments": {}, "delete_ids": []}', 'no key "delete_ids"'),
-        ('{"name": 5, "arguments": {}}', '"name" must be a string, not a number'),
+        ('{"name": 5, "arguments": {}}', '"name" must be a string, not an integer'),
         ('{"name": " ", "arguments": {}}', '"name" is empty'),
         ('{"name": "%s", "arguments": {}}' % ("n" * 129), "129 characters, at most 128"),
         ('{"name": "search", "arguments": "{}"}', "must be a JSON object, not a string"),

@@ -71,15 +71,8 @@ def weigh(rows: Sequence[CreditedSegment], aggregate: Aggregate) -> tuple[TrainS
 
 def _key(number: int, row: CreditedSegment, aggregate: Aggregate) -> Hashable:
     """The unit whose tokens share its weight equally; every unit of a step weighs the same."""
-    match aggregate:
-        case "token":
-            return None
-        case "segment":
-            return number
-        case "trajectory":
-            return row.trajectory
-        case "prompt":
-            return row.group
+    keys = {"token": None, "segment": number, "trajectory": row.trajectory, "prompt": row.group}
+    return keys[aggregate]
 
 
 def _weighted(row: CreditedSegment, weight: float) -> TrainSegment:

@@ -23,7 +23,7 @@ from typing import Any
 from palimpsest.config.keys import default_settings
 from palimpsest.config.reward import LAYERS
 from palimpsest.config.section import leaves
-from palimpsest.evaluation.sample_log import Cell, Sample, SampleKey
+from palimpsest.evaluation.sample_log import Cell, Sample
 from palimpsest.evaluation.statistics import Difference, paired
 from palimpsest.evaluation.summary import EvalSummary, clusters_of, question_hash, summarise
 from palimpsest.notes import Note
@@ -96,7 +96,7 @@ class Pairing:
 
 
 def pair(first: Sequence[Sample], second: Sequence[Sample]) -> Pairing:
-    ours, theirs = _by_key(first), _by_key(second)
+    ours, theirs = ({sample.key: sample for sample in samples} for samples in (first, second))
     both = [key for key in ours if key in theirs]
     same = [key for key in both if question_hash(ours[key]) == question_hash(theirs[key])]
     graded = [key for key in same if ours[key].value is not None and theirs[key].value is not None]
@@ -113,10 +113,6 @@ def pair(first: Sequence[Sample], second: Sequence[Sample]) -> Pairing:
         other_question=len(both) - len(same),
         other_document=sum(one.document != two.document for one, two in pairs if one.document and two.document),
     )
-
-
-def _by_key(samples: Sequence[Sample]) -> Mapping[SampleKey, Sample]:
-    return {sample.key: sample for sample in samples}
 
 
 def _difference(pairs: Sequence[tuple[Sample, Sample]]) -> Difference:
@@ -267,7 +263,7 @@ class SideBySide:
         groups: dict[str, list[Side]] = {}
         for side in self.sides:
             groups.setdefault(side.but_for_seeds, []).append(side)
-        seeded = [group for group in groups.values() if _all_differ([side.seeds for side in group])]
+        seeded = [group for group in groups.values() if len(group) == len({str(side.seeds) for side in group}) > 1]
         return tuple(band for group in seeded for band in self._bands(group))
 
     def _bands(self, group: Sequence[Side]) -> Iterator[Band]:
@@ -386,7 +382,7 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
     settings = {key: value for key, value in leaves(played) if not f"{key}.".startswith(unused)}
     if isinstance(model, str):
         settings["model"] = model
-        configs = (run(folder) for folder in _and_parents(Path(model)))
+        configs = map(run, (Path(model), *list(Path(model).parents)[:2]))  # a run, or the run of a checkpoint
         settings |= settings_of_run(next((config for config in configs if config is not None), {}))
     return settings
 
@@ -407,17 +403,8 @@ def _with_one_policy(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in identity.items() if key != "policies"} | {"policy": one}
 
 
-def _and_parents(model: Path) -> Iterable[Path]:
-    """Candidate run folders of a model: a run, or the run of a checkpoint."""
-    return (model, *list(model.parents)[:2])
-
-
 def _is_seed(key: str) -> bool:
     return key.rpartition(".")[2] == "seed"
-
-
-def _all_differ(seeds: Sequence[object]) -> bool:
-    return len(seeds) > 1 and len({str(seed) for seed in seeds}) == len(seeds)
 
 
 def _summary(cell: Cell, samples: Sequence[Sample]) -> EvalSummary:

@@ -3,7 +3,6 @@
     wilson              right or wrong, independent: score interval of a share (Wilson 1927)
     clustered_wilson    fractions, clusters: Wilson's for an effective number of values (Kish 1965; Korn, Graubard 1998)
     bootstrap           means of any values: percentile interval over resampled clusters (Efron 1979)
-    cluster_error       standard error of a mean of clustered values (Liang and Zeger 1986; Miller 2411.00640)
     paired              difference of two evaluations on the same problems, with interval and p
     paired_interval     right or wrong, pairwise: adjusted Wald interval of the difference (Bonett and Price 2012)
     sign_flip           any values, pairwise: two-sided p by flipping the signs of clusters (Fisher 1935)
@@ -125,23 +124,6 @@ def bootstrap(values: Sequence[float], clusters: Clusters | None = None) -> tupl
     means = _resampled_means(np.asarray(values, dtype=np.float64), clusters)
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
-
-
-def cluster_error(values: Sequence[float], clusters: Clusters) -> float | None:
-    """Standard error of the mean of `values` [N], robust to any dependence within a cluster; None for one cluster.
-
-    The sandwich estimator with the factor G/(G-1); the usual standard error if every cluster has one value.
-
-    >>> round(cluster_error([1, 1, 0, 0], "aabb"), 3), round(cluster_error([1, 1, 0, 0], "abcd"), 3)
-    (0.5, 0.289)
-    """
-    residuals = np.asarray(values, dtype=np.float64)
-    residuals = residuals - residuals.mean()
-    sums, _ = _by_cluster(residuals, clusters)
-    count = len(sums)
-    if count < 2:
-        return None
-    return float(math.sqrt(count / (count - 1) * np.square(sums).sum()) / len(residuals))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from palimpsest.errors import ConfigError
 from palimpsest.events import DocumentTruncated
-from palimpsest.memory.overwrite import admit_question, answered, newline_ids
+from palimpsest.memory.overwrite import admit_question, answer_each, newline_ids
 from palimpsest.memory.parts.chunks import split, truncate
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryIndex, Retriever
-from palimpsest.memory.policy import Answered, MemoryPolicy, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_positive
 from palimpsest.text.codec import Codec, cached_on_codec
 from palimpsest.types import Outcome, Problem
 
@@ -77,10 +76,40 @@ _SEAM = 64  # tokens by which a prefix may be encoded differently from the whole
 
 
 @dataclass(frozen=True, slots=True)
-class FullContextPolicy(MemoryPolicy):
-    """One call per question over the whole document. Drops the middle of a document that exceeds the window."""
+class DirectPolicy(MemoryPolicy):
+    """One call per question."""
 
     answers_questions: ClassVar[bool] = True
+    prompt_sets: ClassVar[Mapping[str, PromptSet]] = {}
+    question_tokens: int = 1024
+    """Data loading rejects longer questions."""
+    answer_tokens: int = 1024
+    """Budget of the answer."""
+    prompts: str | Mapping[str, Any] = "standard"
+    """`standard`, `short` for the embedded model, `final` and `short_final` for `reward.name=final_answer`, or a
+    YAML file of texts (docs/how-to/custom-policy.md)."""
+    texts: PromptSet = field(init=False, repr=False, compare=False)
+    """The texts that `prompts` selects."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "question_tokens", "answer_tokens")
+        object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
+
+    def wording(self) -> Wording:
+        return Wording(self.texts, ("answer",))
+
+    def required_context(self, codec: Codec) -> int:
+        return self.texts.template(codec, "answer").literal_length + self.question_tokens + self.answer_tokens
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Reject, at load, a question over its budget."""
+        admit_question(problem, codec, self.question_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class FullContextPolicy(DirectPolicy):
+    """One call per question over the whole document. Drops the middle of a document that exceeds the window."""
+
     prompt_sets: ClassVar[Mapping[str, DirectPrompts]] = {
         "standard": STANDARD,
         "short": SHORT,
@@ -89,33 +118,13 @@ class FullContextPolicy(MemoryPolicy):
     }
     window_tokens: int | None = None
     """Document tokens per prompt; None: all tokens that fit in the model's context."""
-    question_tokens: int = 1024
-    """Data loading rejects longer questions."""
-    answer_tokens: int = 1024
-    """Budget of the answer."""
-    prompts: str | Mapping[str, Any] = "standard"
-    """`standard`, `short` for the embedded model, `final` and `short_final` for `reward.name=final_answer`, or a
-    YAML file of texts (docs/how-to/custom-policy.md)."""
-    texts: DirectPrompts = field(init=False, repr=False, compare=False)
-    """The texts that `prompts` selects."""
 
     def __post_init__(self) -> None:
-        if self.window_tokens is not None and self.window_tokens < 1:
-            raise ConfigError(
-                "must be at least 1, or null", key="policy.options.window_tokens", value=self.window_tokens
-            )
-        object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
-
-    def wording(self) -> Wording:
-        return Wording(self.texts, ("answer",))
+        DirectPolicy.__post_init__(self)
+        require_positive(self, "window_tokens")
 
     def required_context(self, codec: Codec) -> int:
-        template = self.texts.template(codec, "answer")
-        return template.literal_length + self.question_tokens + (self.window_tokens or 1) + self.answer_tokens
-
-    def admit(self, problem: Problem, codec: Codec) -> None:
-        """Reject, at load, a question over its budget."""
-        admit_question(problem, codec, self.question_tokens)
+        return DirectPolicy.required_context(self, codec) + (self.window_tokens or 1)
 
     def keep(self, ids: list[int], room: int) -> list[int]:
         """The document ids that enter the prompt."""
@@ -153,18 +162,12 @@ class FullContextPolicy(MemoryPolicy):
         codec, document = model.codec, model.prepared
         if document is None:
             return Answered(None, Outcome.EMPTY_CONTEXT)
-        template = self.texts.template(codec, "answer")
         room = self.room(problem, codec, model.max_context)
         documents = [self.shown(document, item.question, room, codec) for item in problem.by_question]
         if (fewest := min(map(len, documents))) < len(document):
             model.event(DocumentTruncated(len(document), fewest, type(self).__name__))
-        answers = []
-        for number, (item, read) in enumerate(zip(problem.by_question, documents, strict=True)):
-            prompt = template.fill({"question": codec.encode(item.question), "document": read})
-            notes: dict[str, Any] = {"question": number} if problem.questions else {}
-            completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
-            answers.append(answered(completion, codec, template.pieces[-1]))
-        return Answered.all(answers) if problem.questions else answers[0]
+        template, shown = self.texts.template(codec, "answer"), [{"document": read} for read in documents]
+        return await answer_each(problem, model, template, shown, self.answer_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +218,7 @@ class PassagesPolicy(FullContextPolicy):
 
     def __post_init__(self) -> None:
         FullContextPolicy.__post_init__(self)
-        if self.passage_tokens < 1:
-            raise ConfigError(
-                "must be at least 1 token", key="policy.options.passage_tokens", value=self.passage_tokens
-            )
+        require_positive(self, "passage_tokens")
 
     def prepare(self, problem: Problem, codec: Codec) -> DocumentPassages | None:
         ids = FullContextPolicy.prepare(self, problem, codec)
@@ -283,51 +283,19 @@ CLOSED_BOOK_SHORT_FINAL = ClosedBookPrompts(answer="Problem: {question}\nAnswer 
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedBookPolicy(MemoryPolicy):
+class ClosedBookPolicy(DirectPolicy):
     """One call per question, without the document."""
 
     reads_documents: ClassVar[bool] = False
     reads_to_end: ClassVar[bool] = False
-    answers_questions: ClassVar[bool] = True
     prompt_sets: ClassVar[Mapping[str, ClosedBookPrompts]] = {
         "standard": CLOSED_BOOK_STANDARD,
         "short": CLOSED_BOOK_SHORT,
         "final": CLOSED_BOOK_FINAL,
         "short_final": CLOSED_BOOK_SHORT_FINAL,
     }
-    question_tokens: int = 1024
-    """Data loading rejects longer questions."""
-    answer_tokens: int = 1024
-    """Budget of the answer."""
-    prompts: str | Mapping[str, Any] = "standard"
-    """`standard`, `short` for the embedded model, `final` and `short_final` for `reward.name=final_answer`, or a
-    YAML file of texts (docs/how-to/custom-policy.md)."""
-    texts: ClosedBookPrompts = field(init=False, repr=False, compare=False)
-    """The texts that `prompts` selects."""
-
-    def __post_init__(self) -> None:
-        for name in ("question_tokens", "answer_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError("must be at least 1 token", key=f"policy.options.{name}", value=getattr(self, name))
-        object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, ("answer",)))
-
-    def wording(self) -> Wording:
-        return Wording(self.texts, ("answer",))
-
-    def required_context(self, codec: Codec) -> int:
-        return self.texts.template(codec, "answer").literal_length + self.question_tokens + self.answer_tokens
-
-    def admit(self, problem: Problem, codec: Codec) -> None:
-        """Reject, at load, a question over its budget."""
-        admit_question(problem, codec, self.question_tokens)
 
     async def run(self, problem: Problem, model: Model) -> Answered:
         """Answer each question in a separate call."""
         template = self.texts.template(model.codec, "answer")
-        answers = []
-        for number, item in enumerate(problem.by_question):
-            prompt = template.fill({"question": model.codec.encode(item.question)})
-            notes: dict[str, Any] = {"question": number} if problem.questions else {}
-            completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
-            answers.append(answered(completion, model.codec, template.pieces[-1]))
-        return Answered.all(answers) if problem.questions else answers[0]
+        return await answer_each(problem, model, template, [{}] * len(problem.by_question), self.answer_tokens)

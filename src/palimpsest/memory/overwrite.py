@@ -23,12 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from palimpsest.errors import ConfigError, DataError
+from palimpsest.errors import DataError
 from palimpsest.events import DocumentTruncated, EmptyMemoryKept, MemoryUngrounded
 from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
 from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
 from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, chosen
-from palimpsest.memory.policy import Answered, MemoryPolicy, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_positive
 from palimpsest.text.codec import Codec, cached_on_codec
 from palimpsest.text.reply_tags import thoughtful, without_thinking
 from palimpsest.text.sentences import Unit
@@ -154,13 +154,7 @@ class OverwritePolicy(MemoryPolicy):
     """The texts that `prompts` selects."""
 
     def __post_init__(self) -> None:
-        for name in ("chunk_size", "question_tokens", "memory_tokens", "answer_tokens"):
-            if not getattr(self, name) >= 1:
-                raise ConfigError("must be at least 1 token", key=f"policy.options.{name}", value=getattr(self, name))
-        if self.max_chunks is not None and self.max_chunks < 1:
-            raise ConfigError(
-                "must be at least 1, or null for no limit", key="policy.options.max_chunks", value=self.max_chunks
-            )
+        require_positive(self, "chunk_size", "question_tokens", "memory_tokens", "answer_tokens", "max_chunks")
         object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, self.shown_texts()))
 
     def wording(self) -> Wording:
@@ -184,9 +178,13 @@ class OverwritePolicy(MemoryPolicy):
     def required_context(self, codec: Codec) -> int:
         """Window the model needs, in tokens: the longest possible prompt plus its completion."""
         read, answer = self.templates(codec)
-        memory = max(self.memory_tokens, len(codec.encode(self.texts.empty_memory)))
-        reading = read.literal_length + self.question_tokens + memory + self.chunk_size + self.memory_tokens
-        return max(reading, answer.literal_length + self.question_tokens + memory + self.answer_tokens)
+        slots = self.slot_tokens(codec)
+        reading = read.literal_length + slots + self.chunk_size + self.written_tokens
+        return max(reading, answer.literal_length + slots + self.answer_tokens)
+
+    def slot_tokens(self, codec: Codec) -> int:
+        """Most tokens of all slots except the section."""
+        return self.question_tokens + max(self.memory_tokens, len(codec.encode(self.texts.empty_memory)))
 
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Reject, at load, a problem that breaks a budget."""
@@ -278,15 +276,8 @@ class OverwritePolicy(MemoryPolicy):
 
     async def answer(self, problem: Problem, values: Mapping[str, Sequence[int]], model: Model) -> Answered:
         """One answer turn per question, all from the same `values` of the other slots."""
-        codec = model.codec
-        _, template = self.templates(codec)
-        answers = []
-        for number, item in enumerate(problem.by_question):
-            prompt = template.fill({"question": codec.encode(item.question), **values})
-            notes: dict[str, Any] = {"question": number} if problem.questions else {}
-            completion = await model.generate(prompt, name="answer", max_tokens=self.answer_tokens, **notes)
-            answers.append(answered(completion, codec, template.pieces[-1]))
-        return Answered.all(answers) if problem.questions else answers[0]
+        template, shown = self.templates(model.codec)[1], [values] * len(problem.by_question)
+        return await answer_each(problem, model, template, shown, self.answer_tokens)
 
     def _next_memory(
         self,
@@ -354,6 +345,23 @@ def admit_question(problem: Problem, codec: Codec, budget: int) -> None:
 def question_length(problem: Problem, codec: Codec) -> int:
     """Tokens of the longest text in a question slot: all questions, or a single one."""
     return max(len(codec.encode(text)) for text in (problem.question, *(one.text for one in problem.questions)))
+
+
+async def answer_each(
+    problem: Problem,
+    model: Model,
+    template: Template,
+    shown: Sequence[Mapping[str, Sequence[int]]],
+    max_tokens: int,
+) -> Answered:
+    """One answer turn per question. `shown`: [questions] contents of the slots other than the question's."""
+    answers = []
+    for number, (item, values) in enumerate(zip(problem.by_question, shown, strict=True)):
+        prompt = template.fill({"question": model.codec.encode(item.question), **values})
+        notes: dict[str, Any] = {"question": number} if problem.questions else {}
+        completion = await model.generate(prompt, name="answer", max_tokens=max_tokens, **notes)
+        answers.append(answered(completion, model.codec, template.pieces[-1]))
+    return Answered.all(answers) if problem.questions else answers[0]
 
 
 def answered(completion: Completion, codec: Codec, before: Sequence[int] = ()) -> Answered:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from palimpsest.errors import ConfigError
 from palimpsest.events import What
 from palimpsest.memory.parts.prompts import Wording
 from palimpsest.text.codec import Codec
@@ -114,6 +115,15 @@ class Answered:
         outcomes = [one.outcome for one in answers]
         outcome = next((other for other in outcomes if other is not Outcome.ANSWERED), Outcome.ANSWERED)
         return cls(numbered(one.text or "" for one in answers), outcome, tuple(one.text for one in answers))
+
+
+def require_positive(policy: Any, *names: str) -> None:
+    """Raise ConfigError unless each option is at least 1, or null where that is its default. `policy`: a dataclass."""
+    for name in names:
+        value, optional = getattr(policy, name), policy.__dataclass_fields__[name].default is None
+        if not (value is None and optional) and not value >= 1:
+            message = f"must be at least 1{', or null' if optional else ''}"
+            raise ConfigError(message, key=f"policy.options.{name}", value=value)
 
 
 class MemoryPolicy(ABC):

@@ -41,7 +41,7 @@ from palimpsest.events import MemoryCut, MemoryWritten, PastShown, ReplyMalforme
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
 from palimpsest.memory.parts.prompts import Slots
 from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryHistory, Retriever
-from palimpsest.memory.policy import Answered, Model
+from palimpsest.memory.policy import Answered, Model, require_positive
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import Fault, RecallReply, read_recall_reply
 from palimpsest.types import Completion, Problem, Prompt, StopReason
@@ -151,10 +151,7 @@ class RecallPolicy(OverwritePolicy):
 
     def __post_init__(self) -> None:
         OverwritePolicy.__post_init__(self)
-        if self.reply_tokens is not None and self.reply_tokens < 1:
-            raise ConfigError(
-                "must be at least 1 token, or null", key="policy.options.reply_tokens", value=self.reply_tokens
-            )
+        require_positive(self, "reply_tokens")
         if self.empty_memory != "overwrite":
             raise ConfigError(
                 "has no effect, since tags contain the memory; use overwrite",
@@ -175,14 +172,9 @@ class RecallPolicy(OverwritePolicy):
                 value=self.grounded,
             )
 
-    def required_context(self, codec: Codec) -> int:
-        read, answer = self.templates(codec)
-        prompts = self.texts
-        slots = self.question_tokens
-        slots += max(self.memory_tokens, len(codec.encode(prompts.empty_memory)))
-        slots += max(self.memory_tokens, len(codec.encode(prompts.nothing_recalled)))
-        reading = read.literal_length + slots + self.chunk_size + self.written_tokens
-        return max(reading, answer.literal_length + slots + self.answer_tokens)
+    def slot_tokens(self, codec: Codec) -> int:
+        recalled = max(self.memory_tokens, len(codec.encode(self.texts.nothing_recalled)))
+        return OverwritePolicy.slot_tokens(self, codec) + recalled
 
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Reject, at load, the problems that `overwrite` rejects, and budgets that the tags fill."""
@@ -293,9 +285,9 @@ class RetrievalPolicy(OverwritePolicy):
     look_up: Literal["every", "answer"] = "every"
     """In `every` prompt, or only in the `answer` prompt."""
 
-    def required_context(self, codec: Codec) -> int:
-        """Window the model needs: that of `overwrite` plus one more memory, on a separate line."""
-        return OverwritePolicy.required_context(self, codec) + len(codec.encode("\n")) + self.memory_tokens
+    def slot_tokens(self, codec: Codec) -> int:
+        """Those of `overwrite` plus one more memory, on a separate line."""
+        return OverwritePolicy.slot_tokens(self, codec) + len(codec.encode("\n")) + self.memory_tokens
 
     async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
         codec = model.codec

@@ -24,13 +24,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
-from palimpsest.errors import ConfigError, DataError, ModelError
+from palimpsest.errors import DataError, ModelError
 from palimpsest.events import ExchangesDropped, MemoryUngrounded, SummedUp
 from palimpsest.memory.parts import tool_agent
 from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
 from palimpsest.memory.parts.history import History
 from palimpsest.memory.parts.prompts import Slots, shared
 from palimpsest.memory.parts.tool_agent import QUERY, ToolAgentPolicy, ToolEpisode, ToolPrompts
+from palimpsest.memory.policy import require_positive
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import without_thinking
@@ -82,10 +83,7 @@ class SummaryPolicy(ToolAgentPolicy):
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
-        if self.summary_tokens < 1:
-            raise ConfigError(
-                "must be at least 1 token", key="policy.options.summary_tokens", value=self.summary_tokens
-            )
+        require_positive(self, "summary_tokens")
 
     def shown_texts(self) -> tuple[str, ...]:
         return ("user", "result", "user_summary", "summarise")
@@ -114,7 +112,8 @@ class SummaryPolicy(ToolAgentPolicy):
             return
         request = codec.encode(self.texts.summarise)
         included = before
-        while included.exchanges and self._too_long(included.ids_with_user(request)):
+        room = self.context_tokens - self.summary_tokens
+        while included.exchanges and len(included.ids_with_user(request)) > room:
             included = replace(included, exchanges=included.exchanges[:-1])
         if not included.exchanges:
             return  # the first results fill the context: the turn ends as out_of_context
@@ -141,9 +140,6 @@ class SummaryPolicy(ToolAgentPolicy):
         episode.summary = summary
         return summary
 
-    def _too_long(self, prompt: Sequence[int]) -> bool:
-        return len(prompt) + self.summary_tokens > self.context_tokens
-
 
 # ---- A baseline without memory -------------------------------------------------------------------------------
 
@@ -157,8 +153,7 @@ class ToolWindowPolicy(ToolAgentPolicy):
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
-        if self.window_tokens < 1:
-            raise ConfigError("must be at least 1 token", key="policy.options.window_tokens", value=self.window_tokens)
+        require_positive(self, "window_tokens")
 
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Reject, at load, a problem that leaves no room for a reply next to a full window."""

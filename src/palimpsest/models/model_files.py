@@ -230,14 +230,22 @@ def _shapes(name: str, file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def check_sizes(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Raise ModelError for sizes outside the limits, or larger than the weights."""
+    """Raise ModelError for sizes outside the limits, larger than the weights, or a vocabulary of another size than the
+    embedding."""
     widest = max((side for shape in shapes.values() for side in shape), default=0)
+    layers = max((int(match[1]) + 1 for weight in shapes for match in _LAYER.finditer(weight)), default=MAX_LAYERS)
     for prefix, section in sections(config):
         for key in sorted(_COUNTS & section.keys()):
             for value in section[key] if isinstance(section[key], list) else [section[key]]:
                 check_count(name, f"{prefix}{key}", value)
-                if key in _WIDTHS and value is not None and prefix in _LANGUAGE and value > widest:
-                    raise ModelError(f"model {name}: config.json has {key}={value}, but the widest weight has {widest}")
+                most = {**dict.fromkeys(_WIDTHS, widest), **dict.fromkeys(_LAYERS, layers)}.get(key)
+                if most is not None and value is not None and prefix in _LANGUAGE and value > most:
+                    held = f"the weights have {most} layers" if key in _LAYERS else f"the widest weight has {most}"
+                    raise ModelError(f"model {name}: config.json has {prefix}{key}={value}, but {held}")
+    for weight, shape in shapes.items():
+        size = config.get("vocab_size")
+        if weight in _EMBEDDINGS and len(shape) == 2 and size is not None and size != shape[0]:
+            raise ModelError(f"model {name}: config.json has vocab_size={size}, but embed_tokens has {shape[0]} rows")
 
 
 def check_count(name: str, key: str, value: Any) -> None:
@@ -249,25 +257,6 @@ def check_count(name: str, key: str, value: Any) -> None:
     most = MAX_LAYERS if key.rpartition(".")[2] in _LAYERS else _MAX_COUNT
     if not 1 <= value <= most:
         raise ModelError(f"model {name}: config.json has {key}={value}; it must be from 1 to {most}")
-
-
-def check_layers(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Raise ModelError for more layers than the weights have."""
-    held = max((int(match[1]) + 1 for weight in shapes for match in _LAYER.finditer(weight)), default=None)
-    for prefix, section in sections(config):
-        for key in sorted(_LAYERS & section.keys()) if prefix in _LANGUAGE else ():
-            if held is not None and section[key] is not None and section[key] > held:
-                raise ModelError(
-                    f"model {name}: config.json has {prefix}{key}={section[key]}, but the weights have {held} layers"
-                )
-
-
-def check_rows(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Raise ModelError if the vocabulary and the embedding differ in size."""
-    for weight, shape in shapes.items():
-        size = config.get("vocab_size")
-        if weight in _EMBEDDINGS and len(shape) == 2 and size is not None and size != shape[0]:
-            raise ModelError(f"model {name}: config.json has vocab_size={size}, but embed_tokens has {shape[0]} rows")
 
 
 def check_used(name: str, unused: Iterable[str]) -> None:

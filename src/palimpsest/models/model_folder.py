@@ -23,8 +23,6 @@ from palimpsest.models.model_files import (
     ADAPTER_SETTINGS,
     Shapes,
     check_entries,
-    check_layers,
-    check_rows,
     check_sizes,
     check_tokenizer,
     check_weights,
@@ -57,18 +55,8 @@ _PATIENCE_S = 10.0
 
 def cached(name: str) -> Path | None:
     """The folder of a hub model in the local cache, or None if it is incomplete."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    for file in (ADAPTER_SETTINGS, "config.json"):
-        try:
-            path = try_to_load_from_cache(name, file)
-        except HFValidationError:
-            return None
-        if isinstance(path, str):
-            folder = Path(path).parent
-            return folder if all((folder / weights).is_file() for weights in weight_names(name, folder)) else None
-    return None
+    folder = _cached_with(name, ADAPTER_SETTINGS) or _cached_with(name, "config.json")
+    return folder if folder and all((folder / file).is_file() for file in weight_names(name, folder)) else None
 
 
 def local_folder(name: str) -> Path | None:
@@ -80,11 +68,16 @@ def local_folder(name: str) -> Path | None:
 
 def cached_tokenizer(name: str) -> Path | None:
     """The folder of a hub tokenizer in the local cache, with or without weights."""
+    return _cached_with(name, "tokenizer.json")
+
+
+def _cached_with(name: str, file: str) -> Path | None:
+    """The folder of a hub model in the local cache, if `file` is there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        path = try_to_load_from_cache(name, "tokenizer.json")
+        path = try_to_load_from_cache(name, file)
     except HFValidationError:
         return None
     return Path(path).parent if isinstance(path, str) else None
@@ -189,8 +182,6 @@ def open_model(name: str) -> tuple[Path, int]:
         raise ModelError(f"model {name}: quantised weights are not supported; use the original model")
     shapes = check_weights(name, folder)
     check_sizes(name, config, shapes)
-    check_layers(name, config, shapes)
-    check_rows(name, config, shapes)
     return folder, count(shapes)
 
 

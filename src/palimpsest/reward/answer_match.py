@@ -334,19 +334,19 @@ class FinalAnswerGrader:
         if self.judge is None:
             return marked
         pairs = zip(questions, marked, strict=True)
-        return await _all_of(self._judged(one, named.answers.get(one.name, ""), mark) for one, mark in pairs)
+        return await all_of(self._judged(one, named.answers.get(one.name, ""), mark) for one, mark in pairs)
 
     async def _judged(self, one: GradedObjective, answer: str, mark: Marked) -> Marked:
         assert self.judge is not None
         if not answer.strip():
             return replace(mark, answered=False, values={**mark.values, "judge": 0.0})
         gold_sets = [one.golds] if self.config.golds == "any" else [(gold,) for gold in one.golds]
-        verdicts = await _all_of(self.judge.value(one.question, golds, answer, one.absent) for golds in gold_sets)
+        verdicts = await all_of(self.judge.value(one.question, golds, answer, one.absent) for golds in gold_sets)
         value, partial = fmean(value for value, _ in verdicts), any(partial for _, partial in verdicts)
         return Marked(True, {**mark.values, "judge": value}, partial)
 
 
-async def _all_of(work: Iterable[Awaitable[T]]) -> list[T]:
+async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
     """All results, awaited to the end: other verdicts reach the cache even if one fails."""
     ended = await asyncio.gather(*work, return_exceptions=True)
     for failure in ended:

@@ -22,6 +22,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from queue import SimpleQueue
@@ -56,9 +57,9 @@ class Caller:
         if self._thread is None:
             self._thread = _Thread()
         request = self._thread.ask(lambda: self._call(*arguments))
-        await request.started
+        await asyncio.wrap_future(request.started)
         try:
-            result = await self._in_time(request.ended)
+            result = await self._in_time(asyncio.wrap_future(request.ended))
         except OutOfTime:
             self._thread.leave(request)
             raise
@@ -80,12 +81,16 @@ class Caller:
         if self._thread is not None:
             self._thread.close()
             self._thread = None
-        owner = plugins.owner(self._call)
-        closing_call = getattr(owner, "close", None)
-        if closing_call is not None:
-            result = closing_call()
-            if inspect.isawaitable(result):
-                await result
+        await close(plugins.owner(self._call))
+
+
+async def close(owner: object) -> None:
+    """Close the resources of an object, if any."""
+    closing_call = getattr(owner, "close", None)
+    if closing_call is not None:
+        result = closing_call()
+        if inspect.isawaitable(result):
+            await result
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +103,8 @@ class _Raised:
 @dataclass(slots=True, eq=False)
 class _Request:
     work: Callable[[], Any]
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    started: asyncio.Future[None] = field(init=False)
-    ended: asyncio.Future[Any] = field(init=False)
-    is_done: bool = False
-
-    def __post_init__(self) -> None:
-        self.started, self.ended = self.loop.create_future(), self.loop.create_future()
-
-    def resolve(self, future: asyncio.Future[Any], result: Any) -> None:
-        """Set a future's result from the thread, if a caller still waits for it."""
-
-        def settle() -> None:
-            if not future.done():
-                future.set_result(result)
-
-        try:
-            self.loop.call_soon_threadsafe(settle)
-        except RuntimeError:
-            return  # the loop is closed: no caller waits
+    started: Future[None] = field(default_factory=Future)
+    ended: Future[Any] = field(default_factory=Future)
 
 
 class _Thread:
@@ -136,7 +124,7 @@ class _Thread:
     def leave(self, request: _Request) -> None:
         """Continue with the next call on a new thread, if the current thread is still in `request`."""
         with self._lock:
-            if not request.is_done:
+            if not request.ended.done():
                 self._current = self._start()
 
     def close(self) -> None:
@@ -153,16 +141,16 @@ class _Thread:
 
     def _work(self) -> None:
         while (request := self._queue.get()) is not None:
-            if request.started.cancelled():
+            if not request.started.set_running_or_notify_cancel():
                 continue  # the caller gave up before
-            request.resolve(request.started, None)
+            request.ended.set_running_or_notify_cancel()  # can't be cancelled from here on
+            request.started.set_result(None)
             try:
                 result = request.work()
             except BaseException as error:  # noqa: BLE001  raised at the await
                 result = _Raised(error)
             with self._lock:
-                request.is_done = True
-                request.resolve(request.ended, result)
+                request.ended.set_result(result)
                 if self._current is not threading.current_thread():
                     return  # abandoned meanwhile
 

@@ -26,7 +26,6 @@ block); a value over all questions together (all right or nothing); layers in an
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import isawaitable
@@ -39,8 +38,15 @@ from palimpsest import plugins
 from palimpsest.config.reward import LAYERS, REWARDS, RewardConfig
 from palimpsest.errors import ConfigError, closed_after
 from palimpsest.notes import Note
-from palimpsest.reward.answer_match import AnswerJudge, ConstraintLayer, FinalAnswerGrader, MatchGrader, TruncatedLayer
-from palimpsest.reward.custom_reward import Caller, CustomLayer, CustomReward, fault_of
+from palimpsest.reward.answer_match import (
+    AnswerJudge,
+    ConstraintLayer,
+    FinalAnswerGrader,
+    MatchGrader,
+    TruncatedLayer,
+    all_of,
+)
+from palimpsest.reward.custom_reward import Caller, CustomLayer, CustomReward, close, fault_of
 from palimpsest.reward.judge.model_judge import Judge
 from palimpsest.reward.turn_rewards import FaithfulLayer, StateLayer
 from palimpsest.text.codec import Codec
@@ -129,33 +135,13 @@ async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Gr
     ungraded, with the reason.
     """
     if problem.questions:
-        return await _graded_by_question(grader, problem, trajectory)
+        return mean_grade(await all_of(graded(grader, *single) for single in by_question(problem, trajectory)))
     if not problem.answers:
         return Grade(None, reason=NO_GOLD)
     result = grader.grade(problem, trajectory)
     grade = await result if isawaitable(result) else result
     fault = fault_of(grade, trajectory) if grade.graded else None
     return Grade(None, reason=f"{type(grader).__name__} gave {fault}") if fault else grade
-
-
-async def _graded_by_question(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:
-    grades = await asyncio.gather(
-        *(graded(grader, question, answered) for question, answered in by_question(problem, trajectory)),
-        return_exceptions=True,  # all calls end before an error propagates
-    )
-    for failure in grades:
-        if isinstance(failure, BaseException):
-            raise failure
-    return mean_grade([grade for grade in grades if isinstance(grade, Grade)])
-
-
-async def close(grader: object) -> None:
-    """Close the resources of a grader or layer, if any."""
-    closing_call = getattr(grader, "close", None)
-    if closing_call is not None:
-        result = closing_call()
-        if isawaitable(result):
-            await result
 
 
 async def closing(grader: Grades, work: Coroutine[Any, Any, T]) -> T:

@@ -42,7 +42,7 @@ from palimpsest.metrics.reading_trace import GroupTexts, ReadingTurn, readings
 from palimpsest.text.answer_normalization import fold, normalize, tokens
 from palimpsest.text.answers import only_box
 from palimpsest.text.codec import Codec
-from palimpsest.types import Grade, Problem, Trajectory, Turn
+from palimpsest.types import Grade, Problem, Trajectory
 
 _CHOICES = frozenset({"yes", "no"})
 
@@ -103,7 +103,7 @@ def turn_rewards(
         if turn.step in read:
             rewards.append(_read_reward(read[turn.step], problem.answers, codec, config))
         elif turn.name == "answer":
-            rewards.append(TurnReward(format=_answer_format(turn, codec)))
+            rewards.append(TurnReward(format=float(only_box(codec.decode(turn.completion.token_ids)) is not None)))
         else:
             rewards.append(TurnReward())
     return tuple(rewards)
@@ -125,10 +125,6 @@ def _read_reward(reading: ReadingTurn, golds: Sequence[str], codec: Codec, confi
         format=float(reading.malformed is None),
         in_sight=in_sight,
     )
-
-
-def _answer_format(turn: Turn, codec: Codec) -> float:
-    return float(only_box(codec.decode(turn.completion.token_ids)) is not None)
 
 
 @dataclass(frozen=True, slots=True)

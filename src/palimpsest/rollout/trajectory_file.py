@@ -173,7 +173,7 @@ def trajectory_from_json(data: Mapping[str, Any]) -> Trajectory:
 
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
-    completion = turn.completion
+    completion, last = turn.completion, turn.completion.last_policy_version
     return {
         "step": turn.step,
         "name": turn.name,
@@ -182,17 +182,11 @@ def turn_to_json(turn: Turn) -> dict[str, Any]:
         "logprobs": list(completion.logprobs),
         "stop_reason": completion.stop_reason.value,
         "policy_version": completion.policy_version,
-        **_last_version(completion),
+        **({} if last == completion.policy_version else {"last_policy_version": last}),
         "notes": dict(turn.notes),
         "spans": {name: list(span) for name, span in turn.spans.items()},
         **({} if turn.role is None else {"role": turn.role, "trained": turn.trained}),
     }
-
-
-def _last_version(completion: Completion) -> dict[str, int]:
-    """Written only if the weights changed during the completion."""
-    last = completion.last_policy_version
-    return {} if last == completion.policy_version else {"last_policy_version": last}
 
 
 def turn_from_json(data: Mapping[str, Any]) -> Turn:
@@ -246,18 +240,15 @@ def grade_from_json(data: Mapping[str, Any] | None) -> Grade:
 
 
 def _problem_to_json(problem: Problem) -> dict[str, Any]:
+    questions = [{"question": one.text, "answers": list(one.answers)} for one in problem.questions]
     return {
         "id": problem.id,
         "question": problem.question,
         "answers": list(problem.answers),
         "metadata": dict(problem.metadata),
-        **({"questions": [_question_to_json(one) for one in problem.questions]} if problem.questions else {}),
+        **({"questions": questions} if questions else {}),
         **({"memory": problem.memory} if problem.memory else {}),
     }
-
-
-def _question_to_json(question: Question) -> dict[str, Any]:
-    return {"question": question.text, "answers": list(question.answers)}
 
 
 def _problem_from_json(data: Mapping[str, Any]) -> Problem:

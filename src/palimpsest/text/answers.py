@@ -73,10 +73,13 @@ def last_box(text: str) -> str | None:
     >>> last_box(r"\boxed{\boxed{Paris} or Rome}"), last_box(r"\boxed{\boxed{Paris}}"), last_box(r"\boxed{a \boxed{b}")
     ('{Paris} or Rome', 'Paris', 'b')
     """
-    start = _last_outer(text)
-    if start is not None:
-        content = _braced(text, start).strip()
-        return _unwrapped(_BRACED.sub("{", content)) if _BRACED.search(content) else content
+    pairs, content, end = _pairs(text), None, -1
+    for match in _BRACED.finditer(text):
+        if match.start() > end:  # not in another closed box
+            end = pairs.get(match.end() - 1, -1)
+            content = text[match.end() : end] if end >= 0 else text[match.end() :].partition("\n")[0]
+    if content is not None:
+        return _unwrapped(_BRACED.sub("{", content)) if _BRACED.search(content) else content.strip()
     bare = _BARE.findall(text)
     return bare[-1].strip() if bare else None
 
@@ -88,16 +91,6 @@ def unboxed(text: str | None) -> str:
     ('Rome', 'Rome', '–')
     """
     return (text and (last_box(text) or text)) or "–"
-
-
-def _last_outer(text: str) -> int | None:
-    """Just inside the last box that is not in another closed one."""
-    pairs = _pairs(text)
-    start, end = None, -1
-    for match in _BRACED.finditer(text):
-        if match.start() > end:
-            start, end = match.end(), pairs.get(match.end() - 1, -1)
-    return start
 
 
 def _pairs(text: str) -> dict[int, int]:
@@ -112,8 +105,8 @@ def _pairs(text: str) -> dict[int, int]:
 
 
 def _unwrapped(content: str) -> str:
-    pairs = _pairs(content)
-    start, end = 0, len(content)
+    content = content.strip()
+    pairs, start, end = _pairs(content), 0, len(content)
     while end - start > 1 and content[start] == "{" and pairs.get(start) == end - 1:
         start, end = start + 1, end - 1
     return content[start:end].strip()
@@ -128,34 +121,8 @@ def only_box(text: str) -> str | None:
     starts = [match.end() for match in _BRACED.finditer(text)]
     if len(starts) != 1:
         return None
-    end = _closing(text, starts[0])
-    return (text[starts[0] : end].strip() or None) if end is not None else None
-
-
-def _last_end(pattern: re.Pattern[str], text: str) -> int | None:
-    end = None
-    for match in pattern.finditer(text):
-        end = match.end()
-    return end
-
-
-def _braced(text: str, start: int) -> str:
-    """Text from `start`, just inside a brace, to its closing brace, or without one to the end of the line."""
-    end = _closing(text, start)
-    return text[start:].partition("\n")[0] if end is None else text[start:end]
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Position of the brace that closes the one before `start`."""
-    depth = 1
-    for i in range(start, len(text)):
-        if text[i] == "{":
-            depth += 1
-        elif text[i] == "}":
-            depth -= 1
-            if depth == 0:
-                return i
-    return None
+    end = _pairs(text).get(starts[0] - 1, -1)
+    return (text[starts[0] : end].strip() or None) if end >= 0 else None
 
 
 def stated_answer(text: str) -> str | None:
@@ -164,10 +131,10 @@ def stated_answer(text: str) -> str | None:
     >>> [stated_answer(f"The answer is {said}") for said in ("**Paris.**", "$5.", "$5$", "3*4!", ":\\n\\nParis")]
     ['Paris', '$5', '5', '3*4', 'Paris']
     """
-    start = _last_end(_ANSWER_IS, text)
-    if start is None:
+    ends = [match.end() for match in _ANSWER_IS.finditer(text)]
+    if not ends:
         return None
-    stated = _unended(text[start:].lstrip().partition("\n")[0])
+    stated = _unended(text[ends[-1] :].lstrip().partition("\n")[0])
     for opening, closing in _DRESS * 2:
         if len(stated) > 1 and stated.startswith(opening) and stated.endswith(closing):
             stated = _unended(stated[len(opening) : -len(closing)])
@@ -195,12 +162,9 @@ def published_box(text: str) -> str | None:
     start = window.rfind("\\boxed")
     if start < 0 or not window.startswith("\\boxed{", start):
         return None
-    depth = 0
-    for i in range(start, len(window)):
-        depth += (window[i] == "{") - (window[i] == "}")
-        if window[i] == "}" and depth == 0:
-            return window[start + len("\\boxed{") : i]
-    return None
+    inner = start + len("\\boxed{")
+    end = _pairs(window).get(inner - 1)
+    return None if end is None else window[inner:end]
 
 
 # ---- The answer of a search agent ----------------------------------------------------------------------------

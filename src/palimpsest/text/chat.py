@@ -49,6 +49,7 @@ Tokens = tuple[int, ...]
 
 _CALL_ID = "call00000"  # nine letters and digits, as Mistral's templates demand
 _USER: Message = {"role": "user", "content": mark("user")}
+_NEXT: Message = {"role": "user", "content": mark("next")}
 _PLAIN: Message = {"role": "assistant", "content": mark("reply")}
 _CALLING: Message = {
     "role": "assistant",
@@ -107,7 +108,7 @@ def chat_pieces(codec: Codec) -> ChatPieces:
         end, to_results = _ending(codec, around[2], plain=reply is _PLAIN)
         if reply is _CALLING and not end:
             continue  # where the call's own syntax ends is unknown
-        following = _texts_around(codec, [_USER, reply, _result("one"), _next_user()], ("user", "reply", "one", "next"))
+        following = _texts_around(codec, [_USER, reply, _result("one"), _NEXT], ("user", "reply", "one", "next"))
         return ChatPieces(
             generation=generation,
             end=end,
@@ -216,13 +217,13 @@ def _read_back(texts: Sequence[str], style: CallStyle) -> int:
 
 def _closing(codec: Codec, end: Tokens) -> frozenset[int]:
     """The stop tokens; `end` alone if it is no end of a plain reply: it starts the results (Gemma, GLM, gpt-oss)."""
-    after = _texts_around(codec, [_USER, _PLAIN, _next_user()], ("user", "reply", "next"))
+    after = _texts_around(codec, [_USER, _PLAIN, _NEXT], ("user", "reply", "next"))
     opens = after is not None and end[-1:] and end[-1] not in _encoded(codec, after[2])
     return frozenset(end[-1:] if opens else codec.stop_ids)
 
 
 def _tools_shown(codec: Codec, text: str, messages: Sequence[Message], tools: Sequence[Any]) -> bool:
-    """Whether `text`, rendered with tools, names each of them more often than the messages do."""
+    """True if `text`, rendered with tools, names each of them more often than the messages do."""
     without = _rendered(codec, messages, speak=False) or ""
     names = [tool["function"]["name"] for tool in tools]
     return all(text.count(name) > without.count(name) for name in names)
@@ -230,10 +231,6 @@ def _tools_shown(codec: Codec, text: str, messages: Sequence[Message], tools: Se
 
 def _result(name: str) -> Message:
     return {"role": "tool", "name": "tool", "tool_call_id": _CALL_ID, "content": mark(name)}
-
-
-def _next_user() -> Message:
-    return {"role": "user", "content": mark("next")}
 
 
 def _generation(codec: Codec) -> Tokens:

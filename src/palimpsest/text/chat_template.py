@@ -78,10 +78,11 @@ def check_template(name: str, tokenizer: Any, variables: Mapping[str, Any]) -> N
             raise ModelError(f"model {name}: {KEY} needs a chat template, which the model lacks; remove it")
         return
     looked_up: set[str] = set()
+    special = json.dumps({key: str(value) for key, value in tokenizer.special_tokens_map.items()}, sort_keys=True)
     for template in templates.values() if isinstance(templates, dict) else [templates]:
         if not isinstance(template, str):
             raise ModelError(f"model {name}: its chat template is a {type(template).__name__}, not a text")
-        result = _probed(template, json.dumps(dict(variables), sort_keys=True), _texts_of(tokenizer))
+        result = _probed(template, json.dumps(dict(variables), sort_keys=True), special)
         if isinstance(result, str):
             raise ModelError(f"model {name}: its chat template {result}; take another copy of the model")
         looked_up |= result
@@ -91,14 +92,10 @@ def check_template(name: str, tokenizer: Any, variables: Mapping[str, Any]) -> N
             raise ModelError(f"model {name}: {KEY}.{key}={value!r}: the chat template looks up no {key}{hint}")
 
 
-def _texts_of(tokenizer: Any) -> str:
-    """JSON of the special tokens, which templates look up by name."""
-    return json.dumps({key: str(value) for key, value in tokenizer.special_tokens_map.items()}, sort_keys=True)
-
-
 @lru_cache(maxsize=64)
 def _probed(template: str, variables: str, special: str) -> frozenset[str] | str:
-    """The variables that a template looks up, or its fault. One process per template."""
+    """The variables that a template looks up, or its fault. One process per template. `special`: JSON of the special
+    tokens, which templates look up by name."""
     task = {"template": template, "variables": json.loads(special) | json.loads(variables), "tries": _TRIES}
     task |= {"marker": _MARKER, "day": DAY}
     command = [sys.executable, "-P", chat_template_probe.__file__]

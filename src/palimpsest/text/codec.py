@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from palimpsest.config.engine import model_path
@@ -39,6 +40,7 @@ from palimpsest.models.model_files import check_tokenizer, read_object, refusing
 from palimpsest.models.model_folder import adapters_of, open_tokenizer, opened
 from palimpsest.provenance import short_digest
 from palimpsest.text.chat_template import CALL, Message, Refusal, check_template, render
+from palimpsest.text.json_text import valid
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -118,10 +120,7 @@ def without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
     from tokenizers import Tokenizer as Build
 
     state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = []
-    state["post_processor"] = None
-    state["truncation"] = None
-    state["padding"] = None
+    state |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     digest = short_digest(text := json.dumps(state))
     copy = _copies.get(digest) or Build.from_str(text)
     if digest not in _copies:
@@ -132,19 +131,6 @@ def without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 _copies: dict[str, Tokenizer] = {}
 """The last copy by the digest of its content."""
-
-
-class _Bare:
-    """The part of a tokenizer that a codec needs without rendering."""
-
-    eos_token_id: int | None = None
-    chat_template: str | None = None
-
-    def __init__(self, backend: Tokenizer) -> None:
-        self.backend_tokenizer = backend
-
-    def __len__(self) -> int:
-        return int(self.backend_tokenizer.get_vocab_size())
 
 
 class Codec:
@@ -166,11 +152,8 @@ class Codec:
         self.tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
         self.control_ids: frozenset[int] = frozenset(backend.get_added_tokens_decoder())
+        ends = [*ends, *map(backend.token_to_id, _ENDS)]
         stops = {tokenizer.eos_token_id, *self.control_ids.intersection(ends), *self._after_a_reply()}
-        for token in _ENDS:
-            index = backend.token_to_id(token)
-            if index in self.control_ids:
-                stops.add(index)
         self.stop_ids: tuple[int, ...] = tuple(sorted(i for i in stops if i is not None))
         thinking = map(backend.token_to_id, ("<think>", "</think>", "<thinking>", "</thinking>"))
         self.thinking_ids: frozenset[int] = self.control_ids.intersection(thinking)
@@ -210,7 +193,7 @@ class Codec:
             if not file.is_file():
                 raise ModelError(f"model {folder}: no tokenizer; expected a folder with tokenizer.json")
             check_tokenizer(str(folder), folder)
-            return cls(_Bare(Build.from_file(str(file))))
+            return cls(SimpleNamespace(backend_tokenizer=Build.from_file(str(file)), eos_token_id=None))
 
     @cached_property
     def _data(self) -> Tokenizer:
@@ -252,7 +235,7 @@ class Codec:
 
     @property
     def vocab_size(self) -> int:
-        return len(self.tokenizer)
+        return int(self.tokenizer.backend_tokenizer.get_vocab_size())
 
     @cached_property
     def digest(self) -> str:
@@ -264,9 +247,9 @@ class Codec:
         """[T] ids of data text; never a control token."""
         if (cached := self._long.get(text)) is not None:
             return cached
-        ids = self._ids(_clean(text))
+        ids = self._ids(valid(text))
         if not self.control_ids.isdisjoint(ids):
-            ids = self._encode_by_halves(_clean(text))
+            ids = self._encode_by_halves(valid(text))
         return ids if len(ids) < _LONG else self._long.add(text, ids)
 
     @cached_property
@@ -347,10 +330,6 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return ids
 
 
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-
-
 # ---- Where the tokens of a text begin and end ----------------------------------------------------------------
 
 
@@ -367,10 +346,7 @@ class Edges:
         """Edges of the text of `ids` [T]."""
         text = codec.decode(ids)
         counts, places = [0], [0]
-        back, prefix = (
-            0,
-            "",
-        )  # the stretch before the last edge, decoded with the next: some decoders strip a beginning
+        back, prefix = 0, ""  # stretch before the last edge, decoded with the next: decoders may strip a beginning
         for count in range(1, len(ids) + 1):
             decoded = codec.decode(ids[back:count])
             if decoded.startswith(prefix) and text.startswith(decoded[len(prefix) :], places[-1]):

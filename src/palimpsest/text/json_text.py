@@ -26,7 +26,7 @@ KeyPath = tuple[str, ...]
 
 
 def is_wide(number: int) -> bool:
-    """Whether 64 bits, signed or not, are too few for an integer.
+    """True if 64 bits, signed or not, are too few for an integer.
 
     >>> is_wide(2**64 - 1), is_wide(2**64), is_wide(-(2**63))
     (False, True, False)
@@ -241,21 +241,34 @@ def _integer(digits: str) -> int:
         raise Unreadable("a number has too many digits", bounded=True) from None
 
 
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+"""Python's types of JSON Schema's."""
+
+
+def is_a(value: Any, name: str) -> bool:
+    """True if a JSON value has the type `name` of `TYPES`; true is not a number."""
+    return isinstance(value, TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
+
+
 def kind(value: Any) -> str:
     """The type of a JSON value, with its article.
 
-    >>> kind([]), kind(None)
-    ('an array', 'null')
+    >>> kind([]), kind(2), kind(None)
+    ('an array', 'an integer', 'null')
     """
-    kinds = {
-        bool: "a boolean",
-        str: "a string",
-        int: "a number",
-        float: "a number",
-        list: "an array",
-        dict: "an object",
-    }
-    return kinds.get(type(value), "null")
+    return article(next((name for name in TYPES if is_a(value, name)), type(value).__name__))
+
+
+def article(name: str) -> str:
+    return name if name == "null" else f"an {name}" if name[0] in "aio" else f"a {name}"
 
 
 def shown(text: str) -> str:

@@ -166,7 +166,7 @@ class _CallReader:
         """The JSON object at `start`, or an object in another notation (json_text.py), and its end."""
         stop = len(self.text) if stop is None else stop
         if notation is None and not self.text.startswith("{", start):
-            raise Unreadable(f"expected a JSON object, found {shown(self.text[start : min(stop, start + 41)])}")
+            raise Unreadable(f"expected a JSON object, found {shown(self.text[start:stop])}")
         limit = min(stop, start + MAX_JSON_CHARS - self.visited)
         try:
             piece, end = as_json(self.text, start, limit, notation)
@@ -243,9 +243,7 @@ def _read_json(reader: _CallReader, outer: int, inner: int, closing: re.Match[st
     value, end = reader.value(_skip(reader.text, inner), closing.start())
     rest = _skip(reader.text, end)
     if rest < closing.start():
-        raise Unreadable(
-            f"after the JSON of a call stands {shown(reader.text[rest : min(closing.start(), rest + 41)])}"
-        )
+        raise Unreadable(f"after the JSON of a call stands {shown(reader.text[rest : closing.start()])}")
     reader.add_value(value, outer, closing.end())
 
 
@@ -270,7 +268,7 @@ def _read_pairs(reader: _CallReader, outer: int, inner: int, closing: re.Match[s
             arguments[key], at = value_of(found[2], properties.get(key, {})), found.end()
     ended = tail.match(text, at, stop)
     if named is None or ended is None or ended.end() < stop:
-        raise Unreadable(f"expected a name, then arguments in their tags, found {shown(text[at : min(stop, at + 41)])}")
+        raise Unreadable(f"expected a name, then arguments in their tags, found {shown(text[at:stop])}")
     reader.add(ToolCall(_checked_name(named[1]), arguments, outer, closing.end()))
 
 
@@ -330,10 +328,10 @@ def _read_named(
 ) -> int:
     """One call with the name before its arguments."""
     if (named := head.match(reader.text, at)) is None:
-        raise Unreadable(f"expected a name and its arguments, found {shown(reader.text[at : at + 41])}")
+        raise Unreadable(f"expected a name and its arguments, found {shown(reader.text[at:])}")
     arguments, at = reader.value(named.end(), notation=notation)
     if not reader.text.startswith(end, at):
-        raise Unreadable(f"expected {end}, found {shown(reader.text[at : at + 41])}")
+        raise Unreadable(f"expected {end}, found {shown(reader.text[at:])}")
     reader.add(ToolCall(_checked_name(named[1]), arguments, first, at + len(end)))
     return at + len(end)
 
@@ -343,8 +341,7 @@ def _read_array(reader: _CallReader, marker: int, start: int, read: Callable[[_C
     text = reader.text
     if not text.startswith("[", start):
         raise Unreadable(
-            f"after {text[marker:start].strip()} stands neither an array of calls nor name[ARGS]: "
-            f"{shown(text[start : start + 41])}"
+            f"after {text[marker:start].strip()} stands neither an array of calls nor name[ARGS]: {shown(text[start:])}"
         )
     at, first = _skip(text, start + 1), marker
     while True:
@@ -352,7 +349,7 @@ def _read_array(reader: _CallReader, marker: int, start: int, read: Callable[[_C
         if text.startswith("]", at):
             return at + 1
         if not text.startswith(",", at):
-            raise Unreadable(f'after a call in the array stands {shown(text[at : at + 41])}, not "," or "]"')
+            raise Unreadable(f'after a call in the array stands {shown(text[at:])}, not "," or "]"')
         at = first = _skip(text, at + 1)
 
 

@@ -21,19 +21,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from palimpsest.errors import ConfigError, nearest
-from palimpsest.text.json_text import Unreadable, end_of_value, loaded, valid
+from palimpsest.text.json_text import TYPES, Unreadable, article, end_of_value, is_a, kind, loaded, valid
 
 Schema = Mapping[str, Any]
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
 _KEYWORDS = {"type", "properties", "required", "items", "enum", "description", "title", "default"}
 
 
@@ -49,8 +40,8 @@ def check_schema(schema: Schema, where: str = "parameters") -> None:
             keywords = ", ".join(sorted(_KEYWORDS))
             raise ConfigError(f"tool schema {where}.{keyword}: not supported; known are {keywords}")
     for name in _types(schema):
-        if name not in _TYPES:
-            hint = nearest(str(name), _TYPES) or f"; one of {', '.join(_TYPES)}"
+        if name not in TYPES:
+            hint = nearest(str(name), TYPES) or f"; one of {', '.join(TYPES)}"
             raise ConfigError(f"tool schema {where}.type={name}: not a type{hint}")
     for key in schema.get("required", ()):
         if key not in schema.get("properties", {key: {}}):
@@ -96,14 +87,14 @@ def value_of(text: str, schema: Schema) -> Any:
         value = _PYTHON[piece] if piece in _PYTHON else loaded(piece)
     except Unreadable:
         return valid(text)
-    return valid(text) if "string" in types and not any(_is(value, name) for name in types) else value
+    return valid(text) if "string" in types and not any(is_a(value, name) for name in types) else value
 
 
 def _fault(value: Any, schema: Schema, path: str) -> str | None:
     shown = f"{path or 'arguments'}={_shown(value)}"
     types = _types(schema)
-    if types and not any(_is(value, name) for name in types):
-        return f"{shown} is {_article(_type_of(value))}: give {' or '.join(map(_article, types))}"
+    if types and not any(is_a(value, name) for name in types):
+        return f"{shown} is {kind(value)}: give {' or '.join(map(article, types))}"
     if "enum" in schema and not any(type(value) is type(one) and value == one for one in schema["enum"]):
         return f"{shown} is not allowed: give one of {', '.join(map(_shown, schema['enum']))}"
     if isinstance(value, dict):
@@ -132,18 +123,6 @@ def _object_fault(value: Mapping[str, Any], schema: Schema, path: str) -> str | 
 def _types(schema: Schema) -> list[str]:
     value = schema.get("type", [])
     return [value] if isinstance(value, str) else list(value)
-
-
-def _is(value: Any, name: str) -> bool:
-    return isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
-
-
-def _type_of(value: Any) -> str:
-    return next((name for name in _TYPES if _is(value, name)), type(value).__name__)
-
-
-def _article(name: str) -> str:
-    return name if name == "null" else f"an {name}" if name[0] in "aio" else f"a {name}"
 
 
 def _shown(value: Any) -> str:

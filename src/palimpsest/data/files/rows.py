@@ -50,10 +50,6 @@ from palimpsest.plugins import object_named
 PREFIX = "hub:"
 
 
-def is_hub(path: Path) -> bool:
-    return str(path).startswith(PREFIX)
-
-
 def parsed(name: str) -> tuple[str, str | None, str | None]:
     """(data set, configuration, split) of a source.
 
@@ -244,7 +240,7 @@ def sniff(path: Path) -> Kind:
     """The kind of file at `path`, from its first bytes."""
     if str(path).startswith(OBJECT):
         return "given"
-    if is_hub(path):
+    if str(path).startswith(PREFIX):
         return "hub"
     try:
         if path.is_dir():

@@ -247,7 +247,7 @@ def _texts(path: str) -> Iterator[tuple[str, str]]:
     elif path.startswith(("http://", "https://")):
         raise DataError(f"{path}: an address; palimpsest reads files: download it and name the file")
     else:
-        yield path, _text(Path(path))
+        yield path, _text(Path(path), text_of)
 
 
 def _folder(path: str) -> Iterator[tuple[str, str]]:
@@ -261,7 +261,7 @@ def _folder(path: str) -> Iterator[tuple[str, str]]:
     if not names:
         raise DataError(f"{path}: has no file of these kinds: {', '.join(suffixes)}; name the files instead")
     for name in sorted(names):
-        yield name, _text(Path(name))
+        yield name, _text(Path(name), text_of)
 
 
 def _bytes(path: Path) -> bytes:
@@ -274,9 +274,9 @@ def _bytes(path: Path) -> bytes:
         return file.read()
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, read: Callable[[Path, bytes], str]) -> str:
     try:
-        return text_of(unpacked_name(path), _bytes(path))
+        return read(unpacked_name(path), _bytes(path))
     except NoRegularFile:
         raise DataError(f"{path}: a pipe or a device; use a file, or - and < for standard input") from None
     except OSError as error:
@@ -453,7 +453,7 @@ def text_rows(folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
         raise DataError(f"{folder}: has no text files ({', '.join(TEXTS)})")
     for name in sorted(names):
         path = folder / name
-        yield {"id": Path(name).as_posix(), "title": path.stem, "text": _body(path)}, f"file {name}"
+        yield {"id": Path(name).as_posix(), "title": path.stem, "text": _text(path, _decoded)}, f"file {name}"
 
 
 def paragraph_of(folder: Path, name: str, where: str) -> str:
@@ -479,17 +479,4 @@ def paragraph_of(folder: Path, name: str, where: str) -> str:
 @lru_cache(maxsize=256)
 def _paragraph(path: Path, size: int, changed_ns: int) -> str:
     """Cached, so that many questions on one text share it."""
-    return f"{path.stem}\n{_body(path)}"
-
-
-def _body(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: can't be read ({error.strerror})") from None
-    if b"\0" in data:
-        raise DataError(f"{path}: not text, it has NUL bytes; remove it from the folder, or convert it to UTF-8")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        not_utf8(path)
+    return f"{path.stem}\n{_text(path, _decoded)}"

@@ -159,15 +159,12 @@ def _batch(row: Row, batch: Any, location: str, number: int) -> dict[str, Any]:
     if isinstance(batch, Mapping):
         turns = fields.get(row, batch, "turns", location)
         location = f"{location}.turns"
-        listed = [message for turn in turns for message in turn] if _is_nested(turns) else None
+        nested = isinstance(turns, list) and all(isinstance(turn, list) for turn in turns)
+        listed = [message for turn in turns for message in turn] if nested else None
     if not isinstance(listed, list) or not all(isinstance(message, Mapping) for message in listed):
         raise DataError(f"{row.where}: {location} must be messages with role and content, is {batch!r:.60}")
     date = next((message["time_anchor"] for message in listed if message.get("time_anchor")), "")
     return {"id": str(number), "date": str(date), "turns": listed}
-
-
-def _is_nested(turns: Any) -> bool:
-    return isinstance(turns, list) and all(isinstance(turn, list) for turn in turns)
 
 
 def _by_ability(row: Row) -> list[tuple[str, str, Any]]:

@@ -49,11 +49,6 @@ from palimpsest.types import Problem
 _ABSENT = object()
 
 
-def mapped_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
-    """`read_rows` with columns renamed. Raises DataError."""
-    return (renamed(row, columns) for row in read_rows(path)) if columns else read_rows(path)
-
-
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
     """`row` with the columns of `columns` under our names.
 
@@ -207,7 +202,8 @@ def format_of(path: Path, reading: ReadOptions = AS_IT_IS) -> DataFormat:
 
 def _rows(path: Path, reading: ReadOptions) -> Iterator[Row]:
     """Rows of `path`, or of the questions file in it, with our column names."""
-    return mapped_rows(questions_file(path) if path.is_dir() else path, columns_for(path, reading.columns))
+    rows, columns = read_rows(questions_file(path) if path.is_dir() else path), columns_for(path, reading.columns)
+    return (renamed(row, columns) for row in rows) if columns else rows
 
 
 @dataclass(frozen=True, slots=True)

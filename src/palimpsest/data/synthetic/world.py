@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 
@@ -170,6 +169,9 @@ FILLER = (
 )
 
 
+_BY_VERB = {statement.split()[1]: relation.name for relation in RELATIONS for statement in relation.statements}
+
+
 class Fact(NamedTuple):
     """Content of a sentence."""
 
@@ -191,7 +193,7 @@ def read_fact(sentence: str) -> Fact | None:
     if len(words) != 3 or not sentence.rstrip().endswith("."):
         return None
     subject, verb, value = words
-    relation = _relations_by_verb().get(verb)
+    relation = _BY_VERB.get(verb)
     return None if relation is None else Fact(subject, relation, value)
 
 
@@ -204,8 +206,3 @@ def unknown_to_bundled(vocabulary: int, texts: Iterable[str]) -> bool:
     """
     known = [any(map(read_fact, re.split(r"(?<=\.)\s+", text))) for text in texts]
     return vocabulary < 4096 and bool(known) and not any(known)
-
-
-@cache
-def _relations_by_verb() -> dict[str, str]:
-    return {statement.split()[1]: relation.name for relation in RELATIONS for statement in relation.statements}

@@ -192,10 +192,6 @@ class GroundedRule:
     how: Grounded = "off"
     unit: Unit = "sentence"
 
-    @property
-    def on(self) -> bool:
-        return self.how != "off"
-
 
 @dataclass(frozen=True, slots=True)
 class Sifted:

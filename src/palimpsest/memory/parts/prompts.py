@@ -110,8 +110,8 @@ def chosen(prompts: str | Mapping[str, Any], shipped: Mapping[str, Texts], used:
     cls = type(next(iter(shipped.values())))
     texts = cls(**check_options(cls, prompts, KEY, "the texts of this policy"))
     _check(texts, prompts, used)
-    plain = {name: insert(getattr(texts, name), {}) for name in _without_slots(cls)}
-    return replace(texts, **plain)
+    plain = [name for name, slots in slots_of(cls).items() if not slots.names and not slots.optional]
+    return replace(texts, **{name: insert(getattr(texts, name), {}) for name in plain})
 
 
 def shared(texts: PromptSet) -> dict[str, Any]:
@@ -140,11 +140,6 @@ class Wording:
         names = [field.name for field in fields(self.texts)]
         selected = [name for name in names if name not in slots or name in self.shown or slots[name].may_be_empty]
         return {name: getattr(self.texts, name) for name in selected}
-
-
-def _without_slots(cls: type[PromptSet]) -> list[str]:
-    """Names of the texts without slots."""
-    return [name for name, slots in slots_of(cls).items() if not slots.names and not slots.optional]
 
 
 def _check(texts: PromptSet, values: Mapping[str, Any], used: Iterable[str]) -> None:

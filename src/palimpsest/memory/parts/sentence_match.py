@@ -40,7 +40,11 @@ class SentenceSource:
     def initials_of(self, number: int) -> frozenset[str]:
         """Initials of each run of two or more names in a sentence."""
         if number not in self.initials:
-            self.initials[number] = _initials(self.sentences[number])
+            sentence = self.sentences[number]
+            letters = [acronym(sentence, run) for run in name_runs(sentence)]
+            self.initials[number] = frozenset(
+                one[i:j] for one in letters for i in range(len(one)) for j in range(i + 2, min(i + 6, len(one)) + 1)
+            )
         return self.initials[number]
 
 
@@ -85,7 +89,7 @@ class UnitWords:
 
     @property
     def lacks_a_subject(self) -> bool:
-        """Whether it starts with a verb or a pronoun, as the second part of a unit may."""
+        """True if it starts with a verb or a pronoun, as the second part of a unit may."""
         return self.words.kinds[0] is WordKind.WORD or self.words.exact[0] in PRONOUNS
 
 
@@ -106,14 +110,6 @@ def name_runs(words: Sentence) -> list[list[int]]:
 def acronym(words: Sentence, run: Sequence[int]) -> str:
     """First letters of names."""
     return "".join(words.exact[index][0] for index in run)
-
-
-def _initials(sentence: Sentence) -> frozenset[str]:
-    made = set[str]()
-    for run in name_runs(sentence):
-        letters = acronym(sentence, run)
-        made.update(letters[i:j] for i in range(len(letters)) for j in range(i + 2, min(i + 6, len(letters)) + 1))
-    return frozenset(made)
 
 
 def content_of(sentences: Sequence[Sentence]) -> list[str]:
@@ -240,7 +236,7 @@ class Match:
                 self.found[i] = sorted(at)
 
     def _is_seam(self, index: int) -> bool:
-        """Whether the pair is missing but both neighbours are present: parts of the sentence were moved."""
+        """True if the pair is missing but both neighbours are present: parts of the sentence were moved."""
         if not is_pair(self.unit.words.exact[index]) or len(self.unit.content) < WHOLE * sum(map(len, self.sentences)):
             return False
         return index - 1 in self.found and index + 1 in self.found
@@ -272,7 +268,7 @@ class Match:
         )
 
     def _is_ordinary(self, index: int) -> bool:
-        """Whether a word is capitalised only because it starts the unit."""
+        """True if a word is capitalised only because it starts the unit."""
         words = self.unit.words
         if words.kinds[index] is not WordKind.NAME or index != self.unit.content[0]:
             return False
@@ -287,7 +283,7 @@ class Match:
         )
 
     def _replaces_a_pronoun(self, missing: Sequence[int]) -> bool:
-        """Whether the missing words are one name from an earlier sentence, which the window calls "he"."""
+        """True if the missing words are one name from an earlier sentence, which the window calls "he"."""
         words = self.unit.words
         run = next((run for run in self.unit.runs if missing[0] in run), [])
         if not run or any(i not in run for i in missing):
@@ -312,7 +308,7 @@ class Match:
         return range(0)
 
     def _has_pronoun_before(self, word: int) -> bool:
-        """Whether the window has a pronoun shortly before its counterpart of a word."""
+        """True if the window has a pronoun shortly before its counterpart of a word."""
         return any(
             True
             for number, index in self.found.get(word, ())
@@ -333,7 +329,7 @@ class Match:
         return bool(mine - theirs if mine else theirs - {-1})
 
     def _joined(self) -> bool:
-        """Whether each sentence of the window contributes more than a name or number."""
+        """True if each sentence of the window contributes more than a name or number."""
         if len(self.sentences) == 1:
             return True
         kinds = self.unit.words.kinds
@@ -356,7 +352,7 @@ class Match:
         return None
 
     def _exchanged(self, content: Sequence[int], misplaced: tuple[int, int]) -> bool:
-        """Whether the unit has the window's order with one `misplaced` name or number replaced by another one."""
+        """True if the unit has the window's order with one `misplaced` name or number replaced by another one."""
         words = self.unit.words
         for word in ("by", "'s"):
             if (word in words.exact) != any(word in sentence.exact for sentence in self.sentences):
@@ -407,7 +403,7 @@ class Match:
         return False
 
     def _flipped(self, a: int, b: int, sentence: Sentence, p: int, q: int) -> bool:
-        """Whether exactly one of unit and sentence is passive, or a genitive."""
+        """True if exactly one of unit and sentence is passive, or a genitive."""
         mine, theirs = self.unit.words.exact, sentence.exact
         for x, y in ((a, p), (b, q)):
             if self.unit.words.kinds[x] is WordKind.WORD and ("by" in mine[x + 1 : x + 5]) != (

@@ -31,7 +31,7 @@ from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
 from palimpsest.events import ToolCalled, ToolFailed
 from palimpsest.memory.parts.history import Exchange, History, Result, sampled_text
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
-from palimpsest.memory.policy import Answered, MemoryPolicy, Model
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_positive
 from palimpsest.seeding import keyed_random
 from palimpsest.text.chat import chat_pieces, native_style, opening
 from palimpsest.text.codec import Codec
@@ -150,9 +150,7 @@ class ToolAgentPolicy(MemoryPolicy):
     """The tool objects."""
 
     def __post_init__(self) -> None:
-        for name in ("max_turns", "parallel_calls", "turn_tokens", "context_tokens", "tool_chars"):
-            if not getattr(self, name) >= 1:
-                raise ConfigError("must be at least 1", key=f"policy.options.{name}", value=getattr(self, name))
+        require_positive(self, "max_turns", "parallel_calls", "turn_tokens", "context_tokens", "tool_chars")
         if not self.tool_timeout_s > 0:
             raise ConfigError("must be above 0 seconds", key="policy.options.tool_timeout_s", value=self.tool_timeout_s)
         if self.turn_tokens >= self.context_tokens:
