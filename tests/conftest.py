@@ -29,10 +29,12 @@ settings.load_profile("untimed")
 
 @pytest.fixture(scope="session", autouse=True)
 def unignored_interrupts() -> Iterator[None]:
-    """Lets SIGINT interrupt the tests and their child processes: a shell's background jobs ignore it."""
-    found = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Lets SIGINT and SIGHUP end tests and their child processes; background jobs and nohup ignore them."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    found = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGINT, found)
+    for number, handler in found.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -111,7 +111,7 @@ def test_it_keeps_the_contract_where_the_document_fits(tiny_codec: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"passage_tokens": 0}, "policy.options.passage_tokens=0: must be at least 1 token"),
+        ({"passage_tokens": 0}, "policy.options.passage_tokens=0: must be at least 1"),
         ({"retriever": "dense"}, "choose one of words, jaccard, tfidf, bm25"),
         ({"window_tokens": 0}, "policy.options.window_tokens=0"),
     ],

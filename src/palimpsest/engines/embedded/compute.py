@@ -126,12 +126,14 @@ def memory_of(device: torch.device) -> int:
 # ---- Keeps freed memory in the process, so that the next tensor of that size needs no new pages --------------
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
 _LARGEST = 32 << 20  # glibc takes blocks from its heap up to this size
 _NEVER = (1 << 31) - 1
+_ARENAS = 2  # heaps of the process; free memory fragments in the default of 8 per core
 
 
 def keep_freed_memory() -> bool:
-    """Set glibc's thresholds for this process; returns False if unsupported, which only costs speed."""
+    """Set glibc's options for this process; returns False if unsupported, which only costs speed and memory."""
     mallopt = glibc("mallopt")
-    return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) & bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+    options = ((_MMAP_THRESHOLD, _LARGEST), (_TRIM_THRESHOLD, _NEVER), (_ARENA_MAX, _ARENAS))
+    return mallopt is not None and all(mallopt(*option) for option in options)
