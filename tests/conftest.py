@@ -30,7 +30,7 @@ settings.load_profile("untimed")
 @pytest.fixture(scope="session", autouse=True)
 def unignored_interrupts() -> Iterator[None]:
     """Lets SIGINT and SIGHUP end tests and their child processes; background jobs and nohup ignore them."""
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    handlers: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     found = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
     for number, handler in found.items():

@@ -28,7 +28,7 @@ import torch
 
 from palimpsest.engines.process_guard import glibc
 
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 """oneDNN keeps that many compiled products, one per shape, of a third of a megabyte each; its own default is 1024."""
 
 T = TypeVar("T")
