@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import random
 import shutil
 import threading
 import time
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
 
 import palimpsest
 from palimpsest.errors import ConfigError, ModelError
@@ -260,3 +263,22 @@ def test_results_kept_on_a_codec_are_made_once_bounded_and_die_with_it(
     del codec
     gc.collect()
     assert died() is None
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"single_word": True}, {"lstrip": True, "rstrip": True}, {"normalized": True}, {"special": False}]
+)
+@pytest.mark.parametrize("normalizer", [None, normalizers.Lowercase(), normalizers.NFKC()])
+def test_role_markers_are_those_that_the_tokenizer_reads(
+    rules: dict[str, bool], normalizer: Any, tiny_tokenizer: Any
+) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizer
+    made = {"special": True, "normalized": False, **rules}
+    backend.add_tokens([AddedToken(text, **made) for text in ("<a>", "<a>b", "b<", "<A>", "ab>")])
+    codec, rng = Codec(tokenizer), random.Random(0)
+    for _ in range(300):
+        text = "".join(rng.choices(("<", "a", ">", "b", "A", " ", "＜a＞", "<a>", "<|im_end|>"), k=12))
+        read = codec.encode_trusted(text)
+        assert codec.role_markers(text) == [i for i in read if i in codec.role_ids], text

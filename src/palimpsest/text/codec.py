@@ -23,6 +23,7 @@ Not covered: text that persuades the model; lone surrogates, which become U+FFFD
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -259,6 +260,23 @@ class Codec:
     def encode_trusted(self, text: str) -> list[int]:
         """[T] ids of trusted text, which may contain control tokens."""
         return _ids(self.tokenizer.backend_tokenizer, text)
+
+    def role_markers(self, text: str) -> list[int]:
+        """Ids of `role_ids` in trusted `text`, in order. Encodes it only if added tokens have rules of matching."""
+        if self._added is None:
+            ids: Iterable[int] = self.encode_trusted(text)
+        else:
+            ids = map(self.tokenizer.backend_tokenizer.token_to_id, self._added.findall(text))
+        return [i for i in ids if i in self.role_ids]
+
+    @cached_property
+    def _added(self) -> re.Pattern[str] | None:
+        """Added tokens, the longest first; None if some match by other rules."""
+        added = self.tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
+        if any(token.single_word or token.normalized for token in added):
+            return None
+        contents = sorted((token.content for token in added), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, contents)) or "(?!)")
 
     def decode(self, ids: Iterable[int], *, control: bool = True) -> str:
         """Text of `ids`; `control=False` omits control tokens."""

@@ -205,17 +205,13 @@ class TextForm(Form):
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         """See `Form.body`. Raises SamplerError if the data contains a control token."""
         text = self.codec.decode(prompt_ids)
-        built, read = prompt_ids, self.codec.encode_trusted(text)
-        if self._control_ids(built) != self._control_ids(read):
+        if [i for i in prompt_ids if i in self.codec.role_ids] != self.codec.role_markers(text):
             raise SamplerError(
                 "the document, or a reply, contains a role marker of the model, which a text prompt can't escape; "
                 "use an endpoint that takes token ids"
             )
         request: dict[str, Any] = {"prompt": text, "stop": stop_texts(self.codec, params)}
         return self._body(params) | request | ({"add_special_tokens": False} if self.fields.extended else {})
-
-    def _control_ids(self, ids: Sequence[int]) -> list[int]:
-        return [i for i in ids if i in self.codec.role_ids]
 
 
 class ChatForm(Form):
