@@ -157,7 +157,7 @@ def draw(samples: Sequence[Sample], path: Path) -> None:
 
     from palimpsest.report.plots import STYLES
 
-    figure = Figure(figsize=(6.4, 2.4), dpi=100, layout="constrained")
+    figure = Figure(figsize=(9.6, 2.4), dpi=100, layout="constrained")
     for axes, key in zip(figure.subplots(1, len(MEASURES)), MEASURES, strict=True):
         for (color, _), name in zip(STYLES, ("client", "server"), strict=False):
             own = [sample for sample in samples if sample.process == name]
