@@ -224,8 +224,8 @@ def test_another_model_of_a_role_is_another_evaluation(tmp_path: Path) -> None:
 
 
 MODULES = {
-    "mine.py": "import json\nimport beside\nfrom inner.part import x\nx = 1\n",
-    "beside.py": "def f():\n    import late\n",
+    "mine.py": "import json\nimport nearby\nfrom inner.part import x\nx = 1\n",
+    "nearby.py": "def f():\n    import late\n",
     "late.py": "",
     "inner/__init__.py": "",
     "inner/part.py": "from . import more\nx = 2\n",

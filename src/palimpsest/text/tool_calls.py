@@ -341,7 +341,7 @@ def _read_array(reader: _CallReader, marker: int, start: int, read: Callable[[_C
     text = reader.text
     if not text.startswith("[", start):
         raise Unreadable(
-            f"after {text[marker:start].strip()} stands neither an array of calls nor name[ARGS]: {shown(text[start:])}"
+            f"after {text[marker:start].strip()}: neither an array of calls nor name[ARGS], found {shown(text[start:])}"
         )
     at, first = _skip(text, start + 1), marker
     while True:
@@ -349,7 +349,7 @@ def _read_array(reader: _CallReader, marker: int, start: int, read: Callable[[_C
         if text.startswith("]", at):
             return at + 1
         if not text.startswith(",", at):
-            raise Unreadable(f'after a call in the array stands {shown(text[at:])}, not "," or "]"')
+            raise Unreadable(f'after a call in the array: expected "," or "]", found {shown(text[at:])}')
         at = first = _skip(text, at + 1)
 
 

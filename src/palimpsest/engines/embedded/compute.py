@@ -136,4 +136,4 @@ def keep_freed_memory() -> bool:
     """Set glibc's options for this process; returns False if unsupported, which only costs speed and memory."""
     mallopt = glibc("mallopt")
     options = ((_MMAP_THRESHOLD, _LARGEST), (_TRIM_THRESHOLD, _NEVER), (_ARENA_MAX, _ARENAS))
-    return mallopt is not None and all(mallopt(*option) for option in options)
+    return mallopt is not None and {mallopt(*option) for option in options} == {1}
