@@ -113,13 +113,15 @@ def error_in_reply(answer: Any, *secrets: str | None) -> str | None:
 
 
 def content_text(content: Any) -> str:
-    """Text of a chat message: a string, null, or the parts of type text of a list. Raises TypeError or LookupError.
+    """Text of a chat message: a string, null, or the parts of a list that aren't thinking. Raises TypeError or
+    LookupError.
 
     >>> content_text([{"type": "thinking", "thinking": []}, {"type": "text", "text": "tea"}]), content_text(None)
     ('tea', '')
     """
     if isinstance(content, list):
-        return "".join(part["text"] for part in content if part["type"] == "text")
+        texts = {"text": "text", "output_text": "text", "refusal": "refusal"}
+        return "".join(part[texts[part["type"]]] for part in content if part["type"] in texts)
     if not isinstance(content, str | None):
         raise TypeError("no text")
     return content or ""

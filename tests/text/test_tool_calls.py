@@ -24,7 +24,7 @@ from palimpsest.text.tool_calls import (
     ToolCall,
     calls_text,
     find_calls,
-    unread_call,
+    calls_in,
 )
 from palimpsest.text.tool_schema import argument_fault, check_schema
 from support.mutations import mutated
@@ -172,7 +172,7 @@ def test_values_in_tags_have_the_type_of_the_schema() -> None:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("text", ["", " ", "The answer is Oslo.", "<think>so: ", 'FINAL_ANSWER: {"Q1": "Oslo"}'])
 def test_a_reply_in_words_has_no_calls(style: CallStyle, text: str) -> None:
-    assert find_calls(text, style) == unread_call(text, style) == ()
+    assert find_calls(text, style) == calls_in(text, style, {"search": {}}) == ()
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,8 @@ def test_a_megabyte_of_anything_is_read_within_the_limits(style: CallStyle, monk
     for text in floods():
         check(text, style, monkeypatch)
     for text in floods()[::60]:
-        assert len(unread_call(text, style)) < 2
+        found = calls_in(text, style, {"search": {}})
+        assert len(found) <= MAX_CALLS + 1
 
 
 def test_a_call_at_the_limits_is_still_read() -> None:

@@ -313,4 +313,5 @@ def _print_ungraded(evaluation: Evaluation) -> None:
         typer.echo(
             f"{counted(lost, 'episode')} ungraded and not in the accuracy; the most frequent reason: "
             f"{reason}; run the command again to repeat them"
+            + ("" if evaluation.out is None else f", or grade saved answers again: eval --regrade {evaluation.out}")
         )

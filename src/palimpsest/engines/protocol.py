@@ -47,7 +47,7 @@ class Endpoint:
     sent: tuple[str, ...] = ()
     """Names of the fields of each request."""
     dropped: tuple[str, ...] = ()
-    """The rejected ones of temperature, top_p and seed, which it sets."""
+    """The sampling fields that it rejected, and sets as it likes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Traje
 
 
 def failure(trajectory: Trajectory) -> str | None:
-    """The first error that the episode recorded, on one line; None without an error."""
-    for event in trajectory.events:
-        what = event.what
+    """The first error that the episode recorded, of a tool only without others, on one line; None without an error."""
+    whats = sorted((event.what for event in trajectory.events), key=lambda what: isinstance(what, ToolFailed))
+    for what in whats:  # an episode survives errors of tools
         if isinstance(what, PolicyFailed):
             return _error_text(what.type, what.message) + (f" ({what.where})" if what.where else "")
         if isinstance(what, SamplerFailed | PromptOverflowed | ToolFailed):

@@ -188,6 +188,11 @@ def final_answer(text: str) -> str | None:
     return rest.removeprefix("**").strip() if marker else None
 
 
+def gives_answer(text: str) -> bool:
+    """Return whether any rule finds an answer."""
+    return MARKER in text or extract(text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class NamedAnswers:
     """The answers of an object, by the name of the question."""

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -42,7 +42,7 @@ from palimpsest.errors import ModelError
 from palimpsest.text.chat_template import Message, Refusal
 from palimpsest.text.codec import Codec, cached_on_codec, without_added_tokens
 from palimpsest.text.template import Template, cut_at_marks, mark, marked_slots
-from palimpsest.text.tool_calls import FORMATS, CallStyle, ToolCall, find_calls
+from palimpsest.text.tool_calls import FORMATS, CallStyle, ToolCall, find_calls, shape
 from palimpsest.types import Prompt
 
 Tokens = tuple[int, ...]
@@ -172,6 +172,12 @@ _ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"query": "42", "tags": ["a", "b"], "where": {"k": [1.5, False, {"z": "w"}]}, "ratio": -0.5},
     {"query": 'a "q" {x}\ny\'s \\ <b>', "where": {"it's": 'a "q"\n'}},
 )
+
+
+def described_tools(functions: Sequence[Mapping[str, Any]], style: CallStyle) -> str:
+    """Tools, in the form of OpenAI's function calling, as text for a chat template that ignores tools."""
+    schemas = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
+    return f"# Tools\n\nTo call a tool, write:\n{shape(style)}\n\nThese are the tools, one a line:\n{schemas}"
 
 
 @cached_on_codec

@@ -35,13 +35,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+from palimpsest.text.answers import gives_answer
 from palimpsest.text.json_text import GEMMA, PYTHON, Unreadable, as_json, kind, loaded, shown, valid
 from palimpsest.text.reply_tags import Thought, thoughts
-from palimpsest.text.tool_schema import Schema, value_of
+from palimpsest.text.tool_schema import Schema, named_call, value_of
 
 CallStyle = Literal["hermes", "llama3", "mistral", "qwen_coder", "glm", "gemma4", "harmony", "lfm2"]
 
@@ -113,20 +114,31 @@ _CALL_LIKE = re.compile(
 )
 
 
-def unread_call(text: str, style: CallStyle) -> tuple[Malformed, ...]:
-    """What looks like a call in a reply without a call in `style`: the opener of another format, or its whole call.
+def calls_in(text: str, style: CallStyle, schemas: Mapping[str, Schema]) -> tuple[ToolCall | Malformed, ...]:
+    """The calls of a reply to an agent with tools of these names; without one in `style`, what looks like a call: the
+    opener of another format, its whole call, or, before no answer, a tool's name where calls have it.
 
-    >>> [one.reason for one in unread_call("[TOOL_CALLS]search[ARGS]{}", "llama3")]
+    >>> [one.reason for one in calls_in("[TOOL_CALLS]search[ARGS]{}", "llama3", {})]
     ['unreadable call; write: {"name": "NAME", "parameters": {"ARGUMENT": "VALUE"}}']
-    >>> unread_call("The answer is tea.", "llama3")
+    >>> len(calls_in("Action: search", "hermes", {"search": {}}))
+    1
+    >>> calls_in("The search found tea.", "llama3", {"search": {}})
     ()
     """
-    like = _CALL_LIKE.search(text, 0 if (thought := _first_thought(text)).unclosed else thought.end)
+    found = find_calls(text, style, schemas)
+    if any(isinstance(one, ToolCall) for one in found):
+        return found
     others = (one for other in FORMATS if other != style for one in find_calls(text, other))
-    start = like.start() if like else next((one.start for one in others if isinstance(one, ToolCall)), None)
-    if start is None:
-        return ()
-    return (Malformed(f"unreadable call; write: {shape(style)}", start, len(text), unread=True),)
+    start = next((one.start for one in others if isinstance(one, ToolCall)), None)
+    if found:
+        return tuple(replace(one, unread=start is not None) for one in found if isinstance(one, Malformed))
+    begin = 0 if (thought := _first_thought(text)).unclosed else thought.end
+    if like := _CALL_LIKE.search(text, begin):
+        start = like.start()
+    elif start is None and (named := named_call(schemas).search(text, begin)) and not gives_answer(text[named.end() :]):
+        start = named.start()
+    reason = f"unreadable call; write: {shape(style)}"
+    return () if start is None else (Malformed(reason, start, len(text), unread=True),)
 
 
 class _Full(Exception):
@@ -209,8 +221,7 @@ _BETWEEN = re.compile(r"[ \t\r\n;,]*+")
 
 
 def _skip(text: str, start: int, what: re.Pattern[str] = _BLANK) -> int:
-    match = what.match(text, start)
-    return start if match is None else match.end()
+    return match.end() if (match := what.match(text, start)) else start
 
 
 _TAG = re.compile("<(/?)tool_call>")
@@ -468,12 +479,6 @@ def shape(style: CallStyle) -> str:
     return call_text("NAME", {"ARGUMENT": "VALUE"}, style).strip()
 
 
-def described_tools(functions: Sequence[Mapping[str, Any]], style: CallStyle) -> str:
-    """Tools, in the form of OpenAI's function calling, as text for a chat template that ignores tools."""
-    schemas = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
-    return f"# Tools\n\nTo call a tool, write:\n{shape(style)}\n\nThese are the tools, one a line:\n{schemas}"
-
-
 def call_text(name: str, arguments: Mapping[str, Any], style: CallStyle) -> str:
     """A call as a model writes it, e.g. in an SFT example.
 
@@ -490,8 +495,6 @@ def calls_text(calls: Sequence[tuple[str, Mapping[str, Any]]], style: CallStyle)
 
     >>> calls_text([("search", {"query": "Oslo"}), ("search", {"query": "Rome"})], "llama3")
     '{"name": "search", "parameters": {"query": "Oslo"}}; {"name": "search", "parameters": {"query": "Rome"}}'
-    >>> calls_text([("search", {"query": "Oslo"})], "mistral")
-    '[TOOL_CALLS][{"name": "search", "arguments": {"query": "Oslo"}}]'
     """
     form = FORMATS[style]
     return form.before + form.between.join(form.write(*call) for call in calls) + form.after

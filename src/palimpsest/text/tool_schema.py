@@ -17,7 +17,8 @@ Not covered: checks by the tool, such as whether an id exists.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from palimpsest.errors import ConfigError, nearest
@@ -50,6 +51,24 @@ def check_schema(schema: Schema, where: str = "parameters") -> None:
         check_schema(inner, f"{where}.{key}")
     if "items" in schema:
         check_schema(schema["items"], f"{where}[]")
+
+
+def named_call(names: Iterable[str]) -> re.Pattern[str]:
+    """Matches one of the tools' `names` where calls of any format have it, or JSON with a name and arguments.
+
+    >>> found = named_call(["search"])
+    >>> [bool(found.search(text)) for text in ('"tool": "search"', "search(query='x')", "search[ARGS]{", "to=search")]
+    [True, True, True, True]
+    >>> bool(found.search("my search (of 2010) found it"))
+    False
+    """
+    known = "|".join(map(re.escape, names)) or "(?!)"
+    return re.compile(
+        rf'"(?:name|tool|tool_name|function|action|recipient_name)"\s*+:\s*+"(?:{known})"|\bto=(?:\w+\.)?(?:{known})\b'
+        rf"|\b(?:{known})(?:\[ARGS\]\s*+)?+(?:\{{|\((?:\w++\s*+=|[\"'{{]))|^[ \t*]*+Action:[ \t*]*+(?:{known})\b"
+        r'|"name"\s*+:\s*+"[^"\n]{1,128}"\s*+,\s*+"(?:arguments|parameters)"',
+        re.MULTILINE,
+    )
 
 
 def argument_fault(arguments: Any, schema: Schema) -> str | None:

@@ -209,7 +209,7 @@ async def _answer(
     policy = agent.policy_for(problem)
     prepared = policy.prepare(problem, codec)
     sections = len(getattr(prepared, "chunks", ()))
-    if unknown_to_bundled(codec.vocab_size, [document.text]):
+    if agent.engine.limits.endpoint is None and unknown_to_bundled(codec.vocab_size, [document.text]):
         progress.message(Note("unknown_to_bundled"))
     with progress.count("sections", max(sections, 1)) as tick:
         changes, left = MemoryChanges(codec, sections), iter(range(sections))

@@ -27,7 +27,7 @@ from palimpsest.data.sources.file_source import left_out, outlines
 from palimpsest.data.synthetic.world import unknown_to_bundled
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Engine
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.runner import Entry, Samples, summaries_of
 from palimpsest.evaluation.sample_log import (
     SAMPLES,
@@ -38,11 +38,14 @@ from palimpsest.evaluation.sample_log import (
     write_json,
 )
 from palimpsest.evaluation.summary import by_player
+from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
+from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.notes import Note
 from palimpsest.progress.reporter import Progress, Tick
 from palimpsest.provenance import evaluation_identity
 from palimpsest.reward.grading import build_reward, check_reward, closing
+from palimpsest.text.tool_calls import shape
 
 PROBLEM_LIST = "problems"
 """Name of the data if the caller passes problems."""
@@ -214,10 +217,27 @@ def _entries(plan: EvalPlan, cells: CellProblems, engine: Engine) -> list[Entry]
     window = "; ".join(part for part in (f"model {plan.config.model.path}", engine.limits.note) if part)
     for config in plan.policies:
         policy = build_policy(config)
+        _check_calls(policy, engine)
         admit_all(policy, chain.from_iterable(cells.values()), engine.codec, engine.sampler.max_context, window)
         for cell, problems in cells.items():
             entries.append(Entry(replace(cell, player=config.name), policy, problems, plan.samples))
     return entries
+
+
+def _check_calls(policy: MemoryPolicy, engine: Engine) -> None:
+    """Raise ConfigError for a policy whose calls an endpoint's text prompts can't contain."""
+    check = getattr(engine.sampler, "check_text", None)
+    if check is None or not isinstance(policy, ToolAgentPolicy):
+        return
+    try:
+        check(shape(policy.style(engine.codec)))
+    except DataError:
+        raise ConfigError(
+            "contains control tokens, as the model's tool calls do, in text: set engine.mode=chat, or tokens where the "
+            "endpoint takes token ids",
+            key="engine.mode",
+            value="completions",
+        ) from None
 
 
 async def _play(
@@ -268,7 +288,7 @@ def _finish(evaluation: Evaluation, cells: CellProblems, engine: Engine, progres
         progress.message(Note("calls_unread", rate=rate))
     texts = (p.context for problems in cells.values() for p in islice(problems, 8) if p.context)
     all_wrong = not any(row.accuracy.mean for row in evaluation.summaries)
-    if all_wrong and unknown_to_bundled(engine.codec.vocab_size, texts):
+    if all_wrong and engine.limits.endpoint is None and unknown_to_bundled(engine.codec.vocab_size, texts):
         progress.message(Note("unknown_to_bundled"))
     if evaluation.out is not None:
         report_evaluation(evaluation, engine.codec)

@@ -84,6 +84,9 @@ class EndpointClient:
     def __init__(self, config: EndpointEngineConfig) -> None:
         """Raises ConfigError if the address is invalid or the key's environment variable is not set."""
         address = check_address(config.url, _URL, example=_EXAMPLE)
+        if "/openai/deployments/" in address.path:
+            root = config.url.partition("/openai/deployments/")[0]
+            raise ConfigError(f"{_URL}: {config.url:.200}: give Azure's address for every client, {root}/openai/v1")
         if address.query or address.fragment:
             raise ConfigError(f"{_URL}: the address has a query or a fragment, which may be secrets; give {_EXAMPLE}")
         self.url = config.url.rstrip("/")

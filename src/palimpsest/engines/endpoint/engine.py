@@ -150,7 +150,7 @@ class EndpointEngine:
             tokenizer=_fingerprint(counting),
             served=result.served,
             sent=result.sent,
-            dropped=tuple(sorted(result.form.fields.dropped.intersection(SAMPLING))),
+            dropped=result.form.fields.missing,
         )
         note = describe(endpoint, result, window, counting_only=native is None)
         self.limits = Limits(vocab, window, concurrency=settings.concurrency, note=note, endpoint=endpoint)
@@ -239,6 +239,6 @@ def describe(endpoint: Endpoint, result: Found, window: int, *, counting_only: b
         notes.append(f"counted by the packaged tokenizer, as {endpoint.model} names no usable one (set --tokenizer)")
     elif endpoint.mode != "chat":
         notes.append("tokenizer " + ("compared with the server's" if result.checked else "taken on trust"))
-    if endpoint.dropped:
-        notes.append(f"the endpoint sets {', '.join(endpoint.dropped)}")
+    if chosen := [name for name in SAMPLING if name in endpoint.dropped]:
+        notes.append(f"the endpoint sets {', '.join(sorted(chosen))}")
     return f"{endpoint.url}, {', '.join(notes)}, window {window}"

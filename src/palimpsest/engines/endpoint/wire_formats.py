@@ -41,7 +41,10 @@ _NEUTRAL = {
 SAMPLING = ("seed", "top_p", "temperature")
 """In the order in which they are dropped if an error names several."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
-_ENDS = dict.fromkeys(("", "stop", "eos_token", "stop_sequence"), StopReason.STOP) | {"length": StopReason.LENGTH}
+_ENDS = {
+    **dict.fromkeys(("", "stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete"), StopReason.STOP),
+    **dict.fromkeys(("length", "max_tokens"), StopReason.LENGTH),
+}
 """By `finish_reason` in lower case, "" for null. Others leave a reply incomplete: a filter, a tool call, an error."""
 
 
@@ -64,6 +67,12 @@ class Fields:
         fields |= {"temperature": params.temperature, "top_p": params.top_p, "seed": params.seed % _SEEDS}
         fields |= _NEUTRAL if self.extended else {}
         return {name: value for name, value in fields.items() if name not in self.dropped}
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The fields of the first attempt that these lack."""
+        first, now = (fields.of(SamplingParams(1)) for fields in (Fields(), self))
+        return tuple(sorted(first.keys() - now.keys()))
 
     def without(self, error: str) -> Fields | None:
         """Fields for a second attempt after `error`, which names some of those sent; None if it names none.
@@ -228,11 +237,14 @@ class ChatForm(Form):
 
     def reply(self, choice: Any, params: SamplingParams, ended: StopReason) -> RequestResult:
         """See `Form.reply`. A reply of reasoning alone has no text."""
-        message = choice["message"]
+        message, cut = choice["message"], ended is StopReason.LENGTH
         thought = message.get("reasoning") or message.get("reasoning_content")
-        content = message.get("content") if thought else message["content"]
-        text = content_text(content)
-        only = not text.strip() and bool(thought or (isinstance(content, list) and content))
+        refused = message.get("refusal")
+        content = message.get("content") if thought or refused or cut else message["content"]
+        text = content_text(content) or content_text(refused)
+        if message.get("tool_calls") and not text.strip():
+            raise SamplerError("the endpoint read the reply's tool calls out of its text: switch its tool parser off")
+        only = not text.strip() and bool(thought or cut or (isinstance(content, list) and content))
         return replace(self.encoded(text, params, ended), only_reasoned=only)
 
 

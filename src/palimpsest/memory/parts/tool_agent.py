@@ -33,10 +33,10 @@ from palimpsest.memory.parts.history import Exchange, History, Result, sampled_t
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_positive
 from palimpsest.seeding import keyed_random
-from palimpsest.text.chat import chat_pieces, native_style, opening
+from palimpsest.text.chat import chat_pieces, described_tools, native_style, opening
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, insert
-from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, described_tools, find_calls, unread_call
+from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, calls_in
 from palimpsest.text.tool_schema import argument_fault
 from palimpsest.tools.tool import Tool, ToolError, ToolSpec, build_tools
 from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
@@ -198,8 +198,8 @@ class ToolAgentPolicy(MemoryPolicy):
 
     def calls(self, completion: Completion, codec: Codec) -> tuple[Found, ...]:
         """The calls of a reply; without one, what looks like a call in another format."""
-        text, style = sampled_text(completion.token_ids, codec), self.style(codec)
-        return find_calls(text, style, {spec.name: spec.parameters for spec in self.specs}) or unread_call(text, style)
+        schemas = {spec.name: spec.parameters for spec in self.specs}
+        return calls_in(sampled_text(completion.token_ids, codec), self.style(codec), schemas)
 
     def begin(self, problem: Problem, codec: Codec) -> History:
         """The history before an episode's first turn."""

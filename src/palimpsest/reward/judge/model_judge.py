@@ -48,6 +48,7 @@ from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import JudgeError
 from palimpsest.reward.judge.chat_client import ChatClient, Message
 from palimpsest.text.json_text import Unreadable, end_of_value, loaded
+from palimpsest.text.reply_tags import spoken
 
 # ---- Cache of verdicts in a file -----------------------------------------------------------------------------
 
@@ -314,15 +315,22 @@ def quoted(text: str) -> str:
 
 
 def read_verdict(reply: str, number: str) -> Verdict:
-    """The last verdict of `reply` next to the case number. Raises Unreadable.
+    """The last verdict of `reply` for the case number, after its thinking. Raises Unreadable.
 
     >>> read_verdict('{"verdict": "correct"}? No: {"case": "17", "verdict": "Incorrect"}', "17")
     <Verdict.INCORRECT: 'incorrect'>
     >>> read_verdict('{"verdict": "correct", "reason": "the same town", "case": "17"}', "17")
     <Verdict.CORRECT: 'correct'>
     """
-    adjacent = rf"""["']case["']\s*:\s*["']{re.escape(number)}["']\s*,\s*["']verdict["']\s*:\s*["'](\w+)["']"""
-    verdict = (re.findall(adjacent, reply) or [_in_objects(reply, number)])[-1].lower()
+    reply = re.sub(r"\s", " ", spoken(reply) if reply.lstrip().startswith("<think") else reply)
+    adjacent = rf"""["']case["']\s*:\s*["']{re.escape(number)}["']\s*,\s*["']verdict["']\s*:\s*["']([^"']+)["']"""
+    try:
+        verdict = _in_objects(reply, number)
+    except Unreadable:
+        if not (found := [*re.finditer(adjacent, reply)]) or number in reply[found[-1].end() :]:
+            raise
+        verdict = found[-1][1]
+    verdict = verdict.strip(" .*").lower()
     if verdict not in list(Verdict):
         raise Unreadable("its verdict is not one of correct, partial, incorrect")
     return Verdict(verdict)
@@ -331,7 +339,8 @@ def read_verdict(reply: str, number: str) -> Verdict:
 def _in_objects(reply: str, number: str) -> str:
     """Verdict of the last JSON object, if every object is flat and has the case number: a quoted answer without escapes
     can end an object and begin another one, but cannot write the number. Raises Unreadable."""
-    found, end = list[Any](), 0
+    opened = re.search(r"""\{\s*["']""", reply)  # braces before it are prose
+    found, end = list[Any](), opened.start() if opened else 0
     while (start := reply.find("{", end)) >= 0:
         end = end_of_value(reply, start, len(reply))
         piece = reply[start:end]
