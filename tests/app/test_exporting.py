@@ -233,12 +233,14 @@ def test_adapters_are_exported_merged_so_that_the_folder_loads_by_itself(
     assert not torch.equal(opened.get_parameter(name).float(), plain[name])
 
 
-def test_a_folder_with_an_adapter_is_exported_like_the_run(
-    adapted_run: Path, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_a_folder_with_an_adapter_is_exported_like_the_run(tokenizer: bool, adapted_run: Path, tmp_path: Path) -> None:
+    """peft saves none; then the base model's is taken."""
     adapter = tmp_path / "adapter"
     shutil.copytree(adapted_run / "checkpoints" / "step-000001", adapter, ignore=shutil.ignore_patterns("learner"))
     (adapter / "manifest.json").unlink()
+    for file in () if tokenizer else (*adapter.glob("tokenizer*"), *adapter.glob("chat_template*")):
+        file.unlink()
     ours, theirs = (export(source, tmp_path / f"of-{source.name}") for source in (adapted_run, adapter))
     exact = export(adapted_run, tmp_path / "exact", dtype="float32")
     assert load_file(ours.path / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16  # the run's
@@ -246,6 +248,8 @@ def test_a_folder_with_an_adapter_is_exported_like_the_run(
         weights, expected = (load_file(done.path / "model.safetensors") for done in (one, other))
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], expected[name]) for name in weights)  # theirs: the base model's float32
+    names = [{file.name for file in done.path.glob("tokenizer*")} for done in (ours, theirs)]
+    assert names[0] == names[1] != set()
     with pytest.raises(RunError, match="is already an adapter"):
         export(adapter, tmp_path / "again", adapter=True)
     with pytest.raises(RunError, match="is a model, not a run"):

@@ -72,17 +72,27 @@ def test_a_prune_removes_one_of_two_calls_of_a_reply(style: CallStyle) -> None:
 
 @pytest.mark.parametrize("style", FORMATS)
 @pytest.mark.parametrize(
-    "own", [*FORMATS, "muse", "deepseek", "cohere", "gemma4 without tokens", "lfm2 without tokens"]
+    "own",
+    [
+        *FORMATS,
+        '<atem:function_calls>\n<atem:invoke name="search">\n</atem:invoke>',
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>search",
+        '<|START_ACTION|>[{"tool_name": "search"}]<|END_ACTION|>',
+        "call:search{query:Alice}",  # Gemma 4 and LFM 2 without tokens
+        "I search: [search(query='Alice')]",
+        'I search.\n```json\n{"name": "search", "arguments": {"query": "Alice"}}\n```',
+        'So: {"name": "lookup", "arguments": {}}',
+        '[{"name": "search"}]',
+        '<tool_use>{"tool": "search"}',
+        "```tool_code\nsearch(query='Alice')\n```",
+        "Thought: who?\n**Action:** search",
+        '{"name": "search", "parameters": {"que',
+        " to=browser.search<|message|>{}",
+        'search[ARGS]{"query": "Alice"}',
+    ],
 )
 def test_a_call_in_another_format_is_an_event_and_the_model_may_try_again(style: CallStyle, own: str) -> None:
-    others = {
-        "muse": '<atem:function_calls>\n<atem:invoke name="search">\n</atem:invoke>',
-        "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>search",
-        "cohere": '<|START_ACTION|>[{"tool_name": "search"}]<|END_ACTION|>',
-        "gemma4 without tokens": "call:search{query:Alice}",
-        "lfm2 without tokens": "[search(query='Alice')]",
-    }
-    reply = others.get(own) or NATIVE[own]  # type: ignore[index]
+    reply = NATIVE.get(own, own)  # type: ignore[call-overload]
     if own == style:
         return
     policy = agent(call_style=style)
@@ -115,7 +125,15 @@ def test_tools_are_described_in_a_format_that_the_user_chose_against_the_templat
 
 
 @pytest.mark.parametrize(
-    "answer", ["FINAL_ANSWER: tea", "<think>a <tool_call>?</think>FINAL_ANSWER: tea", '{"Q1": "tea"}']
+    "answer",
+    [
+        "FINAL_ANSWER: tea",
+        "<think>a <tool_call>?</think>FINAL_ANSWER: tea",
+        '{"Q1": "tea"}',
+        "My search (of 2010) found tea.",
+        "After search(query='Alice'): FINAL_ANSWER: tea",
+        '{"name": "search"} gave \\boxed{tea}',
+    ],
 )
 def test_an_answer_is_no_unreadable_call(answer: str) -> None:
     options = {**SMALL, "call_style": "lfm2"}

@@ -218,11 +218,14 @@ def test_a_verdict_is_worth_what_the_configuration_says(said: str, value: float,
         "```json\n{}\n```",
         'At first {{"case": "%s", "verdict": "correct"}}, but then: {}',
         'It claims {{"verdict": "correct"}}. {} It claims {{"verdict": "correct"}}.',
+        '<think>perhaps {{"case": "%s", "verdict": "correct"}}</think>{{"case": "%s", "reason": "r", "verdict": "?"}}',
+        '{{"case": "%s", "verdict": "correct"}} No: {{"verdict": "?", "reason": "r", "case": "%s"}}',
+        'It says \\boxed{{tea}} or {{x}}: {{"case": "%s", "reason": "of\ntwo lines", "verdict": "?."}}',
     ],
 )
 def test_the_last_verdict_behind_the_case_number_counts(wrap: str) -> None:
     def speak(request: dict[str, Any], _: int) -> str:
-        text = wrap.format(verdict(request, "incorrect"))
+        text = wrap.format(verdict(request, "incorrect")).replace("?", "incorrect")
         return text.replace("%s", case_of(request)["case"])
 
     with judge_server(speak) as server:

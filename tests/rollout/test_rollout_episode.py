@@ -11,8 +11,9 @@ import pytest
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import EngineError, PromptTooLong, SamplerError
+from palimpsest.events import Event, SamplerFailed, ToolFailed
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
-from palimpsest.rollout.episode import play
+from palimpsest.rollout.episode import failure, play
 from palimpsest.seeding import derive_seed
 from palimpsest.types import Completion, Outcome, Problem, Prompt, SamplingParams, StopReason, Trajectory
 from support.clock import leap
@@ -261,3 +262,10 @@ def test_a_recorded_turn_of_another_prompt_is_sampled_anew() -> None:
     other = replace(whole.turns[0], prompt_ids=(1, 2))
     assert episode(sampler, recorded=[other]) == whole
     assert len(sampler.calls) == 2
+
+
+def test_the_reason_of_a_lost_episode_is_no_error_of_a_tool_unless_there_is_no_other() -> None:
+    tool, lost = Event(ToolFailed("unknown_tool", message="no tool"), 1), Event(SamplerFailed(0, "down"), 2)
+    trajectory = Trajectory("p", "g", 0, (), Outcome.SAMPLER_FAILED, events=(tool, lost))
+    assert failure(trajectory) == "sampler_error: down"
+    assert failure(replace(trajectory, events=(tool,))) == "tool_error: no tool"

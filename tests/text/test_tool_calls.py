@@ -22,9 +22,9 @@ from palimpsest.text.tool_calls import (
     CallStyle,
     Malformed,
     ToolCall,
+    calls_in,
     calls_text,
     find_calls,
-    calls_in,
 )
 from palimpsest.text.tool_schema import argument_fault, check_schema
 from support.mutations import mutated

@@ -243,9 +243,11 @@ def tokenizer_folder(name: str) -> Path:
 
 
 def open_tokenizer(name: str) -> Path:
-    """The verified folder of a tokenizer. Raises ModelError if it has none."""
+    """The verified folder of a tokenizer; for an adapter without one, its model's. Raises ModelError if it has none."""
     folder = opened(name)
     if not any((folder / file).is_file() for file in _TOKENIZERS):
+        if (folder / ADAPTER_SETTINGS).is_file():
+            return open_tokenizer(adapters_of(name)[1])
         raise ModelError(f"model {name}: no tokenizer; expected a folder with tokenizer.json")
     for file in _OBJECTS:
         read_object(name, folder / file)

@@ -12,6 +12,7 @@ import pytest
 from palimpsest import evaluate
 from palimpsest.engines.endpoint import client as client_module
 from palimpsest.evaluation.sample_log import read_samples
+from support.agents import family_codec
 from support.command import Run
 from support.endpoint_server import Server, endpoint_server, reply
 from support.interrupting import killed_at
@@ -54,6 +55,24 @@ def test_a_policy_plays_on_an_endpoint_and_the_summary_says_what_was_exact(
     assert len(samples) == 4
     assert {sample.outcome for sample in samples} <= {"answered", "answer_truncated"}
     assert not [file for file in out.iterdir() if b"s3cret" in file.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("family", "mode", "played"), [("gemma4", "completions", False), ("qwen", "completions", True)]
+)
+def test_tool_agents_are_rejected_where_text_prompts_cannot_hold_their_calls(
+    family: str, played: bool, tmp_path: Path, palimpsest: Run
+) -> None:
+    """Gemma's calls are control tokens."""
+    family_codec(family).save(tmp_path / "tokenizer")
+    with endpoint_server(Server(takes="completions", speak=lambda body: "FINAL_ANSWER: Rome")) as server:
+        done = palimpsest(
+            *("eval", "served", "--base-url", server.url, "--tokenizer", str(tmp_path / "tokenizer"), "--limit", "1"),
+            *("--data", "synthetic_search", "--objectives", "1", "--policy", "prune", "--no-baselines"),
+            *("context_tokens=3072", "turn_tokens=256"),
+        )
+    assert done.returncode == (0 if played else 2), done.stderr
+    assert ("engine.mode=completions" in done.stderr) is not played
 
 
 def test_the_same_from_python(tiny_model_folder: Path) -> None:

@@ -137,7 +137,9 @@ def test_an_endpoint_that_lets_nobody_choose_the_temperature_is_asked_without_an
     assert not {"temperature", "max_tokens", "top_k"} & set(last)
     assert last["max_completion_tokens"] == 108
     assert endpoint is not None
-    assert (endpoint.dropped, endpoint.sent) == (("temperature",), tuple(sorted(last)))
+    assert endpoint.sent == tuple(sorted(last))
+    assert {"max_tokens", "temperature", "top_k"} <= set(endpoint.dropped)
+    assert not {*endpoint.dropped} & {*last}
     assert "the endpoint sets temperature" in engine.limits.note
 
 
@@ -200,8 +202,8 @@ def test_an_error_that_names_no_field_leaves_none_out(error: str) -> None:
 @pytest.mark.parametrize(
     ("ended", "stop"),
     [
-        *((end, StopReason.STOP) for end in ("stop", "STOP", "eos_token", "stop_sequence", "", None)),
-        ("LENGTH", "length"),
+        *((end, StopReason.STOP) for end in ("stop", "STOP", "eos_token", "EOS", "end_turn", "COMPLETE", "", None)),
+        *((end, StopReason.LENGTH) for end in ("LENGTH", "MAX_TOKENS")),
     ],
 )
 def test_a_complete_reply_may_end_under_other_names(ended: str | None, stop: str) -> None:
@@ -233,6 +235,7 @@ def test_an_end_that_leaves_a_reply_incomplete_is_no_reply(ended: str) -> None:
             "blue",
         ),
         ([{"type": "text", "text": "bl"}, {"type": "text", "text": "ue"}], "blue"),
+        ([{"type": "output_text", "text": "bl"}, {"type": "refusal", "refusal": "ue"}], "blue"),
         ([], ""),
         (None, ""),
     ],
@@ -245,6 +248,17 @@ def test_content_in_parts_is_the_text_of_them(content: Any, text: str) -> None:
         prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
         completion = asked(engine, tuple(prompt))
     assert engine.codec.decode(completion.token_ids) == text
+
+
+def test_calls_that_a_server_took_out_of_the_text_are_no_reply() -> None:
+    server = Server(takes="chat")
+    with endpoint_server(server):
+        engine = opened(server, None)
+        calls = [{"type": "function", "function": {"name": "search", "arguments": "{}"}}]
+        server.fault = lambda number: chat_reply({"content": None, "tool_calls": calls}, "stop")
+        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
+        with refusing(SamplerError, "tool parser"):
+            asked(engine, tuple(prompt))
 
 
 @pytest.mark.parametrize("content", [7, {"text": "blue"}, ["blue"], [{"type": "text"}], [{"type": "text", "text": 7}]])
@@ -481,6 +495,7 @@ def test_nobody_there_is_told_at_once(tiny_model_folder: Path) -> None:
         ("ftp://127.0.0.1/v1", "not a server address"),
         (f"http://user:{KEY}@127.0.0.1/v1", "a user or a password"),
         (f"http://127.0.0.1/v1?key={KEY}", "a query"),
+        ("https://me.openai.azure.com/openai/deployments/m?api-version=1", "https://me.openai.azure.com/openai/v1"),
         ("http://127.0.0.1:9/v1/chat/completions", "give what stands before it, http://127.0.0.1:9/v1"),
     ],
 )
