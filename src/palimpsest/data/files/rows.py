@@ -410,6 +410,8 @@ def plain_values(value: Any) -> Any:
     """`value` of Python, numpy or pandas as in rows of files: lists for tuples and arrays, None for NaN."""
     if isinstance(value, str):
         return value
+    if isinstance(value, int):
+        str(value)  # raises ValueError for thousands of digits
     if isinstance(value, Mapping):
         return {key: plain_values(value[key]) for key in value}
     if isinstance(value, list | tuple):
