@@ -20,7 +20,8 @@ text. A folder may also be a corpus, or contain documents with questions about t
 Guaranteed: the same files give the same document; an unreadable file is an error with its name, never skipped; nothing
 follows an address or a link to a folder, or runs a file's code; a name in `document` outside the folder is an error; a
 PDF needs bounded time and memory (data/files/pdf_pages.py), other files time linear in their length; a compressed file
-that unpacks to more than `UNPACKED` bytes and 100 times its size (of a parquet file: a row group), or is cut short or damaged, is an error.
+(of a parquet file: a row group) that unpacks to more than `UNPACKED` bytes and 100 times its size, or is cut short or
+damaged, is an error.
 Not covered: a text larger than memory; pictures and scanned pages; PDF and HTML as passages of a corpus.
 """
 
