@@ -273,7 +273,7 @@ _TEXT_FILES = (
 
 
 def text_digests(folder: Path) -> dict[str, str]:
-    """16 hexadecimal digits per configuration, tokenizer, template and index file of a model, by its path in `folder`."""
+    """16 hexadecimal digits per configuration, tokenizer, template and index file of a model, by path in `folder`."""
     texts = sorted(file for pattern in (*_TEXT_FILES, "vocab.*", "merges.txt") for file in folder.glob(pattern))
     return {file.relative_to(folder).as_posix(): files.sha256(file)[:16] for file in texts if file.is_file()}
 

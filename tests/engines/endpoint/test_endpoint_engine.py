@@ -590,6 +590,21 @@ def test_a_server_that_counts_other_tokens_is_asked_in_text(tiny_model_folder: P
     assert engine.limits.endpoint.mode == "completions"
 
 
+USAGES = [None, [], [1], "text", 5, {"prompt_tokens": "²"}, {"prompt_tokens": [1]}, {"prompt_tokens_details": [2]}]
+
+
+@pytest.mark.parametrize("usage", [*USAGES, {"completion_tokens": 1e300}, {"prompt_tokens": {"cached": 1}}])
+def test_counts_that_are_none_are_zero_and_the_reply_counts(usage: Any, tiny_model_folder: Path) -> None:
+    said = {"choices": [{"text": "blue", "finish_reason": "stop"}], "usage": usage}
+    with endpoint_server(Server(takes="completions", fault=lambda number: reply(200, said))) as server:
+        engine = opened(server, tiny_model_folder, mode="completions")
+        completion = asked(engine)
+        assert engine.codec.decode(completion.token_ids, control=False) == "blue"
+        stats = engine.sampler.stats()
+        assert (stats.prompt_tokens, stats.generated_tokens) == (len(PROMPT), len(completion.token_ids))  # counted here
+    assert len(server.asked) == PROBES + 1
+
+
 # ---- the key ------------------------------------------------------------------------------------------------------
 
 
