@@ -109,10 +109,9 @@ def download(
 
 @dataclass(slots=True)
 class _Reply:
-    """The last reply of a download."""
+    """The last reply of a download: the time of a request until its headers are here, then its content type."""
 
     sent: float | None = None
-    """Time of a request until its headers are here."""
     kind: str = ""
 
 
