@@ -196,7 +196,7 @@ def _stamp(path: Path) -> str:
 
 
 def _cache_file() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is ignored, as its specification says
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))  # XDG: ignore a relative path
     return (folder if folder.is_absolute() else Path.home() / ".cache") / "palimpsest" / "digests.json"
 
 
