@@ -94,7 +94,7 @@ def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
 
 _FIELD = 1 << 30  # characters of a cell
 _BUFFER = 1 << 20  # bytes of a column read at a time; the default, a row group, may be the whole file
-_BATCH = 8  # rows of a parquet batch; 64 are no faster
+_BATCH = 8  # rows of a parquet batch; 64 take as long
 
 
 def table(path: Path) -> Iterator[tuple[Any, str]]:
