@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import zlib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,14 @@ import palimpsest
 from palimpsest import files, provenance
 from palimpsest.config.schema import RunConfig
 from palimpsest.models.checkpoint_manifest import read_manifest
-from palimpsest.provenance import commit_of, evaluation_identity, sha256s, source_digests, weights_fingerprint
+from palimpsest.provenance import (
+    commit_of,
+    evaluation_identity,
+    sha256s,
+    source_digests,
+    text_digests,
+    weights_fingerprint,
+)
 from palimpsest.runs.jsonl_rows import read_rows
 from support.changed_models import change_the_middle, copied_base, rewrite_template, scale_positions
 from support.command import Run
@@ -168,6 +176,49 @@ def test_a_damaged_cache_of_digests_is_read_as_empty(
     read = later_process(monkeypatch)
     assert sha256s([tmp_path / "a"]) == [digest]
     assert read == [tmp_path / "a"]
+
+
+@pytest.mark.parametrize("other", [None, ["a"], [["a", "b"]], "text", 5, {"STAMP": 5}, {"STAMP": None, "b": "c"}])
+def test_a_cache_of_other_values_than_digests_is_read_as_empty(
+    tmp_path: Path, cached: Path, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "_known", {})
+    (tmp_path / "a").write_bytes(b"a")
+    (digest,) = sha256s([tmp_path / "a"])
+    (stamp,) = json.loads(cached.read_bytes().partition(b"\n")[2])
+    body = json.dumps(other).replace("STAMP", stamp).encode()
+    cached.write_bytes(b"%08x\n" % zlib.crc32(body) + body)
+    read = later_process(monkeypatch)
+    assert (sha256s([tmp_path / "a"]), read) == ([digest], [tmp_path / "a"])
+
+
+@pytest.mark.parametrize("folder", ["cache", "./cache", ""])
+def test_a_relative_folder_of_caches_is_ignored(
+    tmp_path: Path, cached: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(provenance, "_known", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "a").write_bytes(b"a")
+    sha256s([tmp_path / "a"])
+    assert [file.relative_to(tmp_path) for file in tmp_path.rglob("digests.json")] == [
+        Path("home/.cache/palimpsest/digests.json")
+    ]
+
+
+def test_every_template_and_the_index_of_weights_count_by_their_paths(tmp_path: Path) -> None:
+    names = ("chat_template.jinja", "additional_chat_templates/chat_template.jinja", "model.safetensors.index.json")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    before = text_digests(tmp_path)
+    assert set(before) == set(names)
+    for name in names:
+        (tmp_path / name).write_text("{ }")
+        after = text_digests(tmp_path)
+        assert {key for key in before if before[key] != after[key]} == {name}
+        before = after
 
 
 def test_the_cache_of_digests_keeps_the_last_ones(

@@ -20,6 +20,10 @@ _UNSAID = object()
 _VALUE_CHARS = 80
 GOES_ON = "resume the run from its newest checkpoint"
 """Ending of errors about lost processes."""
+UNSENDABLE = (
+    "the document, or a reply, contains a role marker of the model, which a text prompt can't escape; use an endpoint "
+    "that takes token ids"
+)
 
 
 class PalimpsestError(Exception):

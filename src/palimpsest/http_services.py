@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,15 +54,15 @@ def check_address(url: str, key: str, *, example: str = "http://host:port") -> S
     except (ValueError, TypeError, AttributeError) as error:
         shown = f"={url!r:.80}" if "@" not in str(url) else ""
         raise ConfigError(f"{key}{shown}: {error}; use {example}") from None
-    if "@" in parsed.netloc:
-        raise ConfigError(f"{key}: the address contains a user or a password; use {example} and a separate token")
-    unprintable = not url.isprintable() or " " in url  # urlsplit drops line breaks
-    if unprintable or parsed.scheme not in ("http", "https") or not parsed.hostname:
-        raise ConfigError(f"{key}={url!r:.80}: not a server address; use {example}")
     try:
         valid = parsed.port != 0
     except ValueError:
         valid = False
+    if "@" in (parsed.netloc if valid else url):  # a "/" in a password ends the netloc
+        raise ConfigError(f"{key}: the address contains a user or a password; use {example} and a separate token")
+    unprintable = not url.isprintable() or " " in url  # urlsplit drops line breaks
+    if unprintable or parsed.scheme not in ("http", "https") or not parsed.hostname:
+        raise ConfigError(f"{key}={url!r:.80}: not a server address; use {example}")
     if not valid:
         raise ConfigError(f"{key}={url!r:.80}: invalid port; use {example}, with a port from 1 to 65535")
     return parsed
@@ -87,14 +88,14 @@ def check_token(token: str | None, key: str) -> None:
 
 
 def redacted(text: str, *secrets: str | None) -> str:
-    """`text` without the secrets.
+    r"""`text` without the ASCII secrets, also where JSON or a URL escapes their characters.
 
-    >>> redacted("you sent Bearer s3cret", "s3cret", None)
-    'you sent Bearer (redacted)'
+    >>> redacted("you sent Bearer s3/cret", "s3/cret", None), redacted(r"\u00733\/cret, s3%2Fcret", "s3/cret")
+    ('you sent Bearer (redacted)', '(redacted), (redacted)')
     """
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret, _HIDDEN)
+    for secret in filter(None, secrets):
+        forms = (rf"\\{{0,4}}(?:{re.escape(c)}|(?i:u00{ord(c):02x}|%{ord(c):02x}))" for c in secret)
+        text = re.sub("".join(forms), _HIDDEN, text)
     return text
 
 

@@ -42,7 +42,7 @@ from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.config.section import leaves
 from palimpsest.engines.protocol import Endpoint
-from palimpsest.models.model_files import ADAPTER_SETTINGS, read_object
+from palimpsest.models.model_files import ADAPTER_SETTINGS, INDEX, read_object
 from palimpsest.models.model_folder import local_folder
 from palimpsest.types import Problem
 
@@ -196,14 +196,16 @@ def _stamp(path: Path) -> str:
 
 
 def _cache_file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palimpsest" / "digests.json"
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))  # XDG: ignore a relative path
+    return (folder if folder.is_absolute() else Path.home() / ".cache") / "palimpsest" / "digests.json"
 
 
 def _stored() -> dict[str, str]:
     """Digests of earlier processes; empty without an intact file."""
     try:
         checksum, _, body = files.read_regular(_cache_file(), 1 << 20).partition(b"\n")
-        return dict(json.loads(body)) if checksum == b"%08x" % zlib.crc32(body) else {}
+        known = json.loads(body) if checksum == b"%08x" % zlib.crc32(body) else None
+        return known if isinstance(known, dict) and all(isinstance(each, str) for each in known.values()) else {}
     except (OSError, RuntimeError, ValueError):  # RuntimeError: no home
         return {}
 
@@ -266,13 +268,14 @@ _TEXT_FILES = (
     "additional_chat_templates/*",
     "special_tokens_map.json",
     "added_tokens.json",
+    INDEX,
 )
 
 
 def text_digests(folder: Path) -> dict[str, str]:
-    """16 hexadecimal digits per configuration, tokenizer and template file of a model folder."""
+    """16 hexadecimal digits per configuration, tokenizer, template and index file of a model, by path in `folder`."""
     texts = sorted(file for pattern in (*_TEXT_FILES, "vocab.*", "merges.txt") for file in folder.glob(pattern))
-    return {file.name: files.sha256(file)[:16] for file in texts if file.is_file()}
+    return {file.relative_to(folder).as_posix(): files.sha256(file)[:16] for file in texts if file.is_file()}
 
 
 _NAMED = re.compile(r'"([\w./-]+):[A-Za-z_]\w*"')

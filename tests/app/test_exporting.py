@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,29 @@ def test_errors_of_the_system_are_told_in_words(run: Path, tmp_path: Path, monke
     with pytest.raises(RunError, match="No space left on device"):
         export(run, tmp_path / "model", dtype="bfloat16")
     assert {path.name for path in tmp_path.iterdir()} == {"run", "file"}
+
+
+def test_a_write_that_fails_names_the_file_that_was_written(run: Path, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(RunError, match=rf"failed: {tmp_path}/\.model\S*: File too large"):
+            export(run, tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.mark.parametrize("untied", [False, True])
+def test_an_export_names_no_code_of_a_tokenizer(untied: bool, tiny_model_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model_folder, tmp_path / "foreign")
+    file = tmp_path / "foreign" / "tokenizer_config.json"
+    code = {"AutoTokenizer": ["evil/repository--mine.Mine", None]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"auto_map": code}))
+    done = export(tmp_path / "foreign", tmp_path / "model", untied=untied)
+    assert not [path for path in done.path.glob("*.json") if "auto_map" in path.read_text()]
+    assert AutoTokenizer.from_pretrained(done.path).get_vocab()
 
 
 def test_an_untied_export_has_its_output_projection_apart(run: Path, tmp_path: Path, palimpsest: Run) -> None:

@@ -95,6 +95,20 @@ def test_a_process_without_descriptors_says_so(build: list[str], refused: Refuse
     assert "Too many open files" in message
 
 
+@pytest.mark.parametrize("sign", ["\n", "\r", "\x85", "\u2028", "\x1b[31m", "\u202e"])
+@pytest.mark.parametrize(
+    "words", [["data", "inspect"], ["ask", "a.txt"], ["export", "--out", "x"], ["train"], ["view"]]
+)
+def test_a_control_character_in_a_name_is_escaped_in_the_one_line(
+    words: list[str], sign: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("Anna sells tea.")
+    message = refused(*words, f"no{sign}error: all is lost.jsonl")
+    assert message.isprintable()
+    assert sign.encode("unicode_escape").decode() in message
+
+
 TRAIN = ["train", "memagent-quickstart", "--out"]
 HUGE: list[tuple[list[str], str]] = [
     (["data", "inspect", LONG], LONG),

@@ -334,3 +334,18 @@ def test_a_missing_value_of_pandas_is_an_absent_one() -> None:
     rows = [{"question": "Who?", "answers": np.nan, "context": np.array(["Ann ran."])}]
     (problem,) = as_problems(problems_of(rows, "data"))
     assert (problem.answers, problem.context) == ((), "Document 1:\nAnn ran.")
+
+
+@pytest.mark.parametrize("digits", [308, 309, 310, 4300, 4301])
+@pytest.mark.parametrize("wrapped", [lambda gold: gold, lambda gold: [-gold], lambda gold: {"text": [gold]}])
+def test_a_long_integer_is_a_gold_text_up_to_the_limit_of_python(
+    tmp_path: Path, digits: int, wrapped: Callable[[int], Any]
+) -> None:
+    gold = 10 ** (digits - 1)
+    row = {"question": "How many?", "answers": wrapped(gold), "context": "Ann ran."}
+    if digits > 4300:
+        with pytest.raises(DataError, match="4300 digits"):
+            as_problems(problems_of([row], "data"))
+        return
+    for (problem,) in (as_problems(problems_of([row], "data")), read_problems(written(tmp_path / "f.jsonl", row))):
+        assert problem.answers[0].lstrip("-") == "1" + "0" * (digits - 1)

@@ -6,11 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from palimpsest.data.files import rows as rows_module
+from palimpsest.data.files import text_files
 from palimpsest.data.files.rows import read_rows
 from palimpsest.data.formats.problem_files import ReadOptions, read_problems
 from palimpsest.errors import DataError
@@ -70,9 +73,6 @@ def test_an_array_reads_the_same_at_any_buffer_size(
 
 
 def test_lines_and_arrays_and_parquet_hold_the_same_rows(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
     flat = [{"id": row["id"], "text": row["text"]} for row in OBJECTS]
     array, lines, parquet = (tmp_path / name for name in ("a.json", "b.jsonl", "c.parquet"))
     array.write_text(json.dumps(flat), encoding="utf-8-sig")  # with a byte-order mark
@@ -152,15 +152,45 @@ def test_missing_folder_and_wrongly_encoded_files(tmp_path: Path) -> None:
 
 
 def test_a_parquet_file_cut_short_is_refused(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist([{"a": "x" * 100 + str(i)} for i in range(500)]), path)
     whole = path.read_bytes()
     for size in (4, 50, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         assert "fetch it again" in refusal(path)
+
+
+@pytest.mark.parametrize(("unpacked", "rows"), [(256, 8), (32, 4), (9, 1)])
+def test_the_rows_of_a_parquet_batch_that_share_a_long_text_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpacked: int, rows: int
+) -> None:
+    """A file of 2 kB had 64 rows of one text of 60 MB."""
+    path, length = tmp_path / "a.parquet", 8 << 20
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), ["x" * length])
+    pq.write_table(pa.table({"n": range(64), "text": column}), path, compression="zstd")
+    monkeypatch.setattr(text_files, "UNPACKED", unpacked << 20)
+    pool = pa.proxy_memory_pool(pa.system_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        assert [row.values["n"] for row in read_rows(path) if len(row.values["text"]) == length] == [*range(64)]
+    finally:
+        pa.set_memory_pool(before)
+    assert length < pool.max_memory() < (2 * rows + 4) * length
+
+
+@pytest.mark.parametrize(("compression", "repeats"), [("zstd", 300), ("gzip", 300)])
+def test_a_parquet_file_that_unpacks_too_far_is_an_error_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, repeats: int
+) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"question": [str(n) + "x" * 10_000 for n in range(repeats)]})
+    pq.write_table(table, path, compression=compression, use_dictionary=False)
+    assert len(list(read_rows(path))) == repeats
+    monkeypatch.setattr(text_files, "UNPACKED", 1 << 20)
+    assert "smaller row groups" in refusal(path)
+    pq.write_table(table, path, compression=compression, use_dictionary=False, row_group_size=50)
+    assert len(list(read_rows(path))) == repeats
 
 
 @pytest.mark.parametrize(

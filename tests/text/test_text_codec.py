@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,19 @@ def test_a_tokenizer_that_blows_text_up_is_rejected(
     for load in (Codec.load, Codec.for_reading):
         with pytest.raises(ModelError, match=rf"its {part} can turn one character into {times:,}"):
             load(folder)
+
+
+@pytest.mark.parametrize("length", [1000, 50_000])
+@pytest.mark.parametrize("encode", [Codec.encode, Codec.encode_trusted])
+def test_a_tokenizer_whose_regex_gives_up_on_a_text_is_an_error_of_one_line(
+    encode: Callable[[Codec, str], list[int]], length: int, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    codec = Codec.load(changed(tiny_model_folder, tmp_path / "changed", pre_tokenizer=split))
+    assert encode(codec, "Ann ran.")
+    with pytest.raises(ModelError, match=f"{length + 1:,} characters") as refused:
+        encode(codec, "a" * length + "b")
+    assert "\n" not in str(refused.value)
 
 
 def test_a_pre_tokenizer_reads_what_the_normalizer_made(tiny_model_folder: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from palimpsest.runs.run_folder import CONFIG, load_config
 
 DTYPES: tuple[str, ...] = get_args(Dtype)
 _BY_LAYER = ("gemma3_text", "gemma3n_text", "olmo3")  # in transformers 4, they scale only layers with full attention
-_OF_ONE_LOAD = ("backend", "is_local", "local_files_only")  # which transformers 5 saves with a tokenizer
+_OF_ONE_LOAD = ("auto_map", "backend", "is_local", "local_files_only")  # code, and what transformers 5 saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ def _reporting_errors(to: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunError(f"--out {to}: export failed: {error.filename or to}: {reason}") from None
+        raise RunError(f"--out {to}: export failed: {error.filename2 or error.filename or to}: {reason}") from None
 
 
 def _chosen(run: Path, step: int | None, warn: Callable[[str], None]) -> Checkpoint:

@@ -94,9 +94,8 @@ def ask(
     )
     _show(result, json=json)
     if result.answer is None:
-        typer.echo(
-            f"error: no answer ({result.outcome}){': ' if result.failure else ''}{result.failure or ''}", err=True
-        )
+        reason = printable(f": {result.failure}" if result.failure else "")
+        typer.echo(f"error: no answer ({result.outcome}){reason}", err=True)
         raise typer.Exit(1)
 
 

@@ -156,8 +156,7 @@ def _show_option(error: ConfigError, words: Sequence[str]) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    for line in message.splitlines() or [""]:
-        typer.secho(f"error: {printable(line)}", fg="red", err=True)  # it may quote a document or a model
+    typer.secho(f"error: {printable(message)}", fg="red", err=True)  # it may quote a name, a document or a model
     sys.exit(code)
 
 

@@ -40,7 +40,7 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
-from palimpsest.text.word_forms import UNSPACED
+from palimpsest.text.word_forms import UNSPACED, normal_form
 
 # ---- Plain text out of TeX and HTML --------------------------------------------------------------------------
 
@@ -318,12 +318,12 @@ def fold(text: str) -> str:
     """
     text = _VULGAR.sub(" ", _RAISED.sub(lambda run: f"^{run[0]}", text))  # NFKC takes superscripts for digits
     # Case folding can undo NFKC and NFKC can undo case folding, hence once on either side (Unicode 3.13, D146).
-    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    text = normal_form("NFKC", normal_form("NFKC", text).casefold())
     text = "".join(
         c if c.isascii() else str(unicodedata.decimal(c, c)) for c in text if unicodedata.category(c) != "Cf"
     )
     text = plain(text.translate(_ARABIC))
-    return unicodedata.normalize("NFKC", " ".join(text.split()))
+    return normal_form("NFKC", " ".join(text.split()))
 
 
 @lru_cache(maxsize=1024)  # one answer is compared with many golds by many metrics

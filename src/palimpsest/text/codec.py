@@ -341,10 +341,11 @@ def _ends(path: str) -> tuple[int, ...]:
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of a text. A tokenizer's `encode` blocks other threads and computes offsets."""
-    if len(text) < _AT_ONCE:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    else:
-        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    with refusing(f"the model's tokenizer can't encode a text of {len(text):,} characters"):
+        if len(text) < _AT_ONCE:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from typing import Literal
 
 # ---- Closed lists of English words that a comparison of sentences treats specially ---------------------------
 
@@ -136,6 +137,7 @@ _PAIR = re.compile(f"[{UNSPACED}]{{2}}")
 _WRAP = re.compile(r"(?<=[^\n]{60})\n(?=[^\s\-*•])|(?<=[^\n.!?:])\n(?=[a-z])")
 _AFTER_END = re.compile("[\"'”’»)\\]]*(?:\\s+[^\\sa-z]|\\s*$)")
 _NEGATED = re.compile("[不没沒無无非未]|ไม่")
+_SIGNS = re.compile(r"(?:[^\w\s\0-\u02ff]|[ﾞﾟ]){31,}")
 _LATIN_MARKS = re.compile("[\u0300-\u036f]+")
 
 
@@ -252,7 +254,17 @@ def plain_letters(text: str) -> str:
     """
     if text.isascii():
         return text.lower()
-    return unicodedata.normalize("NFC", _LATIN_MARKS.sub("", unicodedata.normalize("NFD", text.casefold())))
+    return normal_form("NFC", _LATIN_MARKS.sub("", normal_form("NFD", text.casefold())))
+
+
+def normal_form(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
+    """`text` in a normal form, without marks after the first 30 signs of a run: the time to sort them is quadratic
+    (Unicode, UAX 15, stream-safe text)."""
+    return unicodedata.normalize(form, _SIGNS.sub(_first_marks, text))
+
+
+def _first_marks(signs: re.Match[str]) -> str:
+    return "".join(c for n, c in enumerate(signs[0]) if n < 30 or not (c in "ﾞﾟ" or unicodedata.category(c)[0] == "M"))
 
 
 def worded(text: str) -> list[Sentence]:
@@ -263,7 +275,7 @@ def worded(text: str) -> list[Sentence]:
     """
     return [
         sentence
-        for sentence in _WordReader(_WRAP.sub(" ", unicodedata.normalize("NFKC", _POWER.sub("^", text)))).read()
+        for sentence in _WordReader(_WRAP.sub(" ", normal_form("NFKC", _POWER.sub("^", text)))).read()
         if len(sentence)
     ]
 

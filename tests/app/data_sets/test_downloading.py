@@ -37,6 +37,9 @@ class Server:
     """`X-Linked-Etag`."""
     drip: float = 0.0
     """Seconds between the bytes of a body."""
+    drip_headers_of: str = ""
+    """Method whose replies have headers that never end, a byte per 0.2 s."""
+    kind: str = "application/json"
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and range of each GET."""
 
@@ -69,9 +72,11 @@ def server() -> Iterator[Server]:
             self.close_connection = wanted < len(body)
 
         def _head(self, status: int, length: int, start: int = 0) -> None:
+            while made.drip_headers_of == self.command and not ended.wait(0.2):
+                self.wfile.write(b"H")
             self.send_response(status)
             headers = {
-                "content-type": "application/json",
+                "content-type": made.kind,
                 "etag": '"one"',
                 "x-repo-commit": "0" * 40,
                 "content-length": str(length),
@@ -136,10 +141,19 @@ def test_a_file_of_a_page_comes_whole_or_not_at_all(server: Server, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
 
 
-PAGES = [b"<!DOCTYPE html>\n<title>Log in</title>", b"\xef\xbb\xbf\n <HTML lang=en>", b"<head><title>proxy</title>"]
+PAGES = {
+    "doctype": b"<!DOCTYPE html>\n<title>Log in</title>",
+    "mark": b"\xef\xbb\xbf\n <HTML lang=en>",
+    "head": b"<head><title>proxy</title>",
+    "comment": b"<!-- hi --><!DOCTYPE html><html>",
+    "xml": b"<?xml version='1.0'?><html>",
+    "div": b"\n" * 5000 + b"<div>log in</div>",
+    "UTF-16": "<html>log in".encode("utf-16"),
+    "UTF-16 without a mark": "\n<html>log in".encode("utf-16-be"),
+}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_a_web_page_is_not_a_data_set(page: bytes, server: Server, tmp_path: Path) -> None:
     server.content = page
     with pytest.raises(DataError, match="web page"):
@@ -148,10 +162,23 @@ def test_a_web_page_is_not_a_data_set(page: bytes, server: Server, tmp_path: Pat
     assert download(Published(f"{server.url}/page.html"), tmp_path).read_bytes() == page
 
 
-def test_a_login_page_of_a_mirror_is_not_a_data_set(server: Server, tmp_path: Path) -> None:
-    server.content = PAGES[0]
+@pytest.mark.parametrize(
+    ("content", "kind", "why"),
+    [
+        (PAGES["comment"], "application/json", "web page"),
+        (b"Log in.", "text/html; charset=utf-8", "web page"),
+        (b"", "application/json", "empty file"),
+        (b"\xef\xbb\xbf\n", "application/json", "empty file"),
+    ],
+)
+def test_what_a_mirror_or_a_page_gives_instead_of_data_is_not_stored(
+    content: bytes, kind: str, why: str, server: Server, tmp_path: Path
+) -> None:
+    server.content, server.kind = content, kind
     done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
-    assert (done.returncode, "web page" in done.stderr.splitlines()[-1]) == (2, True)
+    assert (done.returncode, why in done.stderr.splitlines()[-1]) == (2, True)
+    with pytest.raises(DataError, match=why):
+        download(Published(f"{server.url}/file.json"), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -170,6 +197,20 @@ def test_a_body_that_drips_is_given_up(server: Server, tmp_path: Path, monkeypat
         download(Published(f"{server.url}/file.json"), tmp_path / "new")
     done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
     assert (done.returncode, "too slow" in done.stderr.splitlines()[-1]) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_headers_that_drip_are_given_up(
+    method: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.drip_headers_of = method
+    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
+    assert (done.returncode, "too slow, no reply" in done.stderr.splitlines()[-1]) == (2, True)
+    monkeypatch.setattr(published_files, "_PATIENCE", 0.5)
+    if method == "GET":
+        with pytest.raises(DataError, match="too slow, no reply"):
+            download(Published(f"{server.url}/file.json"), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 

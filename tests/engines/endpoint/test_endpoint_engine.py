@@ -29,7 +29,15 @@ T = TypeVar("T")
 PROMPT = tuple(range(20, 40))
 PROBES = 1
 """Completions that a server that takes everything is asked for before the first of ours."""
-KEY = "s3cret-key-0123"
+KEY = "s3cret/key+0123"
+ECHOES = {
+    "plain": KEY,
+    "a slash": KEY.replace("/", r"\/"),
+    "twice": KEY.replace("/", r"\\\/"),
+    "a number": KEY.replace("s", r"\u0073"),
+    "all numbers": "".join(f"\\u{ord(c):04X}" for c in KEY),
+    "a URL": KEY.replace("/", "%2F").replace("+", "%2b"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -597,19 +605,37 @@ def test_a_server_that_counts_other_tokens_is_asked_in_text(tiny_model_folder: P
     assert engine.limits.endpoint.mode == "completions"
 
 
+USAGES = [None, [], [1], "text", 5, {"prompt_tokens": "²"}, {"prompt_tokens": [1]}, {"prompt_tokens_details": [2]}]
+
+
+@pytest.mark.parametrize("usage", [*USAGES, {"completion_tokens": 1e300}, {"prompt_tokens": {"cached": 1}}])
+def test_counts_that_are_none_are_zero_and_the_reply_counts(usage: Any, tiny_model_folder: Path) -> None:
+    said = {"choices": [{"text": "blue", "finish_reason": "stop"}], "usage": usage}
+    with endpoint_server(Server(takes="completions", fault=lambda number: reply(200, said))) as server:
+        engine = opened(server, tiny_model_folder, mode="completions")
+        completion = asked(engine)
+        assert engine.codec.decode(completion.token_ids, control=False) == "blue"
+        stats = engine.sampler.stats()
+        assert (stats.prompt_tokens, stats.generated_tokens) == (len(PROMPT), len(completion.token_ids))  # counted here
+    assert len(server.asked) == PROBES + 1
+
+
 # ---- the key ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [200, 400, 401, 418, 500])
+@pytest.mark.parametrize("status", [200, 302, 400, 401, 418, 500])
+@pytest.mark.parametrize("form", ECHOES)
 def test_a_key_that_an_endpoint_echoes_is_in_no_message(
-    status: int, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, status: int, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_ENDPOINT", KEY)
     server = Server()
     with endpoint_server(server):
         engine = opened(server, tiny_model_folder, api_key_env="OF_THE_ENDPOINT")
-        server.fault = lambda number: reply(status, {"choices": [{"text": f"you sent Bearer {KEY}"}]})
-        with refusing(PalimpsestError):
+        body = f'{{"choices": [{{"text": "you sent Bearer {ECHOES[form]}", "finish_reason": "stop"}}]}}'
+        server.fault = lambda number: reply(status, body.encode(), location=f"/login?key={ECHOES[form]}")
+        with pytest.raises(PalimpsestError, match=r"redacted|contains the key") as refused:
             asked(engine)
+    assert not [piece for piece in ("3cret", "key+", "0123", "0073", "0033") if piece in str(refused.value)]
     assert all(headers["authorization"] == f"Bearer {KEY}" for headers in server.headers)
     assert KEY not in repr(engine.limits)

@@ -3,9 +3,9 @@
 A name here is one file; `OWNER/NAME/FILE` is any file of a data set on the hub. `files_for` names every file of a
 recipe under its place there; what is not published has the command that makes it.
 
-Guaranteed: a file appears only complete; a failed or too slow download leaves nothing; a web page is rejected, and a
-file of the hub whose SHA-256 the server announces differently. For files of the hub, huggingface_hub resumes after a
-broken connection, uses a login (`hf auth login`), and downloads from the mirror in `HF_ENDPOINT`.
+Guaranteed: a file appears only complete; a failed or too slow download leaves nothing; a web page and an empty file are
+rejected, and a file of the hub whose SHA-256 the server announces differently. For files of the hub, huggingface_hub
+resumes after a broken connection, uses a login (`hf auth login`), and downloads from the mirror in `HF_ENDPOINT`.
 Not covered: resuming in a later call; resuming a file outside the hub; SHA-256 of published files, which nobody states.
 """
 
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from http.client import HTTPException
 from json import dumps
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -31,8 +33,9 @@ from palimpsest.runs.folder_guard import draft_folder, free_file
 _OF_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)/((?:[\w.-]+/)*[\w.-]+)")
 _TIMEOUT = 30.0  # seconds without a byte
 _SLOWEST = 1 << 10  # bytes per second, after `_PATIENCE` seconds
-_PATIENCE = 30.0
-_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|head|body|script)\b", re.IGNORECASE)
+_PATIENCE = 30.0  # also for the headers of a reply
+_PAGES = (".html", ".htm", ".xhtml", ".xml")
+_BLANK = b" \t\r\n\0\xef\xbb\xbf\xfe\xff"  # with byte-order marks
 _OF_COMMAND = re.compile(r"palimpsest data download (\S+/\S+/\S+)")
 
 
@@ -88,43 +91,82 @@ def download(
     progress, out = progress or Silent(), folder / (name or published.file)
     if not force:
         free_file(out, force=False, progress=progress)
-    match = _OF_THE_HUB.fullmatch(published.path)
+    fetch = _of_the_hub if _OF_THE_HUB.fullmatch(published.path) else _of_a_page
+    reply = _Reply()
     with draft_folder(out.absolute()) as partial:
-        fetched = _of_the_hub(match[1], match[2], partial) if match else _of_a_page(published.path, partial / out.name)
+        fetched = _in_time(fetch, published.path, partial / out.name, reply)
         with fetched.open("rb") as file:
-            if _PAGE.match(file.read(1 << 10)) and out.suffix not in (".html", ".htm"):  # of a proxy or a login
-                raise DataError(f"{published.path}: received a web page; log in, or download it elsewhere")
+            head = file.read(1 << 16).lstrip(_BLANK)
+        if not head:
+            raise DataError(f"{published.path}: received an empty file; download it elsewhere")
+        if (head.startswith(b"<") or "html" in reply.kind) and out.suffix not in _PAGES:  # of a proxy or a login
+            raise DataError(f"{published.path}: received a web page; log in, or download it elsewhere")
         free_file(out, force=force, progress=progress)
         files.sync(fetched)
         files.rename(fetched, out)
     return out
 
 
-def _of_the_hub(name: str, file: str, folder: Path) -> Path:
+@dataclass(slots=True)
+class _Reply:
+    """The last reply of a download: the time of a request until its headers are here, then its content type."""
+
+    sent: float | None = None
+    kind: str = ""
+
+
+def _in_time(fetch: Callable[[str, Path, _Reply], Path], name: str, out: Path, reply: _Reply) -> Path:
+    """The result of `fetch`. Raises DataError if headers come too late: sockets only limit the time between bytes."""
+    done: Future[Path] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(fetch(name, out, reply))
+        except BaseException as error:  # noqa: BLE001  the waiting thread raises it again
+            done.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    while wait([done], timeout=_PATIENCE / 30).not_done:
+        if (sent := reply.sent) is not None and monotonic() - sent > _PATIENCE:
+            raise DataError(f"{name}: too slow, no reply in {_PATIENCE:.0f} s; download it elsewhere")
+    return done.result()
+
+
+def _of_the_hub(name: str, out: Path, reply: _Reply) -> Path:
     import huggingface_hub as hub
 
+    repository, file = _OF_THE_HUB.findall(name)[0]
+
+    def start(_: Any) -> None:
+        reply.sent = monotonic()
+
     def hasten(response: Any) -> None:
+        reply.sent, reply.kind = None, response.headers.get("content-type", "")
         received = response.iter_raw
         response.iter_raw = lambda *args, **options: _hastened(received(*args, **options))
 
-    hooks = hub.get_session().event_hooks["response"]
-    hooks.append(hasten)
+    hooks = hub.get_session().event_hooks
+    hooks["request"].append(start)
+    hooks["response"].append(hasten)
     try:
-        digest = hub.get_hf_file_metadata(hub.hf_hub_url(name, file, repo_type="dataset")).etag or ""
-        path = Path(hub.hf_hub_download(name, file, repo_type="dataset", local_dir=folder))
+        digest = hub.get_hf_file_metadata(hub.hf_hub_url(repository, file, repo_type="dataset")).etag or ""
+        path = Path(hub.hf_hub_download(repository, file, repo_type="dataset", local_dir=out.parent))
     except Exception as error:  # noqa: BLE001  the client's exceptions differ between versions
         why = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name}/{file}: download from the hub failed ({why:.300})") from None
+        raise DataError(f"{name}: download from the hub failed ({why:.300})") from None
     finally:
-        hooks.remove(hasten)
+        hooks["request"].remove(start)
+        hooks["response"].remove(hasten)
     if len(digest) == 64 and (found := files.sha256(path)) != digest:  # others are digests of git
-        raise DataError(f"{name}/{file}: has SHA-256 {found}, the server announces {digest}; use another mirror")
+        raise DataError(f"{name}: has SHA-256 {found}, the server announces {digest}; use another mirror")
     return path
 
 
-def _of_a_page(url: str, out: Path) -> Path:
+def _of_a_page(url: str, out: Path, reply: _Reply) -> Path:
     try:
+        reply.sent = monotonic()
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, out.open("wb") as file:
+            reply.sent, reply.kind = None, answer.headers.get_content_type()
             file.writelines(_hastened(iter(lambda: answer.read1(1 << 16), b"")))
             if answer.length:
                 raise ValueError(f"interrupted, {answer.length:,} bytes are missing")

@@ -12,7 +12,6 @@ Not covered: paraphrases of a question.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from palimpsest.data.record import Record
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, read_identity, read_samples
 from palimpsest.seeding import derive_seed
+from palimpsest.text.word_forms import normal_form
 
 # ---- Splits --------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def question_key(question: str) -> str:
     >>> question_key("Who wrote  Frankenstein?") == question_key("who wrote frankenstein")
     True
     """
-    plain = unicodedata.normalize("NFKC", question).casefold()
+    plain = normal_form("NFKC", question).casefold()
     return " ".join(re.findall(r"\w+", plain)) or plain.strip()
 
 

@@ -38,6 +38,7 @@ from typing import Any, BinaryIO, Literal, NoReturn, TextIO
 
 from palimpsest.config.data import how_to_get
 from palimpsest.config.install_hints import install_line
+from palimpsest.data.files import text_files
 from palimpsest.data.files.text_files import WIDE, convert, not_text, not_utf8, opened, text_rows, unpacked_name
 from palimpsest.errors import DataError
 from palimpsest.files import NoRegularFile
@@ -93,7 +94,7 @@ def hub_rows(path: Path) -> Iterator[tuple[Any, str]]:
 
 _FIELD = 1 << 30  # characters of a cell
 _BUFFER = 1 << 20  # bytes of a column read at a time; the default, a row group, may be the whole file
-_BATCH = 64  # rows of a parquet batch; rows of the published files have 100 kB each
+_BATCH = 8  # rows of a parquet batch; 64 take as long
 
 
 def table(path: Path) -> Iterator[tuple[Any, str]]:
@@ -174,7 +175,10 @@ def parquet(path: Path) -> Iterator[tuple[Any, str]]:
     row = 0
     try:
         with opened(path) as file, pq.ParquetFile(_seekable(file), buffer_size=_BUFFER, pre_buffer=False) as table:
-            for batch in table.iter_batches(batch_size=_BATCH):
+            sizes = [table.metadata.row_group(index).total_byte_size for index in range(table.num_row_groups)]
+            text_files.check_unpacked(path, max(sizes, default=0), "write it with smaller row groups")
+            most = text_files.UNPACKED // max([1, *sizes])  # rows that may all repeat the longest text
+            for batch in table.iter_batches(batch_size=min(max(1, most), _BATCH)):
                 for values in batch.to_pylist():
                     row += 1
                     yield values, f"row {row}"
@@ -410,6 +414,8 @@ def plain_values(value: Any) -> Any:
     """`value` of Python, numpy or pandas as in rows of files: lists for tuples and arrays, None for NaN."""
     if isinstance(value, str):
         return value
+    if isinstance(value, int):
+        str(value)  # raises ValueError for thousands of digits
     if isinstance(value, Mapping):
         return {key: plain_values(value[key]) for key in value}
     if isinstance(value, list | tuple):

@@ -20,7 +20,8 @@ text. A folder may also be a corpus, or contain documents with questions about t
 Guaranteed: the same files give the same document; an unreadable file is an error with its name, never skipped; nothing
 follows an address or a link to a folder, or runs a file's code; a name in `document` outside the folder is an error; a
 PDF needs bounded time and memory (data/files/pdf_pages.py), other files time linear in their length; a compressed file
-that unpacks to more than `UNPACKED` bytes and 100 times its size, or is cut short or damaged, is an error.
+(of a parquet file: a row group) that unpacks to more than `UNPACKED` bytes and 100 times its size, or is cut short or
+damaged, is an error.
 Not covered: a text larger than memory; pictures and scanned pages; PDF and HTML as passages of a corpus.
 """
 
@@ -83,7 +84,7 @@ def unpacked_name(path: Path) -> Path:
 def _unpacked(path: Path, file: BufferedReader, command: str, make: Callable[[], Any]) -> Iterator[bytes]:
     """Bytes of all members of a gzip file, or frames of a zstd file."""
     with file:
-        decoder, left = make(), max(UNPACKED, _RATIO * os.fstat(file.fileno()).st_size)
+        decoder, unpacked = make(), 0
         while data := file.read(_STEP):
             while data:
                 decoder = make() if decoder.eof else decoder
@@ -91,15 +92,18 @@ def _unpacked(path: Path, file: BufferedReader, command: str, make: Callable[[],
                     piece = decoder.decompress(data)
                 except (zlib.error, zstandard.ZstdError) as error:
                     raise DataError(f"{path}: damaged, fetch it again ({error})") from None
-                data, left = decoder.unused_data, left - len(piece)
-                if left < 0:
-                    raise DataError(
-                        f"{path}: unpacks to more than {UNPACKED:,} bytes and {_RATIO} times its size; if you trust "
-                        f"it, unpack it ({command} {quote(str(path))}) and name the result"
-                    )
+                data, unpacked = decoder.unused_data, unpacked + len(piece)
+                check_unpacked(path, unpacked, f"unpack it ({command} {quote(str(path))}) and name the result")
                 yield piece
         if not decoder.eof:
             raise DataError(f"{path}: cut short, fetch it again")
+
+
+def check_unpacked(path: Path, size: int, fix: str) -> None:
+    """Raise DataError if `size` bytes are too many for a compressed file."""
+    if size > UNPACKED and size > _RATIO * path.stat().st_size:
+        most = f"more than {UNPACKED:,} bytes and {_RATIO} times its size"
+        raise DataError(f"{path}: unpacks to {most}; if you trust it, {fix}")
 
 
 class _Pieces(RawIOBase):

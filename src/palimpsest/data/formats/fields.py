@@ -59,7 +59,7 @@ def _golds_in(row: Row, gold: Any, name: str) -> Iterator[str]:
         texts = gold[key] if key in gold else get(row, gold, key, name)
         held = [*(texts if isinstance(texts, list) else [texts]), *(gold.get("aliases") or ())]
     for one in held:
-        number = isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
+        number = type(one) is int or (isinstance(one, float) and math.isfinite(one))
         if one is not None or held == [gold]:
             yield text(row, str(one) if number else one, name)
 

@@ -141,7 +141,7 @@ class EndpointClient:
         reply = await self._connections.ask(method, url, body, limit=_REPLY_BYTES, timeout_s=self._config.timeout_s)
         if reply.status != 200:
             raise self._failure(reply)
-        if self._key and self._key.encode() in reply.body:
+        if redacted(text := reply.body.decode("utf-8", "replace"), self._key) != text:
             raise SamplerError(f"{self.url}: the reply contains the key; palimpsest rejects it")
         return reply
 

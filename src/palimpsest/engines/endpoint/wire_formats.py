@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from palimpsest.errors import SamplerError
+from palimpsest.errors import UNSENDABLE, SamplerError
 from palimpsest.http_services import RetryableError, content_text, error_in_reply
 from palimpsest.text.chat import messages_of
 from palimpsest.text.codec import Codec
@@ -141,14 +141,13 @@ class Form:
         if error := error_in_reply(answer):
             raise RetryableError(f"the endpoint returned an error: {error}")
         try:
-            choice, usage = answer["choices"][0], answer.get("usage") or {}
+            choice, usage = answer["choices"][0], answer.get("usage")
             ended = choice.get("finish_reason")
             if (reason := _ENDS.get("" if ended is None else str(ended).lower())) is None:
                 raise SamplerError(f"the endpoint ended the reply by {ended!r:.40}")
             answered = self.reply(choice, params, reason)
-            details = usage.get("prompt_tokens_details") or {}
-            counts = [usage.get("prompt_tokens"), details.get("cached_tokens"), usage.get("completion_tokens")]
-            prompt, cached, generated = map(_count, counts)
+            prompt, generated = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+            cached = _count(usage, "prompt_tokens_details", "cached_tokens")
             self.check_prompt(choice, prompt_ids)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise RetryableError(f"not the answer of a completions endpoint ({error!r:.100})") from None
@@ -215,10 +214,7 @@ class TextForm(Form):
         """See `Form.body`. Raises SamplerError if the data contains a control token."""
         text = self.codec.decode(prompt_ids)
         if [i for i in prompt_ids if i in self.codec.role_ids] != self.codec.role_markers(text):
-            raise SamplerError(
-                "the document, or a reply, contains a role marker of the model, which a text prompt can't escape; "
-                "use an endpoint that takes token ids"
-            )
+            raise SamplerError(UNSENDABLE)
         request: dict[str, Any] = {"prompt": text, "stop": stop_texts(self.codec, params)}
         return self._body(params) | request | ({"add_special_tokens": False} if self.fields.extended else {})
 
@@ -248,13 +244,18 @@ class ChatForm(Form):
         return replace(self.encoded(text, params, ended), only_reasoned=only)
 
 
-def _count(value: Any) -> int:
-    """Token count reported by an endpoint; 0 for impossible values.
+def _count(value: Any, *keys: str) -> int:
+    """Token count under `keys` of a reply's value; 0 if missing or impossible.
 
-    >>> _count(12), _count(None), _count(-12), _count(1e300)
-    (12, 0, 0, 0)
+    >>> _count({"prompt_tokens": 12}, "prompt_tokens"), _count(None), _count("²"), _count(-12), _count(1e300)
+    (12, 0, 0, 0, 0)
     """
-    count = int(value or 0)
+    try:
+        for key in keys:
+            value = value[key]
+        count = int(value or 0)
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return 0
     return count if 0 < count < _MOST_TOKENS else 0
 
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from palimpsest.errors import ConfigError, DataError, PalimpsestError, PromptTooLong
+from palimpsest.errors import UNSENDABLE, ConfigError, DataError, PalimpsestError, PromptTooLong
 from palimpsest.events import Event
 from palimpsest.metrics.reading_trace import MemoryChange, MemoryChanges
 from palimpsest.rollout.trajectory_file import turn_to_json
@@ -333,6 +333,8 @@ def _without_internals(episode: ServedEpisode, result: dict[str, Any]) -> dict[s
         return result
     why = result.get("failure") or "no reason"
     _log.error("episode %s: %s: %s", episode.id, result["outcome"], why)
+    if UNSENDABLE in why:
+        return {**result, "outcome": "refused", "failure": UNSENDABLE}
     kind = why.partition(":")[0] if result["outcome"] == Outcome.POLICY_FAILED else "the engine failed"
     return {**result, "failure": f"no answer: {kind}; see the server's log"}
 
