@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def evaluate(
     words: Words = None,
     policy: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="A shipped policy or my_module:MyPolicy; several as overwrite,recall; default: the recipe's or the "
             "run's, otherwise overwrite."
@@ -74,14 +74,14 @@ def evaluate(
         ),
     ] = None,
     documents: Annotated[
-        str | None,
+        list[str] | None,
         INPUT(
             help="Documents per context, gold ones among distractors; several as 50,100; default: unchanged contexts."
         ),
     ] = None,
-    chunks: Annotated[str | None, INPUT(help="Paragraphs per synthetic document; several as 4,64,256.")] = None,
+    chunks: Annotated[list[str] | None, INPUT(help="Paragraphs per synthetic document; several as 4,64,256.")] = None,
     objectives: Annotated[
-        str | None, INPUT(help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.")
+        list[str] | None, INPUT(help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.")
     ] = None,
     corpus: Annotated[Path | None, INPUT(help="File with paragraphs for distractors, or for document indices.")] = None,
     limit: Annotated[int | None, INPUT(min=1, help="The first N problems.")] = None,
@@ -150,7 +150,7 @@ def evaluate(
     first, *rest = models or ["embedded"]
     request = EvalRequest(
         model=first,
-        policies=policy_names(policy),
+        policies=policy_names(policy and ",".join(policy)),
         recipe=recipe,
         overrides=overrides,
         seed=seed,

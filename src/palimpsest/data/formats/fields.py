@@ -12,7 +12,7 @@ Not covered: columns with names outside `ROLES` (`data.columns` maps them).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from shlex import quote
@@ -82,7 +82,9 @@ def identity(row: Row, fallback: str) -> str:
 
 
 def user_message(row: Row, value: Any, name: str) -> str:
-    """The question of a prompt: a plain string, or the last user message of a chat."""
+    """The question of a prompt: a plain string, an object's `text`, or the last user message of a chat."""
+    if isinstance(value, Mapping):
+        value, name = get(row, value, "text", name), f"{name}.text"
     if isinstance(value, list):
         messages = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role") == "user"]
         if not messages:
@@ -157,13 +159,18 @@ def roles(row: Row) -> Roles:
     names = _names(row)
     if row.values.get("questions") is not None:
         return Roles(document=_document(row, names, ""))
-    question = _column(row, "question", [name for name in names if not isinstance(row.values[name], Mapping)])
+    asks = [name for name in names if not isinstance(held := row.values[name], Mapping) or "text" in held]
+    question = _column(row, "question", asks) or ("question" if "question" in names else "")
     answers = _column(row, "answers", names)
     document = _document(row, [name for name in names if name not in (question, answers)], question)
-    if not question or (not document and _plain(question) == "input"):
-        raise lacks(row, "no column is known as", ["context" if question else "question"])
-    if not answers and not _only_asks(row.values.keys() - {question, document}, document):
-        raise lacks(row, "no column is known as", ["answers"])
+    chat = document in ("messages", "conversations")  # without answers, a row of supervised training
+    others = row.values.keys() - {question, document, "metadata", "memory", "title", *IDS}
+    missing = [] if question else ["question"]
+    missing += ["answers"] if not answers and (chat or len(others) > len(missing)) else []
+    if not document and not missing and _plain(question) == "input":
+        missing = ["context"]
+    if missing:
+        raise lacks(row, "no column is known as", missing)
     return Roles(question, answers, document)
 
 
@@ -244,9 +251,3 @@ def _plain(name: str) -> str:
 
 
 _SEPARATORS = str.maketrans("", "", "_- ")
-
-
-def _only_asks(others: Collection[str], document: str) -> bool:
-    """True if no other column could be the answers. A chat without answers is a row of supervised training."""
-    chat = ("messages", "conversations")
-    return set(others) <= {"metadata", "memory", "title", *IDS} and document not in chat
