@@ -64,6 +64,7 @@ def test_a_hint_names_only_what_the_command_has(command: Any) -> None:
         (("eval", "--model", "smol"), "the model is the first word"),
         (("plan", "memagent-quickstart", "--device", "a100"), "give --gpu NAME"),
         (("train", "memagent-quickstart", "--device", "cuda"), "write model.device=NAME"),
+        (("train", "memagent-quickstart", "--dataset", "f.jsonl"), "write data.train_files=FILE"),
         (("eval", "m", "--config", "x"), "give --recipe eval/NAME"),
     ],
 )

@@ -107,13 +107,15 @@ def written(path: Path, row: dict[str, Any]) -> Path:
         "json": json.dumps([row]),
         "jsonl": json.dumps(row) + "\n",
         "wrapped": json.dumps({"version": "1", "data": [row]}),
+        "split": json.dumps({"train": [row]}),
+        "listed": json.dumps({"rows": [row]}),
         "pretty": json.dumps({"data": [row]}, indent=2),
         "object": json.dumps(row, indent=2),
     }[kind]
     return packed(path, text.encode())
 
 
-KINDS = ("json", "jsonl", "wrapped", "pretty", "object", "parquet", "csv", "tsv")
+KINDS = ("json", "jsonl", "wrapped", "split", "listed", "pretty", "object", "parquet", "csv", "tsv")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])

@@ -303,6 +303,10 @@ def _print_ungraded(evaluation: Evaluation) -> None:
             f"{len(holding):,} of {len(evaluation):,} replies have no marked answer, such as \\boxed{{}}; "
             f"{sum(holding) / len(holding):.0%} of these contain a gold (reward.name=string_match_part counts them)"
         )
+    if named := sum(one.get("keys_missing", 0.0) > 0 for one in unmarked):
+        wider = "; reward.final_answer.where=found also takes \\boxed{} and answer phrases"
+        wider = "" if evaluation.config.reward.final_answer.where == "found" else wider
+        typer.echo(f"{named:,} of {len(evaluation):,} replies have no answer after FINAL_ANSWER:{wider}")
     lost = sum(not sample.is_final for sample in evaluation.samples)
     reason = printable(evaluation.commonest_reason or "")
     if lost and evaluation.ungraded == len(evaluation):

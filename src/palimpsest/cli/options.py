@@ -45,7 +45,7 @@ _HINTS = {
     "the model is the first word: palimpsest COMMAND MODEL": "model model-name-or-path model-id model-path",
     "write model.path=MODEL": "model model-name-or-path model-id model-path",
     "write KEY=VALUE without an option": "set option override",
-    "write data.train_files=FILE": "data",
+    "write data.train_files=FILE": "data dataset dataset-name",
     "give --data FILE": "dataset dataset-name task tasks-file",
     "give --limit N": "n num-problems max-samples num-samples",
     "give --samples N": "k num-tries",
@@ -96,7 +96,7 @@ class Command(TyperCommand):
         _hint(self, args)
         _, _, given = self.make_parser(ctx).parse_args([*args])
         for option in given:
-            if given.count(option) > 1 and not (option.multiple or option.is_flag):
+            if given.count(option) > 1 and not (option.multiple or getattr(option, "is_flag", False)):
                 raise ConfigError(f"{self.name}: {option.opts[0]} is given twice; omit one")
         return super().parse_args(ctx, args)
 
