@@ -115,7 +115,7 @@ def test_a_missing_gold_of_parquet_is_none(tmp_path: Path, gold: Any) -> None:
 def test_a_gold_that_is_true_or_false_is_named_with_the_fix(tmp_path: Path, gold: Any) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps({"question": "Is it?", "answer": gold}))
-    with pytest.raises(DataError, match=r"answer(\[0\])?=(true|false): .*'yes' or 'no'"):
+    with pytest.raises(DataError, match=r"answer(\[0\])? must be a string, is (True|False): .*'yes'"):
         list(read_problems(path))
 
 

@@ -70,7 +70,7 @@ def _golds_in(row: Row, gold: Any, name: str) -> Iterator[str]:
         held = [*(texts if isinstance(texts, list) else [texts]), *(gold.get("aliases") or ())]
     for one in held:
         if isinstance(one, bool):
-            raise DataError(f"{row.where}: {name}={str(one).lower()}: write it as replies do, such as 'yes' or 'no'")
+            raise DataError(f"{row.where}: {name} must be a string, is {one}: write it as replies do, such as 'yes'")
         number = isinstance(one, int | float) and math.isfinite(one)
         if one is not None and one == one:  # NaN differs from itself
             yield text(row, str(one) if number else one, name)
