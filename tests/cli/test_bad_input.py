@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from palimpsest.config.install_hints import install_line
+from palimpsest.engines import open as open_module
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
@@ -93,6 +96,8 @@ def test_a_spoilt_data_file_is_named_with_the_place(
 
 BAD_SETTINGS = [
     ("train.stps=3", "did you mean train.max_steps?"),
+    ("chunk_size=20", "policy.options.chunk_size"),
+    ("grounded=off", "policy.options.grounded"),
     ("train.max_steps=none", "train.max_steps='none'"),
     ("train.max_steps=0", "train.max_steps=0"),
     ("policy.options.chunksize=3", "did you mean chunk_size?"),
@@ -250,6 +255,14 @@ def test_a_dry_run_checks_budgets_and_data_also_for_other_processes(
     window = "300" if "sampler.name=vllm" in placed else "512"
     assert f"window {window} tokens" in palimpsest(*command).stdout
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_an_engine_whose_package_is_missing_names_the_install_line(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    monkeypatch.setattr(open_module, "find_spec", lambda name: None if name == "ray" else find_spec(name))
+    command = (*TRAIN, f"model.path={tiny_model_folder}", *ONE_STEP, *SMALL, "policy.options.answer_tokens=8")
+    assert install_line("ray") in refused(*command, "engine.name=ray", "--out", str(tmp_path / "out"), "--dry-run")
 
 
 HOSTILE = (

@@ -267,6 +267,12 @@ def test_eval_plays_a_policy_from_a_users_own_file(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["evaluations"][0]["accuracy"]["mean"] == 0.5
+    for where, noted in (("marked", True), ("found", False)):
+        done = palimpsest(
+            "eval", "--policy", "mine:Guess", "word=blue", str(tiny_model_folder), "--data", str(data),
+            "--no-baselines", "reward.name=final_answer", f"reward.final_answer.where={where}",
+        )  # fmt: skip
+        assert ("reward.final_answer.where=found" in done.stdout) is noted
 
 
 @pytest.mark.slow

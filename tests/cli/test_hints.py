@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from palimpsest.cli.main import app
-from palimpsest.cli.options import _HINTS, _hint
+from palimpsest.cli.options import _HINTS, _hint, numbers
 from palimpsest.config.keys import field_at
+from palimpsest.data.formats.problem_files import read_problems
 from palimpsest.errors import ConfigError
+from support.command import Run
 
 GUESSES = sorted({option for options in _HINTS.values() for option in options.split()})
 
@@ -61,6 +64,7 @@ def test_a_hint_names_only_what_the_command_has(command: Any) -> None:
         (("eval", "--model", "smol"), "the model is the first word"),
         (("plan", "memagent-quickstart", "--device", "a100"), "give --gpu NAME"),
         (("train", "memagent-quickstart", "--device", "cuda"), "write model.device=NAME"),
+        (("train", "memagent-quickstart", "--dataset", "f.jsonl"), "write data.train_files=FILE"),
         (("eval", "m", "--config", "x"), "give --recipe eval/NAME"),
     ],
 )
@@ -68,3 +72,43 @@ def test_a_guessed_option_has_the_fix_of_its_command(
     words: tuple[str, ...], fix: str, refused: Callable[..., str]
 ) -> None:
     assert fix in refused(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "--seed", "0", "--seed", "1"),
+        ("quickstart", "--seed", "0", "--seed=1"),
+        ("data", "combine", "f.json", "--objectives", "2", "--out", "set", "--objectives", "4"),
+        ("data", "inspect", "f.csv", "--map", "question=a", "--map", "question=b"),
+    ],
+)
+def test_a_repeated_option_that_has_one_value_is_rejected(words: tuple[str, ...], refused: Callable[..., str]) -> None:
+    option = words[-2] if words[-2].startswith("--") else "--seed"
+    assert option in refused(*words)
+
+
+def test_repeated_options_of_several_values_are_joined(palimpsest: Run, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("frage;antwort;text\nWho?;Ann;Ann ran.\n")
+    command = ("data", "build", str(tmp_path / "f.csv"), "--map", "question=frage", "--map", "answers=antwort")
+    assert palimpsest(*command, "--out", str(tmp_path / "set")).returncode == 0
+    (problem,) = read_problems(tmp_path / "set" / "eval.jsonl")
+    assert (problem.question, problem.answers, problem.context) == ("Who?", ("Ann",), "Ann ran.")
+    assert numbers("--chunks", "lengths", ["4", "16,64"]) == (4, 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("command", "map"),
+    [
+        (("data", "inspect"), "--map question=COLUMN,answers=COLUMN"),
+        (("data", "build", "--out", "set"), "--map question=COLUMN,answers=COLUMN"),
+        (("data", "combine", "--out", "set"), "data build FILE --out DIR --map question=COLUMN,answers=COLUMN"),
+        (("data", "wiki", "--out", "set"), "rename the column"),
+        (("retrieval", "index", "--out", "set"), "rename the column"),
+    ],
+)  # fmt: skip
+def test_a_hint_about_columns_is_one_that_the_command_can_follow(
+    command: tuple[str, ...], map: str, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "f.csv").write_text("frage;antwort\nWho?;Ann\n")
+    assert map in refused(*command, str(tmp_path / "f.csv"))

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,8 @@ SHAPES: list[tuple[dict[str, Any], str | None]] = [
     ({"question": "Who?", "answers": ["Ann"], "document": "Ann ran to Rome."}, "Ann ran to Rome."),
     ({"question": "Who?", "answer": {"value": "Ann", "aliases": ["Ann"]}, "context": "Ann ran."}, "Ann ran."),
     ({"question": "Who?", "answer": "Ann", "text": "Who? Ann ran."}, "Who? Ann ran."),
+    ({"question": {"text": "Who?"}, "answers": [{"text": "Ann"}], "context": "Ann ran."}, "Ann ran."),
+    ({"query": {"text": "Who?", "tokens": ["Who", "?"]}, "answer": {"text": "Ann"}, "context": "Ann ran."}, "Ann ran."),
     ({"question": "Who?", "answer": "Ann", "messages": [*CHATTING, ASKED]}, f"{CHAT}\nuser: Who?"),
     ({"question": "Who?", "answer": "Ann", "context": None, "passages": PASSAGES}, TITLED),
     ({"problem": "Who?", "solution": "Ann"}, None),
@@ -104,13 +107,15 @@ def written(path: Path, row: dict[str, Any]) -> Path:
         "json": json.dumps([row]),
         "jsonl": json.dumps(row) + "\n",
         "wrapped": json.dumps({"version": "1", "data": [row]}),
+        "split": json.dumps({"train": [row]}),
+        "listed": json.dumps({"rows": [row]}),
         "pretty": json.dumps({"data": [row]}, indent=2),
         "object": json.dumps(row, indent=2),
     }[kind]
     return packed(path, text.encode())
 
 
-KINDS = ("json", "jsonl", "wrapped", "pretty", "object", "parquet", "csv", "tsv")
+KINDS = ("json", "jsonl", "wrapped", "split", "listed", "pretty", "object", "parquet", "csv", "tsv")
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
@@ -188,6 +193,26 @@ def test_two_columns_that_suit_equally_are_named_with_the_map_of_each(
         (problem,) = read_problems(path, reading=ReadOptions(columns={role: column}))
         value = {"question": problem.question, "answers": problem.answers[0], "context": problem.context}[role]
         assert value == (row[column] if isinstance(row[column], str) else TITLED)
+
+
+@pytest.mark.parametrize(
+    ("row", "fix"),
+    [
+        ({"frage": "Who?", "antwort": "Ann", "text": "Ann ran."}, "question=COLUMN,answers=COLUMN"),
+        ({"frage": "Who?", "antwort": "Ann"}, "question=COLUMN,answers=COLUMN"),
+        ({"frage": "Who?", "text": "Ann ran."}, "question=COLUMN"),
+        ({"question": "Who?", "antwort": "Ann"}, "answers=COLUMN"),
+    ],
+)
+def test_all_roles_without_a_column_are_in_one_map(tmp_path: Path, row: dict[str, Any], fix: str) -> None:
+    with pytest.raises(DataError) as caught:
+        list(read_problems(written(tmp_path / "f.jsonl", row)))
+    assert re.findall(r"data\.columns='?([^';]*)", str(caught.value)) == [fix]
+
+
+def test_an_object_without_text_is_named_with_its_keys(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"question\.text is missing.*there: words"):
+        list(read_problems(written(tmp_path / "f.jsonl", {"question": {"words": "Who?"}, "answers": ["Ann"]})))
 
 
 @pytest.mark.parametrize(

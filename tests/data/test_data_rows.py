@@ -203,7 +203,7 @@ def test_a_parquet_file_that_unpacks_too_far_is_an_error_with_the_fix(
         ({"question": " ", "answers": ["a"]}, ["question is empty"]),
         ({"question": "q", "answers": ["a", ""]}, ["answers[1] is empty"]),
         ({"question": "q", "answers": [True]}, ["answers[0] must be a string", "True"]),
-        ({"question": "q", "answers": float("nan")}, ["answers must be a string", "nan"]),
+        ({"question": "q", "answers": float("inf")}, ["answers must be a string", "inf"]),
         ({"question": "q", "answers": [["a"]]}, ["answers[0] must be a string", "['a']"]),
         ({"question": 5, "answers": ["a"]}, ["question must be a string"]),
         ({"question": "q", "answers": ["a"], "metadata": 3}, ["metadata must be an object"]),

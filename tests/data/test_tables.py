@@ -77,6 +77,48 @@ def test_a_cell_that_a_map_makes_golds_may_hold_a_list_as_one_of_that_name_does(
     assert first.answers == ('["Rome", "Roma"]',)  # a text of JSON lines is what it says
 
 
+@pytest.mark.parametrize(
+    ("cell", "answers"),
+    [
+        ("['tea', 'chai']", ("tea", "chai")),
+        ("""['tea', "Ann's"]""", ("tea", "Ann's")),
+        ("['tea' 'chai']", ("['tea' 'chai']",)),
+        ("[5]", ("[5]",)),
+        ("[]", ()),
+        ("[" * 5000, ("[" * 5000,)),
+        ("[__import__('os')]", ("[__import__('os')]",)),
+    ],
+)  # fmt: skip
+def test_golds_of_a_table_may_be_a_list_as_python_writes_it(
+    tmp_path: Path, cell: str, answers: tuple[str, ...]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "\n".join(",".join(map(quoted, row)) for row in [("question", "answer", "text"), ("Who?", cell, cell)])
+    )
+    (problem,) = read_problems(path)
+    assert problem.answers == answers
+    lines = tmp_path / "t.jsonl"
+    lines.write_text(json.dumps({"question": "Who?", "answer": cell}))
+    assert next(iter(read_problems(lines))).answers == (cell,)
+
+
+@pytest.mark.parametrize("gold", [None, float("nan"), [None], [float("nan"), None], [], ""])
+def test_a_missing_gold_of_parquet_is_none(tmp_path: Path, gold: Any) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_pylist([{"question": "Who?", "answer": gold}]), path)
+    (problem,) = read_problems(path)
+    assert problem.answers == ()
+
+
+@pytest.mark.parametrize("gold", [True, False, [True]])
+def test_a_gold_that_is_true_or_false_is_named_with_the_fix(tmp_path: Path, gold: Any) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"question": "Is it?", "answer": gold}))
+    with pytest.raises(DataError, match=r"answer(\[0\])? must be a string, is (True|False): .*'yes'"):
+        list(read_problems(path))
+
+
 def test_the_published_table_of_frames(tmp_path: Path) -> None:
     """Its layout: an unnamed first column, the links as the text of a list, empty cells for links there are none of."""
     path = tmp_path / "test.tsv"

@@ -112,3 +112,9 @@ def test_lengths_come_from_the_files_that_are_there(tmp_path: Path) -> None:
     assert len(there.assumed) == 1  # the tokenizer
     absent = problem_sizes(load_recipe("memagent-7b"))
     assert (absent.document, absent.chunks, len(absent.assumed)) == (28_000, 6, 2)
+
+
+@pytest.mark.parametrize(("documents", "tokens"), [("null", 28_000), ("4", 560), ("400", 56_000)])
+def test_the_documents_of_a_file_that_is_not_there_are_those_of_the_configuration(documents: str, tokens: int) -> None:
+    words = ["data.train_files=nowhere.json", f"data.documents={documents}", "policy.options.max_chunks=100000"]
+    assert problem_sizes(load_recipe("memagent-smollm2", words)).document == tokens

@@ -113,6 +113,16 @@ def _with(config: PolicyConfig, **options: Any) -> PolicyConfig:
     return PolicyConfig(name=config.name, options={**config.options, **options})
 
 
+def options_line(policy: PolicyConfig) -> str:
+    """A line with a policy's options."""
+    return f"{policy.name}: " + ", ".join(f"{name}={_short(value)}" for name, value in policy.options.items())
+
+
+def _short(value: object) -> str:
+    """An option's value on one line; for prompt texts, their number."""
+    return f"({len(value)} texts)" if isinstance(value, dict) and "system" in value else str(value)
+
+
 # ---- Roles and their samplers --------------------------------------------------------------------------------
 
 

@@ -133,6 +133,8 @@ def _changes(change: MemoryChange) -> None:
 
 def _show(result: Asked, *, json: bool = False, asked: bool = False) -> None:
     """`asked`: print the question first, also of a single one."""
+    from palimpsest.text.answers import unboxed
+
     if json:
         print(dumps(result.to_json(), ensure_ascii=False), flush=True)
         return
@@ -145,7 +147,7 @@ def _show(result: Asked, *, json: bool = False, asked: bool = False) -> None:
         text = " ".join(quote.text.split())
         print(f"  {printable(quote.file)}:{quote.start}-{quote.end}  {printable(text)}")
     for sentence in result.unsupported:
-        print(f"  not in the files: {printable(sentence)}")
+        print(f"  not in the files: {printable(unboxed(sentence))}")
     if result.kept_out:
         units = counted(result.kept_out, "statement")
         Terminal().message(f"{units} dropped: not in the text that the agent read (policy.options.grounded)")

@@ -62,7 +62,7 @@ def inspect(
     from palimpsest.data.sources.file_source import named_format
     from palimpsest.report.dataset_summary import inspect_source, render
 
-    named = named_columns(columns, file)
+    named = named_columns(columns, [file])
     reading = ReadOptions(named_format(format), corpus, named, on_missing_gold is MissingGoldChoice.skip)
     inspection = inspect_source(file, reading, documents=documents, limit=limit)
     if json:
@@ -82,8 +82,10 @@ def build(
     ],
     out: Out,
     documents: Annotated[
-        str | None, typer.Option(help="Documents per context, e.g. 50,200: one file each; default: unchanged contexts.")
+        list[str] | None,
+        typer.Option(help="Documents per context, e.g. 50,200: one file each; default: unchanged contexts."),
     ] = None,
+    columns: Columns = None,
     corpus: Annotated[list[Path] | None, typer.Option(help="File with further distractors; repeatable.")] = None,
     exclude: Annotated[list[Path] | None, typer.Option(help="Omit questions of this file (a test set).")] = None,
     drop_answered: Annotated[
@@ -125,7 +127,8 @@ def build(
     fields |= {"disjoint_gold": disjoint_gold, "disjoint_documents": disjoint_documents}
     fields |= {"order": order, "min_distance": min_distance}
     fields["positions"] = shares("--positions", positions)
-    contexts, filters = read_contexts(fields, split=split, where=where or (), without_yes_no=without_yes_no)
+    chosen = {"without_yes_no": without_yes_no, "columns": named_columns(columns, [*source, *(exclude or ())])}
+    contexts, filters = read_contexts(fields, split=split, where=where or (), chosen=chosen)
     built = build_contexts(
         source,
         contexts,

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def evaluate(
     words: Words = None,
     policy: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="A shipped policy or my_module:MyPolicy; several as overwrite,recall; default: the recipe's or the "
             "run's, otherwise overwrite."
@@ -74,14 +74,14 @@ def evaluate(
         ),
     ] = None,
     documents: Annotated[
-        str | None,
+        list[str] | None,
         INPUT(
             help="Documents per context, gold ones among distractors; several as 50,100; default: unchanged contexts."
         ),
     ] = None,
-    chunks: Annotated[str | None, INPUT(help="Paragraphs per synthetic document; several as 4,64,256.")] = None,
+    chunks: Annotated[list[str] | None, INPUT(help="Paragraphs per synthetic document; several as 4,64,256.")] = None,
     objectives: Annotated[
-        str | None, INPUT(help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.")
+        list[str] | None, INPUT(help="Questions per search problem, of synthetic_search or a file; several as 1,2,4.")
     ] = None,
     corpus: Annotated[Path | None, INPUT(help="File with paragraphs for distractors, or for document indices.")] = None,
     limit: Annotated[int | None, INPUT(min=1, help="The first N problems.")] = None,
@@ -150,7 +150,7 @@ def evaluate(
     first, *rest = models or ["embedded"]
     request = EvalRequest(
         model=first,
-        policies=policy_names(policy),
+        policies=policy_names(policy and ",".join(policy)),
         recipe=recipe,
         overrides=overrides,
         seed=seed,
@@ -303,6 +303,10 @@ def _print_ungraded(evaluation: Evaluation) -> None:
             f"{len(holding):,} of {len(evaluation):,} replies have no marked answer, such as \\boxed{{}}; "
             f"{sum(holding) / len(holding):.0%} of these contain a gold (reward.name=string_match_part counts them)"
         )
+    if named := sum(one.get("keys_missing", 0.0) > 0 for one in unmarked):
+        wider = "; reward.final_answer.where=found also takes \\boxed{} and answer phrases"
+        wider = "" if evaluation.config.reward.final_answer.where == "found" else wider
+        typer.echo(f"{named:,} of {len(evaluation):,} replies have no answer after FINAL_ANSWER:{wider}")
     lost = sum(not sample.is_final for sample in evaluation.samples)
     reason = printable(evaluation.commonest_reason or "")
     if lost and evaluation.ungraded == len(evaluation):

@@ -45,7 +45,7 @@ _HINTS = {
     "the model is the first word: palimpsest COMMAND MODEL": "model model-name-or-path model-id model-path",
     "write model.path=MODEL": "model model-name-or-path model-id model-path",
     "write KEY=VALUE without an option": "set option override",
-    "write data.train_files=FILE": "data",
+    "write data.train_files=FILE": "data dataset dataset-name",
     "give --data FILE": "dataset dataset-name task tasks-file",
     "give --limit N": "n num-problems max-samples num-samples",
     "give --samples N": "k num-tries",
@@ -97,13 +97,16 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """In errors about data.columns, name --map if the command has it."""
+        """In errors about data.columns, name --map if the command has it, or `data build` if it has no keys either."""
         try:
             return super().invoke(ctx)
         except (ConfigError, DataError) as error:
-            if "data.columns" not in str(error) or not any("--map" in each.opts for each in self.params):
+            mapped = any("--map" in each.opts for each in self.params)
+            keys = any("KEY=" in (each.metavar or "") for each in self.params)
+            if "data.columns" not in str(error) or (keys and not mapped):
                 raise
-            raise type(error)(re.sub(r"data\.columns[ =]?", "--map ", str(error))) from None
+            option = "--map " if mapped else "palimpsest data build FILE --out DIR --map "
+            raise type(error)(re.sub(r"data\.columns[ =]?", option, str(error))) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_groups(formatter, ((_panel(p), p.get_help_record(ctx)) for p in self.get_params(ctx)))
@@ -174,11 +177,12 @@ Force = Annotated[bool, OUTPUT("--force", help="Start over; the old folder becom
 Json = Annotated[bool, OUTPUT("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check configuration, data and budgets, print them, and exit.")]
 Columns = Annotated[
-    str | None,
+    list[str] | None,
     INPUT(
         "--map",
         metavar="OURS=THEIRS,...",
-        help="Columns of the file: question=q,answers=reward.gold; for one of several files b.csv:question=text.",
+        help="Columns of the file: question=q,answers=reward.gold; for one of several files b.csv:question=text; "
+        "repeatable.",
     ),
 ]
 Policy = Annotated[
@@ -203,12 +207,12 @@ ServerKeyEnv = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random draw.")]
 
 
-def named_columns(text: str | None, file: str | None = None) -> dict[str, str]:
-    """Column names by our name, from question=q,answers=gold. Raises ConfigError."""
+def named_columns(texts: list[str] | None, files: Iterable[str | Path] | None = None) -> dict[str, str]:
+    """Column names by our name, from texts such as question=q,answers=gold. Raises ConfigError."""
     try:
-        columns: dict[str, str] = columns_of(text or "")
-        if file is not None:
-            check_columns(columns, [file])
+        columns: dict[str, str] = columns_of(",".join(texts or ()))
+        if files is not None:
+            check_columns(columns, files)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return columns
@@ -238,12 +242,13 @@ def print_made(made: Made, left_out: Iterable[str] = ()) -> None:
     typer.echo(f"edition {made.edition}")
 
 
-def numbers(option: str, what: str, text: str, least: int = 1) -> tuple[int, ...]:
-    """Whole numbers of at least `least`, from 4,64,256. Raises ConfigError.
+def numbers(option: str, what: str, texts: str | list[str], least: int = 1) -> tuple[int, ...]:
+    """Whole numbers of at least `least`, from a text such as 4,64,256, or several. Raises ConfigError.
 
-    >>> numbers("--chunks", "lengths", "4,64")
-    (4, 64)
+    >>> numbers("--seed", "numbers", "0,1", least=0), numbers("--chunks", "lengths", ["4,64", "256"])
+    ((0, 1), (4, 64, 256))
     """
+    text = texts if isinstance(texts, str) else ",".join(texts)
     try:
         values = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -39,7 +39,11 @@ def columns_of(value: Any) -> Any:
         raise ValueError(
             f"data.columns={value}: expected pairs of our column and the file's, e.g. question=q,answers=gold"
         )
-    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+    columns = dict[str, str]()
+    for ours, theirs in ((ours.strip(), theirs.strip()) for ours, _, theirs in pairs):
+        if columns.setdefault(ours, theirs) != theirs:
+            raise ValueError(f"data.columns={value}: {ours} can't be both {columns[ours]} and {theirs}; name one")
+    return columns
 
 
 def columns_for(file: str | Path, columns: Mapping[str, str]) -> dict[str, str]:

@@ -388,7 +388,8 @@ def nearest_key(key: str) -> str:
         return f"; did you mean {' or '.join(namesake)}?"
     if siblings and section:
         return f"; {section} has {', '.join(siblings)}"
-    return nearest(key, keys) or f"; known: {', '.join(siblings or RunConfig.model_fields)}"
+    option = "" if section else f"an option of the policy is policy.options.{key}; "
+    return nearest(key, keys) or f"; {option}known: {', '.join(siblings or RunConfig.model_fields)}"
 
 
 def _named_here(section: str, leaf: str) -> str | None:

@@ -91,7 +91,7 @@ def _check_packages(config: RunConfig, objective: Objective | None) -> None:
 def check_engine(config: RunConfig) -> tuple[int | None, str]:
     """(window for training in tokens, what was not checked), without loading the model or starting a process.
 
-    The window is None for a custom engine. On a machine without GPUs, missing packages are only reported. Raises
+    The window is None for a custom engine. On a machine without GPUs, a missing vLLM is only reported. Raises
     ConfigError for an engine that can't train, missing packages, and GPUs that are missing, too small or assigned
     twice; ModelError for an unusable model.
     """
@@ -109,7 +109,7 @@ def check_engine(config: RunConfig) -> tuple[int | None, str]:
     try:
         _check_packages(config, "policy")
     except ConfigError as error:
-        if not unchecked:
+        if not unchecked or (config.engine.name == "ray" and find_spec("ray") is None):
             raise
         unchecked += f"; {error}"
     for warning in check_gpus(with_dtype(config, "policy"), "policy"):

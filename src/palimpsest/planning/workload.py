@@ -52,7 +52,8 @@ SIGNAL = 0.7
 """Share of groups whose binary rewards differ (0.58 to 1 in memagent-quickstart)."""
 PUBLISHED = {"docqa_rl_60k.jsonl": (56_000, 1), "wiki_train_multi_object_2_3.parquet": (0, 2.5)}
 """Tokens of a document and questions per problem of files that are not here."""
-HOTPOT = (28_000, 1)  # the same of others: 200 paragraphs, as hotpotqa_train_32k.parquet has
+PARAGRAPH = 140  # tokens of a paragraph of HotpotQA
+HOTPOT = (200 * PARAGRAPH, 1)  # the same of others: 200 paragraphs, as hotpotqa_train_32k.parquet has
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,7 @@ def problem_sizes(config: RunConfig, chunks: int | None = None) -> ProblemSizes:
     missing = [file.name for file in files if not file.exists()]
     if missing:
         document, questions = PUBLISHED.get(missing[0], HOTPOT)
+        document = config.data.documents * PARAGRAPH if config.data.documents else document
         assumed.append(f"{document:,} tokens per document, {questions:g} questions: {missing[0]} is not here")
     else:
         problems = _sample(config, chunks)

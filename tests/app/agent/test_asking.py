@@ -142,6 +142,14 @@ def test_a_reply_without_a_marked_answer_is_said(reply: str, code: str, story: P
     assert (NOTES["reply_unmarked"].format() in done.stderr) is (code == "reply_unmarked")
 
 
+def test_the_chosen_budgets_are_shown_as_an_evaluation_shows_them(story: Path, run: Run) -> None:
+    done = run(story / "one.txt", "What does Anna sell?")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("overwrite: ")]
+    assert {"chunk_size", "memory_tokens"} <= dict(
+        pair.split("=") for pair in line.partition(": ")[2].split(", ")
+    ).keys()
+
+
 def test_a_reply_that_reaches_its_budget_is_said(story: Path, run: Run) -> None:
     done = run(story / "one.txt", "What does Anna sell?", "answer_tokens=2")
     assert NOTES["reply_cut"].format(tokens=2) in done.stderr

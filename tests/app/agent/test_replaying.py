@@ -299,6 +299,7 @@ def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path)
         (ConfigError, "set --turn", f"{file}#0/0", {}),
         (ConfigError, "--turn 100: the episode has", f"{file}#0/0", {"turn": 99}),
         (ConfigError, "group is missing", str(file), {"turn": 0}),
+        (ConfigError, "no such file or folder", str(tmp_path / "none"), {"turn": 0}),
         (ConfigError, "#here names no episode", f"{file}#here", {"turn": 0}),
         (ConfigError, "set --step", f"{run}#/e/0/0/t/0", {}),
         (DataError, "--group 9 is not one of its 1 groups", f"{file}#9/0", {"turn": 0}),
@@ -474,6 +475,25 @@ def test_the_agents_first_episode_is_meant_where_none_is_named_and_a_baseline_is
     by_place = replay(str(folder), group=agent, rollout=0, turn=1, out=tmp_path)
     assert replay(str(folder), turn=1, out=tmp_path).path == by_place.path
     assert by_place.parts_at is None
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"group": 88}, "--group 88 is not one of its"),
+        ({"group": 0}, "if it moved, set --model"),
+        ({"model": "gone"}, "model gone"),
+    ],
+)
+def test_a_group_that_is_not_there_and_a_model_that_moved_are_named(
+    options: dict[str, Any], named: str, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    shutil.copytree(tiny_model_folder, tmp_path / "model")
+    folder = evaluated(tmp_path / "model", tmp_path / "eval", "overwrite", BUDGETS)
+    (tmp_path / "model").rename(tmp_path / "moved")
+    with pytest.raises(PalimpsestError, match=named):
+        replay(str(folder), turn=0, out=tmp_path / "out", **options)
+    replay(str(folder), turn=0, out=tmp_path / "out", group=0, model=str(tmp_path / "moved"))
 
 
 def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run) -> None:

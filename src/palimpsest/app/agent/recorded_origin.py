@@ -103,10 +103,13 @@ def locate_episode(
     options = {"step": step, "group": group, "rollout": rollout, "turn": turn}
     ids = linked | {name: value for name, value in options.items() if value is not None}
     if not ids.keys() & {"group", "rollout"} and (Path(path) / EPISODES).is_file():
-        ids |= {"group": _first_of_an_agent(Path(path)) or 0, "rollout": 0}
+        ids["group"] = _first_of_an_agent(Path(path)) or 0
+    if (Path(path) / EPISODES).is_file():
+        ids.setdefault("rollout", 0)
     for name in ("group", "rollout"):
         if name not in ids:
-            raise ConfigError(f"{episode}: {name} is missing; set --{name}, or use {_FORMS}")
+            fault = f"{name} is missing; set --{name}, or" if Path(path).exists() else "no such file or folder;"
+            raise ConfigError(f"{episode}: {fault} use {_FORMS}")
     numbers = {name: int(value) for name, value in ids.items() if name != "step"}
     return EpisodeRef(_file(Path(path), ids.get("step")), numbers["group"], numbers["rollout"], numbers.get("turn"))
 

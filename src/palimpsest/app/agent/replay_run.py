@@ -28,7 +28,7 @@ from palimpsest.app.composition import OpenAgent, with_agent
 from palimpsest.app.evaluate.regrading import UNSET_URL
 from palimpsest.app.python_calls import blocking
 from palimpsest.engines.protocol import Engine
-from palimpsest.errors import ConfigError, DataError, RunError
+from palimpsest.errors import ConfigError, DataError, ModelError, RunError
 from palimpsest.events import DocumentTruncated, Event, ReadingEnded, Recalled, Replayed, of_type
 from palimpsest.memory.overwrite import Document, OverwritePolicy
 from palimpsest.memory.policy import Teachable
@@ -195,7 +195,10 @@ async def replay_async(
     async def work(agent: OpenAgent) -> Replay:
         return await _replayed(recorded, origin, agent, first, memory, Path(out))
 
-    return await with_agent(origin.config, work)
+    try:
+        return await with_agent(origin.config, work)
+    except ModelError as error:
+        raise ModelError(str(error) if model else f"{error}; if it moved, set --model") from None
 
 
 replay = blocking(replay_async)

@@ -104,10 +104,11 @@ class _Split:
 
 
 def read_contexts(
-    fields: Mapping[str, Any], *, split: str, where: Sequence[str], without_yes_no: bool
+    fields: Mapping[str, Any], *, split: str, where: Sequence[str], chosen: Mapping[str, Any]
 ) -> tuple[Contexts, Filters]:
-    """Settings from a command line: fields of `Contexts`, splits and filters as texts. Raises ConfigError."""
-    return Contexts(**fields, splits=read_splits(split)), Filters(read_where(where), without_yes_no)
+    """Settings from a command line: fields of `Contexts`, splits and filters as texts, and fields of `Filters`. Raises
+    ConfigError."""
+    return Contexts(**fields, splits=read_splits(split)), Filters(read_where(where), **chosen)
 
 
 def build_contexts(

@@ -21,7 +21,7 @@ from typing import Literal
 from palimpsest import files
 from palimpsest.app.evaluate.baselines import CLOSED_BOOK
 from palimpsest.data.assemble import Corpus
-from palimpsest.data.formats.problem_files import format_of, read_corpus, read_records, unused_id
+from palimpsest.data.formats.problem_files import ReadOptions, format_of, read_corpus, read_records, unused_id
 from palimpsest.data.record import Record
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, read_identity, read_samples
@@ -151,6 +151,8 @@ class Filters:
     without_yes_no: bool = False
     gold_documents: int | None = None
     """Required number of gold documents."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The files' columns by our name (`data.columns`)."""
 
     def reason(self, record: Record) -> str | None:
         """Reason to skip a question; None to use it."""
@@ -195,12 +197,13 @@ def read_questions(
     """The questions of `sources`, without those of `exclude` and those that the evaluations in the folders `answered`
     got right without a document. Raises DataError."""
     questions, ids, filters = Questions(), Counter[str](), filters or Filters()
-    excluded = {key for path in exclude for key in _excluded(path, questions)}
+    reading = ReadOptions(columns=filters.columns)
+    excluded = {key for path in exclude for key in _excluded(path, reading, questions)}
     solved = {key for folder in answered for key in _answered(folder, questions)}
     keys = set[str]()
     for path in sources:
         made: Counter[str] = Counter()
-        for record in _records(path, questions.paragraphs, content):
+        for record in _records(path, reading, questions.paragraphs, content):
             made[_data_set(record)] += 1
             key = question_key(record.question)
             reason = "excluded" if not excluded.isdisjoint(_question_keys(record)) else filters.reason(record)
@@ -210,7 +213,7 @@ def read_questions(
             else:
                 keys.add(key)
                 questions.records.append(replace(record, id=unused_id(record.id, ids)))
-        questions.sources.append(_described(path, "source", questions=made.total(), licences=_licences(made)))
+        questions.sources.append(_described(path, "source", reading, questions=made.total(), licences=_licences(made)))
     for path in corpora:
         texts = read_corpus(path).paragraphs
         questions.paragraphs.update((text, text) for text in texts if text not in questions.paragraphs)
@@ -234,8 +237,8 @@ def read_where(texts: Sequence[str]) -> dict[str, frozenset[str]]:
     return {key: frozenset(values.split(",")) for key, _, values in pairs}
 
 
-def _records(path: Path, paragraphs: dict[str, str], content: Content) -> Iterator[Record]:
-    for record in read_records(path):
+def _records(path: Path, reading: ReadOptions, paragraphs: dict[str, str], content: Content) -> Iterator[Record]:
+    for record in read_records(path, reading):
         named = {"source": path.name, **record.metadata}
         if content == "rows":
             yield replace(record, metadata=named)
@@ -260,12 +263,12 @@ def _question_keys(record: Record) -> Iterator[str]:
         yield question_key(objective["question"])
 
 
-def _excluded(path: Path, questions: Questions) -> Iterator[str]:
+def _excluded(path: Path, reading: ReadOptions, questions: Questions) -> Iterator[str]:
     number = 0
-    for number, record in enumerate(read_records(path), 1):  # noqa: B007  the manifest records it
+    for number, record in enumerate(read_records(path, reading), 1):  # noqa: B007  the manifest records it
         questions.excluded_gold.update(record.gold or record.metadata.get("evidence", ()))
         yield from _question_keys(record)
-    questions.sources.append(_described(path, "excluded", questions=number))
+    questions.sources.append(_described(path, "excluded", reading, questions=number))
 
 
 def _answered(folder: Path, questions: Questions) -> set[str]:
@@ -282,8 +285,8 @@ def _answered(folder: Path, questions: Questions) -> set[str]:
     return {question_key(sample.question) for sample in samples if sample.value == 1.0}
 
 
-def _described(path: Path, role: str, **facts: object) -> dict[str, object]:
-    kind = {"format": format_of(path).name} if role in ("source", "excluded") else {}
+def _described(path: Path, role: str, reading: ReadOptions | None = None, **facts: object) -> dict[str, object]:
+    kind = {"format": format_of(path, reading).name} if reading else {}
     return {"file": path.name, "role": role, "sha256": files.sha256(path), **kind, **facts}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from palimpsest.app.composition import Evaluator, measure_memory
+from palimpsest.app.composition import Evaluator, measure_memory, options_line
 from palimpsest.app.config_resolution import EMBEDDED, Recipe, Remote
 from palimpsest.app.evaluate.baselines import CellProblems, with_baselines
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, move_aside, part, read_problems, split_data
@@ -295,22 +295,13 @@ def _finish(evaluation: Evaluation, cells: CellProblems, engine: Engine, progres
         write_json(evaluation.out / SUMMARY, evaluation.to_json())
 
 
-def _short(value: object) -> str:
-    """An option's value on one line; for prompt texts, their number."""
-    return f"({len(value)} texts)" if isinstance(value, dict) and "system" in value else str(value)
-
-
 def _announce(progress: Progress, engine: Engine, policies: Sequence[PolicyConfig], skipped: Sequence[str]) -> None:
     if skipped:
         progress.message(left_out(skipped))
     if note := engine.limits.note:
         progress.message(note)
     for policy in policies:
-        progress.message(_played(policy))
-
-
-def _played(policy: PolicyConfig) -> str:
-    return f"{policy.name}: " + ", ".join(f"{name}={_short(value)}" for name, value in policy.options.items())
+        progress.message(options_line(policy))
 
 
 # ---- Progress ------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Rows of data files: JSON, JSON lines, CSV, TSV, parquet, SQuAD's own file, Hugging Face data sets; also as .gz, .zst.
 
-JSON is a list of objects, objects one after another, or an object with the list under `data`. The suffix identifies CSV
-and TSV, the content other files. Rows also come from folders of plain text (text_files.py),
+JSON is a list of objects, objects one after another, or an object with the list under `data`, `train`, `rows`...
+The suffix identifies CSV and TSV, the content other files. Rows also come from folders of plain text (text_files.py),
 from Python objects (plugins.py), and from the Hugging Face hub or folders of its layout, with the package `datasets`:
 
     hub:owner/name                   its only split
@@ -230,7 +230,8 @@ def read_rows(path: Path) -> Iterator[Row]:
         for index, (values, location) in enumerate(rows):
             if not isinstance(values, dict):
                 raise DataError(f"{path} {location}: expected an object, found {type(values).__name__}: {values!r:.40}")
-            yield Row(values, f"{path} {location}", index, path)
+            absent = {name: None for name, value in values.items() if isinstance(value, float) and math.isnan(value)}
+            yield Row({**values, **absent}, f"{path} {location}", index, path)
     except UnicodeDecodeError:
         not_utf8(path)
     except (RecursionError, ValueError) as error:  # nested a thousand deep; a number of thousands of digits
@@ -386,8 +387,9 @@ def _lines(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _rows_of(values: Any, location: str) -> Iterator[tuple[Any, str]]:
-    """The row in a JSON value, or those that it lists under `data`."""
-    listed = values.get("data") if isinstance(values, dict) and values.keys() <= _ENVELOPE else None
+    """The row in a JSON value, or those that it lists under `data` or the only key of `_LISTS`."""
+    keys = [*(values.keys() - _ENVELOPE)] if isinstance(values, dict) else []
+    key, listed = (keys[0], values[keys[0]]) if len(keys) == 1 and keys[0] in _LISTS else ("", None)
     if not isinstance(listed, list):
         yield values, location
         return
@@ -396,13 +398,13 @@ def _rows_of(values: Any, location: str) -> Iterator[tuple[Any, str]]:
         if not isinstance(articles, list) or not all(
             isinstance(each, dict) and isinstance(each.get("qas"), list) for each in articles
         ):
-            yield item, f"data[{a}]"
+            yield item, f"{key}[{a}]"
             continue
         for p, article in enumerate(articles):  # SQuAD's own file
             shared = {"title": item.get("title"), "context": article.get("context")}
             for q, question in enumerate(article["qas"]):
                 row = {**question, **shared} if isinstance(question, dict) else question
-                yield row, f"data[{a}].paragraphs[{p}].qas[{q}]"
+                yield row, f"{key}[{a}].paragraphs[{p}].qas[{q}]"
 
 
 def _object_rows(path: Path) -> Iterator[tuple[Any, str]]:
@@ -426,8 +428,10 @@ def plain_values(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-_ENVELOPE = {"data", "version", "name", "title", "description", "license", "split", "source"}
-"""Keys of an object that lists its rows under `data`."""
+_LISTS = {"data", "rows", "examples", "instances", "items", "records", "train", "validation", "valid", "dev", "test"}
+"""Keys under which an object may list its rows."""
+_ENVELOPE = {"version", "name", "title", "description", "license", "split", "source"}
+"""Its other keys."""
 _READERS = {
     "array": _array,
     "lines": _lines,

@@ -16,11 +16,9 @@ metadata of MemoryAgentBench.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -170,7 +168,7 @@ def _batch(row: Row, batch: Any, location: str, number: int) -> dict[str, Any]:
 def _by_ability(row: Row) -> list[tuple[str, str, Any]]:
     """(location, ability, question) of each question; the hub's table stores them as text of a Python object."""
     value = fields.get(row, row.values, "probing_questions")
-    abilities = _parsed(value) if isinstance(value, str) else value
+    abilities = fields.parsed(value) if isinstance(value, str) else value
     if not isinstance(abilities, Mapping) or not all(isinstance(entries, list) for entries in abilities.values()):
         raise DataError(f"{row.where}: probing_questions must be an object with a list per ability, is {value!r:.60}")
     return [
@@ -178,14 +176,6 @@ def _by_ability(row: Row) -> list[tuple[str, str, Any]]:
         for ability, listed in abilities.items()
         for at, question in enumerate(listed)
     ]
-
-
-def _parsed(text: str) -> Any:
-    """The object in a text, as JSON or a Python literal; None if it has neither."""
-    for read in (json.loads, ast.literal_eval):
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return read(text)
-    return None
 
 
 def _rubric(row: Row, value: Any, name: str) -> tuple[str, ...]:

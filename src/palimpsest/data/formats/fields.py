@@ -11,14 +11,18 @@ Not covered: columns with names outside `ROLES` (`data.columns` maps them).
 
 from __future__ import annotations
 
+import ast
+import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from shlex import quote
 from typing import Any
 
 from palimpsest.data.files.rows import Row
+from palimpsest.data.files.text_files import unpacked_name
 from palimpsest.errors import DataError, nearest, shown_names
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.text.json_text import valid
@@ -26,6 +30,9 @@ from palimpsest.types import Question
 
 IDS = ("_id", "id", "question_id", "query_id", "qid")
 """Columns of a row's id; the first nonempty one counts."""
+
+_CELL = 100_000
+"""Maximum characters of a cell with a list in Python's form."""
 
 
 class MissingGold(DataError):
@@ -43,7 +50,10 @@ def text(row: Row, value: Any, name: str, *, blank: bool = False) -> str:
 
 def golds(row: Row, value: Any, name: str) -> tuple[str, ...]:
     """The gold answers in a text, a number, an object (SQuAD's `text`, TriviaQA's `value` and `aliases`) or a list of
-    these; none for None, a blank text or an empty list."""
+    these, in a table also as Python writes a list of texts; none for None, NaN, a blank text or an empty list."""
+    if isinstance(value, str) and value[:1] == "[" and unpacked_name(row.path).suffix.lower() in (".csv", ".tsv"):
+        listed = parsed(value[:_CELL])
+        value = listed if repr(listed) == value and all(isinstance(item, str) for item in listed) else value
     if value is None or (isinstance(value, str) and not value.strip()):
         return ()
     items = value if isinstance(value, list) else [value]
@@ -59,9 +69,19 @@ def _golds_in(row: Row, gold: Any, name: str) -> Iterator[str]:
         texts = gold[key] if key in gold else get(row, gold, key, name)
         held = [*(texts if isinstance(texts, list) else [texts]), *(gold.get("aliases") or ())]
     for one in held:
-        number = type(one) is int or (isinstance(one, float) and math.isfinite(one))
-        if one is not None or held == [gold]:
+        if isinstance(one, bool):
+            raise DataError(f"{row.where}: {name} must be a string, is {one}: write it as replies do, such as 'yes'")
+        number = isinstance(one, int) or (isinstance(one, float) and math.isfinite(one))
+        if one is not None and one == one:  # NaN differs from itself
             yield text(row, str(one) if number else one, name)
+
+
+def parsed(text: str) -> Any:
+    """The object in a text, as JSON or a Python literal; None if it has neither."""
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(text)
+    return None
 
 
 def get(row: Row, values: Any, key: str, inside: str = "") -> Any:
@@ -82,7 +102,9 @@ def identity(row: Row, fallback: str) -> str:
 
 
 def user_message(row: Row, value: Any, name: str) -> str:
-    """The question of a prompt: a plain string, or the last user message of a chat."""
+    """The question of a prompt: a plain string, an object's `text`, or the last user message of a chat."""
+    if isinstance(value, Mapping):
+        value, name = get(row, value, "text", name), f"{name}.text"
     if isinstance(value, list):
         messages = [m.get("content") for m in value if isinstance(m, Mapping) and m.get("role") == "user"]
         if not messages:
@@ -157,13 +179,18 @@ def roles(row: Row) -> Roles:
     names = _names(row)
     if row.values.get("questions") is not None:
         return Roles(document=_document(row, names, ""))
-    question = _column(row, "question", [name for name in names if not isinstance(row.values[name], Mapping)])
+    asks = [name for name in names if not isinstance(held := row.values[name], Mapping) or "text" in held]
+    question = _column(row, "question", asks) or ("question" if "question" in names else "")
     answers = _column(row, "answers", names)
     document = _document(row, [name for name in names if name not in (question, answers)], question)
-    if not question or (not document and _plain(question) == "input"):
-        raise lacks(row, "no column is known as", ["context" if question else "question"])
-    if not answers and not _only_asks(row.values.keys() - {question, document}, document):
-        raise lacks(row, "no column is known as", ["answers"])
+    chat = document in ("messages", "conversations")  # without answers, a row of supervised training
+    others = row.values.keys() - {question, document, "metadata", "memory", "title", *IDS}
+    missing = [] if question else ["question"]
+    missing += ["answers"] if not answers and (chat or len(others) > len(missing)) else []
+    if not document and not missing and _plain(question) == "input":
+        missing = ["context"]
+    if missing:
+        raise lacks(row, "no column is known as", missing)
     return Roles(question, answers, document)
 
 
@@ -244,9 +271,3 @@ def _plain(name: str) -> str:
 
 
 _SEPARATORS = str.maketrans("", "", "_- ")
-
-
-def _only_asks(others: Collection[str], document: str) -> bool:
-    """True if no other column could be the answers. A chat without answers is a row of supervised training."""
-    chat = ("messages", "conversations")
-    return set(others) <= {"metadata", "memory", "title", *IDS} and document not in chat

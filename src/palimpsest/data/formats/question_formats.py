@@ -37,7 +37,7 @@ from palimpsest.data.files.text_files import paragraph_of
 from palimpsest.data.formats import fields
 from palimpsest.data.formats.fields import Roles
 from palimpsest.data.record import Record
-from palimpsest.errors import DataError, nearest, shown_names
+from palimpsest.errors import DataError, shown_names
 from palimpsest.text.json_text import valid
 from palimpsest.types import Problem
 
@@ -178,8 +178,8 @@ def corpus_paragraphs(row: Row) -> list[str]:
     if any(row.values.get(key) is not None for key in ("text", "contents")):
         return _passages(row, [row.values], "row")
     raise DataError(
-        f"{row.where}: no 'text' or 'contents'{nearest('text', map(str, row.values))} (there: "
-        f"{shown_names(row.values) or 'nothing'}); a corpus has passages (title, text) or rows of HotpotQA or MuSiQue"
+        f"{row.where}: no 'text' or 'contents' (there: {shown_names(row.values) or 'nothing'}); rename the column of "
+        "the passage to text; a corpus has passages (title, text) or rows of HotpotQA or MuSiQue"
     )
 
 
