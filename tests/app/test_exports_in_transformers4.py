@@ -131,11 +131,12 @@ def test_the_older_layout_changes_nothing_for_the_installed_transformers(name: s
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
 def test_an_export_of_gpt_neox_has_the_names_of_its_older_class(share: float, tmp_path: Path) -> None:
-    GPTNeoXForCausalLM(GPTNeoXConfig(**SMALL, rotary_pct=share, rotary_emb_base=5e4)).save_pretrained(tmp_path / "in")
+    older: dict[str, Any] = {**SMALL, "rotary_pct": share, "rotary_emb_base": 5e4}
+    GPTNeoXForCausalLM(GPTNeoXConfig(**older)).save_pretrained(tmp_path / "in")
     build_tokenizer().save_pretrained(tmp_path / "in")
     described = json.loads((export(tmp_path / "in", tmp_path / "out").path / "config.json").read_text())
     assert (described["rotary_pct"], described["rotary_emb_base"]) == (share, 5e4)
-    read = GPTNeoXConfig.from_pretrained(tmp_path / "out").rope_parameters
+    read: Any = GPTNeoXConfig.from_pretrained(tmp_path / "out").rope_parameters
     assert (read["partial_rotary_factor"], read["rope_theta"]) == (share, 5e4)
 
 

@@ -73,7 +73,7 @@ from palimpsest.engines.embedded.model_loading import (
     sort_targets,
 )
 from palimpsest.engines.embedded.optim import Optimizer
-from palimpsest.engines.embedded.weight_transfer import untied
+from palimpsest.engines.embedded.model_loading import untied
 from palimpsest.errors import CheckpointError, ModelError, NotWritten
 from palimpsest.models.checkpoint_manifest import STATE_FOLDER
 from palimpsest.models.model_files import check_used, check_weights, refusing
