@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, Qwen2Config
 
 from palimpsest.app.model_card import OLDEST
 from palimpsest.app.model_export_job import export
@@ -41,6 +41,7 @@ SCALED: dict[str, tuple[type, dict[str, Any]]] = {
     "linear": (Qwen2Config, {"rope_scaling": {"type": "linear", "factor": 2.0}}),
     "dynamic": (Qwen2Config, {"max_position_embeddings": 16, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
     "llama3": (LlamaConfig, {"rope_theta": 5e5, "rope_scaling": LLAMA3, "tie_word_embeddings": True}),
+    "neox": (GPTNeoXConfig, {"rotary_pct": 1.0, "rotary_emb_base": 1e6}),
 }
 SUPPORTED = sorted(name for name, case in CASES.items() if not case.refused)
 KNOWN = [name for name in SUPPORTED if name not in LATER | OTHER]
@@ -126,6 +127,17 @@ def test_the_older_layout_changes_nothing_for_the_installed_transformers(name: s
         facts(AutoConfig.from_pretrained(f).to_dict()) for f in (source, export(source, tmp_path / "out").path)
     )
     assert {key: after[key] for key in before} == before
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+def test_an_export_of_gpt_neox_has_the_names_of_its_older_class(share: float, tmp_path: Path) -> None:
+    older: dict[str, Any] = {**SMALL, "rotary_pct": share, "rotary_emb_base": 5e4}
+    GPTNeoXForCausalLM(GPTNeoXConfig(**older)).save_pretrained(tmp_path / "in")
+    build_tokenizer().save_pretrained(tmp_path / "in")
+    described = json.loads((export(tmp_path / "in", tmp_path / "out").path / "config.json").read_text())
+    assert (described["rotary_pct"], described["rotary_emb_base"]) == (share, 5e4)
+    read: Any = GPTNeoXConfig.from_pretrained(tmp_path / "out").rope_parameters
+    assert (read["partial_rotary_factor"], read["rope_theta"]) == (share, 5e4)
 
 
 @pytest.mark.slow

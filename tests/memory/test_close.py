@@ -151,6 +151,52 @@ def test_a_number_is_one_token_in_other_words_too(source: str, said: str, unsaid
     assert supported(unsaid, [source])
 
 
+@pytest.mark.parametrize(
+    ("number", "same", "others"),
+    [
+        ("4:54 p.m.", "4:54 PM", ["4:54 a.m.", "4:54"]),
+        ("4:54 a.m.", "4:54am", ["4:54 p.m.", "4:54"]),
+        ("4 pm", "4 p.m.", ["4 am", "4"]),
+        ("4am", "4 A.M.", ["4pm", "4"]),
+        ("5 m", "5 metres", ["5 g", "5 l", "5 km", "5"]),
+        ("5 g", "5g", ["5 m", "5 kg", "5"]),
+        ("5 l", "5 L", ["5 h", "5"]),
+        ("5 h", "5 hours", ["5 l", "5"]),
+        ("9 m/s", "9 metre/s", ["9 m", "9 m/h", "9"]),
+        ("5 km per hour", "5 kilometres per hour", ["5 km", "5"]),
+        ("20 °C", "20 degrees Celsius", ["20 °F", "20°", "20"]),
+        ("5%", "5 percent", ["5‰", "5"]),
+        ("5‰", "5 ‰", ["5%", "5"]),
+        ("528 per cent", "528 per cent", ["528 per", "528"]),
+        ("₹5", "5 rupees", ["€5", "₩5", "5"]),
+        ("₩5", "5₩", ["₹5", "5"]),
+        ("<5", "<5", [">5", "5"]),
+        (">5", ">5", ["<5", "5"]),
+        ("±5", "±5.0", ["+5", "-5", "5"]),
+        ("~5", "~5", ["5"]),
+        ("+5", "+5", ["-5", "5"]),
+        ("–5", "−5", ["5"]),
+        ("2½", "2 1/2", ["21/2", "2", "½"]),
+        ("½", "1/2", ["1", "2"]),
+        ("5", "5.0", ["5 m", "5 pm", "±5", "₹5", "5°"]),
+    ],
+)
+def test_a_number_keeps_its_sign_its_currency_and_its_unit(number: str, same: str, others: list[str]) -> None:
+    source = f"Omar runs. In Rome, the value {number} was read by Anna{LONG}"
+    assert supported(f"The value {same} was read by Anna in Rome{LONG}", [source]) is None
+    for other in others:
+        assert supported(f"The value {other} was read by Anna in Rome{LONG}", [source])
+
+
+@pytest.mark.parametrize(
+    "said", ["In Rome, I am 5.", "I ran a 5 in Rome.", "Since 1990 I am in Rome.", "In 1988 L.A. ran."]
+)
+def test_words_of_one_letter_are_no_units_elsewhere(said: str) -> None:
+    assert not {"metre", "gram", "litre", "am"} & {
+        word for one in worded(said) for word, kind in zip(one.exact, one.kinds, strict=True) if kind
+    }
+
+
 LONG = (
     " of the old stone bridge over the river near the town that was sold by the king to the bishop for ten gold coins."
 )

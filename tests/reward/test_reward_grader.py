@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palimpsest.config.reward import RewardConfig
-from palimpsest.reward.answer_match import METRICS, grading_rules, measure
+from palimpsest.reward.answer_match import METRICS, grading_rules, letter_of, measure
 from palimpsest.reward.grading import build_reward
 from palimpsest.types import GRADING, Grade, Outcome, Problem, Trajectory
 from support.fakes import LetterCodec
@@ -274,6 +274,31 @@ def test_a_leading_letter_counts_where_the_data_set_declares_choices(said: str, 
             grade = grader.grade(Problem("p", "Which?", ("B",), metadata=metadata), trajectory)
             assert isinstance(grade, Grade)
             assert grade.value == float(right and (metadata is CHOICES or said == r"\boxed{B}"))
+
+
+@pytest.mark.parametrize(
+    ("said", "letter"),
+    [
+        ("(D) Both A and B", "D"),
+        ("D. Both A and C", "D"),
+        ("(D), since A and B hold", "D"),
+        ("(D) Vitamins C and D", "D"),
+        ("(D) A, B and C", "D"),
+        ("C) Vitamin C.", "C"),
+        ("A. A. Milne", None),
+        ("B. C. Smith", None),
+        ("B) is wrong. C) is right", None),
+        ("(B) is wrong, (C) is right", None),
+        ("(B), (C)", None),
+        ("(B) and C", None),
+        ("B) or C)", None),
+        ("B / C", None),
+    ],
+)
+def test_letters_in_the_text_of_a_choice_are_no_other_choices(said: str, letter: str | None) -> None:
+    assert letter_of(said, "ABCD") == (letter or said)
+    found = measure(f"\\boxed{{{said}}}", [letter or said.strip("(")[0]], "ABCD")
+    assert found["boxed"] == float(letter is not None)
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_a_recorded_turn_of_another_prompt_is_sampled_anew() -> None:
 
 
 def test_the_reason_of_a_lost_episode_is_no_error_of_a_tool_unless_there_is_no_other() -> None:
-    tool, lost = Event(ToolFailed("unknown_tool", message="no tool"), 1), Event(SamplerFailed(0, "down"), 2)
+    tool, lost = Event(ToolFailed("unknown_tool", "r1", None, 3, "no tool"), 1), Event(SamplerFailed(0, "down"), 2)
     trajectory = Trajectory("p", "g", 0, (), Outcome.SAMPLER_FAILED, events=(tool, lost))
     assert failure(trajectory) == "sampler_error: down"
     assert failure(replace(trajectory, events=(tool,))) == "tool_error: no tool"

@@ -194,6 +194,27 @@ def test_a_thinking_tag_that_a_call_quotes_is_no_thinking() -> None:
     assert calls(f"<think>a</think>{tagged(SEARCH.replace('Oslo', '</think>'))}")[0][1]["query"] == "</think>"
 
 
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "value", ["a</think>b", "</thinking>", "<think>a</think>b", "a</think>b<think>c", "</think></think>"]
+)
+def test_the_end_of_thinking_inside_a_complete_call_is_part_of_the_call(style: CallStyle, value: str) -> None:
+    call = calls_text([("s", {"q": value})], style)
+    for reply in (call, calls_text([("s", {"q": value}), ("s", {"q": "x"})], style)):
+        found = calls_in(reply, style, {"s": {}})
+        assert [(one.name, one.arguments["q"]) for one in found if isinstance(one, ToolCall)][:1] == [("s", value)]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_call_drafted_in_thinking_that_the_prompt_opened_is_no_call(style: CallStyle) -> None:
+    draft, spoken = (calls_text([("s", {"q": value})], style) for value in ("draft", "spoken"))
+    unfinished = draft[: draft.index("aft")]
+    for thinking in (f"{draft} or", f"so: {draft}", unfinished, f"<think>{draft}", f"<think>{unfinished}"):
+        found = find_calls(f"{thinking}</think>{spoken}", style)
+        assert [one.arguments["q"] for one in found if isinstance(one, ToolCall)] == ["spoken"]
+        assert len(found) == 1
+
+
 def test_spans_cut_the_calls_out_of_the_reply() -> None:
     text = f"a {tagged(SEARCH)} b {tagged('{}')} c"
     first, second = find_calls(text, "hermes")

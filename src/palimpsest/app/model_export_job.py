@@ -197,6 +197,9 @@ def _in_both_layouts(described: Mapping[str, Any]) -> dict[str, Any]:
     if local := rope.get("sliding_attention"):
         older["rope_local_base_freq"] = local["rope_theta"]
     older |= {name: scaling.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in scaling}
+    if str(kind).startswith("gpt_neox"):
+        names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+        older |= {name: older[newer] for newer, name in names.items() if newer in older}
     if scaling.get("rope_type", "default") != "default":
         if kind == "phi3":  # its class accepts only these
             factors = {name: scaling[name] for name in ("short_factor", "long_factor")}

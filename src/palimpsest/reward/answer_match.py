@@ -178,8 +178,9 @@ def letter_of(answer: str, letters: str) -> str:
     ['B', 'B', 'B or (C)', 'A dog', 'b']
     """
     one = f"[{re.escape(letters)}]" if letters else "(?!)"
-    other = rf"(?!.*(?:\b(?:or|and)|[/&,])\W{{0,3}}{one}(?:\W{{0,3}}$|[).:]))(?!.*\({one}\))"
-    ended = rf"[\W_]*$|(?:[\W_]{{0,4}}[)\].:*]|\s[-–—])\s{other}"
+    choice = rf"(?:\({one}\)|\b{one}[).:](?=\W))"
+    other = rf"(?!(?:or|and|[/&,])\W{{0,3}}{one}(?:\W|$))(?!.*{choice})"
+    ended = rf"[\W_]*$|(?:[\W_]{{0,4}}[)\].:*][,;]?|\s[-–—])\s{other}"
     found = re.match(rf"[\W_]*((?i:{one}))(?:{ended})", plain(answer), re.DOTALL)
     return found[1] if found else answer
 

@@ -40,7 +40,7 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
-from palimpsest.text.word_forms import UNSPACED, normal_form
+from palimpsest.text.word_forms import UNSPACED, VULGAR, normal_form
 
 # ---- Plain text out of TeX and HTML --------------------------------------------------------------------------
 
@@ -304,7 +304,6 @@ def _hyphen(match: re.Match[str]) -> str:
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
-_VULGAR = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞↉])")  # one and a half is not 11/2
 _OBJECT = re.compile(r"""[\[ ]*+\{ ?(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\w+) ?:""")
 _TOKEN = re.compile(rf"[{UNSPACED}\uac00-\ud7a3][{_MARKS}]*|[^\s{UNSPACED}\uac00-\ud7a3]+")
 _ARABIC = str.maketrans({"ـ": None, "٫": ".", "٬": ","})
@@ -316,7 +315,7 @@ def fold(text: str) -> str:
     >>> fold("  \\text{Cafe\u0301}\u00a0Noir "), fold("<b>x²</b>")
     ('café noir', 'x^2')
     """
-    text = _VULGAR.sub(" ", _RAISED.sub(lambda run: f"^{run[0]}", text))  # NFKC takes superscripts for digits
+    text = VULGAR.sub(" ", _RAISED.sub(lambda run: f"^{run[0]}", text))  # NFKC takes superscripts for digits
     # Case folding can undo NFKC and NFKC can undo case folding, hence once on either side (Unicode 3.13, D146).
     text = normal_form("NFKC", normal_form("NFKC", text).casefold())
     text = "".join(

@@ -97,7 +97,8 @@ _DIGITS = rf"[-+−–±~<>≤≥=#$€£¥₹₩]*{_JOINED}"
 _MONTH = rf"(?:(?:{'|'.join(MONTHS)})(?!\w)|(?:{'|'.join(one for one in SHORT if SHORT[one] in MONTHS)})(?!\w)\.?)"
 _UNIT = "|".join((*(f"{one}(?:e?s)?" for one in (*UNITS, *SCALES)), *(one for one in SHORT if SHORT[one] in UNITS)))
 _YEAR = rf"(?:(?:,? |-)(?=\d{{4}}(?!\w)){_JOINED})?"
-_MEASURE = rf"(?:[ /-]?(?:[%‰°]|[€$£¥](?!\d)|(?:{_UNIT}|[mglh]|[ap]\.m|b\.c)(?!\w)))+"
+_WORDS = rf"(?:per )?(?:{_UNIT})|[mglh]|(?<=/)s|[ap]\.?m|b\.c"
+_MEASURE = rf"(?:[ /-]?(?:°(?: ?[cf](?!\w))?|[%‰]|[€$£¥₹₩](?!\d)|(?:{_WORDS})(?!\w)))+"
 NUMBER = re.compile(rf"{_DIGITS}(?:[ -](?:of )?{_MONTH}{_YEAR}|{_MEASURE})?|(?<!\w){_MONTH} {_DIGITS}{_YEAR}")
 """A number as one token, in flat text."""
 DECIMAL = re.compile(r"\d+(?:[.,٫٬]\d+)+")  # the digits of one number

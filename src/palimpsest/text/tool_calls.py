@@ -15,8 +15,8 @@
 A complete call is a `ToolCall`. Anything else that starts like a call is a `Malformed`, with a reason for the model.
 Possible quotations are not calls:
 
-- Text up to the end of the first closed thinking (reply_tags.py) is ignored. A call in thinking that begins the reply
-  and never ends is malformed.
+- Text up to the end of the first closed thinking (reply_tags.py) is ignored, unless that end is inside a complete call.
+  A call in thinking that begins the reply and never ends is malformed.
 - A malformed call without a certain end includes the rest of the reply. In hermes that is one with an open string, a
   tag inside, text next to its JSON, or beyond the limits; in the other styles it is any call that cannot be read.
 
@@ -87,20 +87,17 @@ def find_calls(
     ...     print(found)
     ToolCall(name='search', arguments={'query': 'Oslo'}, start=4, end=77)
     Malformed(reason='<tool_call> is not closed; the rest of the reply was not read', start=78, end=93)
-    >>> find_calls('{"name": "search", "parameters": "Oslo"}', "llama3")
-    (Malformed(reason='"parameters" must be a JSON object, not a string', start=0, end=40),)
-    >>> [call.name for call in find_calls('[TOOL_CALLS]search[ARGS]{"query": "Oslo"}', "mistral")]
-    ['search']
     """
     reader, thought = _CallReader(text, schemas or {}), _first_thought(text)
-    try:
-        if not thought.unclosed or text[: thought.start].strip():  # an open tag within the reply is a quotation
-            FORMATS[style].find(reader, thought.end * (not thought.unclosed))
-        elif opener := _CALL_LIKE.search(text):
+    if thought.unclosed and not text[: thought.start].strip():
+        if opener := _CALL_LIKE.search(text):
             reader.refuse(f"{thought.unclosed} is not closed", opener.start())
-    except _Full:
-        reader.calls[-1] = Malformed(f"more than {MAX_CALLS} calls in one reply", reader.calls[-1].start, len(text))
-    return tuple(reader.calls)
+        return tuple(reader.calls)
+    end = 0 if thought.unclosed else thought.end  # an open tag within the reply is a quotation
+    first = thought.start if text.startswith("<think", thought.start) else end  # where a call that quotes it may start
+    found = reader.read(style, 0)
+    quoted = any(isinstance(one, ToolCall) and one.start <= first and one.start < end < one.end for one in found)
+    return found if quoted or not end else _CallReader(text, schemas or {}).read(style, end)
 
 
 def _first_thought(text: str) -> Thought:
@@ -153,6 +150,14 @@ class _CallReader:
     schemas: Mapping[str, Schema]
     calls: list[ToolCall | Malformed] = field(default_factory=list)
     visited: int = 0
+
+    def read(self, style: CallStyle, start: int) -> tuple[ToolCall | Malformed, ...]:
+        try:
+            FORMATS[style].find(self, start)
+        except _Full:
+            reason = f"more than {MAX_CALLS} calls in one reply"
+            self.calls[-1] = Malformed(reason, self.calls[-1].start, len(self.text))
+        return tuple(self.calls)
 
     def add(self, call: ToolCall | Malformed) -> None:
         self.calls.append(call)
@@ -480,13 +485,7 @@ def shape(style: CallStyle) -> str:
 
 
 def call_text(name: str, arguments: Mapping[str, Any], style: CallStyle) -> str:
-    """A call as a model writes it, e.g. in an SFT example.
-
-    >>> print(call_text("search", {"query": "Oslo"}, "hermes"))
-    <tool_call>
-    {"name": "search", "arguments": {"query": "Oslo"}}
-    </tool_call>
-    """
+    """A call as a model writes it, e.g. in an SFT example."""
     return calls_text([(name, arguments)], style)
 
 

@@ -1,7 +1,7 @@
 """Words of a text in the forms in which a sentence and its paraphrase are compared.
 
     1,200   1200             one number; "5 million" is 5000000, "third" is 3, "12th" is 12, "1941–45" has 1945 too
-    5 km    $5  1914-1918    one number: none of its parts stays without the other; a day, not without its month
+    5 km  $5  <5  1914-1918  one number: none of its parts stays without the other; a day, not without its month
     Jan.    January          one month; 1970-07-30 is "30 July 1970"
     films   film             one stem, and "wrote" is "write"; suffixes of English only
     Zoë     Zoe              diacritics of Latin letters don't count
@@ -77,12 +77,19 @@ SHORT = {
 
 UNITS = str.split("""
     kilometre centimetre millimetre metre mile yard foot inch kilogram gram pound ton tonne litre gallon acre hectare
-    square cubic degree celsius fahrenheit percent cent dollar euro yen rupee hour minute watt volt hertz mph bc bce
+    square cubic degree celsius fahrenheit percent permille cent dollar euro yen rupee krw hour minute watt volt hertz
+    sec mph bc bce am pm
 """)
 """Words that belong to the number before them."""
 
-SYMBOLS = {"%": "percent", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
+SYMBOLS = {"%": "percent", "‰": "permille", "°": "degree", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
+SYMBOLS |= {"₹": "rupee", "₩": "krw"}
 """Signs of units and their words."""
+
+LETTERS = {"m": "metre", "g": "gram", "l": "litre", "h": "hour", "s": "sec", "C": "celsius", "F": "fahrenheit"}
+"""Units of one letter, after a number or a degree sign."""
+
+_SIGNS = "<>≤≥±~+#"
 
 _VERBS = """
     write wrote written; begin began begun; become became; win won; lose lost; make made; take took taken;
@@ -120,10 +127,12 @@ _FORM_MARKS = "\u0300-\u036f\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-
 _LETTER = rf"(?:(?![{UNSPACED}])[^\W\d_]|[{_FORM_MARKS}])"
 _TOKEN = re.compile(
     r"(?P<iso>\b\d{4}-\d\d-\d\d\b)"
-    r"|(?P<sign>(?:(?<=\w)|(?<=\w\s))[<>≤≥](?=[=\s\d]))"
-    r"|(?P<number>(?:(?<![^\s($€£¥])(?<!\d\s)[-−](?=\d))?(?:(?<!\d)\d{1,3}(?: \d{3})+(?!\w)|\d+)"
+    rf"|(?P<sign>(?:(?<=\w)|(?<=\w\s))[<>≤≥](?=[=\s\d])|[{_SIGNS}](?=[-−]?\d))"
+    r"|(?P<number>(?:(?<![^\s($€£¥₹₩<>≤≥±~])(?<!\d\s)[-−–](?=\d))?"
+    r"(?:(?<!\d)\d{1,3}(?: \d{3})+(?!\w)|\d+(?: \d+[/⁄]\d+)?)"
     r"(?:[.,٫٬:/⁄×'’]\d+|\^[-−]?\d+|[eE][-+−]?\d+(?!\w))*)(?P<tail>(?:st|nd|rd|th|s)\b)?"
-    r"|(?P<unit>[%$€£¥])"
+    r"|(?P<unit>[%‰°$€£¥₹₩]|(?:(?<=\d)|(?<=\d[\s-])|(?<=\w/))(?:[mglh]\b(?!\.\w)|L\b(?!\.)|(?<=/)s\b|[AaPp](?:[Mm]\b|\.[Mm]\b\.?))"
+    r"|(?:(?<=°)|(?<=°\s))[CF]\b)"
     r"|(?P<dotted>\b(?:[A-Z]\.){2,}|\b[A-Z]\.(?=\s*[A-Z]))"
     rf"|(?P<word>{_LETTER}+(?:['’]{_LETTER}+)*)(?P<dot>\.)?"
     r"|(?P<kana>[\u30a1-\u30fa\u30fc]{2,})"
@@ -133,11 +142,12 @@ _TOKEN = re.compile(
     r"|(?P<clause>[,;:()\[\]、，；：–—\"“”«»「」『』]|-\s)"
 )
 _POWER = re.compile(r"(?<=\d)(?=[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])")
+VULGAR = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞↉])")  # one and a half is not 11/2
 _PAIR = re.compile(f"[{UNSPACED}]{{2}}")
 _WRAP = re.compile(r"(?<=[^\n]{60})\n(?=[^\s\-*•])|(?<=[^\n.!?:])\n(?=[a-z])")
 _AFTER_END = re.compile("[\"'”’»)\\]]*(?:\\s+[^\\sa-z]|\\s*$)")
 _NEGATED = re.compile("[不没沒無无非未]|ไม่")
-_SIGNS = re.compile(r"(?:[^\w\s\0-\u02ff]|[ﾞﾟ]){31,}")
+_MARKS = re.compile(r"(?:[^\w\s\0-\u02ff]|[ﾞﾟ]){31,}")
 _LATIN_MARKS = re.compile("[\u0300-\u036f]+")
 
 
@@ -178,8 +188,9 @@ class Sentence:
 
     def bind(self, *positions: int) -> None:
         """Make one number of several words."""
-        for position in positions:
-            self.needs.setdefault(position, set()).update(positions)
+        number = {*positions}.union(*(self.needs.get(position, ()) for position in positions))
+        bound = [position for position in number if position in positions or position in self.needs]
+        self.needs |= dict.fromkeys(bound, number)  # a month does not need its day
 
     def __len__(self) -> int:
         return len(self.exact)
@@ -260,7 +271,7 @@ def plain_letters(text: str) -> str:
 def normal_form(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
     """`text` in a normal form, without marks after the first 30 signs of a run: the time to sort them is quadratic
     (Unicode, UAX 15, stream-safe text)."""
-    return unicodedata.normalize(form, _SIGNS.sub(_first_marks, text))
+    return unicodedata.normalize(form, _MARKS.sub(_first_marks, text))
 
 
 def _first_marks(signs: re.Match[str]) -> str:
@@ -273,11 +284,8 @@ def worded(text: str) -> list[Sentence]:
     >>> [sentence.exact for sentence in worded("Dr. Ann runs 1,200 km today. Zoë's 2nd!")]
     [['doctor', 'ann', 'runs', '1200', 'kilometre', 'today'], ['zoe', "'s", '2']]
     """
-    return [
-        sentence
-        for sentence in _WordReader(_WRAP.sub(" ", normal_form("NFKC", _POWER.sub("^", text)))).read()
-        if len(sentence)
-    ]
+    text = normal_form("NFKC", VULGAR.sub(" ", _POWER.sub("^", text)))
+    return [sentence for sentence in _WordReader(_WRAP.sub(" ", text)).read() if len(sentence)]
 
 
 class _WordReader:
@@ -315,7 +323,8 @@ class _WordReader:
         if what == "number":
             self._number(piece)
         elif what == "unit":
-            self.now.add(SYMBOLS[piece], WordKind.WORD, self.clause)
+            unit = SYMBOLS.get(piece) or LETTERS.get(piece) or piece.replace(".", "").lower()  # "a.m."
+            self.now.add(LETTERS.get(unit, unit), WordKind.WORD, self.clause)
         elif what == "sign":
             self.now.add(piece, WordKind.NUMBER, self.clause)
         elif what == "iso":
@@ -340,10 +349,11 @@ class _WordReader:
         now, last = self.now, len(self.now) - 1
         if last < 1 or now.clauses[last] != now.clauses[last - 1]:
             return
-        if now.kinds[last] is WordKind.NUMBER and (self.ranged or before in SYMBOLS):
+        if now.kinds[last] is WordKind.NUMBER and (self.ranged or before in SYMBOLS or now.exact[last - 1] in _SIGNS):
             now.bind(last - 1, last)
-        if now.stems[last] in _UNIT_STEMS and (now.kinds[last - 1] is WordKind.NUMBER or last - 1 in now.needs):
-            now.bind(last - 1, last)
+        first = last - 2 if now.exact[last - 1] == "per" and last > 1 else last - 1
+        if now.stems[last] in _UNIT_STEMS and (now.kinds[first] is WordKind.NUMBER or first in now.needs):
+            now.bind(*range(first, last + 1))
         other = last - 2 if now.exact[last - 1] == "of" and last > 1 else last - 1
         for day, month in ((other, last), (last, other)):
             if now.exact[month] in MONTHS and now.kinds[day] is WordKind.NUMBER and len(now.exact[day]) < 3:
@@ -418,7 +428,7 @@ def number_value(written: str) -> str:
     >>> [number_value(each) for each in ("1,200", "1 200", "007", "9.50", "٣", "1.2.3", "3,5", "−5", "10:30")]
     ['1200', '1200', '7', '9.5', '3', '1.2.3', '3.5', '-5', '10:30']
     """
-    if written[0] in "-−":
+    if written[0] in "-−–":
         return f"-{number_value(written[1:])}"
     digits = "".join(str(unicodedata.digit(c)) if c.isdigit() else c for c in written.translate(_SEPARATORS))
     if digits.strip("0123456789.,"):

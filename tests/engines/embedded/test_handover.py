@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from palimpsest.config.engine import AdapterConfig, ModelConfig
 from palimpsest.config.schema import OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model_loading import adapted, trainable
-from palimpsest.engines.embedded.weight_transfer import untied, write_untied
+from palimpsest.engines.embedded.model_loading import adapted, trainable, untied
+from palimpsest.engines.embedded.weight_transfer import write_untied
 from palimpsest.engines.ray.sharding import _describe
 from palimpsest.errors import EngineError
 from support.architectures import built, configured

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from palimpsest.app.model_export_job import export
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.engine import EmbeddedEngine
@@ -22,8 +23,10 @@ from palimpsest.engines.embedded.sampling.forward import FusedForward
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.errors import ModelError
 from palimpsest.types import SamplingParams
+from support.architectures import built
 from support.command import Run
 from support.forests import batch_of_rows, grown
+from support.models import build_tokenizer
 
 needs_peft = pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
 RANK, ALPHA = 4, 8.0
@@ -130,6 +133,34 @@ def test_an_adapter_on_a_merged_adapter_opens_as_well(tiny_model_folder: Path, t
     again.trainer.save(second)
     wanted = scores(with_products(first, again), PROMPT)
     torch.testing.assert_close(scores(load_model(ModelConfig(path=str(second))), PROMPT), wanted, atol=1e-4, rtol=1e-4)
+
+
+@needs_peft
+@pytest.mark.parametrize("targets", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head", "q_proj"], ["q_proj"]])
+def test_an_adapter_on_one_use_of_tied_weights_leaves_the_other(targets: list[str], tmp_path: Path) -> None:
+    import peft
+
+    base, adapter, out = (tmp_path / name for name in ("base", "adapter", "out"))
+    model = built("Qwen2", tie_word_embeddings=True).float()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(base)
+    for folder in (base, adapter):
+        build_tokenizer().save_pretrained(folder)
+    settings = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(model, settings).eval()
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_" in name:
+                weight.copy_(torch.linspace(-1, 1, weight.numel()).reshape(weight.shape))
+    settings.base_model_name_or_path = str(base)
+    adapted.save_pretrained(adapter, save_embedding_layers=False)
+    wanted = scores(adapted, PROMPT)
+    assert (wanted - scores(load_model(ModelConfig(path=str(base))), PROMPT)).abs().max() > 1e-2
+    export(adapter, out)
+    for folder in (adapter, out):
+        opened = load_model(ModelConfig(path=str(folder)))
+        torch.testing.assert_close(scores(opened, PROMPT), wanted, atol=1e-4, rtol=1e-4)
+        assert opened.config.tie_word_embeddings == (targets == ["q_proj"])
 
 
 @needs_peft

@@ -90,10 +90,26 @@ def merged(model: Any, folder: Path, path: str) -> Any:
     """`model` with the adapter in `folder` merged into its weights; `path` is the user's path."""
     peft = _peft(f"model {path}: an adapter")
     with refusing(f"model {path}: its adapter does not fit the model it names"):
-        model = peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+        adapters = peft.PeftModel.from_pretrained(model, str(folder))
+        ends = model.get_input_embeddings(), model.get_output_embeddings()
+        if ends[0].weight is ends[1].weight and any(hasattr(end, "base_layer") for end in ends):
+            head = getattr(ends[1], "base_layer", ends[1])  # an adapter changes only one of them
+            head.weight = torch.nn.Parameter(head.weight.detach().clone())
+            model.config = untied(model.config)
+        model = adapters.merge_and_unload()
     if hasattr(model, "peft_config"):  # left by peft; it marks a model that still has adapters
         del model.peft_config
     return model.requires_grad_(True).eval()
+
+
+def untied(config: Any) -> Any:
+    """Copy of transformers' `config` without tied weights, also in the parts of a multimodal model."""
+    config = copy.deepcopy(config)
+    config.tie_word_embeddings = False
+    for name in config.sub_configs:
+        if hasattr(part := getattr(config, name, None), "tie_word_embeddings"):
+            setattr(config, name, untied(part))
+    return config
 
 
 def plain_name(name: str) -> str:

@@ -7,7 +7,6 @@ Not covered: classes that can't be untied.
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from palimpsest.engines.embedded.model_loading import merged_weights
+from palimpsest.engines.embedded.model_loading import merged_weights, untied
 from palimpsest.errors import EngineError
 
 _INDEX = "model.safetensors.index.json"
@@ -61,16 +60,6 @@ def no_room(folder: Path, error: Exception, *, needed: int, key: str) -> EngineE
         f"{folder}: writing the weights failed ({reason}) after {written:,} of {needed:,} bytes, "
         f"with {shutil.disk_usage(at).free:,} free on the disk; free some space, or set {key} to another disk"
     )
-
-
-def untied(config: Any) -> Any:
-    """Copy of transformers' `config` without tied weights, also in the parts of a multimodal model."""
-    config = copy.deepcopy(config)
-    config.tie_word_embeddings = False
-    for name in config.sub_configs:
-        if hasattr(part := getattr(config, name, None), "tie_word_embeddings"):
-            setattr(config, name, untied(part))
-    return config
 
 
 def _index(folder: Path) -> Any:

@@ -71,9 +71,9 @@ from palimpsest.engines.embedded.model_loading import (
     merged_weights,
     plain_name,
     sort_targets,
+    untied,
 )
 from palimpsest.engines.embedded.optim import Optimizer
-from palimpsest.engines.embedded.weight_transfer import untied
 from palimpsest.errors import CheckpointError, ModelError, NotWritten
 from palimpsest.models.checkpoint_manifest import STATE_FOLDER
 from palimpsest.models.model_files import check_used, check_weights, refusing
