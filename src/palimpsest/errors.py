@@ -20,10 +20,7 @@ _UNSAID = object()
 _VALUE_CHARS = 80
 GOES_ON = "resume the run from its newest checkpoint"
 """Ending of errors about lost processes."""
-UNSENDABLE = (
-    "the document, or a reply, contains a role marker of the model, which a text prompt can't escape; use an endpoint "
-    "that takes token ids"
-)
+UNSENDABLE = "the text contains a role marker, which a text prompt can't escape; use an endpoint that takes token ids"
 
 
 class PalimpsestError(Exception):

@@ -114,13 +114,9 @@ def _with(config: PolicyConfig, **options: Any) -> PolicyConfig:
 
 
 def options_line(policy: PolicyConfig) -> str:
-    """A line with a policy's options."""
-    return f"{policy.name}: " + ", ".join(f"{name}={_short(value)}" for name, value in policy.options.items())
-
-
-def _short(value: object) -> str:
-    """An option's value on one line; for prompt texts, their number."""
-    return f"({len(value)} texts)" if isinstance(value, dict) and "system" in value else str(value)
+    """A line with a policy's options; of prompt texts, their number."""
+    shown = {k: f"({len(v)} texts)" if isinstance(v, dict) and "system" in v else v for k, v in policy.options.items()}
+    return f"{policy.name}: " + ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
 # ---- Roles and their samplers --------------------------------------------------------------------------------

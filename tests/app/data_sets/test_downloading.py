@@ -166,7 +166,6 @@ def test_a_web_page_is_not_a_data_set(page: bytes, server: Server, tmp_path: Pat
     ("content", "kind", "why"),
     [
         (PAGES["comment"], "application/json", "web page"),
-        (b"Log in.", "text/html; charset=utf-8", "web page"),
         (b"", "application/json", "empty file"),
         (b"\xef\xbb\xbf\n", "application/json", "empty file"),
     ],
@@ -193,7 +192,7 @@ def test_a_file_has_the_sha256_that_the_hub_announces(digest: str, status: int, 
 def test_a_body_that_drips_is_given_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.drip = 0.2
     monkeypatch.setattr(published_files, "_PATIENCE", 0.5)
-    with pytest.raises(DataError, match=r"too slow, \d bytes"):
+    with pytest.raises(DataError, match="too slow"):
         download(Published(f"{server.url}/file.json"), tmp_path / "new")
     done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
     assert (done.returncode, "too slow" in done.stderr.splitlines()[-1]) == (2, True)

@@ -231,7 +231,7 @@ def notes_of(out: Path) -> dict[str, Body]:
         ({"content": "", "reasoning": "Rome?"}, "length"),
         ({"content": None, "reasoning_content": "Rome?"}, "stop"),
         ({"reasoning": "Rome?"}, "stop"),
-        ({}, "length"),  # Gemini
+        ({"role": "assistant"}, "length"),  # Gemini
         ({"content": ""}, "MAX_TOKENS"),
         ({"content": [{"type": "thinking", "thinking": []}]}, "length"),
     ],

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from http.client import HTTPException
+from itertools import chain
 from json import dumps
 from pathlib import Path
 from threading import Thread
@@ -91,15 +92,13 @@ def download(
     progress, out = progress or Silent(), folder / (name or published.file)
     if not force:
         free_file(out, force=False, progress=progress)
-    fetch = _of_the_hub if _OF_THE_HUB.fullmatch(published.path) else _of_a_page
-    reply = _Reply()
     with draft_folder(out.absolute()) as partial:
-        fetched = _in_time(fetch, published.path, partial / out.name, reply)
+        fetched = _in_time(published.path, partial / out.name)
         with fetched.open("rb") as file:
             head = file.read(1 << 16).lstrip(_BLANK)
         if not head:
             raise DataError(f"{published.path}: received an empty file; download it elsewhere")
-        if (head.startswith(b"<") or "html" in reply.kind) and out.suffix not in _PAGES:  # of a proxy or a login
+        if head.startswith(b"<") and out.suffix not in _PAGES:  # of a proxy or a login
             raise DataError(f"{published.path}: received a web page; log in, or download it elsewhere")
         free_file(out, force=force, progress=progress)
         files.sync(fetched)
@@ -107,47 +106,35 @@ def download(
     return out
 
 
-@dataclass(slots=True)
-class _Reply:
-    """The last reply of a download: the time of a request until its headers are here, then its content type."""
-
-    sent: float | None = None
-    kind: str = ""
-
-
-def _in_time(fetch: Callable[[str, Path, _Reply], Path], name: str, out: Path, reply: _Reply) -> Path:
-    """The result of `fetch`. Raises DataError if headers come too late: sockets only limit the time between bytes."""
+def _in_time(name: str, out: Path) -> Path:
+    """The downloaded file. Raises DataError if it has no byte in time: sockets only limit the time between bytes."""
     done: Future[Path] = Future()
+    fetch = _of_the_hub if _OF_THE_HUB.fullmatch(name) else _of_a_page
 
     def work() -> None:
         try:
-            done.set_result(fetch(name, out, reply))
+            done.set_result(fetch(name, out))
         except BaseException as error:  # noqa: BLE001  the waiting thread raises it again
             done.set_exception(error)
 
     Thread(target=work, daemon=True).start()
-    while wait([done], timeout=_PATIENCE / 30).not_done:
-        if (sent := reply.sent) is not None and monotonic() - sent > _PATIENCE:
-            raise DataError(f"{name}: too slow, no reply in {_PATIENCE:.0f} s; download it elsewhere")
+    begun = chain(out.parent.rglob(out.name), out.parent.rglob("*.incomplete"))  # the latter of the hub's client
+    if wait([done], timeout=_PATIENCE).not_done and not any(file.stat().st_size for file in begun):
+        raise DataError(f"{name}: too slow, no reply in {_PATIENCE:.0f} s; download it elsewhere")
     return done.result()
 
 
-def _of_the_hub(name: str, out: Path, reply: _Reply) -> Path:
+def _of_the_hub(name: str, out: Path) -> Path:
     import huggingface_hub as hub
 
     repository, file = _OF_THE_HUB.findall(name)[0]
 
-    def start(_: Any) -> None:
-        reply.sent = monotonic()
-
     def hasten(response: Any) -> None:
-        reply.sent, reply.kind = None, response.headers.get("content-type", "")
         received = response.iter_raw
         response.iter_raw = lambda *args, **options: _hastened(received(*args, **options))
 
-    hooks = hub.get_session().event_hooks
-    hooks["request"].append(start)
-    hooks["response"].append(hasten)
+    hooks = hub.get_session().event_hooks["response"]
+    hooks.append(hasten)
     try:
         digest = hub.get_hf_file_metadata(hub.hf_hub_url(repository, file, repo_type="dataset")).etag or ""
         path = Path(hub.hf_hub_download(repository, file, repo_type="dataset", local_dir=out.parent))
@@ -155,18 +142,15 @@ def _of_the_hub(name: str, out: Path, reply: _Reply) -> Path:
         why = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{name}: download from the hub failed ({why:.300})") from None
     finally:
-        hooks["request"].remove(start)
-        hooks["response"].remove(hasten)
+        hooks.remove(hasten)
     if len(digest) == 64 and (found := files.sha256(path)) != digest:  # others are digests of git
         raise DataError(f"{name}: has SHA-256 {found}, the server announces {digest}; use another mirror")
     return path
 
 
-def _of_a_page(url: str, out: Path, reply: _Reply) -> Path:
+def _of_a_page(url: str, out: Path) -> Path:
     try:
-        reply.sent = monotonic()
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as answer, out.open("wb") as file:
-            reply.sent, reply.kind = None, answer.headers.get_content_type()
             file.writelines(_hastened(iter(lambda: answer.read1(1 << 16), b"")))
             if answer.length:
                 raise ValueError(f"interrupted, {answer.length:,} bytes are missing")

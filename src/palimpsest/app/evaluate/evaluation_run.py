@@ -232,12 +232,8 @@ def _check_calls(policy: MemoryPolicy, engine: Engine) -> None:
     try:
         check(shape(policy.style(engine.codec)))
     except DataError:
-        raise ConfigError(
-            "contains control tokens, as the model's tool calls do, in text: set engine.mode=chat, or tokens where the "
-            "endpoint takes token ids",
-            key="engine.mode",
-            value="completions",
-        ) from None
+        fix = "set engine.mode=chat, or tokens if it takes ids"
+        raise ConfigError(f"engine.mode=completions: text can't hold the control tokens of calls: {fix}") from None
 
 
 async def _play(

@@ -428,10 +428,9 @@ def plain_values(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
+# Keys under which an object may list its rows, and its other keys
 _LISTS = {"data", "rows", "examples", "instances", "items", "records", "train", "validation", "valid", "dev", "test"}
-"""Keys under which an object may list its rows."""
 _ENVELOPE = {"version", "name", "title", "description", "license", "split", "source"}
-"""Its other keys."""
 _READERS = {
     "array": _array,
     "lines": _lines,

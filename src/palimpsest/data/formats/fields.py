@@ -30,9 +30,7 @@ from palimpsest.types import Question
 
 IDS = ("_id", "id", "question_id", "query_id", "qid")
 """Columns of a row's id; the first nonempty one counts."""
-
-_CELL = 100_000
-"""Maximum characters of a cell with a list in Python's form."""
+_CELL = 100_000  # characters of a cell with a list in Python's form, at most
 
 
 class MissingGold(DataError):
@@ -70,7 +68,7 @@ def _golds_in(row: Row, gold: Any, name: str) -> Iterator[str]:
         held = [*(texts if isinstance(texts, list) else [texts]), *(gold.get("aliases") or ())]
     for one in held:
         if isinstance(one, bool):
-            raise DataError(f"{row.where}: {name} must be a string, is {one}: write it as replies do, such as 'yes'")
+            raise DataError(f"{row.where}: {name} is {one}: write it as replies do, such as 'yes'")
         number = isinstance(one, int) or (isinstance(one, float) and math.isfinite(one))
         if one is not None and one == one:  # NaN differs from itself
             yield text(row, str(one) if number else one, name)
