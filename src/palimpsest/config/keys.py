@@ -388,7 +388,7 @@ def nearest_key(key: str) -> str:
         return f"; did you mean {' or '.join(namesake)}?"
     if siblings and section:
         return f"; {section} has {', '.join(siblings)}"
-    option = "" if section else f"an option of the policy is policy.options.{key}; "
+    option = "" if section or len(key) < _GUESSED else f"an option of the policy is policy.options.{key}; "
     return nearest(key, keys) or f"; {option}known: {', '.join(siblings or RunConfig.model_fields)}"
 
 

@@ -68,7 +68,7 @@ def _golds_in(row: Row, gold: Any, name: str) -> Iterator[str]:
         held = [*(texts if isinstance(texts, list) else [texts]), *(gold.get("aliases") or ())]
     for one in held:
         if isinstance(one, bool):
-            raise DataError(f"{row.where}: {name} is {one}: write it as replies do, such as 'yes'")
+            raise DataError(f"{row.where}: {name} must be a string, is {one}: write what replies say, as 'yes'")
         number = isinstance(one, int) or (isinstance(one, float) and math.isfinite(one))
         if one is not None and one == one:  # NaN differs from itself
             yield text(row, str(one) if number else one, name)
