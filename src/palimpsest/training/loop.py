@@ -30,7 +30,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -75,7 +74,7 @@ def moves(batch: StepBatch, loss: LossConfig) -> bool:
     """
     if loss.kl_loss_coef > 0 or loss.entropy_coeff != 0:
         return bool(batch.segments)
-    return any(any(compress(row.advantages, row.segment.loss_mask)) for row in batch.segments)
+    return any(any(row.advantages) for row in batch.segments)
 
 
 MAX_SKIPPED = 10
