@@ -60,9 +60,9 @@ def row_of(item: TrainSegment, index: int) -> SegmentRow | None:
     Raises ValueError for a trained token without context.
     """
     segment = item.segment
-    where = as_array(segment.positions, np.int64)
-    if not len(where):
+    if not segment.logprobs:
         return None
+    where = np.concatenate([np.arange(span.start, span.end) for span in segment.sampled])
     if where[0] == 0:
         raise ValueError(f"segment {index}: its first token has no context, so it can't be trained")
     tokens = as_array(segment.token_ids, np.int64)
@@ -84,7 +84,7 @@ def as_array(values: Sequence[float], dtype: type[np.int64 | np.float64]) -> NDA
     (array([1, 2]), array([0.5]))
     """
     kind = "q" if dtype is np.int64 else "d"
-    return np.frombuffer(struct.pack(f"{len(values)}{kind}", *values), dtype)
+    return np.frombuffer(struct.Struct(f"{len(values)}{kind}").pack(*values), dtype)
 
 
 def unweighted(ids: Sequence[int]) -> TrainSegment:
