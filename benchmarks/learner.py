@@ -40,6 +40,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.losses import policy_loss
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Engine, StepBatch, TrainSegment, UpdateStats
-from palimpsest.types import Completion, SamplingParams, Segment
+from palimpsest.types import Completion, SampledSpan, SamplingParams, Segment
 
 WINDOW = 4096
 MICRO_BATCH_TOKENS = 32_768
@@ -91,11 +92,13 @@ class Shapes:
 
     def _segment(self, row: Sequence[Piece], weight: float) -> TrainSegment:
         ids = tuple(i for piece, _ in row for i in piece)
-        mask = tuple(sampled for piece, sampled in row for _ in piece)
-        logprobs = tuple(-7.0 if sampled else 0.0 for sampled in mask)
-        turns = tuple(0 if sampled else -1 for sampled in mask)
+        ends = [*accumulate(len(piece) for piece, _ in row)]
+        spans = tuple(
+            SampledSpan(end - len(piece), end, 0) for (piece, sampled), end in zip(row, ends, strict=True) if sampled
+        )
+        count = sum(len(piece) for piece, sampled in row if sampled)
         advantage = self._draw.choice((-1.0, 1.0))
-        return TrainSegment(Segment(ids, mask, logprobs, turns), (advantage,) * len(ids), (weight,) * len(ids))
+        return TrainSegment(Segment(ids, spans, (-7.0,) * count), (advantage,) * count, (weight,) * count)
 
     def memact(self, segments: int, prompt: int, own: int) -> StepBatch:
         """Segments over one prompt: tool results and sampled tokens in turn."""
@@ -139,13 +142,17 @@ def _padded(model: Any, part: Sequence[TrainSegment], width: int, config: LossCo
     logits = model(input_ids=ids_B_T, attention_mask=attention_B_T, use_cache=False).logits[:, :-1]
     every = logits.float().log_softmax(-1)
     entropy = -(every.detach().exp() * every.detach()).sum(-1)
-    sampler = column(lambda item: item.segment.logprobs, 0.0, torch.float32)[:, 1:][mask_B_T]
+
+    def trained(values: Any) -> torch.Tensor:
+        return torch.tensor([value for item in part for value in values(item)], dtype=torch.float32)
+
+    sampler = trained(lambda item: item.segment.logprobs)
     loss, _ = policy_loss(
         logprobs=every.gather(-1, ids_B_T[:, 1:, None])[..., 0][mask_B_T],
         old_logprobs=sampler,
         sampler_logprobs=sampler,
-        advantages=column(lambda item: item.advantages, 0.0, torch.float32)[:, 1:][mask_B_T],
-        weights=column(lambda item: item.weights, 0.0, torch.float32)[:, 1:][mask_B_T],
+        advantages=trained(lambda item: item.advantages),
+        weights=trained(lambda item: item.weights),
         ref_logprobs=None,
         entropy=entropy[mask_B_T],
         config=config,
@@ -214,7 +221,7 @@ def step_of(way: str, options: argparse.Namespace) -> dict[str, float]:
 
     before = peak_mb()
     seconds = best_of(options.rounds, {way: once})[way]
-    trained = sum(sum(item.segment.loss_mask) for item in batch.segments)
+    trained = sum(len(item.weights) for item in batch.segments)
     return {"seconds": seconds, "peak_mb": peak_mb() - before, "loss": losses[-1], "tokens": trained}
 
 
@@ -261,9 +268,8 @@ async def training_step(engine: Engine, batch: StepBatch) -> tuple[dict[str, flo
     """Seconds of each phase, the sampled turns and the update's statistics."""
 
     def replay(number: int, segment: Segment) -> Awaitable[Completion]:
-        mask = segment.loss_mask
-        params = SamplingParams(max_tokens=sum(mask), seed=number)
-        return engine.sampler.generate(segment.token_ids[: mask.index(True)], params)
+        params = SamplingParams(max_tokens=len(segment.logprobs), seed=number)
+        return engine.sampler.generate(segment.token_ids[: segment.positions[0]], params)
 
     assert engine.learner is not None
     marks = [time.perf_counter()]
@@ -328,7 +334,7 @@ def prefill(model: Any, batch: StepBatch) -> int:
     sampler = EmbeddedSampler(model)
 
     async def sample() -> None:
-        prompts = [item.segment.token_ids[: item.segment.loss_mask.index(True)] for item in batch.segments]
+        prompts = [item.segment.token_ids[: item.segment.positions[0]] for item in batch.segments]
         wanted = (sampler.generate(p, SamplingParams(max_tokens=4, seed=i)) for i, p in enumerate(prompts))
         await asyncio.gather(*wanted)
 

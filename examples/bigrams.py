@@ -67,13 +67,13 @@ class BigramEngine:
         """Policy gradient; with advantages of 1, as in imitation, that of the likelihood."""
         gradient = np.zeros_like(self._scores)
         for row in batch.segments:
-            for t in np.flatnonzero(row.segment.loss_mask):
+            for t, advantage, weight in zip(row.segment.positions, row.advantages, row.weights, strict=True):
                 last, token = row.segment.token_ids[t - 1 : t + 1]
                 wrong = np.exp(self._nats(last)) - np.eye(1, self.limits.vocab, token)[0]
-                gradient[last] += row.weights[t] * row.advantages[t] * wrong
+                gradient[last] += weight * advantage * wrong
         self._scores -= self._rate * gradient
         self.version += 1
-        return UpdateStats(tokens=sum(sum(row.segment.loss_mask) for row in batch.segments))
+        return UpdateStats(tokens=sum(len(row.weights) for row in batch.segments))
 
     async def publish(self) -> int:
         return self.version

@@ -89,7 +89,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
 
     print("\n3. Segments: tokens, of which trained")
     for trajectory in group.trajectories:
-        counts = [f"{len(each.token_ids):3}, {sum(each.loss_mask)}" for each in segments_of(trajectory)]
+        counts = [f"{len(each.token_ids):3}, {len(each.positions)}" for each in segments_of(trajectory)]
         print(f"rollout {trajectory.rollout}    {'    '.join(counts)}")
     print(f"those of rollout {best}, '^' for a trained token")
     for segment in segments_of(group.trajectories[best]):
@@ -99,7 +99,7 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
     (batch,) = assign([group], config.credit, config.train.num_minibatches)
     owners = [trajectory.rollout for trajectory in group.trajectories for _ in segments_of(trajectory)]
     first = [batch.segments[owners.index(rollout)] for rollout in range(len(rewards))]
-    advantages = [row.advantages[row.segment.loss_mask.index(True)] for row in first]
+    advantages = [row.advantages[0] for row in first]
     print("rollout  reward  advantage  answer")
     for rollout, trajectory in enumerate(group.trajectories):
         print(f"{rollout:7}  {rewards[rollout]:6.2f}  {advantages[rollout]:9.2f}  {trajectory.answer}")
@@ -107,16 +107,17 @@ async def one_step(config: RunConfig, engine: Engine) -> Step:
     segment = row.segment
     print(f"the end of the last segment of rollout {best}, {len(segment.token_ids)} tokens")
     print("token          trained  log-probability  advantage   weight")
-    for at in range(segment.loss_mask.index(True) - 2, len(segment.token_ids)):
-        token, trained = repr(codec.decode(segment.token_ids[at : at + 1])), segment.loss_mask[at]
-        values = f"{segment.logprobs[at]:15.4f}  {row.advantages[at]:9.2f}  {row.weights[at]:7.5f}"
-        print(f"{token:13}  {'yes' if trained else 'no':7}  {values if trained else ''}".rstrip())
+    credit = dict(zip(segment.positions, zip(segment.logprobs, row.advantages, row.weights, strict=True), strict=True))
+    for at in range(segment.positions[0] - 2, len(segment.token_ids)):
+        values = "{:15.4f}  {:9.2f}  {:7.5f}".format(*credit[at]) if at in credit else ""
+        token = repr(codec.decode(segment.token_ids[at : at + 1]))
+        print(f"{token:13}  {'yes' if at in credit else 'no':7}  {values}".rstrip())
 
     print("\n5. Prefix forest: a row computes what the row above it does not have")
     (forest,) = pack(rows_of(batch.segments, learner.limits.max_context), max_tokens=2048)
     print("rollout  turn  tokens  shared  computed")
     for line, length, shared in zip(forest.rows, forest.lengths, forest.shared, strict=True):
-        turn = max(batch.segments[line.index].segment.turn_index)
+        turn = batch.segments[line.index].segment.sampled[-1].turn
         print(f"{owners[line.index]:7}  {turn:4}  {length:6}  {shared:6}  {length - shared:8}")
     total, distinct = int(forest.lengths.sum()), forest.physical_tokens
     print(f"{total} tokens in rows, {distinct} computed: sharing ratio {total / distinct:.2f}")

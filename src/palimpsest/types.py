@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from palimpsest.events import Event, What
 from palimpsest.seeding import Key, derive_seed
@@ -327,25 +328,55 @@ class Grade:
         return self.value is not None
 
 
+class SampledSpan(NamedTuple):
+    """Tokens [start, end) of a segment, which one turn sampled."""
+
+    start: int
+    end: int
+    turn: int
+    """Index in `Trajectory.turns`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A maximal run of turns in which every prompt extends the one before: one row to train.
 
-    For turns P1 C1 and P2 = P1 C1 T1, then C2, `token_ids` is P1 C1 T1 C2; training uses only C1 and C2.
+    For turns P1 C1 and P2 = P1 C1 T1, then C2, `token_ids` [T] is P1 C1 T1 C2; training uses only the N tokens of C1
+    and C2.
+
+    >>> segment = Segment((1, 2, 3, 4, 5), (SampledSpan(2, 3, 0), SampledSpan(4, 5, 1)), (-0.5, -0.25))
+    >>> segment.positions, segment.turn_index
+    ((2, 4), (-1, -1, 0, -1, 1))
     """
 
     token_ids: tuple[int, ...]
     """[T]"""
-    loss_mask: tuple[bool, ...]
-    """[T] True for tokens sampled in this segment; only this segment trains them."""
+    sampled: tuple[SampledSpan, ...]
+    """The trained tokens, in order, without overlap; only this segment trains them."""
     logprobs: tuple[float, ...]
-    """[T] nats, the sampler's; 0.0 where `loss_mask` is False."""
-    turn_index: tuple[int, ...]
-    """[T] index of the turn that sampled the token; -1 where `loss_mask` is False."""
+    """[N] nats of the trained tokens, the sampler's."""
     parent: int | None = None
     """Index in the trajectory's list of the earlier segment with the longest common prefix."""
     shared_length: int = 0
     """Tokens this segment has in common with `parent`, from the start."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """[N] of the trained tokens in `token_ids`."""
+        return tuple(chain.from_iterable(range(run.start, run.end) for run in self.sampled))
+
+    @property
+    def loss_mask(self) -> tuple[bool, ...]:
+        """[T] True for trained tokens."""
+        return tuple(turn >= 0 for turn in self.turn_index)
+
+    @property
+    def turn_index(self) -> tuple[int, ...]:
+        """[T] index of the turn that sampled the token; -1 for others."""
+        turns = [-1] * len(self.token_ids)
+        for start, end, turn in self.sampled:
+            turns[start:end] = [turn] * (end - start)
+        return tuple(turns)
 
 
 @dataclass(frozen=True, slots=True)

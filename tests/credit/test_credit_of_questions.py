@@ -52,7 +52,7 @@ def advantages(rule: str) -> list[list[float]]:
     grades = tuple(mean_grade([Grade(value) for value in values]) for values in VALUES)
     group = Group(PROBLEM, (rollout(0), rollout(1)), grades)
     rows = only(assign([group], CreditConfig(adv_estimator=rule), 1)).segments
-    each = [row.advantages[row.segment.loss_mask.index(True)] for row in rows]
+    each = [row.advantages[0] for row in rows]
     return [each[:3], each[3:]]
 
 

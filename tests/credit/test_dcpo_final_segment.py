@@ -43,13 +43,8 @@ def pruning(*, cut: bool = True) -> Trajectory:
 def test_the_final_segment_trains_what_was_sampled_in_it_and_no_more() -> None:
     """C9.1: the original trains every assistant token of the last context again, off the context it was sampled in."""
     first, final = segments_of(pruning())
-    assert [final.token_ids[i] for i, trained in enumerate(final.loss_mask) if trained] == [24, STOP]
-    trained = [
-        one
-        for segment in (first, final)
-        for one, mask in zip(segment.token_ids, segment.loss_mask, strict=True)
-        if mask
-    ]
+    assert [final.token_ids[i] for i in final.positions] == [24, STOP]
+    trained = [segment.token_ids[i] for segment in (first, final) for i in segment.positions]
     assert trained == [21, STOP, 22, 50, 51, STOP, 23, STOP, 24, STOP]  # every sampled token once
 
 
@@ -58,11 +53,11 @@ def test_all_trains_surviving_assistant_tokens_again_as_the_code_does(cut: bool)
     played = pruning(cut=cut)
     final = segments_of(played, "all")[-1]
     again = [22, 51, STOP] if cut else [22, 50, 51, STOP]
-    places = [i for i, trained in enumerate(final.loss_mask) if trained]
+    places = final.positions
     assert [final.token_ids[i] for i in places] == [*again, 23, STOP, 24, STOP]
-    for i in places:  # each with the log-probability of the very token that was sampled
+    for i, logprob in zip(places, final.logprobs, strict=True):  # that of the very token that was sampled
         sampled = played.turns[final.turn_index[i]].completion
-        assert (final.token_ids[i], final.logprobs[i]) in zip(sampled.token_ids, sampled.logprobs, strict=True)
+        assert (final.token_ids[i], logprob) in zip(sampled.token_ids, sampled.logprobs, strict=True)
     assert segments_of(played, "all")[:-1] == segments_of(played)[:-1]
 
 
@@ -115,8 +110,7 @@ def test_tokens_trained_again_get_their_trajectorys_advantage() -> None:
     config = CreditConfig(adv_estimator="mean_std", final_segment="all")
     (batch,) = assign([group([1, 0], pruning(), other())], config, 1)
     final = batch.segments[1]
-    trained = [a for a, mask in zip(final.advantages, final.segment.loss_mask, strict=True) if mask]
-    assert trained == pytest.approx([2**-0.5] * 7, abs=1e-5)
+    assert final.advantages == pytest.approx((2**-0.5,) * 7, abs=1e-5)
 
 
 def test_rows_drawn_are_counted_repeated_and_unused() -> None:

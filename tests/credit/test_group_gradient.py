@@ -161,12 +161,12 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 def segment_columns(model: Any, item: TrainSegment) -> dict[str, Tensor]:
     """Log-probabilities, advantages, weights and the sampler's log-probabilities of a segment's trained tokens."""
-    mask = torch.tensor(item.segment.loss_mask)
+    where = torch.tensor(item.segment.positions, dtype=torch.long)
     ids = torch.tensor(item.segment.token_ids)
     logits = torch.log_softmax(model(input_ids=ids[None]).logits[0, :-1], -1)
     columns = {"advantages": item.advantages, "weights": item.weights, "old": item.segment.logprobs}
-    found = {name: torch.tensor(column, dtype=torch.float64)[mask] for name, column in columns.items()}
-    return found | {"new": logits.gather(1, ids[1:, None])[:, 0][mask[1:]]}
+    found = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
+    return found | {"new": logits.gather(1, ids[1:, None])[:, 0][where - 1]}
 
 
 def our_loss(model: Any, reference: Any, batch: StepBatch, config: LossConfig) -> Tensor:
@@ -265,40 +265,25 @@ def credited(plans: Sequence[Sequence[str]], seed: int) -> list[CreditedSegment]
         played = with_logprobs(play(plan, number, random_), scorer(Running()), random_)
         for segment in segments_of(played):
             advantage = (1.0, -0.5, 2.0, -1.0)[number % 4]
-            rows.append(CreditedSegment(segment, (advantage,) * len(segment.token_ids), number, number % 2))
+            rows.append(CreditedSegment(segment, (advantage,) * len(segment.logprobs), number, number % 2))
     return rows
 
 
 def cut(row: CreditedSegment) -> list[CreditedSegment]:
     """One segment in two at its last turn: the first part as far as its last token, then the whole as context."""
-    segment = row.segment
-    last = max(segment.turn_index)
-    first_of_last = segment.turn_index.index(last)
-    before = max((i for i, turn in enumerate(segment.turn_index) if 0 <= turn < last), default=None)
-    if before is None:
+    segment, (*earlier, last) = row.segment, row.segment.sampled
+    if not earlier:
         return [row]
-    keep = [i >= first_of_last for i in range(len(segment.token_ids))]
-    head = Segment(*(column[: before + 1] for column in columns_of(segment)))
-    tail = Segment(
-        segment.token_ids,
-        tuple(mask and late for mask, late in zip(segment.loss_mask, keep, strict=True)),
-        tuple(value if late else 0.0 for value, late in zip(segment.logprobs, keep, strict=True)),
-        tuple(turn if late else -1 for turn, late in zip(segment.turn_index, keep, strict=True)),
-    )
-    return [
-        CreditedSegment(part, row.advantages[: len(part.token_ids)], row.trajectory, row.group) for part in (head, tail)
-    ]
-
-
-def columns_of(segment: Segment) -> tuple[Any, ...]:
-    return segment.token_ids, segment.loss_mask, segment.logprobs, segment.turn_index
+    count = sum(span.end - span.start for span in earlier)
+    head = Segment(segment.token_ids[: earlier[-1].end], tuple(earlier), segment.logprobs[:count])
+    tail = Segment(segment.token_ids, (last,), segment.logprobs[count:])
+    halves = ((head, row.advantages[:count]), (tail, row.advantages[count:]))
+    return [CreditedSegment(*half, row.trajectory, row.group) for half in halves]
 
 
 def empty(row: CreditedSegment) -> CreditedSegment:
     """A segment of the same trajectory in which nothing was sampled."""
-    n = len(row.segment.token_ids)
-    nothing = Segment(row.segment.token_ids, (False,) * n, (0.0,) * n, (-1,) * n)
-    return CreditedSegment(nothing, row.advantages, row.trajectory, row.group)
+    return CreditedSegment(Segment(row.segment.token_ids, (), ()), (), row.trajectory, row.group)
 
 
 MOVES = st.sampled_from(["append", "append", "rewrite", "again"])

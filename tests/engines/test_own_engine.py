@@ -13,12 +13,13 @@ import pytest
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import open_engine, using
-from palimpsest.engines.protocol import CompletionDelta, Engine, Learner, StepBatch, TrainSegment
+from palimpsest.engines.protocol import CompletionDelta, Engine, Learner, StepBatch
 from palimpsest.errors import CheckpointError, ConfigError
 from palimpsest.files import hashes
 from palimpsest.runs.jsonl_rows import read_rows
-from palimpsest.types import SamplingParams, Segment
+from palimpsest.types import Completion, SamplingParams, StopReason
 from support.command import Run
+from support.forests import completed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bigrams.py"
 PROMPT = (5, 9, 30, 31, 7)
@@ -51,9 +52,8 @@ def learner_of(engine: Engine) -> Learner:
 
 def step(advantage: float = 1.0) -> StepBatch:
     """One segment, whose last four of eight tokens are trained."""
-    ids, mask = tuple(range(5, 13)), (False,) * 4 + (True,) * 4
-    segment = Segment(ids, mask, (0.0,) * 4 + (-2.0,) * 4, (-1,) * 4 + (0,) * 4)
-    return StepBatch((TrainSegment(segment, (advantage,) * 8, (0.25,) * 8),))
+    done = Completion(tuple(range(9, 13)), (-2.0,) * 4, StopReason.STOP)
+    return StepBatch((completed(range(5, 9), done, advantage, 0.25),))
 
 
 async def collected(stream: AsyncIterator[CompletionDelta]) -> list[CompletionDelta]:

@@ -8,7 +8,6 @@ import runpy
 import subprocess
 import sys
 from contextlib import redirect_stdout
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +48,9 @@ def test_every_sampled_token_is_trained_once_with_the_credit_of_its_rollout(step
         for segment in segments_of(trajectory):
             row = next(rows)
             assert row.segment == segment
-            assert set(compress(row.advantages, segment.loss_mask)) == {reward - mean}
-            trained += sum(segment.loss_mask)
-            weights += sum(compress(row.weights, segment.loss_mask))
+            assert set(row.advantages) == {reward - mean}
+            trained += len(segment.positions)
+            weights += sum(row.weights)
     assert next(rows, None) is None
     assert trained == sum(len(turn.completion.token_ids) for t in step.group.trajectories for turn in t.turns)
     assert weights == pytest.approx(1.0)
@@ -61,8 +60,8 @@ def test_advantages_of_the_group_add_up_to_zero_and_differ(step: Any) -> None:
     advantages = {}
     rows = iter(step.batch.segments)
     for trajectory in step.group.trajectories:
-        for segment in segments_of(trajectory):
-            advantages[trajectory.rollout] = next(rows).advantages[segment.loss_mask.index(True)]
+        for _ in segments_of(trajectory):
+            advantages[trajectory.rollout] = next(rows).advantages[0]
     assert len(advantages) == 4
     assert sum(advantages.values()) == pytest.approx(0.0, abs=1e-12)
     assert max(advantages.values()) > 0 > min(advantages.values())
@@ -81,7 +80,7 @@ def test_the_forest_shown_is_the_one_that_was_learnt_from(result: tuple[Any, str
 
 def _read(row: Any) -> int:
     """Tokens before the last trained one."""
-    return max(at for at, trained in enumerate(row.segment.loss_mask) if trained)
+    return int(row.segment.positions[-1])
 
 
 def test_the_better_rollout_becomes_more_likely(step: Any) -> None:

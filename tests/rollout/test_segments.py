@@ -54,17 +54,19 @@ def fracturing(draw: st.DrawFn) -> Trajectory:
 def test_every_sampled_token_is_trained_once_in_the_context_it_was_sampled_in(played: Trajectory) -> None:
     trained = []
     for segment in segments_of(played):
-        assert len(segment.token_ids) == len(segment.loss_mask) == len(segment.logprobs) == len(segment.turn_index)
+        assert len(segment.token_ids) == len(segment.loss_mask) == len(segment.turn_index)
+        logprobs = iter(segment.logprobs)
         for place, (mask, index) in enumerate(zip(segment.loss_mask, segment.turn_index, strict=True)):
+            assert mask is (index >= 0) is (place in segment.positions)
             if not mask:
-                assert (index, segment.logprobs[place]) == (-1, 0.0)
                 continue
             source = played.turns[index]
             offset = place - len(source.prompt_ids)
             assert segment.token_ids[:place] == source.prompt_ids + source.completion.token_ids[:offset]
             assert segment.token_ids[place] == source.completion.token_ids[offset]
-            assert segment.logprobs[place] == source.completion.logprobs[offset]
+            assert next(logprobs) == source.completion.logprobs[offset]
             trained.append((index, offset))
+        assert next(logprobs, None) is None
     sampled = [(i, k) for i, t in enumerate(played.turns) for k in range(len(t.completion.token_ids))]
     assert sorted(trained) == sampled
 

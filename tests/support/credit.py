@@ -26,8 +26,7 @@ def group(rewards: Sequence[float | None], lengths: Sequence[Sequence[int]] | No
 
 def trained(segment: TrainSegment) -> list[tuple[float, float]]:
     """Advantage and weight of each trained token."""
-    triples = zip(segment.advantages, segment.weights, segment.segment.loss_mask, strict=True)
-    return [(a, w) for a, w, mask in triples if mask]
+    return list(zip(segment.advantages, segment.weights, strict=True))
 
 
 def state_mix(alpha: float, **options: Any) -> dict[str, Any]:

@@ -6,13 +6,14 @@ import copy
 import functools
 import random
 from collections.abc import Sequence
+from itertools import compress, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from palimpsest.engines.protocol import StepBatch, TrainSegment
-from palimpsest.types import Segment
+from palimpsest.types import Completion, SampledSpan, Segment
 
 VOCAB = 200
 
@@ -20,15 +21,24 @@ VOCAB = 200
 def credited(ids: Sequence[int], mask: Sequence[bool], draw: random.Random) -> TrainSegment:
     """A segment with log-probabilities, advantages and weights of its own for every token."""
     return TrainSegment(
-        Segment(
-            tuple(ids),
-            tuple(mask),
-            tuple(-draw.uniform(3, 7) if m else 0.0 for m in mask),
-            tuple(0 if m else -1 for m in mask),
-        ),
-        tuple(draw.uniform(-1, 1) for _ in mask),
-        tuple(draw.uniform(0.001, 0.02) for _ in mask),
+        masked(ids, mask, [-draw.uniform(3, 7) if m else 0.0 for m in mask]),
+        tuple(compress([draw.uniform(-1, 1) for _ in mask], mask)),
+        tuple(compress([draw.uniform(0.001, 0.02) for _ in mask], mask)),
     )
+
+
+def masked(ids: Sequence[int], mask: Sequence[bool], logprobs: Sequence[float]) -> Segment:
+    """A segment of `ids` [T] whose tokens with a true `mask` [T] were sampled with `logprobs` [T]."""
+    edges = [t for t, (a, b) in enumerate(pairwise([False, *mask, False])) if a != b]
+    sampled = tuple(SampledSpan(*edge, 0) for edge in zip(edges[::2], edges[1::2], strict=True))
+    return Segment(tuple(ids), sampled, tuple(compress(logprobs, mask)))
+
+
+def completed(prompt: Sequence[int], done: Completion, advantage: float = 1.0, weight: float = 1.0) -> TrainSegment:
+    """The prompt and its completion, of which all tokens are trained."""
+    before, count = len(prompt), len(done.token_ids)
+    segment = Segment((*prompt, *done.token_ids), (SampledSpan(before, before + count, 0),), done.logprobs)
+    return TrainSegment(segment, (advantage,) * count, (weight,) * count)
 
 
 def grown(draw: random.Random, *, depth: int, length: int, vocab: int = VOCAB, branches: int = 3) -> list[list[int]]:
@@ -79,7 +89,7 @@ def apart(model: Any, batch: StepBatch, *, clipped: bool = True) -> tuple[float,
     model.zero_grad(set_to_none=True)
     total, device = 0.0, next(model.parameters()).device
     for item in batch.segments:
-        where = torch.tensor(item.segment.loss_mask, device=device).nonzero()[:, 0]
+        where = torch.tensor(item.segment.positions, device=device)
         if not len(where):
             continue
         ids = torch.tensor(item.segment.token_ids, device=device)
@@ -87,7 +97,7 @@ def apart(model: Any, batch: StepBatch, *, clipped: bool = True) -> tuple[float,
         every = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         logprobs = every.gather(1, ids[where][:, None])[:, 0]
         given = [item.segment.logprobs, item.advantages, item.weights]
-        sampler, advantages, weights = (torch.tensor(x, dtype=logprobs.dtype, device=device)[where] for x in given)
+        sampler, advantages, weights = (torch.tensor(x, dtype=logprobs.dtype, device=device) for x in given)
         ratio = (logprobs - sampler).exp()
         loss = -advantages * ratio
         if clipped:

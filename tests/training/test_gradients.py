@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.errors import RunError
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.training.loop import SkipWatch, moves
-from palimpsest.types import Grade, Problem, Segment, Trajectory
+from palimpsest.types import Grade, Problem, Trajectory
 from support.fakes import HashLearner, YesGrader, small_config
+from support.forests import masked
 from support.training import train
 
 
@@ -30,9 +32,9 @@ def with_section(config: RunConfig, **sections: Any) -> RunConfig:
 
 
 def one_row(advantages: tuple[float, ...], mask: tuple[bool, ...]) -> StepBatch:
-    size = len(mask)
-    segment = Segment(tuple(range(size)), mask, (0.0,) * size, (0,) * size)
-    return StepBatch((TrainSegment(segment, advantages, (1.0,) * size),))
+    segment = masked(range(len(mask)), mask, (0.0,) * len(mask))
+    trained = len(segment.positions)
+    return StepBatch((TrainSegment(segment, tuple(compress(advantages, mask)), (1.0,) * trained),))
 
 
 def test_a_step_of_equal_rewards_leaves_weights_and_optimizer_as_they_were(tmp_path: Path) -> None:

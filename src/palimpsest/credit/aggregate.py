@@ -32,11 +32,11 @@ Aggregate = Literal["token", "segment", "trajectory", "prompt"]
 
 @dataclass(frozen=True, slots=True)
 class CreditedSegment:
-    """A segment, the advantage of each token, and its trajectory and group."""
+    """A segment, the advantages of its N trained tokens, and its trajectory and group."""
 
     segment: Segment
     advantages: tuple[float, ...]
-    """[T]"""
+    """[N]"""
     trajectory: Hashable
     """Any key, the same for all segments of one trajectory and for no others of the step."""
     group: Hashable
@@ -48,23 +48,23 @@ def weigh(rows: Sequence[CreditedSegment], aggregate: Aggregate) -> tuple[TrainS
 
     Two trajectories of one group, one with two segments of 1 and 3 tokens, the other with one of 2:
 
+    >>> from palimpsest.types import SampledSpan
     >>> def row(tokens, trajectory):
-    ...     ids, mask = (0,) * (1 + tokens), (False,) + (True,) * tokens
-    ...     segment = Segment(ids, mask, (0.0,) * len(ids), (-1,) + (0,) * tokens)
-    ...     return CreditedSegment(segment, (1.0,) * len(ids), trajectory, "g")
+    ...     segment = Segment((0,) * (1 + tokens), (SampledSpan(1, 1 + tokens, 0),), (0.0,) * tokens)
+    ...     return CreditedSegment(segment, (1.0,) * tokens, trajectory, "g")
     >>> rows = [row(1, "a"), row(3, "a"), row(2, "b")]
     >>> modes = ("token", "segment", "trajectory")
     >>> {mode: [round(s.weights[-1], 3) for s in weigh(rows, mode)] for mode in modes}
     {'token': [0.167, 0.167, 0.167], 'segment': [0.333, 0.111, 0.167], 'trajectory': [0.125, 0.125, 0.25]}
     """
     keys = [_key(number, row, aggregate) for number, row in enumerate(rows)]
-    counts = [sum(row.segment.loss_mask) for row in rows]
+    counts = [len(row.advantages) for row in rows]
     tokens: Counter[Hashable] = Counter()
     for key, count in zip(keys, counts, strict=True):
         if count:
             tokens[key] += count
     return tuple(
-        _weighted(row, 1.0 / (len(tokens) * tokens[key]) if count else 0.0)
+        TrainSegment(row.segment, row.advantages, (1.0 / (len(tokens) * tokens[key]),) * count if count else ())
         for row, key, count in zip(rows, keys, counts, strict=True)
     )
 
@@ -73,8 +73,3 @@ def _key(number: int, row: CreditedSegment, aggregate: Aggregate) -> Hashable:
     """The unit whose tokens share its weight equally; every unit of a step weighs the same."""
     keys = {"token": None, "segment": number, "trajectory": row.trajectory, "prompt": row.group}
     return keys[aggregate]
-
-
-def _weighted(row: CreditedSegment, weight: float) -> TrainSegment:
-    weights = tuple(weight if trained else 0.0 for trained in row.segment.loss_mask)
-    return TrainSegment(row.segment, row.advantages, weights)

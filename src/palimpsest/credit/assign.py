@@ -224,7 +224,7 @@ def _batch(credited: list[Credited], config: CreditConfig, rule: Rule) -> StepBa
         "trajectories": float(len(rewards)),
         "ungraded": float(sum(_ungraded(one.group) for one in credited)),
         "segments": float(len(segments)),
-        "trained_tokens": float(sum(sum(one.segment.loss_mask) for one in segments)),
+        "trained_tokens": float(sum(len(one.weights) for one in segments)),
     }
     if config.segments_per_group is not None:
         drawn = sum(one.drawn for one in credited)

@@ -92,19 +92,19 @@ def _per_token(advantage: TurnAdvantage, row: Sequence[float]) -> Sequence[float
 
 
 def spread(segments: Sequence[Segment], turns: Sequence[TurnAdvantage]) -> list[tuple[float, ...]]:
-    """[segments][T] from advantages of [turns] or of their tokens; 0.0 for untrained tokens."""
+    """[segments][N] from advantages of [turns] or of their tokens."""
     trained: set[int] = set()
     rows = []
     for segment in segments:
-        places = dict.fromkeys({*segment.turn_index} - {-1}, 0)  # progress within each turn's completion
-        row = []
-        for turn in segment.turn_index:
-            if turn < 0:
-                row.append(0.0)
-                continue
-            value = turns[turn]
-            row.append(turn_mean(value) if isinstance(value, float) or turn in trained else value[places[turn]])
-            places[turn] += 1
+        places: dict[int, int] = {}  # progress within each turn's completion
+        row: list[float] = []
+        for start, end, turn in segment.sampled:
+            value, place = turns[turn], places.get(turn, 0)
+            places[turn] = place + end - start
+            if isinstance(value, float) or turn in trained:
+                row += [turn_mean(value)] * (end - start)
+            else:
+                row += value[place : places[turn]]
         trained |= places.keys()
         rows.append(tuple(row))
     return rows

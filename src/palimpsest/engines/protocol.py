@@ -200,13 +200,13 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainSegment:
-    """A segment with its credit."""
+    """A segment with the credit of its N trained tokens."""
 
     segment: Segment
     advantages: tuple[float, ...]
-    """[T] advantage of each token; ignored where the loss mask is False."""
+    """[N]"""
     weights: tuple[float, ...]
-    """[T] weight of each token's loss, which includes the denominator of `agg_mode`, global over the optimizer step: a
+    """[N] weight of each token's loss, which includes the denominator of `agg_mode`, global over the optimizer step: a
     step's loss is the plain sum of weight times token loss over its segments."""
 
 

@@ -25,7 +25,7 @@ from difflib import SequenceMatcher
 from itertools import pairwise, takewhile
 from typing import Literal
 
-from palimpsest.types import Segment, Trajectory, Turn
+from palimpsest.types import SampledSpan, Segment, Trajectory, Turn
 
 # ---- Sampled tokens of earlier turns that survive in a later prompt ------------------------------------------
 
@@ -124,8 +124,8 @@ def segments_of(trajectory: Trajectory, final: FinalSegment = "new_only") -> tup
     >>> first, second = segments_of(Trajectory("p", "g", 0, turns, Outcome.ANSWERED))
     >>> first.token_ids, first.turn_index
     ((1, 2, 3, 4, 5, 6), (-1, -1, 0, -1, 1, 1))
-    >>> second.token_ids, second.loss_mask
-    ((1, 9, 7), (False, False, True))
+    >>> second.token_ids, second.sampled
+    ((1, 9, 7), (SampledSpan(start=2, end=3, turn=2),))
     >>> second.parent, second.shared_length
     (0, 1)
     """
@@ -138,12 +138,11 @@ def segments_of(trajectory: Trajectory, final: FinalSegment = "new_only") -> tup
 
 def _trained_again(segment: Segment, turns: Sequence[Turn]) -> Segment:
     """`segment` with surviving tokens of turns before its first one trained in place."""
-    mask, logprobs, turn_index = list(segment.loss_mask), list(segment.logprobs), list(segment.turn_index)
-    begin = mask.index(True)
-    for position, index, there in surviving(turns[: turn_index[begin]], segment.token_ids[:begin]):
-        mask[position], turn_index[position] = True, index
-        logprobs[position] = turns[index].completion.logprobs[there]
-    return replace(segment, loss_mask=tuple(mask), logprobs=tuple(logprobs), turn_index=tuple(turn_index))
+    begin, _, first = segment.sampled[0]
+    again = surviving(turns[:first], segment.token_ids[:begin])
+    runs = tuple(SampledSpan(position, position + 1, index) for position, index, _ in again)
+    logprobs = tuple(turns[index].completion.logprobs[there] for _, index, there in again)
+    return replace(segment, sampled=runs + segment.sampled, logprobs=logprobs + segment.logprobs)
 
 
 def _runs(turns: Sequence[Turn]) -> list[list[tuple[int, Turn]]]:
@@ -170,17 +169,15 @@ def _extends(prompt_ids: Tokens, previous: Turn) -> bool:
 def _segment(run: list[tuple[int, Turn]], number: int, prefixes: _PrefixTree) -> Segment:
     last = run[-1][1]
     token_ids = last.prompt_ids + last.completion.token_ids
-    mask, logprobs, turn_index = [False] * len(token_ids), [0.0] * len(token_ids), [-1] * len(token_ids)
+    sampled: list[SampledSpan] = []
+    logprobs: tuple[float, ...] = ()
     for index, turn in run:
-        sampled = turn.completion
-        if len(sampled.logprobs) != len(sampled.token_ids):
-            raise ValueError(
-                f"turn {index}: {len(sampled.token_ids)} tokens, {len(sampled.logprobs)} log-probabilities"
-            )
-        for position, logprob in enumerate(sampled.logprobs, start=len(turn.prompt_ids)):
-            mask[position], logprobs[position], turn_index[position] = True, logprob, index
-    parent, shared_length = prefixes.insert(token_ids, number)
-    return Segment(token_ids, tuple(mask), tuple(logprobs), tuple(turn_index), parent, shared_length)
+        start, size, added = len(turn.prompt_ids), len(turn.completion.token_ids), turn.completion.logprobs
+        if len(added) != size:
+            raise ValueError(f"turn {index}: {size} tokens, {len(added)} log-probabilities")
+        sampled.append(SampledSpan(start, start + size, index))
+        logprobs += added
+    return Segment(token_ids, tuple(sampled), logprobs, *prefixes.insert(token_ids, number))
 
 
 @dataclass(slots=True)

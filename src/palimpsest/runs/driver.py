@@ -9,6 +9,7 @@ Not covered: an interrupted step. It runs again from the last checkpoint.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -155,7 +156,7 @@ class Driver:
                 await self._rescue(step - 1, error)
             raise
         if report.groups and step % self.config.record_steps == 0:
-            self.folder.record(step, report.groups, report.encoded)
+            await asyncio.to_thread(self.folder.record, step, report.groups, report.encoded)
         await self._finish(step, report.metrics, report.timings)
 
     async def _finish(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, wraps
+from itertools import filterfalse
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
@@ -290,7 +291,7 @@ class Codec:
 
     def strip_stop(self, ids: Sequence[int]) -> tuple[int, ...]:
         """`ids` without control tokens: a completion's text, safe to put into another prompt."""
-        return tuple(i for i in ids if i not in self.control_ids)
+        return tuple(filterfalse(self.control_ids.__contains__, ids))
 
     def _ids(self, text: str) -> list[int]:
         """Ids of data text."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import filterfalse
 
 from palimpsest.text.codec import Codec, Edges
 
@@ -237,7 +238,7 @@ def thoughtful(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> 
     opened = left_open(codec.decode(before)) if before else ""
     return (
         *(codec.encode_trusted(opened) if opened else ()),
-        *(i for i in ids if i not in codec.control_ids or i in codec.thinking_ids),
+        *filterfalse((codec.control_ids - codec.thinking_ids).__contains__, ids),
     )
 
 

@@ -30,7 +30,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -75,7 +74,7 @@ def moves(batch: StepBatch, loss: LossConfig) -> bool:
     """
     if loss.kl_loss_coef > 0 or loss.entropy_coeff != 0:
         return bool(batch.segments)
-    return any(any(compress(row.advantages, row.segment.loss_mask)) for row in batch.segments)
+    return any(any(row.advantages) for row in batch.segments)
 
 
 MAX_SKIPPED = 10
@@ -142,7 +141,7 @@ async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: Logg
     step: later steps have other weights, and so another difference.
     """
     key = (config.seed, "dcpo", batch.step)
-    steps = assign(batch.groups, config.credit, config.train.num_minibatches, key)
+    steps = await asyncio.to_thread(assign, batch.groups, config.credit, config.train.num_minibatches, key)
     full = [step for step in steps if moves(step, config.loss)]
     staleness = float(learner.version - batch.version)
     loggers.progress("learn", 0, len(full))
@@ -290,16 +289,15 @@ class Trainer:
         else:
             learnt, collected = await self._learn(batch), None
         self._skips.see(batch.step, learnt.updates)
-        start = time.perf_counter()
-        await self.learner.publish()
-        published = {"publish/seconds": time.perf_counter() - start}
+        recorded = step % self.config.train.record_steps == 0
+        encoding = asyncio.to_thread(batch.record) if recorded else asyncio.sleep(0)
+        encoded, seconds = await asyncio.gather(encoding, self._publish())  # together: the GPUs wait
         self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
         self._watch(batch)
         memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
-        return StepReport(
-            metrics, {**batch.timings, **learnt.timings, **published, **memory}, batch.groups, batch.encoded
-        )
+        timings = {**batch.timings, **learnt.timings, "publish/seconds": seconds, **memory}
+        return StepReport(metrics, timings, batch.groups, encoded)
 
     def state(self) -> dict[str, Any]:
         """State that later steps need, besides configuration, learner and `files`."""
@@ -334,6 +332,12 @@ class Trainer:
 
     async def _collect(self, step: int) -> Batch:
         return await self._collector.collect(step, self.curriculum.stage if self.curriculum else None)
+
+    async def _publish(self) -> float:
+        """Publish the weights; returns the seconds."""
+        start = time.perf_counter()
+        await self.learner.publish()
+        return time.perf_counter() - start
 
     async def _learn(self, batch: Batch) -> Learnt:
         return await learn(batch, self.learner, self.config, self.loggers)

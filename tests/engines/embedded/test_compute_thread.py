@@ -19,9 +19,10 @@ import torch
 from palimpsest.config.load import load_recipe
 from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.engine import EmbeddedEngine, EmbeddedLearner
-from palimpsest.engines.protocol import Objective, StepBatch, TrainSegment
+from palimpsest.engines.protocol import Objective, StepBatch
 from palimpsest.errors import SamplerError
-from palimpsest.types import Completion, SamplingParams, Segment
+from palimpsest.types import Completion, SamplingParams, StopReason
+from support.forests import completed
 
 PROMPT = (5, 9, 30, 31, 7)
 LONG = SamplingParams(max_tokens=40, seed=3)
@@ -38,9 +39,8 @@ def learner_of(engine: EmbeddedEngine) -> EmbeddedLearner:
 
 
 def batch() -> StepBatch:
-    ids, mask = tuple(range(5, 13)), (False,) * 4 + (True,) * 4
-    segment = Segment(ids, mask, (0.0,) * 4 + (-2.0,) * 4, (-1,) * 4 + (0,) * 4)
-    return StepBatch((TrainSegment(segment, (1.0,) * 8, (0.25,) * 8),))
+    done = Completion(tuple(range(9, 13)), (-2.0,) * 4, StopReason.STOP)
+    return StepBatch((completed(range(5, 9), done, 1.0, 0.25),))
 
 
 class Gate:

@@ -22,7 +22,8 @@ from palimpsest.engines.embedded.optim import learning_rate
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.errors import CheckpointError, ModelError
-from palimpsest.types import SamplingParams, Segment
+from palimpsest.types import Completion, SamplingParams, Segment, StopReason
+from support.forests import completed, credited
 from support.models import build_llama
 
 VOCAB = 200
@@ -32,16 +33,7 @@ def segment(draw: random.Random, *, first: int = 1) -> TrainSegment:
     """Random tokens with a few trained stretches, and credit of its own for every token."""
     length = draw.randint(6, 50)
     mask = tuple(i >= first and draw.random() < 0.3 for i in range(length))
-    return TrainSegment(
-        Segment(
-            tuple(draw.randrange(VOCAB) for _ in range(length)),
-            mask,
-            tuple(-draw.uniform(3, 7) if m else 0.0 for m in mask),
-            tuple(0 if m else -1 for m in mask),
-        ),
-        tuple(draw.uniform(-1, 1) for _ in mask),
-        tuple(draw.uniform(0.001, 0.02) for _ in mask),
-    )
+    return credited([draw.randrange(VOCAB) for _ in range(length)], mask, draw)
 
 
 def batch_of(count: int, seed: int = 0) -> StepBatch:
@@ -65,14 +57,13 @@ def plain_gradient(model: Any, batch: StepBatch, temperature: float) -> tuple[fl
     for item in batch.segments:
         ids = torch.tensor([item.segment.token_ids])
         logprobs = (model(ids).logits[0] / temperature).log_softmax(-1)
-        for t, trained in enumerate(item.segment.loss_mask):
-            if trained:
-                ratio = (logprobs[t - 1, item.segment.token_ids[t]] - item.segment.logprobs[t]).exp()
-                advantage = item.advantages[t]
-                loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
-                if advantage < 0:
-                    loss = torch.minimum(loss, torch.tensor(-3.0 * advantage, dtype=torch.float64))
-                total = total + item.weights[t] * loss
+        rows = zip(item.segment.positions, item.segment.logprobs, item.advantages, item.weights, strict=True)
+        for t, sampled, advantage, weight in rows:
+            ratio = (logprobs[t - 1, item.segment.token_ids[t]] - sampled).exp()
+            loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+            if advantage < 0:
+                loss = torch.minimum(loss, torch.tensor(-3.0 * advantage, dtype=torch.float64))
+            total = total + weight * loss
     total.backward()
     return float(total.detach()), gradients(model)
 
@@ -85,7 +76,7 @@ def test_the_gradient_is_that_of_separate_unpadded_segments(temperature: float) 
     assert math.isclose(stats.loss, loss, rel_tol=1e-4, abs_tol=1e-6)
     for name, gradient in gradients(model).items():
         assert torch.allclose(gradient.double(), exact[name], atol=2e-6, rtol=1e-4), name
-    assert stats.tokens == sum(sum(item.segment.loss_mask) for item in batch.segments)
+    assert stats.tokens == sum(len(item.segment.positions) for item in batch.segments)
     assert stats.logical_tokens >= stats.physical_tokens
 
 
@@ -113,19 +104,7 @@ def test_sampler_and_learner_agree_on_a_thousand_sampled_tokens() -> None:
 
     items = []
     for prompt, completion in zip(prompts, asyncio.run(go()), strict=True):
-        size = len(completion.token_ids)
-        items.append(
-            TrainSegment(
-                Segment(
-                    (*prompt, *completion.token_ids),
-                    (False,) * len(prompt) + (True,) * size,
-                    (0.0,) * len(prompt) + completion.logprobs,
-                    (-1,) * len(prompt) + (0,) * size,
-                ),
-                (1.0,) * (len(prompt) + size),
-                (0.001,) * (len(prompt) + size),
-            )
-        )
+        items.append(completed(prompt, completion, 1.0, 0.001))
     stats = learner_of(model, temperature=0.8).accumulate(StepBatch(tuple(items)))
     assert stats.tokens == 1200
     assert stats.maxima["logprob_gap"] < 1e-4
@@ -329,18 +308,17 @@ def test_a_resumed_kl_needs_the_model_the_run_started_from(tmp_path: Path) -> No
 
 def test_segments_that_can_not_be_trained_are_refused() -> None:
     learner = learner_of(build_llama(VOCAB, max_position_embeddings=16))
-    row = Segment((1,) * 18, (False,) * 17 + (True,), (0.0,) * 18, (-1,) * 17 + (0,))
-    long = TrainSegment(row, (1.0,) * 18, (1.0,) * 18)
+    long = completed((1,) * 17, Completion((1,), (0.0,), StopReason.STOP))
     with pytest.raises(ValueError, match="18 tokens"):
         learner.accumulate(StepBatch((long,)))
-    headless = TrainSegment(Segment((1, 2), (True, True), (-1.0, -1.0), (0, 0)), (1.0, 1.0), (1.0, 1.0))
+    headless = completed((), Completion((1, 2), (-1.0, -1.0), StopReason.STOP))
     with pytest.raises(ValueError, match="first token"):
         learner.accumulate(StepBatch((headless,)))
 
 
 def test_a_segment_with_an_empty_mask_changes_nothing() -> None:
     batch = batch_of(5)
-    empty = TrainSegment(Segment((1, 2, 3), (False,) * 3, (0.0,) * 3, (-1,) * 3), (9.0,) * 3, (9.0,) * 3)
+    empty = TrainSegment(Segment((1, 2, 3), (), ()), (), ())
     found = []
     for segments in (batch.segments, (*batch.segments, empty)):
         model = build_llama(VOCAB)

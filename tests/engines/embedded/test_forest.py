@@ -44,14 +44,14 @@ def test_every_trained_token_is_predicted_once_from_its_very_context(
         assert forest.positions.tolist() == [len(path(forest, j)) - 1 for j in range(forest.physical_tokens)]
         for index, count in zip(forest.indices, forest.counts, strict=True):
             item = batch.segments[index]
-            trained = [t for t, m in enumerate(item.segment.loss_mask) if m]
+            trained = item.segment.positions
             assert count == len(trained)
-            for t, n in zip(trained, spread, strict=False):
+            columns = zip(item.advantages, item.weights, item.segment.logprobs, strict=True)
+            for t, wanted, n in zip(trained, columns, spread, strict=False):
                 place = int(forest.places[forest.predicts[n]])
                 assert path(forest, place) == list(item.segment.token_ids[:t])
                 assert int(forest.targets[n]) == item.segment.token_ids[t]
                 credit = (forest.advantages[n], forest.weights[n], forest.sampler_logprobs[n])
-                wanted = (item.advantages[t], item.weights[t], item.segment.logprobs[t])
                 assert torch.allclose(torch.stack(credit), torch.tensor(wanted))
 
 
@@ -60,9 +60,7 @@ def test_every_trained_token_is_predicted_once_from_its_very_context(
 def test_every_distinct_prefix_is_computed_once(rows: list[list[int]], seed: int) -> None:
     batch = batch_of_rows(rows, random.Random(seed))
     (forest,) = built(batch)
-    read = [
-        item.segment.token_ids[: max(t for t, m in enumerate(item.segment.loss_mask) if m)] for item in batch.segments
-    ]
+    read = [item.segment.token_ids[: item.segment.positions[-1]] for item in batch.segments]
     prefixes = {row[:size] for row in read for size in range(1, len(row) + 1)}
     assert forest.physical_tokens == len(prefixes)
     assert forest.logical_tokens == sum(map(len, read))
@@ -80,7 +78,7 @@ def test_a_branch_at_a_sampled_token_predicts_each_continuation_with_its_own_cre
     assert forest.places.tolist() == [1, 2]
     assert forest.predicts.tolist() == [0, 1, 0, 1]
     assert forest.targets.tolist() == [5, 6, 5, 7]
-    assert torch.allclose(forest.advantages, torch.tensor([*left.advantages[2:], *right.advantages[2:]]))
+    assert torch.allclose(forest.advantages, torch.tensor([*left.advantages, *right.advantages]))
 
 
 @given(ROWS, st.integers(0, 2**31), st.integers(3, 30))

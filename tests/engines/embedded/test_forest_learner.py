@@ -28,7 +28,7 @@ from palimpsest.engines.embedded.forest import layout as forest
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
+from palimpsest.engines.protocol import StepBatch, UpdateStats
 from palimpsest.memory.document_baselines import FullContextPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
@@ -43,12 +43,11 @@ from palimpsest.types import (
     Outcome,
     Problem,
     SamplingParams,
-    Segment,
     StopReason,
     Trajectory,
     Turn,
 )
-from support.forests import VOCAB, apart, batch_of_rows, credited, exact, gradients, grown, largest_error
+from support.forests import VOCAB, apart, batch_of_rows, completed, credited, exact, gradients, grown, largest_error
 from support.models import build_llama
 
 
@@ -68,8 +67,7 @@ def compared(model: Any, batch: StepBatch, **options: Any) -> tuple[float, Updat
     size = sum(
         abs(advantage * weight)
         for item in batch.segments
-        for advantage, weight, m in zip(item.advantages, item.weights, item.segment.loss_mask, strict=True)
-        if m
+        for advantage, weight in zip(item.advantages, item.weights, strict=True)
     )
     return max(abs(stats.loss - loss) / size, largest_error(gradients(model), wanted)), stats
 
@@ -115,8 +113,8 @@ def test_a_long_forest_with_every_kind_of_part(model: Any) -> None:
 
 
 def test_one_sampled_token_in_two_trajectories_is_trained_with_each_ones_advantage(model: Any) -> None:
-    row = Segment(tuple(range(10)), (False,) * 8 + (True,) * 2, (0.0,) * 8 + (-4.0, -5.0), (-1,) * 8 + (0, 0))
-    pair = [TrainSegment(row, (advantage,) * 10, (0.5,) * 10) for advantage in (1.0, -0.25)]
+    done = Completion((8, 9), (-4.0, -5.0), StopReason.STOP)
+    pair = [completed(range(8), done, advantage, 0.5) for advantage in (1.0, -0.25)]
     error, stats = compared(model, StepBatch(tuple(pair)))
     assert error < 1e-9
     assert (stats.tokens, stats.physical_tokens, stats.logical_tokens) == (4, 9, 18)

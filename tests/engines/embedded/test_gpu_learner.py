@@ -84,8 +84,7 @@ def size_of(batch: StepBatch) -> float:
     return sum(
         abs(advantage * weight)
         for item in batch.segments
-        for advantage, weight, trained in zip(item.advantages, item.weights, item.segment.loss_mask, strict=True)
-        if trained
+        for advantage, weight in zip(item.advantages, item.weights, strict=True)
     )
 
 

@@ -14,8 +14,9 @@ import torch
 from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.protocol import StepBatch, TrainSegment
-from palimpsest.types import Completion, SamplingParams, Segment
+from palimpsest.engines.protocol import StepBatch
+from palimpsest.types import Completion, SamplingParams
+from support.forests import completed
 from support.models import build_llama
 
 pytestmark = pytest.mark.gpu
@@ -46,14 +47,6 @@ def completions(sampler: EmbeddedSampler, temperature: float) -> Sequence[Comple
     return asyncio.run(all_at_once())
 
 
-def segment(prompt: Sequence[int], done: Completion) -> TrainSegment:
-    """The prompt and its completion, of which all tokens are trained."""
-    before, trained = len(prompt), len(done.token_ids)
-    ids, mask = (*prompt, *done.token_ids), (False,) * before + (True,) * trained
-    made = Segment(ids, mask, (0.0,) * before + done.logprobs, (-1,) * before + (0,) * trained)
-    return TrainSegment(made, (1.0,) * len(ids), (1.0,) * len(ids))
-
-
 def test_greedy_tokens_are_the_cpus_with_shared_prefixes(
     device: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -75,7 +68,7 @@ def test_sampled_log_probabilities_are_the_learners(
     sampled = model().to(device, dtype)
     learner = ForestLearner(copy.deepcopy(sampled), optim=OptimConfig(), loss=LossConfig())
     rows = [
-        segment(prompt, done)
+        completed(prompt, done)
         for prompt, done in zip(PROMPTS, completions(EmbeddedSampler(sampled, max_num_seqs=16), 1.0), strict=True)
     ]
     stats = learner.accumulate(StepBatch(tuple(rows)))

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from palimpsest.config.schema import LossConfig, OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.rollout.trajectory_file import read_groups
-from palimpsest.types import Segment
-from support.forests import exact
+from support.forests import exact, masked
 from support.models import build_llama
 from support.small_run import small_run
 
@@ -59,10 +59,9 @@ def sampled_by(model: Any, draw: random.Random) -> StepBatch:
         mask = [False, *(draw.random() < 0.6 for _ in ids[1:])]
         with torch.no_grad():
             logprobs = [float(distribution(model, ids[:t])[ids[t]]) if mask[t] else 0.0 for t in range(len(ids))]
-        turns = tuple(0 if trained else -1 for trained in mask)
-        segment = Segment(tuple(ids), tuple(mask), tuple(logprobs), turns)
-        advantages, weights = (tuple(draw.uniform(low, 1) for _ in ids) for low in (-1, 0.1))
-        segments.append(TrainSegment(segment, advantages, weights))
+        columns = ([draw.uniform(low, 1) for _ in ids] for low in (-1, 0.1))
+        advantages, weights = (tuple(compress(column, mask)) for column in columns)
+        segments.append(TrainSegment(masked(ids, mask, logprobs), advantages, weights))
     return StepBatch(tuple(segments))
 
 
@@ -71,24 +70,23 @@ def looped(model: Any, before: Any, reference: Any, batch: StepBatch) -> tuple[T
     total, truncated = torch.zeros((), dtype=torch.float64), 0
     for item in batch.segments:
         ids = list(item.segment.token_ids)
-        for t, trained in enumerate(item.segment.loss_mask):
-            if not trained:
-                continue
+        rows = zip(item.segment.positions, item.segment.logprobs, item.advantages, item.weights, strict=True)
+        for t, sampled, advantage, weight in rows:
             new = distribution(model, ids[:t])
             with torch.no_grad():
                 old = float(distribution(before, ids[:t])[ids[t]])
                 anchor = float(distribution(reference, ids[:t])[ids[t]])
-            advantage, ratio = item.advantages[t], torch.exp(new[ids[t]] - old)
+            ratio = torch.exp(new[ids[t]] - old)
             loss = -advantage * ratio
             if (advantage > 0 and ratio > 1.28) or (advantage < 0 and ratio < 0.8):
                 loss = torch.tensor(-advantage * (1.28 if advantage > 0 else 0.8), dtype=torch.float64)
             if advantage < 0 and ratio > 3.0:
                 loss = torch.tensor(-advantage * 3.0, dtype=torch.float64)
-            importance = math.exp(old - item.segment.logprobs[t])
+            importance = math.exp(old - sampled)
             truncated += importance > 1.3
             gap = anchor - new[ids[t]]
             loss = loss * min(importance, 1.3) + 0.01 * (torch.exp(gap) - gap - 1) + 0.003 * (new.exp() * new).sum()
-            total = total + item.weights[t] * loss
+            total = total + weight * loss
     return total, truncated
 
 

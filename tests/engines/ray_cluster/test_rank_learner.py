@@ -24,13 +24,13 @@ from palimpsest.engines.embedded.checkpoint_state import CheckpointFacts
 from palimpsest.engines.embedded.forest import forest_model
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model, plain_name, trainable
-from palimpsest.engines.protocol import StepBatch, TrainSegment
+from palimpsest.engines.protocol import StepBatch
 from palimpsest.engines.ray import sharding
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.errors import CheckpointError, ModelError
-from palimpsest.types import Segment
+from palimpsest.types import Completion, StopReason
 from support.exact_ranks import compute_exactly, rounded
-from support.forests import batch_of_rows, exact, gradients, grown, largest_error
+from support.forests import batch_of_rows, completed, exact, gradients, grown, largest_error
 from support.models import build_llama, nats_by
 from support.processes import one_rank, run_ranks
 from support.ranks import SCORED, Case, compute, disagree, held, micro_batch, reload
@@ -349,14 +349,8 @@ def test_ranks_with_different_plans_refuse_together(tmp_path: Path, tiny_model_f
 
 def test_ranks_compute_the_last_layer_only_where_tokens_are_predicted(tmp_path: Path, tiny_model_folder: Path) -> None:
     prompt, counted = 30, 4
-    segment = Segment(
-        tuple(range(prompt + counted)),
-        (False,) * prompt + (True,) * counted,
-        (0.0,) * (prompt + counted),
-        (-1,) * prompt + (0,) * counted,
-    )
-    numbers = (1.0,) * (prompt + counted)
-    batch = StepBatch((TrainSegment(segment, numbers, numbers),))
+    done = Completion(tuple(range(prompt, prompt + counted)), (0.0,) * counted, StopReason.STOP)
+    batch = StepBatch((completed(range(prompt), done),))
     one = case(tiny_model_folder, micro=400)
     (part,) = Case(one.config, ((batch,),)).on(1).parts[0]
     rows: dict[int, int] = {}

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from palimpsest.engines.embedded.forest.layout import Forest, Packed, SegmentRow, pack, rows_of, with_signal
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
-from palimpsest.types import Segment
+from palimpsest.types import SampledSpan, Segment
 
 PAIRS_PER_TOKEN = 16_384
 """Attention pairs that cost as much as one token: 6 times the hidden size, 21,504 in a model of 7B."""
 
-_PADDING = TrainSegment(Segment((0, 0, 0), (False, False, True), (0.0,) * 3, (-1, -1, 0)), (0.0,) * 3, (0.0,) * 3)
+_PADDING = TrainSegment(Segment((0, 0, 0), (SampledSpan(2, 3, 0),), (0.0,)), (0.0,), (0.0,))
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +67,12 @@ def check_origin(answer: Any, request_id: str, version: str) -> None:
 def read_completion(answer: Any, prompt_tokens: int, params: SamplingParams) -> Sampled:
     """Completion of a prompt of `prompt_tokens` tokens."""
     (choice,) = answer["choices"]
-    ids, content = tuple(choice["token_ids"]), choice["logprobs"]["content"]
-    if not ids or [token["token_id"] for token in content] != list(ids):
+    ids, content = choice["token_ids"], choice["logprobs"]["content"]
+    if not ids or [token["token_id"] for token in content] != ids:
         raise WrongAnswer("tokens and log-probabilities don't match")
-    if not all(type(id_) is int and id_ >= 0 for id_ in ids):
+    if {*map(type, ids)} != {int} or min(ids) < 0:
         raise WrongAnswer("a token is not an id")
-    logprobs = tuple(_nats(token["logprob"]) for token in content)
+    logprobs = _nats(token["logprob"] for token in content)
     if choice["finish_reason"] not in _STOPS:
         raise WrongAnswer(f"ended the request by {choice['finish_reason']!r}")
     reason = _STOPS[choice["finish_reason"]]
@@ -80,12 +80,12 @@ def read_completion(answer: Any, prompt_tokens: int, params: SamplingParams) -> 
     cached = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     if type(cached) is not int or not 0 <= cached <= prompt_tokens:
         raise WrongAnswer(f"found {cached!r} tokens of a prompt of {prompt_tokens} in its cache")
-    return Sampled(ids, logprobs, reason, cached)
+    return Sampled(tuple(ids), logprobs, reason, cached)
 
 
 def _check_end(ids: Sequence[int], reason: StopReason, params: SamplingParams) -> None:
     """Reject a completion that ends neither at its first stop token nor at its length."""
-    first_stop = next((index for index, id_ in enumerate(ids) if id_ in params.stop_ids), None)
+    first_stop = min((ids.index(id_) for id_ in params.stop_ids if id_ in ids), default=None)
     if len(ids) > params.max_tokens:
         raise WrongAnswer(f"sampled {len(ids)} tokens, more than max_tokens={params.max_tokens}")
     if first_stop is not None and first_stop < len(ids) - 1:
@@ -102,22 +102,23 @@ def read_scores(answer: Any, prompt_tokens: int, ids: Sequence[int]) -> tuple[fl
     rows = answer["prompt_logprobs"]
     if len(rows) != prompt_tokens + len(ids):
         raise WrongAnswer(f"scored {len(rows)} tokens of {prompt_tokens + len(ids)}")
-    return tuple(_nats(row[str(id_)]["logprob"]) for row, id_ in zip(rows[prompt_tokens:], ids, strict=True))
+    return _nats(row[str(id_)]["logprob"] for row, id_ in zip(rows[prompt_tokens:], ids, strict=True))
 
 
 def read_likeliest(answer: Any) -> dict[int, float]:
     """Nats of the most likely tokens after a prompt, by id."""
     (token,) = answer["choices"][0]["logprobs"]["content"]
-    return {int(entry["token_id"]): _nats(entry["logprob"]) for entry in token["top_logprobs"]}
+    top = token["top_logprobs"]
+    return dict(zip((int(entry["token_id"]) for entry in top), _nats(entry["logprob"] for entry in top), strict=True))
 
 
-def _nats(value: Any) -> float:
-    logprob = float(value)
-    if not math.isfinite(logprob):
+def _nats(values: Iterable[Any]) -> tuple[float, ...]:
+    logprobs = tuple(map(float, values))
+    if not all(map(math.isfinite, logprobs)):
         raise WrongAnswer("a log-probability is not finite")
-    if logprob > _ROUNDING:
-        raise WrongAnswer(f"a log-probability is {logprob:.3g}, above 0")
-    return logprob
+    if (highest := max(logprobs, default=0.0)) > _ROUNDING:
+        raise WrongAnswer(f"a log-probability is {highest:.3g}, above 0")
+    return logprobs
 
 
 # ---- Probe for stale weights ---------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class SupervisedTrainer:
 
     def _segments(self, step: int) -> tuple[Any, ...]:
         rows = [
-            CreditedSegment(segment, (1.0,) * len(segment.token_ids), row, row)
+            CreditedSegment(segment, (1.0,) * len(segment.logprobs), row, row)
             for row, index in enumerate(self.chosen(step))
             for segment in segments_of(self.trajectories[index])
         ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import fmean
 
 from palimpsest.config.schema import CreditConfig
@@ -93,16 +93,16 @@ class Computed:
 def computed(segments: Sequence[tuple[Segment, Sequence[float]]]) -> Computed:
     """Cost of segments with per-token advantages, after the filter of engines/embedded/forest/layout.py.
 
-    >>> long = Segment((1, 2, 3, 4), (False, False, True, True), (0.0,) * 4, (-1, -1, 0, 0))
-    >>> other = Segment((1, 2, 5), (False, False, True), (0.0,) * 3, (-1, -1, 0))
-    >>> computed([(long, (0.0, 0.0, 0.5, 0.5)), (other, (0.0, 0.0, -0.5)), (other, (0.0, 0.0, 0.0))])
+    >>> from palimpsest.types import SampledSpan
+    >>> long = Segment((1, 2, 3, 4), (SampledSpan(2, 4, 0),), (0.0, 0.0))
+    >>> other = Segment((1, 2, 5), (SampledSpan(2, 3, 0),), (0.0,))
+    >>> computed([(long, (0.5, 0.5)), (other, (-0.5,)), (other, (0.0,))])
     Computed(segments=2, logical_tokens=5, physical_tokens=3)
     """
     rows: list[Tokens] = []
     for segment, advantages in segments:
-        trained = [at for at, mask in enumerate(segment.loss_mask) if mask]
-        if any(advantages[at] for at in trained):
-            rows.append(tuple(segment.token_ids[: trained[-1]]))
+        if any(advantages):
+            rows.append(segment.token_ids[: segment.positions[-1]])
     rows.sort()
     shared = sum(common_length(a, b) for a, b in pairwise(rows))
     total = sum(map(len, rows))
@@ -138,7 +138,7 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _row(rollout: int, number: int, segment: Segment) -> GroupForestRow:
-    turns = [index for index in segment.turn_index if index >= 0]
+    turns = [run.turn for run in segment.sampled]
     return GroupForestRow(rollout, number, (min(turns), max(turns)), segment.token_ids, segment.loss_mask)
 
 
@@ -213,15 +213,15 @@ def advantages(group: Group, credit: CreditConfig | None) -> Advantages:
     of_tokens: dict[tuple[int, int], list[float]] = {}
     places = [rollout for rollout, segments in enumerate(credited.segments) for _ in range(segments)]
     for rollout, row in zip(places, credited.rows, strict=True):
-        for turn, advantage in zip(row.segment.turn_index, row.advantages, strict=True):
-            if turn >= 0:
-                of_tokens.setdefault((rollout, turn), []).append(advantage)
+        advantages = iter(row.advantages)
+        for start, end, turn in row.segment.sampled:
+            of_tokens.setdefault((rollout, turn), []).extend(islice(advantages, end - start))
     tokens = {key: tuple(values) for key, values in of_tokens.items()}
     return Advantages(by, credited.advantages, tokens)
 
 
 def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segment, tuple[float, ...]]] | None:
-    """Trained segments of a group, each with the advantage of each token [T].
+    """Trained segments of a group, each with the advantages of its trained tokens [N].
 
     None if unknown: without the run's credit section, under a custom rule, and under `credit.segments_per_group`, whose
     random draw depends on the step.

@@ -30,12 +30,10 @@ from torch.autograd.function import once_differentiable
 
 from palimpsest.engines.embedded.architecture import Head, context_of, head_of, last_layer_is_plain
 from palimpsest.engines.embedded.forest.attention import NAME, attend, plan_of, register
-from palimpsest.engines.embedded.forest.layout import Forest, build_forests
+from palimpsest.engines.embedded.forest.layout import Forest, build_forests, unweighted
 from palimpsest.engines.embedded.parity import Ids, disagreement
 from palimpsest.engines.embedded.sampling.draw import log_probabilities
-from palimpsest.engines.protocol import TrainSegment
 from palimpsest.errors import ModelError
-from palimpsest.types import Segment
 
 # ---- Hidden states at the places that predict ----------------------------------------------------------------
 
@@ -126,18 +124,10 @@ def adopt(model: Any) -> None:
 def _together(model: Any, rows: list[Ids]) -> Tensor:
     """[U, V] logits after every token but the last of each of `rows`, computed as one forest."""
     device = model.get_input_embeddings().weight.device
-    (forest,) = build_forests([_trained(row) for row in rows], 1 << 20, 1 << 20, device, min_shared=1)
+    (forest,) = build_forests([unweighted(row) for row in rows], 1 << 20, 1 << 20, device, min_shared=1)
     states = hidden_at(model, forest)[forest.predicts].split(forest.counts)
     ordered = [states[forest.indices.index(i)] for i in range(len(rows))]
     return head_of(model)(torch.cat(ordered))
-
-
-def _trained(row: tuple[int, ...]) -> TrainSegment:
-    """Segment with all tokens but the first trained."""
-    size = len(row)
-    mask = (False,) + (True,) * (size - 1)
-    segment = Segment(row, mask, (0.0,) * size, (-1,) + (0,) * (size - 1))
-    return TrainSegment(segment, (0.0,) * size, (0.0,) * size)
 
 
 # ---- Log-probabilities of trained tokens, without all logits in memory ---------------------------------------

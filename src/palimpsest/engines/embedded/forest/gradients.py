@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from palimpsest.config.schema import LossConfig
-from palimpsest.engines.embedded.forest.layout import Forest, build_forests
+from palimpsest.engines.embedded.forest.layout import Forest, build_forests, unweighted
 from palimpsest.engines.embedded.model_loading import recomputing
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.losses import nll_loss, policy_loss
-from palimpsest.engines.protocol import Objective, TrainSegment, UpdateStats
-from palimpsest.types import Segment
+from palimpsest.engines.protocol import Objective, UpdateStats
 
 OldLogprobs = dict[int, Tensor]
 """Segment index in the step to [N] nats of its trained tokens."""
@@ -49,9 +48,7 @@ def logprobs_of(forests: Sequence[Forest], forward: Forward) -> OldLogprobs:
 
 def scores_of(ids: Sequence[int], forward: Forward, max_context: int, device: torch.device) -> tuple[float, ...]:
     """[T - 1] nats of each of `ids` after its predecessors."""
-    size = len(ids)
-    segment = Segment(tuple(ids), (False, *(True,) * (size - 1)), (0.0,) * size, (-1, *(0,) * (size - 1)))
-    forests = build_forests([TrainSegment(segment, (0.0,) * size, (0.0,) * size)], size, max_context, device)
+    forests = build_forests([unweighted(ids)], len(ids), max_context, device)
     (logprobs,) = logprobs_of(forests, forward).values()
     return tuple(logprobs.double().tolist())
 

@@ -22,9 +22,10 @@ of a row.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palimpsest.engines.protocol import TrainSegment
+from palimpsest.types import SampledSpan, Segment
 
 # ---- Rows: the computed and the trained tokens of each segment -----------------------------------------------
 
@@ -58,26 +60,37 @@ def row_of(item: TrainSegment, index: int) -> SegmentRow | None:
     Raises ValueError for a trained token without context.
     """
     segment = item.segment
-    mask = segment.loss_mask
-    where = np.flatnonzero(np.frombuffer(bytes(mask), np.bool_))
-    if not len(where):
+    if not segment.logprobs:
         return None
+    where = np.concatenate([np.arange(span.start, span.end) for span in segment.sampled])
     if where[0] == 0:
         raise ValueError(f"segment {index}: its first token has no context, so it can't be trained")
-    tokens = np.fromiter(segment.token_ids, np.int64, len(mask))
-
-    def trained(values: Sequence[float]) -> NDArray[np.float64]:
-        return np.fromiter(compress(values, mask), np.float64, len(where))
-
+    tokens = as_array(segment.token_ids, np.int64)
     return SegmentRow(
         index=index,
         tokens=tokens[: where[-1]],
         before=where - 1,
         targets=tokens[where],
-        advantages=trained(item.advantages),
-        weights=trained(item.weights),
-        logprobs=trained(segment.logprobs),
+        advantages=as_array(item.advantages, np.float64),
+        weights=as_array(item.weights, np.float64),
+        logprobs=as_array(segment.logprobs, np.float64),
     )
+
+
+def as_array(values: Sequence[float], dtype: type[np.int64 | np.float64]) -> NDArray[Any]:
+    """Read-only array, in a third of the time of np.array.
+
+    >>> as_array((1, 2), np.int64), as_array((0.5,), np.float64)
+    (array([1, 2]), array([0.5]))
+    """
+    kind = "q" if dtype is np.int64 else "d"
+    return np.frombuffer(struct.Struct(f"{len(values)}{kind}").pack(*values), dtype)
+
+
+def unweighted(ids: Sequence[int]) -> TrainSegment:
+    """Segment in which all tokens but the first are trained, with weight 0."""
+    zeros = (0.0,) * (len(ids) - 1)
+    return TrainSegment(Segment(tuple(ids), (SampledSpan(1, len(ids), 0),), zeros), zeros, zeros)
 
 
 def with_signal(segments: Sequence[TrainSegment]) -> list[int]:
@@ -86,8 +99,8 @@ def with_signal(segments: Sequence[TrainSegment]) -> list[int]:
     A clipped policy gradient is exactly 0 for other segments. At least one remains, so that a step without a signal
     also has a gradient (of zeros) and metrics.
     """
-    trained = [index for index, item in enumerate(segments) if any(item.segment.loss_mask)]
-    selected = [i for i in trained if any(compress(segments[i].advantages, segments[i].segment.loss_mask))]
+    trained = [index for index, item in enumerate(segments) if item.weights]
+    selected = [i for i in trained if any(segments[i].advantages)]
     return selected or sorted(trained, key=lambda i: len(segments[i].segment.token_ids))[:1]
 
 
