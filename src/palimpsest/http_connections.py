@@ -8,9 +8,12 @@ Not covered: encodings other than gzip and deflate, which are rejected.
 from __future__ import annotations
 
 import asyncio
+import errno
+import resource
 import ssl
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from palimpsest.http_services import Down, HttpReply, RetryableError
 ERROR_BYTES = 1 << 16
 """Bytes read of a reply with a status other than 200."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_FULL_S = 0.1  # between attempts to open a file
 _KEPT_S = 4.0
 """Idle time of a connection, below the 5 s of common servers."""
 
@@ -59,15 +63,15 @@ class Connections:
         limit: int,
         timeout_s: float | None = None,
     ) -> HttpReply:
-        """The reply, at most `limit` bytes within `timeout_s`, to `body` as JSON or none. Raises Unanswered and
-        BadReply."""
+        """The reply, at most `limit` bytes within `timeout_s`, to `body` as JSON or none; waits for a file descriptor
+        if this process has none left. Raises Unanswered and BadReply."""
         if self._session is None:
             self._session = self._opened()  # only now, in the loop that uses it
         sent = None if body is None else orjson.dumps(body)
         until = asyncio.timeout(timeout_s)
         try:
-            async with until, self._session.request(method, url, data=sent, allow_redirects=False) as answer:
-                return await _read(answer, limit)
+            async with until:
+                return await _answered(self._session, method, url, sent, limit)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
             raise Unanswered(f"no answer within {timeout_s or 0:g} s" if until.expired() else _line(error)) from None
 
@@ -77,6 +81,7 @@ class Connections:
             self._session = None
 
     def _opened(self) -> aiohttp.ClientSession:
+        _raise_file_limit()
         keepalive = {"keepalive_timeout": _KEPT_S} if self._keep else {"force_close": True}
         connector: aiohttp.BaseConnector
         if self._socket is not None:
@@ -94,9 +99,28 @@ class Connections:
 
 
 @cache
+def _raise_file_limit() -> None:
+    """Allow this process as many open files as it may have: each request has its own connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS reports more than it allows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@cache
 def _certificates() -> ssl.SSLContext:
     """Cached: loading takes about 20 ms."""
     return ssl.create_default_context(cafile=certifi.where())
+
+
+async def _answered(session: aiohttp.ClientSession, method: str, url: str, sent: bytes | None, limit: int) -> HttpReply:
+    while True:
+        try:
+            async with session.request(method, url, data=sent, allow_redirects=False) as answer:
+                return await _read(answer, limit)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        await asyncio.sleep(_FULL_S)
 
 
 def _line(error: Exception) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -639,3 +642,29 @@ def test_a_key_that_an_endpoint_echoes_is_in_no_message(
     assert not [piece for piece in ("3cret", "key+", "0123", "0073", "0033") if piece in str(refused.value)]
     assert all(headers["authorization"] == f"Bearer {KEY}" for headers in server.headers)
     assert KEY not in repr(engine.limits)
+
+
+CONCURRENT = """
+import asyncio, resource, sys
+from palimpsest.http_connections import Connections
+
+async def main():
+    service = Connections(keep=False)
+    replies = await asyncio.gather(*(service.ask("GET", sys.argv[1], limit=1 << 20) for _ in range(80)))
+    await service.close()
+    print({reply.status for reply in replies}, resource.getrlimit(resource.RLIMIT_NOFILE))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "after"), [("ulimit -n 50", (50, 50)), ("ulimit -Sn 50; ulimit -Hn 200", (200, 200))]
+)
+def test_requests_beyond_the_limit_of_open_files_wait_and_the_soft_limit_is_raised(
+    limit: str, after: tuple[int, int]
+) -> None:
+    with endpoint_server(Server(takes="chat", delay=0.3)) as server:
+        words = shlex.join([sys.executable, "-c", CONCURRENT, f"{server.url}/models"])
+        done = subprocess.run(["bash", "-c", f"{limit}; exec {words}"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split(maxsplit=1) == ["{200}", f"{after}\n"], done.stderr
