@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -94,9 +95,18 @@ def redacted(text: str, *secrets: str | None) -> str:
     ('you sent Bearer (redacted)', '(redacted), (redacted)')
     """
     for secret in filter(None, secrets):
-        forms = (rf"\\{{0,4}}(?:{re.escape(c)}|(?i:u00{ord(c):02x}|%{ord(c):02x}))" for c in secret)
-        text = re.sub("".join(forms), _HIDDEN, text)
+        if (form := _form_of(secret)).search(text):
+            text = re.sub(r"\\{0,4}" + form.pattern, _HIDDEN, text)
     return text
+
+
+@lru_cache(maxsize=16)
+def _form_of(secret: str) -> re.Pattern[str]:
+    """Matches a secret from its first character on. Each alternative begins with one letter, for which `re` searches
+    fast: a tenth of the time of a pattern that begins with optional backslashes."""
+    either = (re.sub("[a-f]", lambda digit: f"[{digit[0]}{digit[0].upper()}]", f"{ord(c):02x}") for c in secret)
+    forms = (f"(?:{re.escape(c)}|u00{code}|U00{code}|%{code})" for c, code in zip(secret, either, strict=True))
+    return re.compile(r"\\{0,4}".join(forms))
 
 
 def error_in_reply(answer: Any, *secrets: str | None) -> str | None:

@@ -231,7 +231,7 @@ def test_spans_cut_the_calls_out_of_the_reply() -> None:
         ("", "expected a JSON object, found nothing"),
         ("search(query='Oslo')", 'expected a JSON object, found "search(query='),
         (f"[{SEARCH}]", "expected a JSON object"),
-        (f"{SEARCH} {PRUNE}", "after the JSON of a call stands"),
+        (f"{SEARCH} {PRUNE}", "there is text after the JSON of a call: "),
         (SEARCH[:-1], "a bracket is not closed"),
         (SEARCH[:36], "a string is not closed"),
         ('{"name": "search" "arguments": {}}', "expecting ',' delimiter at character 18"),

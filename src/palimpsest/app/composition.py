@@ -253,15 +253,19 @@ class OpenAgent:
     roles: OpenRoles
     speculation: Speculation | None = None
 
+    def fitted_to(self, problem: Problem) -> PolicyConfig:
+        """The configuration of its policy with options for the problem."""
+        window = self.engine.sampler.max_context
+        return fitted(self.config.policy, problems=[problem], codec=self.engine.codec, max_context=window)
+
     def policy_for(self, problem: Problem, most: int | None = None) -> MemoryPolicy:
         """Its policy, fitted to the problem; an answer has at most `most` tokens. Raises ConfigError or DataError if it
         does not fit."""
-        window = self.engine.sampler.max_context
-        chosen = fitted(self.config.policy, problems=[problem], codec=self.engine.codec, max_context=window)
+        chosen = self.fitted_to(problem)
         if most is not None and "answer_tokens" in options_of(policy_class(chosen.name)):
             chosen = _with(chosen, answer_tokens=min(most, _value(chosen, "answer_tokens")))
         policy = build_policy(chosen)
-        admit_all(policy, [problem], self.engine.codec, window)
+        admit_all(policy, [problem], self.engine.codec, self.engine.sampler.max_context)
         return policy
 
     async def play(self, problem: Problem, policy: MemoryPolicy, name: Key, **how: Any) -> Trajectory:

@@ -259,7 +259,7 @@ def _read_json(reader: _CallReader, outer: int, inner: int, closing: re.Match[st
     value, end = reader.value(_skip(reader.text, inner), closing.start())
     rest = _skip(reader.text, end)
     if rest < closing.start():
-        raise Unreadable(f"after the JSON of a call stands {shown(reader.text[rest : closing.start()])}")
+        raise Unreadable(f"there is text after the JSON of a call: {shown(reader.text[rest : closing.start()])}")
     reader.add_value(value, outer, closing.end())
 
 

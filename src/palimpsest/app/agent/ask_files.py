@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from palimpsest.app.agent.play import Episode, in_words
-from palimpsest.app.composition import OpenAgent, fitted, options_line, with_agent
+from palimpsest.app.composition import OpenAgent, options_line, with_agent
 from palimpsest.app.config_resolution import Agent, Recipe, Remote, model_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import CallObjects, as_folder
@@ -211,9 +211,7 @@ async def _answer(
     sections = len(getattr(prepared, "chunks", ()))
     if agent.engine.limits.endpoint is None and unknown_to_bundled(codec.vocab_size, [document.text]):
         progress.message(Note("unknown_to_bundled"))
-    window = agent.engine.sampler.max_context
-    chosen = fitted(agent.config.policy, problems=[problem], codec=codec, max_context=window)
-    progress.message(options_line(chosen))
+    progress.message(options_line(agent.fitted_to(problem)))
     with progress.count("sections", max(sections, 1)) as tick:
         changes, left = MemoryChanges(codec, sections), iter(range(sections))
 

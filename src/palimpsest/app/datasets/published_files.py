@@ -118,8 +118,8 @@ def _in_time(name: str, out: Path) -> Path:
             done.set_exception(error)
 
     Thread(target=work, daemon=True).start()
-    begun = chain(out.parent.rglob(out.name), out.parent.rglob("*.incomplete"))  # the latter of the hub's client
-    if wait([done], timeout=_PATIENCE).not_done and not any(file.stat().st_size for file in begun):
+    started = chain(out.parent.rglob(out.name), out.parent.rglob("*.incomplete"))  # the latter of the hub's client
+    if wait([done], timeout=_PATIENCE).not_done and not any(file.stat().st_size for file in started):
         raise DataError(f"{name}: too slow, no reply in {_PATIENCE:.0f} s; download it elsewhere")
     return done.result()
 
