@@ -52,6 +52,7 @@ from palimpsest.errors import ModelError
 
 
 VARIANTS = 64  # compiled forms of one function; one model's steps reach torch's default limit of 8
+ONE_KERNEL = {"BACKEND": "TRITON"}  # else torch decodes under 128 queries: the probe's kernel would not be a step's
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -95,10 +96,9 @@ def block_mask(exits: Tensor, places: Tensor, depths: Tensor | None = None, wind
 
 def flex(query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float | None = None) -> Tensor:
     """[1, Q, H, D] attention of `query` [1, H, Q, D] on `key` and `value` [1, G, T, D]."""
-    grouped = query.shape[1] != key.shape[1]
-    attention = _compiled()[1]
+    options = {"block_mask": blocks, "scale": scale, "kernel_options": ONE_KERNEL}
     with dynamo.patch(recompile_limit=VARIANTS):
-        result: Tensor = attention(query, key, value, block_mask=blocks, scale=scale, enable_gqa=grouped)
+        result: Tensor = _compiled()[1](query, key, value, enable_gqa=query.shape[1] != key.shape[1], **options)
     return result.transpose(1, 2)
 
 
