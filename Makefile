@@ -12,11 +12,11 @@ LOCKED ?=
 EDITABLE := $(if $(LOCKED),--no-deps --no-build-isolation) --editable
 # Processes for the fast tests. Not `auto`: inside a container it counts the cores of the whole machine.
 WORKERS ?= 2
-# Device of test-gpu: cuda, or cpu for tiny sizes. It uses the active environment, or PYTHON=; install torch with CUDA first.
+# Device of test-gpu and gpu-session: cuda, or cpu for tiny sizes. It uses the active environment, or PYTHON=; install torch with CUDA first.
 DEVICE ?= cuda
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),python3,$(PYTHON))
 
-.PHONY: install install-dev quickstart test test-slow test-readme test-gpu test-all lint docs docs-tables clean
+.PHONY: install install-dev quickstart test test-slow test-readme test-gpu gpu-session test-all lint docs docs-tables clean
 
 install: $(VENV)/.installed          ## palimpsest into .venv
 
@@ -53,6 +53,9 @@ test-readme: install-dev             ## the README's commands and example, and t
 
 test-gpu:                            ## GPU tests, in ten minutes; DEVICE=cpu runs tiny sizes
 	$(GPU_PYTHON) scripts/gpu_tests.py --device $(DEVICE)
+
+gpu-session:                         ## figures of one GPU of 80 GB, in nine minutes
+	$(GPU_PYTHON) scripts/gpu_session.py --device $(DEVICE)
 
 test-all: test test-slow test-readme ## everything
 
