@@ -176,10 +176,9 @@ class Session:
         """A planning.model_shape.ModelShape; on a CPU a tiny one."""
         from palimpsest.planning.model_shape import KNOWN, ModelShape
 
-        if not self.cuda:
-            return ModelShape(2, 64, 64, 32, 128, 4096, True, 0, 2)
-        known = KNOWN | {"0.5B": ModelShape(24, 896, 896, 128, 4864, 151_936, True, 0, 2)}
-        return known[name]
+        if self.device == "cpu":
+            return ModelShape(2, 64, 64, 32, 128, 4096, True, 256, 2)
+        return (KNOWN | {"0.5B": ModelShape(24, 896, 896, 128, 4864, 151_936, True, 2944, 2)})[name]
 
     def build(self, shape: Any) -> Any:
         """A Qwen of random weights, on the device."""
@@ -199,7 +198,7 @@ class Session:
             tie_word_embeddings=shape.tied,
         )
         loader: Any = AutoModelForCausalLM
-        dtype = torch.bfloat16 if self.cuda else torch.float32
+        dtype = torch.float32 if self.device == "cpu" else torch.bfloat16
         with torch.device(self.device):
             torch.manual_seed(0)
             return loader.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
@@ -228,9 +227,9 @@ def operations(shape: Any, batch: Any) -> tuple[float, float, float]:
     first = rest = head = 0.0
     for forest in build_forests(batch.segments, 1 << 20, 1 << 20):
         places, wanted, paths = forest.physical_tokens, len(forest.places), forest.positions + 1
-        kv = 2 * shape.width * shape.kv
-        first += (shape.layers - 1) * (2 * shape.layer * places + 4 * shape.query * float(paths.sum()))
-        rest += 2 * kv * places + 2 * (shape.layer - kv) * wanted + 4 * shape.query * float(paths[forest.places].sum())
+        kv, matrices = 2 * shape.width * shape.kv, shape.layer - shape.extra
+        first += (shape.layers - 1) * (2 * matrices * places + 4 * shape.query * float(paths.sum()))
+        rest += 2 * kv * places + 2 * (matrices - kv) * wanted + 4 * shape.query * float(paths[forest.places].sum())
         head += 2 * shape.head * wanted
     return first + rest + head, first, head
 
@@ -278,7 +277,7 @@ def attention(s: Session) -> None:
     s.add("attention, forward and backward", seconds * 1e3, "ms")
     s.add("attention rate", 12 * heads * size * float((forest.positions + 1).sum()) / seconds / 1e12, "TFLOP/s")
     for way, results in (("attention", found), ("dense mask", computed(dense, torch.bfloat16))):
-        names = ("output", "gradient of queries", "of keys", "of values")
+        names = ("output", "queries' gradient", "keys' gradient", "values' gradient")
         for name, one, wanted in zip(names, results, exact, strict=True):
             s.add(f"{way}, relative error of {name}", float((one.double() - wanted).abs().max() / wanted.abs().max()))
 

@@ -74,6 +74,22 @@ def test_limits_fill_the_session() -> None:
     assert sum(LIMITS.values()) == LIMIT_S
 
 
+@pytest.mark.parametrize("name", ["0.5B", "Qwen/Qwen3-4B", "Qwen/Qwen2.5-7B-Instruct"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_has_the_weights_of_its_shape(name: str, device: str, tmp_path: Path) -> None:
+    session = Session("sampler", device, tmp_path, Figures(tmp_path))
+    shape = session.shape(name)
+    assert sum(weight.numel() for weight in session.build(shape).parameters()) == shape.parameters
+
+
+@pytest.mark.parametrize("places", [2048, 8192, 16_384])
+@pytest.mark.parametrize("layout", ["memory_first", "section_first"])
+def test_a_batch_fills_one_forest(layout: str, places: int) -> None:
+    (forest,) = build_forests(gpu_session.batch_of(layout, places, 4096).segments, places, places)
+    assert 0.6 * places < forest.physical_tokens <= places
+    assert (forest.reuse > 2) == (layout == "section_first")
+
+
 @pytest.mark.parametrize("layout", ["memory_first", "section_first"])
 def test_operations_are_those_that_torch_counts_and_the_attended_pairs(layout: str, tmp_path: Path) -> None:
     session = Session("learner", "cpu", tmp_path, Figures(tmp_path))

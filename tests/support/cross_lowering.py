@@ -1,24 +1,24 @@
 """Compiles the attention kernels for an H100 (sm_90) without a GPU: python cross_lowering.py GUARD.so CASE
 
-Tensors are fake CUDA tensors, `GUARD` (from `build_guard`) registers an empty CUDA device with torch's CPU build, and
-Triton gets a driver that only names its target. The functions are ours, `attention.block_mask` and `attention.flex`;
-inductor lowers them and their backward pass, and ptxas assembles each kernel. Nothing is launched.
+Tensors are fake CUDA tensors, `GUARD` (from `build_guard`) registers an empty CUDA device with torch, and Triton gets a
+driver that only names its target. The functions are ours, `attention.block_mask` and `attention.flex`; inductor lowers
+them and their backward pass, and ptxas assembles each kernel. Nothing is launched.
 
 Prints a line of JSON per forest: `places`, `queries`, `gradient`, and the kernels of `mask` and `attention`, each with
 `name`, `decodes` (torch's kernel for few queries), `shared` bytes, `registers`, `spilled` bytes, `wgmma` instructions.
-Not covered: numbers, speed, what a CUDA build of torch does elsewhere.
+Works with CPU and CUDA builds of torch. Not covered: numbers, speed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import re
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ struct Guard final : impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
   Device exchangeDevice(Device) const override { return Device(DeviceType::CUDA, 0); }
   DeviceIndex deviceCount() const noexcept override { return 1; }
 };
-namespace { C10_REGISTER_GUARD_IMPL(CUDA, Guard) }
+extern "C" void guard_device() { static impl::DeviceGuardImplRegistrar mine(DeviceType::CUDA, new Guard()); }
 struct CUDAHooks : at::CUDAHooksInterface {
   CUDAHooks(at::CUDAHooksArgs) {}
   bool hasCUDA() const override { return true; }
@@ -48,7 +48,7 @@ struct CUDAHooks : at::CUDAHooksInterface {
   DeviceIndex deviceCount() const override { return 1; }
   DeviceIndex getCurrentDevice() const override { return 0; }
 };
-namespace at { REGISTER_CUDA_HOOKS(CUDAHooks) }
+namespace at { C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, REGISTRY_PREFERRED, CUDAHooks) }
 """
 
 
@@ -113,9 +113,12 @@ def pretend(guard: Path) -> Any:
     """Import torch with an H100 that can only be compiled for; returns torch."""
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(torch_folder() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(guard), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(guard), mode=ctypes.RTLD_GLOBAL)  # before a CUDA build registers its own hooks
     import torch
+    from torch._subclasses import fake_tensor
 
+    library.guard_device()  # after it has registered its guard
+    answer(fake_tensor, init_gpu_context=None)
     state = torch.zeros(16, dtype=torch.uint8)
     answer(
         torch.cuda,
@@ -190,6 +193,7 @@ def captured() -> list[dict[str, Any]]:
     from torch._inductor import config as inductor
     from torch._inductor.graph import GraphLowering
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from triton import knobs
 
     found: list[dict[str, Any]] = []
     graphs: Any = GraphLowering
@@ -205,39 +209,31 @@ def captured() -> list[dict[str, Any]]:
         return module
 
     def assemble(self: Any, config: Any) -> Any:
-        result = compile_one(self, config)
-        found.append(figures(result.kernel, self.inductor_meta["kernel_name"], self.fn.src))
+        with redirect_stdout(io.StringIO()) as said:
+            result = compile_one(self, config)
+        found.append(figures(result.kernel, self.inductor_meta["kernel_name"], self.fn.src, said.getvalue()))
         return result
 
     graphs.compile_to_module, kernels._precompile_config = to_module, assemble
     answer(kernels, _make_launchers=None)
     answer(joint, lazy_init=None)  # patterns that would be traced on the device
     answer(post, lazy_init=None)
+    knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
     functorch.force_non_lazy_backward_lowering = True
     for name, value in OFF.items():
         setattr(inductor, name, value)
     return found
 
 
-def figures(kernel: Any, name: str, source: str) -> dict[str, Any]:
-    """Of a compiled kernel; ptxas says what it needs."""
-    from triton import knobs
-
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(kernel.asm["ptx"])
-        file.flush()
-        command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null"]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    stores, registers = (re.search(pattern, said) for pattern in (r"(\d+) bytes spill stores", r"Used (\d+) registers"))
-    assert stores is not None
-    assert registers is not None
+def figures(kernel: Any, name: str, source: str, said: str) -> dict[str, Any]:
+    """Of a compiled kernel; `said` is the output of ptxas."""
+    units = {"registers": "registers", "spilled": "bytes spill stores"}
     return {
         "name": name,
         "decodes": "SPLIT_KV" in source,
         "shared": kernel.metadata.shared,
-        "registers": int(registers[1]),
-        "spilled": int(stores[1]),
         "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
+        **{figure: max(map(int, re.findall(rf"(\d+) {unit}", said))) for figure, unit in units.items()},
     }
 
 
