@@ -1,7 +1,8 @@
 """Checks of a configuration against this machine's GPUs, before a model is loaded or a process is started.
 
-Guaranteed: errors for two processes on one GPU, and for a process that exceeds its GPU (planning/cost.py); a warning
-for idle GPUs. Each names the overrides to type.
+Guaranteed: errors for two processes on one GPU, and for weights and optimizer state that exceed one; warnings for
+processes that exceed their GPU with activations and buffers, which planning/cost.py computes from unmeasured constants,
+and for idle GPUs. Each names the overrides to type.
 Not covered: memory of the embedded sampler's cache and of other programs; GPUs of other machines, which count as equal
 to this one's; custom engines.
 """
@@ -18,7 +19,7 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm.server_process import on_cpu
 from palimpsest.errors import ConfigError
 from palimpsest.models.model_folder import adapters_of, open_model, stored_dtype
-from palimpsest.planning.cost import ADAPTER, ROOM, faults, memory_of, with_keys
+from palimpsest.planning.cost import ADAPTER, ROOM, bytes_per_weight, faults, memory_of, with_keys
 from palimpsest.planning.hardware import DEVICES, Hardware
 from palimpsest.planning.model_shape import ModelShape, shape_of
 
@@ -37,17 +38,13 @@ def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
 
 
 def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
-    """Warnings about idle GPUs. Raises ConfigError for a GPU that two processes would share or that is too small.
-
-    For engine.name=embedded and ray.
-    """
+    """See `Use.check`; for engine.name=embedded and ray."""
     gpus = compute.memories()
     if not gpus:
         return []
-    folder, weights = open_model(adapters_of(model_path(config.model))[1])
-    shape = replace(shape_of(str(folder)), weights=weights)
+    folder, _ = open_model(adapters_of(model_path(config.model))[1])
     unplaced = is_served(config, objective) and not config.sampler.devices and not config.sampler.urls
-    return Use.of(config, objective, gpus, cpu_servers=unplaced and on_cpu()).check(shape)
+    return Use.of(config, objective, gpus, cpu_servers=unplaced and on_cpu()).check(shape_of(str(folder)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,7 @@ class Use:
         cls, config: RunConfig, objective: Objective | None, gpus: Mapping[str, int], *, cpu_servers: bool = False
     ) -> Use:
         """`cpu_servers`: vLLM is its CPU build."""
-        settings, names = config.sampler, list(gpus)
-        serving: list[str] = []
+        settings, names, serving = config.sampler, list(gpus), list[str]()
         if is_served(config, objective) and not settings.urls:
             serving = [str(device) for device in settings.devices]
             if not serving and not cpu_servers:
@@ -86,47 +82,39 @@ class Use:
             learning = [] if device == "cpu" else names[number : number + 1]
         return cls(config, objective, gpus, learning, serving)
 
-    @property
-    def shares(self) -> bool:
-        """True if servers sleep while the learner uses their GPUs, or if one server shares the learner's GPU by an
-        explicit sampler.gpu_memory_utilization."""
-        if takes_turns(self.config):
-            return True
-        alone = len(self.serving) == 1 and self.config.engine.name == "embedded"
-        return alone and self.serving[0] in self.learning and "gpu_memory_utilization" in self.config.sampler.changed()
-
     def check(self, shape: ModelShape) -> list[str]:
-        """Warnings. Raises ConfigError for a GPU that two processes would share or that is too small."""
+        """Warnings. Raises ConfigError for a GPU that two processes would share, or that the state exceeds."""
         joined = self.config.cluster.address is not None  # Ray assigns the GPUs of all machines
         if not joined:
-            self.check_shared()
-        self.check_memory(shape)
-        return [] if joined else self.idle()
+            self._check_shared()
+        return [*self._check_memory(shape), *([] if joined else self._idle())]
 
-    def check_shared(self) -> None:
-        """Raise ConfigError if servers would use a GPU that is already taken."""
-        settings = self.config.sampler
+    def _check_shared(self) -> None:
+        """Raise ConfigError if servers would use a GPU that is already taken: they share one only in turns, or one
+        server with a process by an explicit sampler.gpu_memory_utilization."""
+        settings, ray = self.config.sampler, self.config.engine.name == "ray"
         twice = [name for name in self.serving if name in self.learning or self.serving.count(name) > 1]
-        if not twice or self.shares:
+        alone = len(self.serving) == 1 and not ray and "gpu_memory_utilization" in settings.changed()
+        if not twice or takes_turns(self.config) or alone:
             return
         other = "the learner has" if twice[0] in self.learning else "another server has"
         message = f"sampler.devices={list(settings.devices)}: a server would take GPU {twice[0]}, which {other}"
         needed = settings.servers * settings.tensor_parallel_size
-        left = [name for name in self.gpus if self.config.engine.name == "ray" or name not in self.learning]
-        if len(left) >= needed and len(left[-needed:]) + len(self.learning) <= len(self.gpus):
-            raise ConfigError(f"{message}; add 'sampler.devices=[{','.join(left[-needed:])}]'")
-        fewer = "lower cluster.learners, or " if self.config.engine.name == "ray" else ""
+        left = [name for name in self.gpus if ray or name not in self.learning][-needed:]
+        if len(left) == needed and needed + len(self.learning) <= len(self.gpus):
+            raise ConfigError(f"{message}; add 'sampler.devices=[{','.join(left)}]'")
         share = "sampler.gpu_memory_utilization=0.4" if needed == 1 else "sampler.servers=1"
         if by_ray(self.config, self.objective):
             share = f"cluster.placement=colocated sampler.servers={len(self.learning) // settings.tensor_parallel_size}"
+        fewer = "lower cluster.learners, or " if ray else ""
         raise ConfigError(
             f"{message}, and this machine has {len(self.gpus)}; {fewer}add {share}, or sampler.name=embedded"
         )
 
-    def check_memory(self, shape: ModelShape) -> None:
-        """Raise ConfigError if a process exceeds its GPU."""
+    def _check_memory(self, shape: ModelShape) -> list[str]:
+        """Warnings about processes that exceed their GPU. Raises ConfigError if the state of the weights alone does."""
         if not (found := self._faults(self.config, shape)):
-            return
+            return []
         half = self.config.engine.micro_batch_tokens // 2  # type: ignore[union-attr]
         changes = {"model.gradient_checkpointing": True, "engine.micro_batch_tokens": half, ADAPTER: 16}
         ways = [f"--gpus {len(self.gpus)}"] if len(self.gpus) > 1 and self.objective == "policy" else []
@@ -135,18 +123,25 @@ class Use:
                 ways.append(f"{key}={str(value).lower()}")
         size = f"{shape.parameters / 1e9:.1f} billion weights"
         fix = " or ".join(ways) or "a smaller model, or more GPUs"
-        raise ConfigError(f"model.path={self.config.model.path} ({size}): {'; '.join(found)}; use {fix}")
+        message = f"model.path={self.config.model.path} ({size}): {'; '.join(found)}; use {fix}"
+        if shape.parameters * bytes_per_weight(self.config, self.objective) > self._smallest:
+            raise ConfigError(message)
+        return [f"memory may run out, as computed from unmeasured constants: {message}"]
+
+    @property
+    def _smallest(self) -> int:
+        """Bytes of the smallest GPU of the learner."""
+        return min((self.gpus[name] for name in self.learning), default=0)
 
     def _faults(self, config: RunConfig, shape: ModelShape) -> list[str]:
-        smallest = min((self.gpus[name] for name in self.learning), default=0) / 1e9
-        if not smallest:
+        if not self._smallest:
             return []
-        hardware = Hardware(replace(DEVICES["h100"], memory_gb=smallest), len(self.gpus))
+        hardware = Hardware(replace(DEVICES["h100"], memory_gb=self._smallest / 1e9), len(self.gpus))
         memory = memory_of(config, shape, hardware, self.objective)
-        alone = {"learner": {**memory["learner"], "limit": ROOM * smallest}}
+        alone = {"learner": {**memory["learner"], "limit": ROOM * self._smallest / 1e9}}
         return faults(memory if self.serving else alone)
 
-    def idle(self) -> list[str]:
+    def _idle(self) -> list[str]:
         """Warnings about idle GPUs and sampling on CPUs; [] for a small model that needs no more."""
         count, messages = len({*self.learning, *self.serving}), list[str]()
         if not self.objective or self.config.model.path in SHIPPED:

@@ -1,10 +1,11 @@
-"""Chooses where learner and samplers run: the fastest candidate layout that fits, around the user's own keys.
+"""Chooses where learner and samplers run: the fastest layout that fits, around the user's own keys.
 
-A candidate is a mapping of configuration keys. It is valid if it contradicts no key of the user's, every process fits
-its memory (planning/cost.py), and the configuration accepts it. To add a layout, add a function to `CANDIDATES`.
+A layout is a mapping of configuration keys. It is valid if it contradicts no key of the user's, every process fits its
+memory (planning/cost.py), and the configuration accepts it. To add one, add it to `candidates`.
 
-Guaranteed: every GPU of a plan has work; a key of the user's never changes; a recipe that trains all weights never
-becomes one of adapters; the same input gives the same plan.
+Guaranteed: every GPU of a plan has work; ranks and servers on different GPUs have whole machines where there are
+several; a key of the user's never changes; a recipe that trains all weights never becomes one of adapters; the same
+input gives the same plan.
 Not covered: `sampler.urls`; memory of machines with cpu_offload.
 """
 
@@ -34,7 +35,7 @@ REASONS = {
     "sampler.name": "vllm decodes many sequences at once",
     "cluster.placement": "servers sleep while the ranks learn on the same GPUs",
     "sampler.servers": "vLLM servers",
-    "sampler.devices": "GPUs of the servers; the learner has the others",
+    "sampler.devices": "GPUs of the servers",
     "sampler.tensor_parallel_size": "GPUs per server",
     "sampler.gpu_memory_utilization": "share of the GPU for the server",
     "train.max_off_policy_steps": "the servers sample the next batch while the ranks learn",
@@ -73,51 +74,35 @@ class LayoutTask:
         return all(self.given.get(key, value) == value for key, value in keys.items())
 
 
-# ---- Candidates --------------------------------------------------------------------------------------------------
+# ---- Layouts -----------------------------------------------------------------------------------------------------
 
 
-def one_gpu(job: LayoutTask) -> Iterator[Keys]:
-    """One process, or one with a server on the same GPU."""
-    if job.hardware.total == 1:
-        yield {"engine.name": "embedded", "sampler.name": "embedded"}
-        served = {"engine.name": "embedded", "sampler.name": "vllm", "sampler.servers": 1}
-        yield from ({**served, "sampler.gpu_memory_utilization": share} for share in SHARES)
-
-
-def split(job: LayoutTask) -> Iterator[Keys]:
-    """Ranks and vLLM servers on other GPUs; at the same time, or one after the other."""
-    count, overlap = job.hardware.count, overlapping(job.config)
-    for size in _widths(job):
-        for servers in range(1, (job.hardware.total - 1) // size + 1):
-            serving = size * servers
-            learners = job.hardware.total - serving
-            ranks = {"engine.name": "ray", "cluster.learners": learners, "cluster.gpus_per_learner": 1}
-            layout = dict[str, Any](ranks if learners > 1 else {"engine.name": "embedded"})
-            layout |= {"sampler.name": "vllm", "sampler.servers": servers, "sampler.tensor_parallel_size": size}
-            if learners == 1 or "sampler.devices" in job.given:  # otherwise Ray assigns them
-                if serving + (learners == 1) > count:
-                    continue
+def candidates(job: LayoutTask) -> Iterator[dict[str, Any]]:
+    """Layouts that give work to all GPUs."""
+    total, count, vllm = job.hardware.total, job.hardware.count, {"sampler.name": "vllm"}
+    if total == 1:  # one process, or one with a server on the same GPU
+        alone = {"engine.name": "embedded"}
+        yield {**alone, "sampler.name": "embedded"}
+        yield from (
+            {**alone, **vllm, "sampler.servers": 1, "sampler.gpu_memory_utilization": share} for share in SHARES
+        )
+    ranks: dict[str, Any] = {"engine.name": "ray", "cluster.gpus_per_learner": 1, **vllm}
+    turns = {"cluster.placement": "colocated", "train.max_off_policy_steps": 0}
+    placed, sized = job.given.get("sampler.devices"), {"cluster.learners", "sampler.servers"} & {*job.given}
+    whole = count if job.hardware.machines > 1 and not placed and not sized else 1
+    for size in (1, 2, 4, 8):  # GPUs of a server: on one machine, with whole heads of keys and values on each
+        if count % size or job.shape.kv_heads % size:
+            continue
+        width = {"sampler.tensor_parallel_size": size}
+        if not placed:
+            yield {**ranks, **turns, **width, "cluster.learners": total, "sampler.servers": total // size}
+        for serving in range(size, total if not placed else min(total, count + 1), size):
+            layout = {**ranks, **width, "cluster.learners": total - serving, "sampler.servers": serving // size}
+            if placed:  # otherwise Ray assigns them
                 layout["sampler.devices"] = list(range(count - serving, count))
-            yield layout
-            if overlap is not None:
-                yield {**layout, **overlap}
-
-
-def in_turns(job: LayoutTask) -> Iterator[Keys]:
-    """Ranks on all GPUs, and servers on the same ones, which sleep while the ranks learn."""
-    ranks = {"engine.name": "ray", "cluster.learners": job.hardware.total, "cluster.placement": "colocated"}
-    ranks |= {"cluster.gpus_per_learner": 1, "train.max_off_policy_steps": 0}
-    for size in _widths(job) if job.hardware.total > 1 and not job.given.get("sampler.devices") else ():
-        servers = {"sampler.servers": job.hardware.total // size, "sampler.tensor_parallel_size": size}
-        yield {**ranks, "sampler.name": "vllm", **servers}
-
-
-def _widths(job: LayoutTask) -> list[int]:
-    """GPUs that a server can use: on one machine, with whole heads of keys and values on each."""
-    return [size for size in (1, 2, 4, 8) if not job.hardware.count % size and not job.shape.kv_heads % size]
-
-
-CANDIDATES: tuple[Callable[[LayoutTask], Iterator[Keys]], ...] = (one_gpu, split, in_turns)
+            if not serving % whole:
+                yield layout
+                yield from () if (ahead := overlapping(job.config)) is None else [{**layout, **ahead}]
 
 
 def overlapping(config: RunConfig) -> Keys | None:
@@ -126,6 +111,11 @@ def overlapping(config: RunConfig) -> Keys | None:
         return None
     weighs = config.loss.old_logprobs == "recompute" and config.loss.importance_sampling_cap is None
     return {"train.max_off_policy_steps": 1, **({"loss.importance_sampling_cap": 2.0} if weighs else {})}
+
+
+def layouts(job: LayoutTask) -> list[Keys]:
+    """Candidates that agree with the user's keys."""
+    return [keys for keys in candidates(job) if keys.get("sampler.servers", 1) <= MOST_SERVERS and job.agrees(keys)]
 
 
 def basics(job: LayoutTask) -> Keys:
@@ -162,12 +152,6 @@ def fitting(job: LayoutTask) -> list[tuple[Keys, Estimate]]:
                 found.append((keys, cost))
                 break
     return sorted(found, key=lambda choice: choice[1].step_s)
-
-
-def layouts(job: LayoutTask) -> list[Keys]:
-    """Candidates that agree with the user's keys."""
-    found = (keys for candidate in CANDIDATES for keys in candidate(job))
-    return [keys for keys in found if keys.get("sampler.servers", 1) <= MOST_SERVERS and job.agrees(keys)]
 
 
 def best(job: LayoutTask, resolve: Callable[[Keys], RunConfig]) -> tuple[Keys, Estimate, RunConfig]:
