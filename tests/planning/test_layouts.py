@@ -14,12 +14,12 @@ from palimpsest.app.train.training_plan import TrainingPlan, hardware_for, plan_
 from palimpsest.config.load import recipe_names
 from palimpsest.engines.preflight import Use
 from palimpsest.errors import ConfigError
-from palimpsest.planning.cost import Processes
+from palimpsest.planning.cost import SERVER_GB, Processes
 from palimpsest.planning.hardware import DEVICES, Hardware, cpu
 from palimpsest.planning.layouts import REASONS
 from palimpsest.planning.model_shape import shape_of
 
-PUBLISHED = [name for name in recipe_names() if not name.endswith(("quickstart", "cold-start", "smollm2"))]
+PUBLISHED = [name for name in recipe_names() if not name.endswith(("quickstart", "cold-start", "smollm2", "0.6b"))]
 FULL = [name for name in PUBLISHED if not name.endswith("lora")]
 
 
@@ -84,6 +84,19 @@ def test_one_gpu_trains_all_weights_of_3b_in_turns_with_a_server(recipe: str, ow
 def test_4b_in_turns_needs_a_gpu_of_141_gb() -> None:
     assert plan("memagent-vime-qwen3-4b", gpus=1, gpu="h200").fits
     assert not plan("memagent-vime-qwen3-4b", gpus=1).fits
+
+
+def test_a_card_of_24_gb_trains_all_weights_of_0_6b_in_a_night() -> None:
+    made = plan("memagent-0.6b", gpus=1, gpu="4090")
+    assert (made.fits, made.config.cluster.placement, made.config.model.lora) == (True, "colocated", None)
+    assert made.estimate.step_s * made.config.train.max_steps < 12 * 3600
+    assert made.config.policy.options["layout"] == "section_first"
+    window, shape = made.config.sampler.max_model_len, shape_of("Qwen/Qwen3-0.6B")
+    assert window is not None
+    free = made.estimate.memory_gb["server"]["limit"] - 2 * shape.parameters / 1e9 - SERVER_GB
+    assert window * shape.kv_bytes / 1e9 < free  # vLLM needs room for one whole window
+    for gpus, nodes in ((8, 1), (8, 2)):
+        assert plan("memagent-0.6b", gpus=gpus, nodes=nodes).fits
 
 
 def test_one_gpu_trains_all_weights_of_a_small_model() -> None:

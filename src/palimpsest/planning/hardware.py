@@ -44,7 +44,7 @@ DEVICES = {
     "a100-80": Device("a100-80", 80, 312, 2.0),
     "a100-40": Device("a100-40", 40, 312, 1.55),
     "l40s": Device("l40s", 48, 362, 0.86),
-    "rtx4090": Device("rtx4090", 24, 165, 1.0),
+    "4090": Device("4090", 24, 165, 1.0),
 }
 """NVIDIA's data sheets (SXM modules), without sparsity."""
 _CORE = Device("cpu", 0, 0.12, 0.02)

@@ -31,9 +31,9 @@ _TRIES = 8  # layouts that the configuration may reject before its error is rais
 REASONS = {
     "engine.name": "ray divides weights and optimizer state among ranks; embedded uses one GPU",
     "cluster.learners": "ranks; with these, sampling and learning together take least time",
+    "cluster.placement": "servers sleep while the ranks learn on the same GPUs",
     "cluster.gpus_per_learner": "without GPUs the run stops, instead of computing on CPUs",
     "sampler.name": "vllm decodes many sequences at once",
-    "cluster.placement": "servers sleep while the ranks learn on the same GPUs",
     "sampler.servers": "vLLM servers",
     "sampler.devices": "GPUs of the servers",
     "sampler.tensor_parallel_size": "GPUs per server",
@@ -66,7 +66,7 @@ class LayoutTask:
 
     def changing(self, keys: Keys) -> dict[str, Any]:
         """`keys` without the user's and those that are the recipe's."""
-        own = {key: value for key, value in keys.items() if key not in self.given}
+        own = {key: keys[key] for key in REASONS if key in keys and key not in self.given}
         return {key: value for key, value in own.items() if with_keys(self.recipe, {key: value}) != self.recipe}
 
     def agrees(self, keys: Keys) -> bool:
@@ -97,7 +97,12 @@ def candidates(job: LayoutTask) -> Iterator[dict[str, Any]]:
         if not placed:
             yield {**ranks, **turns, **width, "cluster.learners": total, "sampler.servers": total // size}
         for serving in range(size, total if not placed else min(total, count + 1), size):
-            layout = {**ranks, **width, "cluster.learners": total - serving, "sampler.servers": serving // size}
+            layout: dict[str, Any] = {
+                **ranks,
+                **width,
+                "cluster.learners": total - serving,
+                "sampler.servers": serving // size,
+            }
             if placed:  # otherwise Ray assigns them
                 layout["sampler.devices"] = list(range(count - serving, count))
             if not serving % whole:
@@ -182,9 +187,9 @@ def nearest(job: LayoutTask) -> list[str]:
         fits = key not in job.given and fitting(changed)
         if fits and (key == ADAPTER or "cluster.learners" in fits[0][0]):
             found.append(f"{key}={str(value).lower()}")
-    for total in (2, 4, 8, 16, 32, 64):
+    for total in (1, 2, 4, 8, 16, 32, 64):
         larger = Hardware(job.hardware.device, min(8, total), max(1, total // 8))
-        if total > job.hardware.total and fitting(replace(job, hardware=larger)):
+        if total >= job.hardware.total and fitting(replace(job, hardware=larger)):
             return [*found, f"--gpus {larger.count} --nodes {larger.machines}"]
     return found
 
