@@ -13,8 +13,9 @@ import pytest
 from palimpsest.app.config_resolution import Agent
 from palimpsest.config.load import load_recipe
 from palimpsest.engines.embedded import compute, engine
+from palimpsest.engines.embedded.model_loading import with_dtype
 from palimpsest.engines.open import check_engine, open_engine
-from palimpsest.engines.preflight import Use, with_dtype
+from palimpsest.engines.preflight import Use
 from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm import server_process
 from palimpsest.errors import ConfigError
@@ -108,11 +109,11 @@ def test_gpus_that_stay_idle_are_a_warning_with_what_uses_them() -> None:
         (["sampler.servers=2"], 8, "which the learner has; add 'sampler.devices=[6,7]'"),
         (["model.device=cuda:7", "sampler.devices=[7]"], 8, "a server would take GPU 7, which the learner has"),
         (["model.device=cpu", "sampler.servers=2"], 8, "which another server has; add 'sampler.devices=[6,7]'"),
-        ([], 1, "and this machine has 1; add sampler.gpu_memory_utilization=0.4, or sampler.name=embedded"),
+        ([], 1, "this machine has 1: add --gpus 1, or sampler.name=embedded"),
         (
             ["engine.name=ray", "cluster.learners=8"],
             8,
-            "and this machine has 8; lower cluster.learners, or add cluster.placement=colocated sampler.servers=8, or",
+            "this machine has 8: add --gpus 8, or sampler.name=embedded",
         ),
         (
             ["engine.name=ray", "cluster.learners=7", "sampler.servers=2"],

@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from palimpsest.config.engine import AdapterConfig
 from palimpsest.config.schema import RunConfig, by_ray, is_served, takes_turns
 from palimpsest.engines.protocol import Objective, kv_bytes, kv_rows
 from palimpsest.planning.hardware import Hardware
@@ -272,15 +271,3 @@ def faults(memory: Memory) -> list[str]:
         for phase, gb in phases.items()
         if gb > phases["limit"] and gb == max(phases.values())
     ]
-
-
-def with_keys(config: Any, keys: Keys) -> Any:
-    """`config` with changed values, unchecked: for estimates only."""
-    for key, value in keys.items():
-        name, _, rest = key.partition(".")
-        if rest:
-            held = config[name] if isinstance(config, dict) else getattr(config, name)
-            value = with_keys(AdapterConfig() if held is None else held, {rest: value})
-        value = tuple(value) if isinstance(value, list) else value
-        config = {**config, name: value} if isinstance(config, dict) else config.model_copy(update={name: value})
-    return config

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from palimpsest.config.engine import MOST_SERVERS, top_p_gap
+from palimpsest.config.keys import with_keys
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import policy_class
-from palimpsest.planning.cost import ADAPTER, Estimate, Keys, estimate, excess, with_keys
+from palimpsest.planning.cost import ADAPTER, Estimate, Keys, estimate, excess
 from palimpsest.planning.hardware import Hardware
 from palimpsest.planning.model_shape import ModelShape
 from palimpsest.planning.workload import ProblemSizes, workload

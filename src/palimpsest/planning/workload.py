@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,34 +72,29 @@ class ProblemSizes:
 
 
 class PlannedRow(NamedTuple):
-    """Mean tokens of one row of an episode."""
+    """Mean tokens of one row of an episode: of the prompt, `shared` in all rollouts of the group and `own`, and of the
+    reply, with its entropy in nats."""
 
     shared: float
-    """Prefix that is equal in all rollouts of the group."""
     own: float
-    """Rest of the prompt."""
     sampled: float
     nats: float
-    """Entropy of the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Tokens of a step over all rollouts."""
+    """Tokens of a step over all rollouts: `prompt` counts prefixes per turn, `computed_prompt` what a sampler with a
+    prefix cache computes, `logical` all of trained rows, `distinct` what the learner computes of them."""
 
     episodes: float
     """Played ones, those of replaced groups included."""
     prompt: float
-    """Prompts, prefixes counted per turn."""
     computed_prompt: float
-    """Prompt tokens that a sampler with a prefix cache computes."""
     sampled: float
     rows: float
     """Number of trained rows."""
     logical: float
-    """Tokens of trained rows."""
     distinct: float
-    """Tokens that the learner computes."""
     trained: float
     """Tokens with a gradient."""
     context: float
@@ -210,26 +205,30 @@ def problem_sizes(config: RunConfig, chunks: int | None = None) -> ProblemSizes:
     def size(text: str) -> int:
         return len(codec.encode(text)) if codec else math.ceil(len(text) / CHARACTERS)
 
-    files = [Path(name) for name in listed(config.data.train_files) if name not in GENERATED]
     problems: Sequence[Problem] = ()
-    missing = [file.name for file in files if not file.exists()]
-    if missing:
+    files = [Path(name) for name in listed(config.data.train_files) if name not in GENERATED]
+    if missing := [file.name for file in files if not file.exists()]:
         document, questions = PUBLISHED.get(missing[0], HOTPOT)
         document = config.data.documents * PARAGRAPH if config.data.documents else document
+        question = QUESTION * questions
         assumed.append(f"{document:,} tokens per document, {questions:g} questions: {missing[0]} is not here")
     else:
         problems = _sample(config, chunks)
         document = round(fmean(size(problem.context or "") for problem in problems))
         questions = fmean(map(_questions, problems))
-    question = fmean(size(problem.question) for problem in problems) if problems else QUESTION * questions
-    pieces = 1
+        question = fmean(size(problem.question) for problem in problems)
+    pieces, texts = 1, ["", ""]
     if isinstance(policy, OverwritePolicy):
         document = min(document, policy.chunk_size * (policy.max_chunks or 10**9))
         pieces = max(1, math.ceil(document / policy.chunk_size))
         if codec and problems:
             pieces = max(1, round(fmean(len(policy.chunks(codec.encode(p.context or ""), codec)) for p in problems)))
-    literals = _literals(policy, size)
-    return ProblemSizes(question, document, pieces, questions, HOPS if files else 1, literals, tuple(assumed))
+        texts = [getattr(policy.texts, name) for name in policy.shown_texts()]
+    elif isinstance(policy, ToolAgentPolicy):
+        schemas = [str(spec.function()) for spec in policy.specs] if policy.texts.schemas else []
+        texts[0] = "".join([*policy.messages(), *schemas])
+    first, last = (size(re.sub(r"\{\w+\}", "", text)) + CHAT for text in texts)
+    return ProblemSizes(question, document, pieces, questions, HOPS if files else 1, (first, last), tuple(assumed))
 
 
 def _sample(config: RunConfig, chunks: int | None) -> Sequence[Problem]:
@@ -247,15 +246,3 @@ def _questions(problem: Problem) -> int:
         if isinstance(golds := orjson.loads(problem.answers[0]), dict):
             return len(golds)
     return len(problem.by_question)
-
-
-def _literals(policy: MemoryPolicy, size: Callable[[str], int]) -> tuple[float, float]:
-    """See `ProblemSizes.literals`."""
-    texts = ["", ""]
-    if isinstance(policy, OverwritePolicy):
-        texts = [getattr(policy.texts, name) for name in policy.shown_texts()]
-    elif isinstance(policy, ToolAgentPolicy):
-        schemas = [str(spec.function()) for spec in policy.specs] if policy.texts.schemas else []
-        texts[0] = "".join([*policy.messages(), *schemas])
-    first, last = (size(re.sub(r"\{\w+\}", "", text)) + CHAT for text in texts)
-    return first, last
