@@ -57,13 +57,12 @@ Memory = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Cost of a step."""
+    """Cost of a step; `overlaps`: sampling and learning run at the same time."""
 
     workload: Workload
     seconds: Mapping[str, float]
     """By phase: sampling, logprobs, learning, publication."""
     overlaps: bool
-    """Sampling and learning run at the same time."""
     memory_gb: Memory
 
     @property
@@ -85,18 +84,16 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Processes of a configuration on devices."""
+    """Processes of a configuration on devices. `alone`: the learner's process samples too; `shared`: samplers are other
+    processes on the learner's devices; `share`: devices of a rank, on a CPU its threads or its part of the cores."""
 
     ranks: int
     samplers: int
     parallel: int
     """GPUs of a sampler."""
     alone: bool
-    """The learner's process samples too."""
     shared: bool
-    """Samplers are other processes on the learner's devices."""
     share: float
-    """Devices of a rank: 1; on a CPU its threads, or its part of the cores."""
 
     @classmethod
     def of(cls, config: RunConfig, objective: Objective | None, hardware: Hardware) -> Processes:
@@ -256,18 +253,18 @@ def _step_gb(config: RunConfig, shape: ModelShape) -> float:
 
 def excess(memory: Memory) -> float:
     """GB by which a process exceeds its limit; at most 0 if all fit."""
-    return max(max(gb - phases["limit"] for gb in phases.values()) for phases in memory.values())
+    return max(max(phases.values()) - phases["limit"] for phases in memory.values())
 
 
 def faults(memory: Memory) -> list[str]:
-    """Processes that exceed their limit.
+    """Processes that exceed their limit, each with its largest phase.
 
     >>> faults({"learner": {"sampling": 20, "learning": 90, "limit": 76}, "server": {"sampling": 20, "limit": 68}})
     ['learning takes 90 GB in the learner, its limit is 76 GB']
     """
+    peaks = ((process, phases, max(phases, key=phases.__getitem__)) for process, phases in memory.items())
     return [
-        f"{phase} takes {gb:.0f} GB in the {process}, its limit is {phases['limit']:.0f} GB"
-        for process, phases in memory.items()
-        for phase, gb in phases.items()
-        if gb > phases["limit"] and gb == max(phases.values())
+        f"{phase} takes {phases[phase]:.0f} GB in the {process}, its limit is {phases['limit']:.0f} GB"
+        for process, phases, phase in peaks
+        if phases[phase] > phases["limit"]
     ]

@@ -1,7 +1,7 @@
 """Chooses where learner and samplers run: the fastest layout that fits, around the user's own keys.
 
 A layout is a mapping of configuration keys. It is valid if it contradicts no key of the user's, every process fits its
-memory (planning/cost.py), and the configuration accepts it. To add one, add it to `candidates`.
+memory (planning/cost.py), and the configuration accepts it. To add one, add it to `_candidates`.
 
 Guaranteed: every GPU of a plan has work; ranks and servers on different GPUs have whole machines where there are
 several; a key of the user's never changes; a recipe that trains all weights never becomes one of adapters; the same
@@ -78,8 +78,12 @@ class LayoutTask:
 # ---- Layouts -----------------------------------------------------------------------------------------------------
 
 
-def candidates(job: LayoutTask) -> Iterator[dict[str, Any]]:
-    """Layouts that give work to all GPUs."""
+def layouts(job: LayoutTask) -> list[Keys]:
+    """Layouts that give work to all GPUs and agree with the user's keys."""
+    return [keys for keys in _candidates(job) if keys.get("sampler.servers", 1) <= MOST_SERVERS and job.agrees(keys)]
+
+
+def _candidates(job: LayoutTask) -> Iterator[Keys]:
     total, count, vllm = job.hardware.total, job.hardware.count, {"sampler.name": "vllm"}
     if total == 1:  # one process, or one with a server on the same GPU
         alone = {"engine.name": "embedded"}
@@ -117,11 +121,6 @@ def overlapping(config: RunConfig) -> Keys | None:
         return None
     weighs = config.loss.old_logprobs == "recompute" and config.loss.importance_sampling_cap is None
     return {"train.max_off_policy_steps": 1, **({"loss.importance_sampling_cap": 2.0} if weighs else {})}
-
-
-def layouts(job: LayoutTask) -> list[Keys]:
-    """Candidates that agree with the user's keys."""
-    return [keys for keys in candidates(job) if keys.get("sampler.servers", 1) <= MOST_SERVERS and job.agrees(keys)]
 
 
 def basics(job: LayoutTask) -> Keys:

@@ -1,7 +1,5 @@
-"""Shape of a decoder: its sizes from config.json, its weights counted from their names and shapes.
-
-Names and shapes come from the headers of the weight files, or from transformers' class on the meta device, which takes
-seconds to import and no memory. Models of the recipes are known, so that their plans load neither.
+"""Shape of a decoder: sizes from config.json, weights counted in the headers of its files, or in transformers' class on
+the meta device (seconds to import, no memory). Models of the recipes are known, so that their plans load neither.
 
 Guaranteed: the number of weights is exact; a token uses `top_k / experts` of the experts' weights, all of the others.
 Not covered: latent attention and sliding windows, whose keys and values count as full heads over the whole context;
@@ -39,23 +37,20 @@ from palimpsest.models.model_folder import local_folder
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder."""
+    """Sizes of a decoder. `query` and `kv`: heads times head size; `head`: weights of the output projection, as many as
+    of the embeddings; `layer`: those of the largest layer; `parameters`: all; `idle`: experts that a token doesn't use.
+    """
 
     layers: int
     width: int
     query: int
-    """Heads times head size; `kv` is the same for keys."""
     kv: int
     kv_heads: int
     head: int
-    """Weights of the output projection; the embeddings have as many."""
     tied: bool
     layer: int
-    """Weights of the largest layer."""
     parameters: int
-    """All weights."""
     idle: int = 0
-    """Weights of the experts that a token does not use."""
 
     @property
     def embeddings(self) -> int:

@@ -232,12 +232,13 @@ def problem_sizes(config: RunConfig, chunks: int | None = None) -> ProblemSizes:
 
 
 def _sample(config: RunConfig, chunks: int | None) -> Sequence[Problem]:
-    data = config.data
-    if data.train_files in GENERATED:
-        chunks = chunks or (data.curriculum.chunks[-1] if data.curriculum else None)
-        return build_source(data, config.seed, split="train").problems(step=0, count=SAMPLE, size=chunks)
-    first = data.model_copy(update={"limit": min(data.limit or SAMPLE, SAMPLE), "val_files": None})
-    return build_source(first, config.seed, split="eval").problems(step=0, count=SAMPLE)
+    data, generated = config.data, config.data.train_files in GENERATED
+    if not generated:
+        data, chunks = data.model_copy(update={"limit": min(data.limit or SAMPLE, SAMPLE), "val_files": None}), None
+    elif data.curriculum:
+        chunks = chunks or data.curriculum.chunks[-1]
+    source = build_source(data, config.seed, split="train" if generated else "eval")
+    return source.problems(step=0, count=SAMPLE, size=chunks)
 
 
 def _questions(problem: Problem) -> int:
