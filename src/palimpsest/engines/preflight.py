@@ -36,16 +36,14 @@ def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """GPUs used by a run."""
+    """GPUs of a learner (or of a run without one its sampler; for Ray, as many as ranks and copies need) and of vLLM
+    servers, in order and twice if two servers use one; `gpus`: bytes of each GPU of this machine."""
 
     config: RunConfig
     objective: Objective | None
     gpus: Mapping[str, int]
-    """Bytes of each GPU, by its name."""
     learning: Sequence[str]
-    """GPUs of the learner, or of the sampler in a run without one; for Ray, as many as ranks and copies need."""
     serving: Sequence[str]
-    """GPUs of the vLLM servers, in order; a name appears twice if two servers use it."""
 
     @classmethod
     def of(

@@ -1,13 +1,9 @@
 """Seconds and memory of a step, from a configuration, its tokens, a model's shape and devices.
 
-Each function states its formula; n ranks share N weights, a micro-batch has t tokens, a layer is d wide.
-
     operations   2 per active weight, 4 q per layer and attended token: half of a row or prompt, all of a sampled
                  token's context; 2 per weight of the output projection where a token is trained or sampled
-    learner      passes: 3 for loss and gradient (2 with adapters), 1 for checkpointing, 1 for log-probabilities that
-                 several optimizer steps recompute, 1 for a KL reference
-    memory       a rank: (16 N + 4 N for a KL reference) / n, gathered layers, activations, 2.5 GB; a server in turns:
-                 what is left by (12 N + 4 N for a KL reference) / n and 8 GB
+    passes       3 for loss and gradient (2 with adapters), 1 for checkpointing, 1 for log-probabilities that several
+                 optimizer steps recompute, 1 for a KL reference
 
 Compared with published runs in tests/planning/test_cost.py; nothing here was measured on a GPU.
 Not covered: evaluations, checkpoints, tools, judges, stragglers, the start of processes, and networks too slow to hide

@@ -34,19 +34,21 @@ class Device:
         return self.name == "cpu"
 
 
-_SHEETS = {
-    "h100": (80, 989, 3.35),
-    "h800": (80, 989, 3.35),
-    "h200": (141, 989, 4.8),
-    "h20": (96, 148, 4.0),
-    "b200": (180, 2250, 8.0),
-    "a100-80": (80, 312, 2.0),
-    "a100-40": (40, 312, 1.55),
-    "l40s": (48, 362, 0.86),
-    "4090": (24, 165, 1.0),
+DEVICES = {
+    name: Device(name, *sheet)
+    for name, sheet in {
+        "h100": (80, 989, 3.35),
+        "h800": (80, 989, 3.35),
+        "h200": (141, 989, 4.8),
+        "h20": (96, 148, 4.0),
+        "b200": (180, 2250, 8.0),
+        "a100-80": (80, 312, 2.0),
+        "a100-40": (40, 312, 1.55),
+        "l40s": (48, 362, 0.86),
+        "4090": (24, 165, 1.0),
+    }.items()
 }
 """NVIDIA's data sheets (SXM modules), without sparsity."""
-DEVICES = {name: Device(name, *sheet) for name, sheet in _SHEETS.items()}
 
 
 @dataclass(frozen=True, slots=True)

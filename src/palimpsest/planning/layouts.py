@@ -50,13 +50,11 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class LayoutTask:
-    """Input of the search for a layout."""
+    """Input of the search for a layout. `given`: the user's own keys; `recipe`: the recipe without them."""
 
     config: RunConfig
     given: Keys
-    """The user's own keys."""
     recipe: RunConfig
-    """The recipe without them."""
     shape: ModelShape
     sizes: ProblemSizes
     hardware: Hardware

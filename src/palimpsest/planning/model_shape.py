@@ -99,9 +99,8 @@ def shape_of(path: str) -> ModelShape:
         if path in KNOWN:
             return KNOWN[path]
         if (found := local_folder(path)) is None:
-            raise ModelError(
-                f"model {path}: its shape is unknown: download it (hf download {path}), or set model.path to a folder"
-            )
+            fix = f"download it (hf download {path}), or set model.path to a folder"
+            raise ModelError(f"model {path}: its shape is unknown: {fix}")
         folder = found
     if base := read_object(path, folder / ADAPTER_SETTINGS).get("base_model_name_or_path"):
         return shape_of(str(base))

@@ -58,16 +58,15 @@ HOTPOT = (200 * PARAGRAPH, 1)  # the same of others: 200 paragraphs, as hotpotqa
 
 @dataclass(frozen=True, slots=True)
 class ProblemSizes:
-    """Mean sizes of a problem, in tokens."""
+    """Mean sizes of a problem, in tokens. `chunks`: sections that the policy reads; `literals`: prompts without their
+    slots, of a read turn (or a tool agent's opening) and of an answer turn."""
 
     question: float
     document: float
     chunks: int
-    """Sections that the policy reads."""
     questions: float
     hops: int
     literals: tuple[float, float]
-    """Prompts without their slots: of a read turn (or a tool agent's opening), and of an answer turn."""
     assumed: tuple[str, ...] = ()
 
 
@@ -134,8 +133,7 @@ def workload(config: RunConfig, sizes: ProblemSizes) -> Workload:
     policy, group = build_policy(config.policy), config.train.group_size
     rows, turns, prompt = _episode(policy, sizes)
     played, learnt = _groups(config)
-    drawn = config.credit.segments_per_group or math.inf
-    trained = learnt * min(group * len(rows), drawn) / len(rows)  # episodes
+    trained = learnt * min(group * len(rows), config.credit.segments_per_group or math.inf) / len(rows)  # episodes
     sampled = sum(row.sampled for row in rows)
     logical = sampled + sum(row.shared + row.own for row in rows)
     micro = config.engine.micro_batch_tokens  # type: ignore[union-attr]
