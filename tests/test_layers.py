@@ -88,8 +88,8 @@ AROUND = {
 """A package whose own modules are its contract, below, and its door, above: the two name each other."""
 
 HEAVY = {
-    "torch": ("engines.embedded", "engines.losses", "engines.ray", "text"),
-    "transformers": ("engines.embedded", "engines.ray", "text"),
+    "torch": ("engines.embedded", "engines.losses", "engines.ray", "text", "planning"),
+    "transformers": ("engines.embedded", "engines.ray", "text", "planning"),  # planning: classes of no recipe's model
     "tokenizers": ("engines.embedded", "engines.ray", "text"),
     "ray": ("engines.ray",),
     "vllm": (),  # asked over HTTP, or run in an interpreter of its own

@@ -28,12 +28,27 @@ def test_a_plan_that_does_not_fit_exits_with_3_and_names_what_fits(palimpsest: R
     done = palimpsest("plan", "memagent-7b", "--json")
     shown = json.loads(done.stdout)
     assert (done.returncode, shown["fits"]) == (3, False)
-    assert shown["nearest"] == ["model.lora.rank=16", "--gpus 4 --nodes 1"]
+    assert shown["nearest"] == ["model.lora.rank=16", "cluster.cpu_offload=true", "--gpus 4 --nodes 1"]
     assert palimpsest("plan", "memagent-7b").returncode == 3
     one = palimpsest("plan", "memagent-7b", "--gpus", "1")
     assert one.returncode == 3
     assert "model.lora.rank=16" in one.stdout
     assert palimpsest("plan", "memagent-7b", "model.lora.rank=16").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["memagent-0.6b", "--gpu", "4090"], {"engine.name": "ray", "cluster.placement": "colocated"}),
+        (["rememr1-3b"], {"engine.name": "ray", "cluster.placement": "colocated", "sampler.name": "vllm"}),
+        (["memagent-4b-lora"], {"sampler.name": "vllm"}),
+    ],
+)
+def test_one_gpu_learns_and_samples_with_vllm(words: list[str], keys: dict[str, str], palimpsest: Run) -> None:
+    done = palimpsest("plan", *words, "--gpus", "1", "--json")
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["fits"]) == (0, True)
+    assert keys.items() <= {each["key"]: each["value"] for each in shown["overrides"]}.items()
 
 
 def test_text_has_every_override_as_it_is_typed(palimpsest: Run) -> None:

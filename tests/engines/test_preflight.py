@@ -13,15 +13,16 @@ import pytest
 from palimpsest.app.config_resolution import Agent
 from palimpsest.config.load import load_recipe
 from palimpsest.engines.embedded import compute, engine
+from palimpsest.engines.embedded.model_loading import with_dtype
 from palimpsest.engines.open import check_engine, open_engine
-from palimpsest.engines.preflight import Use, with_dtype
+from palimpsest.engines.preflight import Use
 from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm import server_process
 from palimpsest.errors import ConfigError
 from palimpsest.planning.model_shape import KNOWN, ModelShape
 
 SEVEN, FOURTEEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"], KNOWN["Qwen/Qwen2.5-14B-Instruct"]
-SMALL = replace(KNOWN["Qwen/Qwen2.5-3B-Instruct"], weights=10**9)
+SMALL = replace(KNOWN["Qwen/Qwen2.5-3B-Instruct"], parameters=10**9)
 H100 = 80 * 10**9
 
 
@@ -62,14 +63,29 @@ def test_a_model_that_no_layout_holds_names_adapters_alone() -> None:
         warnings_of(gpus=1, objective=None, memory=10 * 10**9)
 
 
-def test_a_rank_whose_activations_do_not_fit_is_an_error_with_smaller_micro_batches() -> None:
+def test_a_rank_whose_activations_may_not_fit_is_a_warning_with_smaller_micro_batches() -> None:
+    """Nobody measured the activations' formula, so the run may start."""
     five = [*EIGHT[:1], "cluster.learners=5", "engine.micro_batch_tokens=24576", *EIGHT[2:]]
-    with pytest.raises(ConfigError, match=r"learning takes 8\d GB.*engine\.micro_batch_tokens=12288"):
-        warnings_of(*five, shape=FOURTEEN)
-    assert warnings_of(*five, "engine.micro_batch_tokens=12288", shape=FOURTEEN) != []  # one GPU stays idle
-    with pytest.raises(ConfigError, match="learning takes"):  # also on machines that this one doesn't see
-        warnings_of(*five, "cluster.address=10.0.0.1:6379", "cluster.folder=/shared", shape=FOURTEEN)
-    assert warnings_of(*five, "cluster.cpu_offload=true", shape=FOURTEEN) != []
+    memory, idle = warnings_of(*five, shape=FOURTEEN)
+    assert re.search(r"learning takes 8\d GB.*engine\.micro_batch_tokens=12288", memory)
+    assert warnings_of(*five, "engine.micro_batch_tokens=12288", shape=FOURTEEN) == [idle]
+    joined = warnings_of(*five, "cluster.address=10.0.0.1:6379", "cluster.folder=/shared", shape=FOURTEEN)
+    assert joined == [memory]  # also on machines that this one doesn't see
+    assert warnings_of(*five, "cluster.cpu_offload=true", shape=FOURTEEN) == [idle]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_weights_and_state_that_exceed_a_gpu_are_an_error(ranks: int) -> None:
+    """20 bytes per weight: 295 GB of 14.8 billion weights."""
+    held = ["engine.name=ray", f"cluster.learners={ranks}", *EIGHT[2:]]
+    with pytest.raises(ConfigError, match=r"14\.8 billion weights"):
+        warnings_of(*held, shape=FOURTEEN)
+
+
+def test_a_mixture_holds_all_its_experts() -> None:
+    """Qwen3-30B-A3B on 6 ranks: 20 bytes of each weight are 102 GB, though a token uses a tenth of them."""
+    with pytest.raises(ConfigError, match=r"30\.5 billion weights"):
+        warnings_of(*EIGHT, shape=replace(SEVEN, parameters=30_532_122_624, idle=27_179_089_920))
 
 
 def test_gpus_that_stay_idle_are_a_warning_with_what_uses_them() -> None:
@@ -93,11 +109,11 @@ def test_gpus_that_stay_idle_are_a_warning_with_what_uses_them() -> None:
         (["sampler.servers=2"], 8, "which the learner has; add 'sampler.devices=[6,7]'"),
         (["model.device=cuda:7", "sampler.devices=[7]"], 8, "a server would take GPU 7, which the learner has"),
         (["model.device=cpu", "sampler.servers=2"], 8, "which another server has; add 'sampler.devices=[6,7]'"),
-        ([], 1, "and this machine has 1; add sampler.gpu_memory_utilization=0.4, or sampler.name=embedded"),
+        ([], 1, "this machine has 1: add --gpus 1, or sampler.name=embedded"),
         (
             ["engine.name=ray", "cluster.learners=8"],
             8,
-            "and this machine has 8; lower cluster.learners, or add cluster.placement=colocated sampler.servers=8, or",
+            "this machine has 8: add --gpus 8, or sampler.name=embedded",
         ),
         (
             ["engine.name=ray", "cluster.learners=7", "sampler.servers=2"],
@@ -114,8 +130,7 @@ def test_a_gpu_that_two_would_take_is_an_error(overrides: list[str], gpus: int, 
 def test_one_server_shares_the_learners_gpu_where_its_part_of_the_memory_is_given() -> None:
     shared = ["sampler.name=vllm", "sampler.gpu_memory_utilization=0.4", "train.max_off_policy_steps=0"]
     assert warnings_of(*shared, gpus=1, shape=SMALL) == []
-    with pytest.raises(ConfigError, match=r"its limit is 44 GB"):
-        warnings_of(*shared, gpus=1, shape=KNOWN["Qwen/Qwen2.5-3B-Instruct"])
+    assert "its limit is 44 GB" in warnings_of(*shared, gpus=1, shape=KNOWN["Qwen/Qwen2.5-3B-Instruct"])[0]
     with pytest.raises(ConfigError, match="which another server has; add "):
         warnings_of(*shared, "sampler.servers=2", "model.device=cpu", gpus=8)
 
@@ -134,10 +149,10 @@ def test_servers_that_take_turns_use_the_gpus_of_ranks_within_their_memory() -> 
     assert warnings_of(*shared, "cluster.learners=4", "sampler.servers=4", shape=SMALL)[0].startswith(
         "4 of 8 GPUs stay"
     )
-    with pytest.raises(ConfigError, match=r"learning takes .* its limit is 73 GB"):  # 3 GB are a sleeping server's
-        warnings_of(*shared, "cluster.learners=2", "sampler.servers=2")
-    with pytest.raises(ConfigError, match=r"sampling takes 18 GB in the server, its limit is 16 GB"):
-        warnings_of(*shared, "cluster.learners=8", "sampler.servers=8", "sampler.gpu_memory_utilization=0.2")
+    two = warnings_of(*shared, "cluster.learners=2", "sampler.servers=2")
+    assert re.search(r"learning takes .* its limit is 73 GB", two[0])  # 3 GB are a sleeping server's
+    small = warnings_of(*shared, "cluster.learners=8", "sampler.servers=8", "sampler.gpu_memory_utilization=0.2")
+    assert "sampling takes 18 GB in the server, its limit is 16 GB" in small[0]
 
 
 def test_servers_that_compute_on_a_cpu_or_are_the_users_take_no_gpu() -> None:

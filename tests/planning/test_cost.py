@@ -14,10 +14,11 @@ from palimpsest.planning.cost import (
     estimate,
     excess,
     memory_of,
+    operations,
     server_share,
 )
 from palimpsest.planning.hardware import DEVICES, Device, Hardware
-from palimpsest.planning.model_shape import KNOWN, ModelShape
+from palimpsest.planning.model_shape import KNOWN, ModelShape, shape_from
 from palimpsest.planning.workload import Workload, problem_sizes, workload
 
 SEVEN = KNOWN["Qwen/Qwen2.5-7B-Instruct"]
@@ -69,26 +70,84 @@ def test_bytes_of_a_weight_are_those_that_were_measured(words: list[str], object
 
 
 def test_seconds_by_hand() -> None:
-    """1 million weights, 10 of them in each of the embeddings; one device of 10^12 operations and 10^10 bytes per
-    second, on which the learner reaches 0.38 and the sampler half."""
-    shape = ModelShape(1, 10, 10, 10, 10, vocab=1, tied=True, extra=0, weights=1_000_010)
+    """1 million weights in layers, 10 in the embeddings; one device of 10^12 operations and 10^10 bytes per second, on
+    which the learner reaches 0.38 and the sampler half. A trained token attends to half of a row of 100,000 tokens, a
+    prompt's to half of 100,000, a sampled one to all: products of 4 * 10 widths with each."""
+    shape = ModelShape(1, 10, 10, 10, kv_heads=1, head=10, tied=True, layer=10**6, parameters=1_000_010)
     device = Device("gpu", 80, tflops=1.0, bandwidth_tb=0.01)
     load = Workload(
-        episodes=4, prompt=3e6, computed_prompt=1e6, sampled=400, rows=4, logical=0, distinct=1.9e6, trained=400,
-        context=0,
+        episodes=4, prompt=3e6, computed_prompt=1e6, sampled=400, rows=4, logical=4e5, distinct=1.9e6, trained=400,
+        context=1e5,
     )  # fmt: skip
     words = ["train.num_minibatches=2", "model.gradient_checkpointing=true", "loss.kl_loss_coef=0.1"]
     config = load_recipe("memagent-7b", [*words, "train.batch_size=2"])
     cost = estimate(config, shape, load, Hardware(device, 1))
-    unit = 1.9e6 * 2e6 / 0.38e12  # 10 s
+    unit = 1.9e6 * (2e6 + 40 * 5e4) / 0.38e12  # 20 s
     assert cost.seconds["logprobs"] == pytest.approx(2 * unit, rel=1e-3)  # the old policy's and the reference's
     assert cost.seconds["learning"] == pytest.approx(4 * unit + 2 * 0.01, rel=1e-3)
-    decode = 100 * (2_000_020 / 5e9 + 0.03)  # 4 sequences at once, 100 steps
-    assert cost.seconds["sampling"] == pytest.approx(1e6 * 2e6 / 0.5e12 + decode, rel=1e-3)
+    read = 2_000_020 + 4 * (1 + 2) * 1.2e5 * 40  # weights; keys and values of 4 sequences, repeated for one head
+    decode = 100 * (read / 5e9 + 0.03)  # 4 sequences at once, 100 steps
+    assert cost.seconds["sampling"] == pytest.approx(1e6 * (2e6 + 40 * 5e4) / 0.5e12 + decode, rel=1e-3)
     assert (cost.seconds["publication"], cost.overlaps, cost.dominated_by) == (0, False, "learning")
     assert cost.step_s == pytest.approx(sum(cost.seconds.values()))
-    adapted = estimate(load_recipe("memagent-7b", [*words, "model.lora.rank=4", "train.batch_size=2"]), shape, load, Hardware(device, 1))  # fmt: skip  # noqa: E501
+    adapters = load_recipe("memagent-7b", [*words, "model.lora.rank=4", "train.batch_size=2"])
+    adapted = estimate(adapters, shape, load, Hardware(device, 1))
     assert adapted.seconds["learning"] == pytest.approx(3 * unit + 0.02, rel=1e-3)
+
+
+@pytest.mark.parametrize("tokens", [64, 2048, 15_360])
+def test_operations_are_those_that_torch_counts(tokens: int) -> None:
+    """A Qwen2 decoder on the meta device. torch counts causal attention as the full square: every token attends to all.
+    The plan's norms and biases are not among torch's products."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        num_hidden_layers=3, hidden_size=256, num_attention_heads=8, num_key_value_heads=2, intermediate_size=512,
+        vocab_size=1000,
+    )  # fmt: skip
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        ids, mask = torch.zeros((1, tokens), dtype=torch.long), torch.zeros((1, 1, tokens, tokens))
+        Qwen2ForCausalLM(config)(input_ids=ids, attention_mask=mask, use_cache=False)
+    shape = shape_from(config.to_dict(), "tiny")
+    counted = counter.get_total_flops() / tokens - 2 * shape.head
+    assert operations(shape, attended=tokens) == pytest.approx(counted, rel=3e-3)
+
+
+def test_a_mixture_computes_with_the_experts_of_a_token() -> None:
+    shape = ModelShape(1, 10, 10, 10, 1, head=10, tied=True, layer=10**6, parameters=1_000_010, idle=900_000)
+    assert operations(shape, attended=0) == 2 * 100_000
+
+
+def test_the_embedded_sampler_decodes_as_many_rows_as_its_pool_holds() -> None:
+    """Qwen3-4B at 5,100 tokens on an H100: 11 sequences in half of a quarter of its memory, not the 128 of the key."""
+    config = load_recipe("memagent-4b-lora")
+    load, shape = workload(config, problem_sizes(config)), KNOWN["Qwen/Qwen3-4B"]
+    gpu = Hardware(DEVICES["h100"], 1)
+    sequence = 1.2 * load.context * shape.kv_bytes
+    rows = 10e9 // sequence
+    assert rows == 11
+    step = 0.03 + (2 * shape.parameters + rows * sequence * (1 + 2 * 4)) / 1.675e12  # each key for 4 heads
+    seconds = estimate(config, shape, load, gpu).seconds["sampling"]
+    assert seconds == pytest.approx(load.sampled / rows * step, rel=0.05)  # prompts are the rest
+    more = load_recipe("memagent-4b-lora", ["engine.kv_cache_gb=40"])
+    assert estimate(more, shape, load, gpu).seconds["sampling"] < 0.9 * seconds
+
+
+def test_weights_reach_servers_of_more_machines_later() -> None:
+    """15.2 GB: written and read once; on several machines also through one process and over the network."""
+    config = in_turns(8)
+    load = workload(config, problem_sizes(config))
+    one, eight, many = (
+        estimate(config, SEVEN, load, Hardware(DEVICES["h100"], 8, machines)).seconds["publication"]
+        for machines in (1, 8, 64)
+    )
+    assert 10 < one < 15
+    assert 30 < eight < 60
+    assert many > 100
+    placed = on_ranks("memagent-7b", 6)  # sampler.devices: all servers on this machine
+    assert estimate(placed, SEVEN, load, Hardware(DEVICES["h100"], 8, 8)).seconds["publication"] < one
 
 
 def test_a_batch_ahead_hides_the_shorter_phase() -> None:

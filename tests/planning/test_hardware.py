@@ -24,6 +24,8 @@ def test_gpus_are_those_that_cuda_may_use(tmp_path: Path, monkeypatch: pytest.Mo
     assert (this_machine().device.name, this_machine().count) == ("h200", 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
     assert this_machine().count == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,-1,1")  # up to the first invalid index
+    assert this_machine().count == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert this_machine().device.is_cpu
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from palimpsest.errors import ModelError
-from palimpsest.planning.model_shape import KNOWN, shape_from, shape_of
+from palimpsest.planning.model_shape import KNOWN, ModelShape, shape_from, shape_of
+from support.architectures import CASES, built, configured
 
 SIZES = {
     "vocab_size": 320,
@@ -18,6 +21,105 @@ SIZES = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
+QWEN3_30B_A3B = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "vocab_size": 151_936,
+    "tie_word_embeddings": False,
+}
+MIXTRAL_8X7B = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14_336,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32_000,
+}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "vocab_size": 129_280,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "quantization_config": {"quant_method": "fp8"},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "active"),
+    [
+        (QWEN3_30B_A3B, 30_532_122_624, 3.35e9),
+        (MIXTRAL_8X7B, 46_702_792_704, 12.88e9),
+        (DEEPSEEK_V3, 671_026_404_352, 37.55e9),
+    ],
+    ids=["qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3"],
+)
+def test_all_experts_are_counted_and_the_used_ones_compute(
+    config: dict[str, Any], weights: int, active: float, tmp_path: Path
+) -> None:
+    """The hub's figures; a folder with nothing but its config.json."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = shape_of(str(tmp_path))
+    assert shape.parameters == weights
+    assert shape.body + shape.embeddings == pytest.approx(active, rel=1e-3)
+
+
+DECODERS = [name for name, case in CASES.items() if "encoder" not in case.refused and name not in ("Qwen2VL", "Gemma3")]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_class_has_the_weights_that_transformers_makes(name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = configured(name)
+    model = AutoModelForCausalLM.from_config(config)
+    shape = shape_from(config.to_dict(), name)
+    assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+    layers = [weight for key, weight in model.named_parameters() if ".experts." in key]
+    assert shape.idle == sum(weight.numel() for weight in layers) * (1 - used_share(config))
+
+
+def used_share(config: Any) -> float:
+    """Of a mixture's experts, those that a token uses."""
+    names = {key: getattr(config, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts")}
+    experts = next((number for number in names.values() if number), 1)
+    return (getattr(config, "num_experts_per_tok", None) or 1) / experts
+
+
+MIXTURES = ["Mixtral", "Qwen2Moe", "Qwen3Moe", "Phimoe", "GraniteMoe", "Glm4Moe", "DeepseekV3", "Ernie4_5_Moe"]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_weights_on_disk_give_the_same_shape_as_the_configuration(name: str, tmp_path: Path) -> None:
+    built(name).save_pretrained(tmp_path)
+    stored = shape_of(str(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    made = shape_of(str(tmp_path))
+    assert stored.parameters == pytest.approx(made.parameters, rel=1e-3)  # a router's counters are in the file alone
+    assert replace(stored, parameters=0, layer=0) == replace(made, parameters=0, layer=0)
+    assert stored.idle > 0
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -32,28 +134,51 @@ SIZES = {
         ("qwen3", {"head_dim": 8, "attention_bias": True}),
     ],
 )
-def test_weights_are_those_of_the_model_that_transformers_builds(
+def test_parts_are_those_of_the_model_that_transformers_builds(
     kind: str, more: dict[str, object], tied: bool, tmp_path: Path
 ) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(kind, tie_word_embeddings=tied, **SIZES, **more)
     model = AutoModelForCausalLM.from_config(config)
-    real = sum(weight.numel() for weight in model.parameters())
-    config.save_pretrained(tmp_path)
-    assert shape_from(json.loads((tmp_path / "config.json").read_text("utf-8")), "tiny").parameters == real
     model.save_pretrained(tmp_path)
     shape = shape_of(str(tmp_path))
-    assert (shape.parameters, shape.weights) == (real, real)
-    layer = sum(weight.numel() for name, weight in model.named_parameters() if ".layers.0." in name)
-    assert shape.layer == layer
+    assert shape == shape_from(json.loads((tmp_path / "config.json").read_text("utf-8")), "tiny")
+    assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+    weights = dict(model.named_parameters())
+    assert shape.layer == sum(weight.numel() for name, weight in weights.items() if ".layers.0." in name)
+    assert shape.embeddings == sum(weight.numel() for weight in weights.values() if weight.shape[0] == 320)
+    assert (shape.query, shape.kv) == tuple(weights[f"model.layers.0.self_attn.{p}_proj.weight"].shape[0] for p in "qk")
+    assert shape.inner == pytest.approx(80, rel=0.06)  # norms and biases are in it
 
 
-def test_known_shapes_have_the_weights_that_their_hub_pages_state() -> None:
+def qwen(kind: str, tied: bool, *sizes: int, **more: int) -> dict[str, Any]:
+    keys = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    return {
+        "model_type": kind,
+        "tie_word_embeddings": tied,
+        **dict(zip((*keys, "vocab_size"), sizes, strict=True)),
+        **more,
+    }
+
+
+HUB = {
+    "Qwen/Qwen2.5-3B-Instruct": qwen("qwen2", True, 36, 2048, 16, 2, 11_008, 151_936),
+    "Qwen/Qwen2.5-7B-Instruct": qwen("qwen2", False, 28, 3584, 28, 4, 18_944, 152_064),
+    "Qwen/Qwen2.5-14B-Instruct": qwen("qwen2", False, 48, 5120, 40, 8, 13_824, 152_064),
+    "Qwen/Qwen3-0.6B": qwen("qwen3", True, 28, 1024, 16, 8, 3072, 151_936, head_dim=128),
+    "Qwen/Qwen3-4B": qwen("qwen3", True, 36, 2560, 32, 8, 9728, 151_936, head_dim=128),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": qwen("llama", True, 30, 576, 9, 3, 1536, 49_152),
+}
+
+
+def test_known_shapes_are_those_of_their_configurations_on_the_hub() -> None:
+    assert {name: shape_from(config, name) for name, config in HUB.items()} == KNOWN
     assert [shape.parameters for shape in KNOWN.values()] == [
         3_085_938_688,
         7_615_616_512,
         14_770_033_664,
+        596_049_920,
         4_022_468_096,
         134_515_008,
     ]
@@ -76,14 +201,34 @@ def test_an_unknown_model_is_an_error_that_names_the_ways_out(path: str) -> None
         shape_of(path)
 
 
-@pytest.mark.parametrize("value", [0, -2, 0.5, True, "8", [8], float("nan"), 10**30])
-@pytest.mark.parametrize("key", [*SIZES, "head_dim"])
+@pytest.mark.parametrize("value", [0, -2, 0.5, True, "8", [0], float("nan"), 10**30])
+@pytest.mark.parametrize("key", [*SIZES, "head_dim", "moe_intermediate_size"])
 def test_a_size_that_is_none_is_an_error_that_names_it(key: str, value: object) -> None:
     with pytest.raises(ModelError, match=f"config.json has {key}="):
-        shape_from({**SIZES, key: value}, "tiny")
+        shape_from({"model_type": "llama", **SIZES, key: value}, "tiny")
 
 
-def test_a_config_without_sizes_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}')
-    with pytest.raises(ModelError, match="hidden_size"):
+@pytest.mark.parametrize("value", [2**16 + 1, 10**9, "8", True])
+def test_a_number_of_experts_that_would_build_too_much_is_an_error(value: object) -> None:
+    with pytest.raises(ModelError, match=r"config\.json has num_local_experts="):
+        shape_from({**MIXTRAL_8X7B, "num_local_experts": value}, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"num_hidden_layers": 2}, "hidden_size"),
+        ({"model_type": "no_such_class", **SIZES}, "no_such_class"),
+        ({"model_type": "t5", **SIZES}, "makes no decoder"),
+        ({"model_type": "llama", **SIZES, "hidden_size": [48]}, "makes no decoder"),
+    ],
+)
+def test_a_config_that_describes_no_decoder_is_an_error(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=reason):
         shape_of(str(tmp_path))
+
+
+def test_a_dense_model_has_no_idle_weights() -> None:
+    shape = ModelShape(2, 8, 8, 4, 2, head=80, tied=False, layer=100, parameters=360)
+    assert (shape.idle, shape.embeddings, shape.body) == (0, 160, 200)

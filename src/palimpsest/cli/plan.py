@@ -34,7 +34,7 @@ def plan(
     nodes: Nodes = 1,
     gpu: Annotated[
         str | None,
-        typer.Option(help="Kind: h100, h200, h20, b200, a100-80, a100-40, l40s, rtx4090; default: h100."),
+        typer.Option(help="Kind: h100, h200, h20, b200, a100-80, a100-40, l40s, 4090; default: h100."),
     ] = None,
     here: Annotated[bool, typer.Option("--here", help="Plan for this machine's GPUs or CPU cores.")] = False,
     check: Annotated[Path | None, typer.Option(metavar="RUN", help="Compare a run's metrics with its plan.")] = None,
@@ -51,7 +51,7 @@ def plan(
     Examples:
       palimpsest plan memagent-7b --gpus 8
       palimpsest plan memagent-7b --gpus 8 --nodes 2 --gpu h200 policy.options.layout=section_first
-      palimpsest plan memagent-4b-lora --gpus 1 --json
+      palimpsest plan memagent-0.6b --gpus 1 --gpu 4090 --json
       palimpsest plan memagent-quickstart --here
       palimpsest plan --check runs/first
     """

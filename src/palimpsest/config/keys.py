@@ -151,6 +151,23 @@ def yaml_words(value: Any) -> str:
     return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
 
 
+def with_keys(config: Any, keys: Mapping[str, Any]) -> Any:
+    """A configuration or section with changed values, unchecked: for estimates only.
+
+    >>> with_keys(RunConfig(), {"model.lora.rank": 4}).model.lora.rank
+    4
+    """
+    for key, value in keys.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            held = config[name] if isinstance(config, dict) else getattr(config, name)
+            section = section_in(type(config).model_fields[name].annotation) if held is None else None
+            value = with_keys(section() if section else held, {rest: value})
+        value = tuple(value) if isinstance(value, list) else value
+        config = {**config, name: value} if isinstance(config, dict) else config.model_copy(update={name: value})
+    return config
+
+
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """The section's class of `Section` or `Section | None`; of a union of sections by name, the first."""
     return next(iter(sections_in(annotation)), None)

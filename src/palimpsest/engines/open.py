@@ -43,7 +43,8 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
     if isinstance(config.engine, OwnEngineConfig):
         return _plugin_engine(config.engine, config, objective)
     _check_packages(config, objective)
-    from palimpsest.engines.preflight import check_gpus, with_dtype  # torch looks for GPUs
+    from palimpsest.engines.embedded.model_loading import with_dtype  # torch looks for GPUs
+    from palimpsest.engines.preflight import check_gpus
 
     config = with_dtype(config, objective)
     for warning in check_gpus(config, objective):
@@ -100,8 +101,8 @@ def check_engine(config: RunConfig) -> tuple[int | None, str]:
     if isinstance(config.engine, OwnEngineConfig):
         return None, f"engine.name={config.engine.name} is custom: budgets and GPUs were not checked"
     from palimpsest.engines.embedded import compute
-    from palimpsest.engines.embedded.model_loading import described_window
-    from palimpsest.engines.preflight import check_gpus, with_dtype
+    from palimpsest.engines.embedded.model_loading import described_window, with_dtype
+    from palimpsest.engines.preflight import check_gpus
 
     unchecked = "" if compute.memories() else "none on this machine: the layout was not checked"
     if config.cluster.address is not None:

@@ -1,7 +1,7 @@
 """Checks of a configuration against this machine's GPUs, before a model is loaded or a process is started.
 
-Guaranteed: errors for two processes on one GPU, and for a process that exceeds its GPU (planning/cost.py); a warning
-for idle GPUs. Each names the overrides to type.
+Guaranteed: errors for two processes on one GPU, and for weights and optimizer state that exceed one; warnings for
+memory that unmeasured formulas (planning/cost.py) predict to run out, and for idle GPUs. Each names overrides to type.
 Not covered: memory of the embedded sampler's cache and of other programs; GPUs of other machines, which count as equal
 to this one's; custom engines.
 """
@@ -12,160 +12,123 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from palimpsest.config.engine import SHIPPED, model_path
-from palimpsest.config.schema import ModelConfig, RunConfig, by_ray, is_served, takes_turns
+from palimpsest.config.keys import with_keys
+from palimpsest.config.schema import RunConfig, by_ray, is_served, takes_turns
 from palimpsest.engines.embedded import compute
 from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm.server_process import on_cpu
 from palimpsest.errors import ConfigError
-from palimpsest.models.model_folder import adapters_of, open_model, stored_dtype
-from palimpsest.planning.cost import ADAPTER, ROOM, faults, memory_of, with_keys
+from palimpsest.models.model_folder import adapters_of, open_model
+from palimpsest.planning.cost import ADAPTER, ROOM, bytes_per_weight, faults, memory_of
 from palimpsest.planning.hardware import DEVICES, Hardware
 from palimpsest.planning.model_shape import ModelShape, shape_of
 
 
-def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
-    """`config` with model.dtype=auto resolved for this machine. Raises ConfigError if the run trains."""
-    model = config.model
-    if model.dtype != "auto":
-        return config
-    if objective is not None:
-        raise ConfigError("model.dtype=auto works only for sampling: set float32 or bfloat16")
-    on_gpu = model.device != "cpu" and bool(compute.memories())
-    fast = on_gpu or compute.multiplies_bfloat16()
-    dtype = "bfloat16" if fast and stored_dtype(adapters_of(model_path(model))[1]) == "bfloat16" else "float32"
-    return config.model_copy(update={"model": ModelConfig.model_validate(model.model_dump() | {"dtype": dtype})})
-
-
 def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
-    """Warnings about idle GPUs. Raises ConfigError for a GPU that two processes would share or that is too small.
-
-    For engine.name=embedded and ray.
-    """
+    """See `Use.check`; for engine.name=embedded and ray."""
     gpus = compute.memories()
     if not gpus:
         return []
-    folder, weights = open_model(adapters_of(model_path(config.model))[1])
-    shape = replace(shape_of(str(folder)), weights=weights)
+    folder, _ = open_model(adapters_of(model_path(config.model))[1])
     unplaced = is_served(config, objective) and not config.sampler.devices and not config.sampler.urls
-    return Use.of(config, objective, gpus, cpu_servers=unplaced and on_cpu()).check(shape)
+    return Use.of(config, objective, gpus, cpu_servers=unplaced and on_cpu()).check(shape_of(str(folder)))
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """GPUs used by a run."""
+    """GPUs of a learner (or of a run without one its sampler; for Ray, as many as ranks and copies need) and of vLLM
+    servers, in order and twice if two servers use one; `gpus`: bytes of each GPU of this machine."""
 
     config: RunConfig
     objective: Objective | None
     gpus: Mapping[str, int]
-    """Bytes of each GPU, by its name."""
     learning: Sequence[str]
-    """GPUs of the learner, or of the sampler in a run without one; for Ray, as many as ranks and copies need."""
     serving: Sequence[str]
-    """GPUs of the vLLM servers, in order; a name appears twice if two servers use it."""
 
     @classmethod
     def of(
         cls, config: RunConfig, objective: Objective | None, gpus: Mapping[str, int], *, cpu_servers: bool = False
     ) -> Use:
         """`cpu_servers`: vLLM is its CPU build."""
-        settings, names = config.sampler, list(gpus)
-        serving: list[str] = []
+        settings, cluster, names, serving = config.sampler, config.cluster, list(gpus), list[str]()
         if is_served(config, objective) and not settings.urls:
-            serving = [str(device) for device in settings.devices]
-            if not serving and not cpu_servers:
-                serving = names[: settings.tensor_parallel_size] * settings.servers
-        if config.engine.name == "ray":
-            left = [name for name in names if not settings.devices or name not in serving]
-            learning = left[: _of_ray(config, objective, len(left))]
-            if serving and by_ray(config, objective):  # the next ones; those of ranks, if no others are left
-                first = 0 if takes_turns(config) else len(learning)
-                serving = [*names, *names][first : first + len(serving)]
-        else:
-            device = config.model.device
-            number = int(device.partition(":")[2] or 0)
-            learning = [] if device == "cpu" else names[number : number + 1]
+            unplaced = [] if cpu_servers else names[: settings.tensor_parallel_size] * settings.servers
+            serving = [str(device) for device in settings.devices] or unplaced
+        if config.engine.name != "ray":
+            number = int(config.model.device.partition(":")[2] or 0)
+            learning = [] if config.model.device == "cpu" else names[number : number + 1]
+            return cls(config, objective, gpus, learning, serving)
+        left = [name for name in names if not settings.devices or name not in serving]
+        ranks = cluster.learners if objective else 0
+        copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
+        taken = ranks * cluster.rank_gpus(len(left), config.model.device) + copies * cluster.gpus_per_sampler
+        learning = left[: max(ranks, copies) if cluster.shares_fractions else int(taken)]
+        if serving and by_ray(config, objective):  # the next ones; those of ranks, if no others are left
+            first = 0 if takes_turns(config) else len(learning)
+            serving = [*names, *names][first : first + len(serving)]
         return cls(config, objective, gpus, learning, serving)
 
-    @property
-    def shares(self) -> bool:
-        """True if servers sleep while the learner uses their GPUs, or if one server shares the learner's GPU by an
-        explicit sampler.gpu_memory_utilization."""
-        if takes_turns(self.config):
-            return True
-        alone = len(self.serving) == 1 and self.config.engine.name == "embedded"
-        return alone and self.serving[0] in self.learning and "gpu_memory_utilization" in self.config.sampler.changed()
-
     def check(self, shape: ModelShape) -> list[str]:
-        """Warnings. Raises ConfigError for a GPU that two processes would share or that is too small."""
+        """Warnings. Raises ConfigError for a GPU that two processes would share, or that weights and state exceed."""
         joined = self.config.cluster.address is not None  # Ray assigns the GPUs of all machines
         if not joined:
-            self.check_shared()
-        self.check_memory(shape)
-        return [] if joined else self.idle()
+            self._check_shared()
+        return [*self._check_memory(shape), *([] if joined else self._idle())]
 
-    def check_shared(self) -> None:
-        """Raise ConfigError if servers would use a GPU that is already taken."""
-        settings = self.config.sampler
+    def _check_shared(self) -> None:
+        """Only servers in turns share GPUs, and one server with one process by an explicit gpu_memory_utilization."""
+        settings, ray = self.config.sampler, self.config.engine.name == "ray"
         twice = [name for name in self.serving if name in self.learning or self.serving.count(name) > 1]
-        if not twice or self.shares:
+        alone = len(self.serving) == 1 and not ray and "gpu_memory_utilization" in settings.changed()
+        if not twice or takes_turns(self.config) or alone:
             return
-        other = "the learner has" if twice[0] in self.learning else "another server has"
-        message = f"sampler.devices={list(settings.devices)}: a server would take GPU {twice[0]}, which {other}"
         needed = settings.servers * settings.tensor_parallel_size
-        left = [name for name in self.gpus if self.config.engine.name == "ray" or name not in self.learning]
-        if len(left) >= needed and len(left[-needed:]) + len(self.learning) <= len(self.gpus):
-            raise ConfigError(f"{message}; add 'sampler.devices=[{','.join(left[-needed:])}]'")
-        fewer = "lower cluster.learners, or " if self.config.engine.name == "ray" else ""
-        share = "sampler.gpu_memory_utilization=0.4" if needed == 1 else "sampler.servers=1"
-        if by_ray(self.config, self.objective):
-            share = f"cluster.placement=colocated sampler.servers={len(self.learning) // settings.tensor_parallel_size}"
-        raise ConfigError(
-            f"{message}, and this machine has {len(self.gpus)}; {fewer}add {share}, or sampler.name=embedded"
-        )
+        left = [name for name in self.gpus if ray or name not in self.learning][-needed:]
+        fix = f"this machine has {len(self.gpus)}: add --gpus {len(self.gpus)}, or sampler.name=embedded"
+        if len(left) == needed and needed + len(self.learning) <= len(self.gpus):
+            fix = f"add 'sampler.devices=[{','.join(left)}]'"
+        other = "the learner" if twice[0] in self.learning else "another server"
+        given = f"sampler.devices={list(settings.devices)}"
+        raise ConfigError(f"{given}: a server would take GPU {twice[0]}, which {other} has; {fix}")
 
-    def check_memory(self, shape: ModelShape) -> None:
-        """Raise ConfigError if a process exceeds its GPU."""
+    def _check_memory(self, shape: ModelShape) -> list[str]:
         if not (found := self._faults(self.config, shape)):
-            return
+            return []
         half = self.config.engine.micro_batch_tokens // 2  # type: ignore[union-attr]
         changes = {"model.gradient_checkpointing": True, "engine.micro_batch_tokens": half, ADAPTER: 16}
         ways = [f"--gpus {len(self.gpus)}"] if len(self.gpus) > 1 and self.objective == "policy" else []
         for key, value in (changes if self.objective else {}).items():
             if not self._faults(with_keys(self.config, {key: value}), shape):
                 ways.append(f"{key}={str(value).lower()}")
-        size = f"{shape.parameters / 1e9:.1f} billion weights"
         fix = " or ".join(ways) or "a smaller model, or more GPUs"
-        raise ConfigError(f"model.path={self.config.model.path} ({size}): {'; '.join(found)}; use {fix}")
+        size = f"{shape.parameters / 1e9:.1f} billion weights"
+        message = f"model.path={self.config.model.path} ({size}): {'; '.join(found)}; use {fix}"
+        if shape.parameters * bytes_per_weight(self.config, self.objective) > self._smallest:
+            raise ConfigError(message)
+        return [f"memory may run out, by formulas that were not measured: {message}"]
+
+    @property
+    def _smallest(self) -> int:
+        """Bytes of the smallest GPU of the learner; 0: unknown."""
+        return min((self.gpus[name] for name in self.learning), default=0)
 
     def _faults(self, config: RunConfig, shape: ModelShape) -> list[str]:
-        smallest = min((self.gpus[name] for name in self.learning), default=0) / 1e9
-        if not smallest:
+        if not self._smallest:
             return []
-        hardware = Hardware(replace(DEVICES["h100"], memory_gb=smallest), len(self.gpus))
+        hardware = Hardware(replace(DEVICES["h100"], memory_gb=self._smallest / 1e9), len(self.gpus))
         memory = memory_of(config, shape, hardware, self.objective)
-        alone = {"learner": {**memory["learner"], "limit": ROOM * smallest}}
+        alone = {"learner": {**memory["learner"], "limit": ROOM * self._smallest / 1e9}}
         return faults(memory if self.serving else alone)
 
-    def idle(self) -> list[str]:
+    def _idle(self) -> list[str]:
         """Warnings about idle GPUs and sampling on CPUs; [] for a small model that needs no more."""
-        count, messages = len({*self.learning, *self.serving}), list[str]()
-        if not self.objective or self.config.model.path in SHIPPED:
+        config, count, messages = self.config, len(self.gpus), list[str]()
+        if not self.objective or config.model.path in SHIPPED:
             return messages
-        if count < len(self.gpus):
-            messages.append(f"{len(self.gpus) - count} of {len(self.gpus)} GPUs stay idle")
-        copied = self.config.engine.name == "ray" and self.objective == "policy" and not self.serving
-        if copied and not is_served(self.config, self.objective) and not self.config.cluster.gpus_per_sampler:
+        if idle := count - len({*self.learning, *self.serving}):
+            messages.append(f"{idle} of {count} GPUs stay idle")
+        copied = config.engine.name == "ray" and self.objective == "policy" and not is_served(config, self.objective)
+        if copied and not config.cluster.gpus_per_sampler:
             messages.append("cluster.gpus_per_sampler=0: copies of the sampler compute on CPUs")
-        ranks = f"engine.name=ray cluster.learners={len(self.gpus)}"
-        way = f"--gpus {len(self.gpus)}" if self.objective == "policy" else ranks
+        way = f"--gpus {count}" if self.objective == "policy" else f"engine.name=ray cluster.learners={count}"
         return [f"{message}; to use all add {way}" for message in messages]
-
-
-def _of_ray(config: RunConfig, objective: Objective | None, left: int) -> int:
-    """GPUs among `left` that ranks and copies of the sampler take."""
-    cluster = config.cluster
-    ranks = cluster.learners if objective else 0
-    copies = 0 if objective == "nll" or is_served(config, objective) else cluster.samplers
-    if cluster.shares_fractions:
-        return max(ranks, copies)
-    return int(ranks * cluster.rank_gpus(left, config.model.device) + copies * cluster.gpus_per_sampler)

@@ -25,6 +25,20 @@ Objective = Literal["policy", "nll"]
 """Loss of a learner: the clipped policy gradient, or the negative log-likelihood of imitation."""
 
 
+def kv_bytes(gigabytes: float | None, memory: float) -> int:
+    """Bytes for keys and values of the embedded sampler: `engine.kv_cache_gb`, or a quarter of its device's memory."""
+    return int(memory / 4 if gigabytes is None else gigabytes * 1e9)
+
+
+def kv_rows(pool: int, tokens: float, token_bytes: int) -> int:
+    """Sequences of `tokens` tokens that fit half of `pool` bytes, at least 1; the other half is for cached prefixes.
+
+    >>> kv_rows(80_000_000_000 // 4, 7000, 147_456)  # Qwen3-4B on 80 GB
+    9
+    """
+    return max(1, int(pool // 2 // (tokens * token_bytes)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """An endpoint that samples for an engine, and which of its figures are exact."""

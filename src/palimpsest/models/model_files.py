@@ -154,12 +154,13 @@ _WIDTHS = frozenset(
 )
 _LAYERS = frozenset(["num_hidden_layers", "n_layer", "num_layers"])
 _COUNTS = _WIDTHS | _LAYERS | {"max_position_embeddings", "n_positions"}
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
 _NUMBERS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 _LANGUAGE = ("", "text_config.")  # sections that describe the language model
-_MAX_COUNT = 1 << 31
+_MAX_COUNT, _MAX_EXPERTS = 1 << 31, 1 << 16
 _PLAIN = re.compile(r"[^/\\\0]+\.safetensors")
-_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 _DISPENSABLE = re.compile(
     r"(?:^|[._])(?:inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids|version|cos_cached|sin_cached)$"
     r"|(?:^|\.)(?:lm_head|score|classifier|v_head|value_head|mtp\w*)\."  # heads: of other uses, or tied
@@ -233,19 +234,26 @@ def check_sizes(name: str, config: Mapping[str, Any], shapes: Shapes) -> None:
     """Raise ModelError for sizes outside the limits, larger than the weights, or a vocabulary of another size than the
     embedding."""
     widest = max((side for shape in shapes.values() for side in shape), default=0)
-    layers = max((int(match[1]) + 1 for weight in shapes for match in _LAYER.finditer(weight)), default=MAX_LAYERS)
-    for prefix, section in sections(config):
-        for key in sorted(_COUNTS & section.keys()):
-            for value in section[key] if isinstance(section[key], list) else [section[key]]:
-                check_count(name, f"{prefix}{key}", value)
-                most = {**dict.fromkeys(_WIDTHS, widest), **dict.fromkeys(_LAYERS, layers)}.get(key)
-                if most is not None and value is not None and prefix in _LANGUAGE and value > most:
-                    held = f"the weights have {most} layers" if key in _LAYERS else f"the widest weight has {most}"
-                    raise ModelError(f"model {name}: config.json has {prefix}{key}={value}, but {held}")
+    layers = max((int(match[1]) + 1 for weight in shapes for match in LAYER.finditer(weight)), default=MAX_LAYERS)
+    for prefix, key, value in counts_in(name, config):
+        most = {**dict.fromkeys(_WIDTHS, widest), **dict.fromkeys(_LAYERS, layers)}.get(key)
+        if most is not None and value is not None and prefix in _LANGUAGE and value > most:
+            held = f"the weights have {most} layers" if key in _LAYERS else f"the widest weight has {most}"
+            raise ModelError(f"model {name}: config.json has {prefix}{key}={value}, but {held}")
     for weight, shape in shapes.items():
         size = config.get("vocab_size")
         if weight in _EMBEDDINGS and len(shape) == 2 and size is not None and size != shape[0]:
             raise ModelError(f"model {name}: config.json has vocab_size={size}, but embed_tokens has {shape[0]} rows")
+
+
+def counts_in(name: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(key prefix, key, size) of a config.json; lists have several. Raises ModelError for one outside the limits."""
+    for prefix, section in sections(config):
+        for key in sorted((_COUNTS | {*EXPERTS}) & section.keys()):
+            for value in section[key] if isinstance(section[key], list) else [section[key]]:
+                checked = value or None if key in EXPERTS else value  # 0: none
+                check_count(name, f"{prefix}{key}", checked)
+                yield prefix, key, checked
 
 
 def check_count(name: str, key: str, value: Any) -> None:
@@ -254,7 +262,8 @@ def check_count(name: str, key: str, value: Any) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool):
         raise ModelError(f"model {name}: config.json has {key}={value!r:.60}; it must be a whole number")
-    most = MAX_LAYERS if key.rpartition(".")[2] in _LAYERS else _MAX_COUNT
+    plain = key.rpartition(".")[2]
+    most = MAX_LAYERS if plain in _LAYERS else _MAX_EXPERTS if plain in EXPERTS else _MAX_COUNT
     if not 1 <= value <= most:
         raise ModelError(f"model {name}: config.json has {key}={value}; it must be from 1 to {most}")
 

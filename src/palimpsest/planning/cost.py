@@ -1,19 +1,9 @@
 """Seconds and memory of a step, from a configuration, its tokens, a model's shape and devices.
 
-N weights, B of them in layers, E in embeddings, H in the output projection, L layers, q and kv widths, c context, n
-ranks, t tokens of a micro-batch, b sequences at once. The learner's units of a forward pass: 3 for loss and gradient (2
-with adapters), 1 for checkpointing; for log-probabilities 1 if several optimizer steps recompute them, 1 for a KL
-reference.
-
-    operations per token  2 B + 2 L q c (causal mean), and 2 H where it is trained or sampled
-    learner               operations * units / (n * peak * 0.38), for the rank with most micro-batches
-    prefill               operations / (servers * peak * 0.5)
-    decode                steps * (2 N + b c k) / (bandwidth * 0.5),  k = 4 L kv bytes
-    publication           2 N / 2 GB/s + 2 s, to samplers in other processes
-    a rank's memory       (16 N + 4 N for a KL reference) / n + 2 (E + B/L) + 4 B/L + activations + 2.5 GB
-    activations           2 t (L d + inside) with checkpointing, 2 t (L + 1) inside without;
-                          inside = 4 d + 3 inner + 3 q + 2 kv
-    a server in turns     memory - (12 N + 4 N for a KL reference) / n - 8 GB
+    operations   2 per active weight, 4 q per layer and attended token: half of a row or prompt, all of a sampled
+                 token's context; 2 per weight of the output projection where a token is trained or sampled
+    passes       3 for loss and gradient (2 with adapters), 1 for checkpointing, 1 for log-probabilities that several
+                 optimizer steps recompute, 1 for a KL reference
 
 Compared with published runs in tests/planning/test_cost.py; nothing here was measured on a GPU.
 Not covered: evaluations, checkpoints, tools, judges, stragglers, the start of processes, and networks too slow to hide
@@ -23,13 +13,12 @@ the ranks' transfers behind their products (8 N bytes per micro-batch into each 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from palimpsest.config.engine import AdapterConfig
-from palimpsest.config.schema import RunConfig, is_served, takes_turns
-from palimpsest.engines.protocol import Objective
+from palimpsest.config.schema import RunConfig, by_ray, is_served, takes_turns
+from palimpsest.engines.protocol import Objective, kv_bytes, kv_rows
 from palimpsest.planning.hardware import Hardware
 from palimpsest.planning.model_shape import ModelShape
 
@@ -40,13 +29,15 @@ LEARNING, PREFILL, DECODE = 0.38, 0.5, 0.5
 """Reached shares of peak operations and bandwidth. torchtitan reports 0.39 for 32B on 8 H100s, CPU cores reached 0.3 to
 0.42 in the quickstarts; the last two are assumptions."""
 TENSOR_PARALLEL = 0.85  # speed kept by each doubling of a server's GPUs, which wait for each other twice per layer
-FILES, SWITCH_S = 2e9, 2.0
-"""Bytes per second to write and read files of weights; seconds to stop and continue a server."""
+FILES, COPY, NETWORK, SWITCH_S = 1.5e9, 0.5e9, 12.5e9, 2.0
+"""Bytes per second to write and read files of weights, to pass them on through one process (2.0 to 2.7 CPU seconds per
+GB) and over a network; seconds to stop and continue a server."""
 TOKEN_S = 2.5e-4  # a CPU's sampler per token, besides products: 1.6e-4 in rememr1-quickstart, 4.6e-4 in memact's
 EAGER_S = 0.03  # a GPU's embedded sampler per step: a thousand kernel launches
 STEP_S, RANK_S = 0.01, 0.1
 """Calls per optimizer step of one process, and of ranks, which wait for each other, on CPU cores."""
 IN_FLIGHT = 256  # sequences per server (engines/vllm/pool.py)
+LONGEST = 1.2  # of the mean sequence: long ones stay longest
 ROOM = 0.95  # share of a GPU that may fill; the rest is fragmentation
 OTHER_GB, SERVER_GB = 2.5, 3.0
 """Contexts, kernels and buffers of a learner; of a server, with its activations."""
@@ -62,45 +53,43 @@ Memory = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Cost of a step."""
+    """Cost of a step; `overlaps`: sampling and learning run at the same time."""
 
     workload: Workload
     seconds: Mapping[str, float]
     """By phase: sampling, logprobs, learning, publication."""
     overlaps: bool
-    """Sampling and learning run at the same time."""
     memory_gb: Memory
 
     @property
+    def waited(self) -> Mapping[str, float]:
+        """Seconds by phase, without those that overlap with longer ones."""
+        learner = self.seconds["logprobs"] + self.seconds["learning"]
+        shorter = {"logprobs", "learning"} if self.seconds["sampling"] > learner else {"sampling"}
+        return {name: s for name, s in self.seconds.items() if not self.overlaps or name not in shorter}
+
+    @property
     def step_s(self) -> float:
-        sampling, logprobs, learning, publication = self.seconds.values()
-        learner = logprobs + learning
-        return (max(sampling, learner) if self.overlaps else sampling + learner) + publication
+        return sum(self.waited.values())
 
     @property
     def dominated_by(self) -> str:
         """The phase that most of a step waits for."""
-        learner = self.seconds["logprobs"] + self.seconds["learning"]
-        if self.overlaps and self.seconds["sampling"] > learner:
-            return "sampling"
-        phases = {name: seconds for name, seconds in self.seconds.items() if name != "sampling" or not self.overlaps}
-        return max(phases, key=lambda name: phases[name])
+        return max(self.waited, key=self.waited.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Processes of a configuration on devices."""
+    """Processes of a configuration on devices. `alone`: the learner's process samples too; `shared`: samplers are other
+    processes on the learner's devices; `share`: devices of a rank, on a CPU its threads or its part of the cores."""
 
     ranks: int
     samplers: int
     parallel: int
     """GPUs of a sampler."""
     alone: bool
-    """The learner's process samples too."""
     shared: bool
-    """Samplers are other processes on the learner's devices."""
     share: float
-    """Devices of a rank: 1; on a CPU its threads, or its part of the cores."""
 
     @classmethod
     def of(cls, config: RunConfig, objective: Objective | None, hardware: Hardware) -> Processes:
@@ -119,41 +108,47 @@ class Processes:
         return self.ranks + (0 if self.alone or self.shared else self.samplers * self.parallel)
 
 
+# ---- Seconds -----------------------------------------------------------------------------------------------------
+
+
 def estimate(config: RunConfig, shape: ModelShape, load: Workload, hardware: Hardware) -> Estimate:
     """Cost of a training step of `config`."""
-    processes = Processes.of(config, "policy", hardware)
-    logprobs, learning = _learner_s(config, shape, load, hardware, processes)
-    switch = SWITCH_S * (1 + takes_turns(config)) if is_served(config, "policy") else RANK_S
+    at = Processes.of(config, "policy", hardware)
+    logprobs, learning = _learner_s(config, shape, load, hardware, at)
     seconds = {
-        "sampling": _sampling_s(config, shape, load, hardware, processes),
+        "sampling": _sampling_s(config, shape, load, hardware, at),
         "logprobs": logprobs,
         "learning": learning,
-        "publication": 0.0 if processes.alone else 2 * shape.parameters / FILES + switch,
+        "publication": 0.0 if at.alone else _publication_s(config, shape, hardware),
     }
-    overlaps = config.train.max_off_policy_steps > 0 and not processes.alone and not processes.shared
+    overlaps = config.train.max_off_policy_steps > 0 and not at.alone and not at.shared
     return Estimate(load, seconds, overlaps, memory_of(config, shape, hardware, "policy", load))
 
 
-def _token(shape: ModelShape, context: float) -> float:
-    """Operations of a forward pass per token, without the output projection."""
-    return 2 * (shape.parameters - shape.embeddings) + 2 * shape.layers * shape.query * context
+def operations(shape: ModelShape, attended: float) -> float:
+    """Operations of a forward pass per token that attends to `attended` tokens, without the output projection."""
+    return 2 * shape.body + 4 * shape.layers * shape.query * attended
 
 
 def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: Hardware, at: Processes) -> float:
     """Prompts, then replies, of all samplers."""
-    device, served = hardware.device, is_served(config, "policy")
+    device, served, weights = hardware.device, is_served(config, "policy"), 2 * shape.parameters
+    engine: Any = config.engine
     width = at.share * at.parallel * math.pow(TENSOR_PARALLEL, math.log2(at.parallel))
     peak, bandwidth = device.tflops * 1e12 * width * PREFILL, device.bandwidth_tb * 1e12 * width * DECODE
-    sequence = load.context * 1.2 * shape.kv_bytes  # long sequences stay longest
-    most: float = getattr(config.engine, "max_num_seqs", IN_FLIGHT)
+    sequence = load.context * LONGEST * shape.kv_bytes
     if served:
-        taken = server_share(config, shape.parameters, device.memory_gb) * device.memory_gb * 1e9 * at.parallel
-        most = min(IN_FLIGHT, (taken - 2 * shape.parameters) / sequence)
+        taken = server_share(config, shape.parameters, device.memory_gb) * device.memory_gb - SERVER_GB
+        most = min(IN_FLIGHT, (taken * 1e9 * at.parallel - weights) / sequence)
+    else:
+        pool = kv_bytes(engine.kv_cache_gb, device.memory_gb * 1e9)
+        most = min(engine.max_num_seqs, kv_rows(pool, load.context * LONGEST, shape.kv_bytes))
     batch = max(1.0, min(most, load.episodes / at.samplers))
-    products = batch * (_token(shape, load.context) + 2 * shape.head) / peak
-    step = max(products, (2 * shape.parameters + batch * sequence) / bandwidth)
+    repeats = 1.0 if served or device.is_cpu else 1 + 2 * shape.query / shape.kv
+    products = batch * (operations(shape, load.context) + 2 * shape.head) / peak
+    step = max(products, (weights + batch * sequence * repeats) / bandwidth)
     step += 0.0 if served else batch * TOKEN_S if device.is_cpu else EAGER_S
-    prefill = load.computed_prompt * _token(shape, load.context) / peak
+    prefill = load.computed_prompt * operations(shape, load.context / 2) / peak
     return (prefill + load.sampled / batch * step) / at.samplers
 
 
@@ -166,13 +161,19 @@ def _learner_s(
     forests = load.distinct / config.engine.micro_batch_tokens / steps  # type: ignore[union-attr]
     forests = max(forests, min(groups, load.rows / steps))  # smaller ones, if ranks outnumber them
     passes = math.ceil(forests / groups) if at.ranks > 1 else forests  # as many as the busiest rank's
-    operations = load.distinct * _token(shape, load.logical / load.rows / 2) + load.trained * 2 * shape.head
+    forward = load.distinct * operations(shape, load.logical / load.rows / 2) + load.trained * 2 * shape.head
     speed = at.ranks * at.share * hardware.device.tflops * 1e12 * LEARNING
-    unit = operations / speed * passes * groups / forests
+    unit = forward / speed * passes * groups / forests
     units = (3 if config.model.lora is None else 2) + config.model.gradient_checkpointing
     extra = (loss.old_logprobs == "recompute" and steps > 1) + (loss.kl_loss_coef > 0)
-    overhead = steps * (RANK_S if at.ranks > 1 else STEP_S)
-    return extra * unit, units * unit + overhead
+    return extra * unit, units * unit + steps * (RANK_S if at.ranks > 1 else STEP_S)
+
+
+def _publication_s(config: RunConfig, shape: ModelShape, hardware: Hardware) -> float:
+    """New weights from rank 0 to samplers in other processes."""
+    size, others = 2 * shape.parameters, hardware.machines - 1 if by_ray(config, "policy") else 0
+    switch = SWITCH_S * (1 + takes_turns(config)) if is_served(config, "policy") else RANK_S
+    return size / FILES + (size / COPY if others else 0.0) + others * size / NETWORK + switch
 
 
 # ---- Memory ------------------------------------------------------------------------------------------------------
@@ -209,9 +210,9 @@ def memory_of(
     if not at.alone:
         learner["publication"] += 4 * shape.head / 1e9  # one tensor at a time, in float32
     elif load is not None:
-        engine = config.engine
-        kept = cache * min(engine.max_num_seqs, load.episodes) + shape.kv_bytes * engine.cache_tokens / 1e9  # type: ignore[union-attr]
-        learner["sampling"] += min(kept, engine.kv_cache_gb or gb / 4)  # type: ignore[union-attr]
+        engine: Any = config.engine
+        kept = cache * min(engine.max_num_seqs, load.episodes) + shape.kv_bytes * engine.cache_tokens / 1e9
+        learner["sampling"] += min(kept, kv_bytes(engine.kv_cache_gb, gb * 1e9) / 1e9)
     if cpu or not is_served(config, objective) or config.sampler.urls:
         return {"learner": learner}
     limit = server_share(config, shape.parameters, gb) * gb
@@ -248,37 +249,18 @@ def _step_gb(config: RunConfig, shape: ModelShape) -> float:
 
 def excess(memory: Memory) -> float:
     """GB by which a process exceeds its limit; at most 0 if all fit."""
-    return max(max(gb - phases["limit"] for gb in phases.values()) for phases in memory.values())
+    return max(max(phases.values()) - phases["limit"] for phases in memory.values())
 
 
 def faults(memory: Memory) -> list[str]:
-    """Processes that exceed their limit.
+    """Processes that exceed their limit, each with its largest phase.
 
     >>> faults({"learner": {"sampling": 20, "learning": 90, "limit": 76}, "server": {"sampling": 20, "limit": 68}})
     ['learning takes 90 GB in the learner, its limit is 76 GB']
     """
+    peaks = ((process, phases, max(phases, key=phases.__getitem__)) for process, phases in memory.items())
     return [
-        f"{phase} takes {gb:.0f} GB in the {process}, its limit is {phases['limit']:.0f} GB"
-        for process, phases in memory.items()
-        for phase, gb in phases.items()
-        if gb > phases["limit"] and gb == max(phases.values())
+        f"{phase} takes {phases[phase]:.0f} GB in the {process}, its limit is {phases['limit']:.0f} GB"
+        for process, phases, phase in peaks
+        if phases[phase] > phases["limit"]
     ]
-
-
-# ---- Changed configurations --------------------------------------------------------------------------------------
-
-
-def with_keys(config: RunConfig, keys: Keys) -> RunConfig:
-    """`config` with changed values, unchecked: for estimates only."""
-    for key, value in keys.items():
-        config = _set(config, key.split("."), value)
-    return config
-
-
-def _set(node: Any, path: Sequence[str], value: Any) -> Any:
-    name, *rest = path
-    node = AdapterConfig() if node is None else node  # the only optional section of these keys
-    if isinstance(node, dict):
-        return {**node, name: _set(node.get(name), rest, value) if rest else value}
-    value = tuple(value) if isinstance(value, list) else value
-    return node.model_copy(update={name: _set(getattr(node, name), rest, value) if rest else value})

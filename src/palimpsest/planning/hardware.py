@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 import psutil
@@ -20,11 +20,10 @@ from palimpsest.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU, or a CPU core."""
+    """A GPU, or a CPU core; all cores of a machine share one memory."""
 
     name: str
     memory_gb: float
-    """All cores of a machine share one memory."""
     tflops: float
     """Dense products, 10^12 operations per second: bfloat16 on a GPU, float32 on a core."""
     bandwidth_tb: float
@@ -36,28 +35,28 @@ class Device:
 
 
 DEVICES = {
-    "h100": Device("h100", 80, 989, 3.35),
-    "h800": Device("h800", 80, 989, 3.35),
-    "h200": Device("h200", 141, 989, 4.8),
-    "h20": Device("h20", 96, 148, 4.0),
-    "b200": Device("b200", 180, 2250, 8.0),
-    "a100-80": Device("a100-80", 80, 312, 2.0),
-    "a100-40": Device("a100-40", 40, 312, 1.55),
-    "l40s": Device("l40s", 48, 362, 0.86),
-    "rtx4090": Device("rtx4090", 24, 165, 1.0),
+    name: Device(name, *sheet)
+    for name, sheet in {
+        "h100": (80, 989, 3.35),
+        "h800": (80, 989, 3.35),
+        "h200": (141, 989, 4.8),
+        "h20": (96, 148, 4.0),
+        "b200": (180, 2250, 8.0),
+        "a100-80": (80, 312, 2.0),
+        "a100-40": (40, 312, 1.55),
+        "l40s": (48, 362, 0.86),
+        "4090": (24, 165, 1.0),
+    }.items()
 }
 """NVIDIA's data sheets (SXM modules), without sparsity."""
-_CORE = Device("cpu", 0, 0.12, 0.02)
-"""A core with 256-bit vectors: 2 fused multiply-adds of 8 floats per cycle at 3.7 GHz; its share of the memory bus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Equal machines with equal devices."""
+    """Equal machines, each with `count` equal GPUs or cores."""
 
     device: Device
     count: int
-    """GPUs, or cores, of each machine."""
     machines: int = 1
 
     def __post_init__(self) -> None:
@@ -85,27 +84,18 @@ def named_device(name: str) -> Device:
 
 
 def cpu(cores: int) -> Hardware:
-    """Cores with this machine's memory."""
-    return Hardware(replace(_CORE, memory_gb=psutil.virtual_memory().total / 1e9), cores)
+    """Cores with 256-bit vectors (2 fused multiply-adds of 8 floats per cycle at 3.7 GHz) and this machine's memory."""
+    return Hardware(Device("cpu", psutil.virtual_memory().total / 1e9, 0.12, 0.02), cores)
 
 
 def this_machine() -> Hardware:
     """The GPUs of this machine that CUDA may use, which count as equal to the first; without any, its cores."""
-    listing = ""
+    gpus = list[str]()
     with suppress(OSError, subprocess.SubprocessError):  # no driver, or one that fails
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         listing = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=30, check=True).stdout
-    gpus = visible(listing.split("\n")[:-1], os.environ.get("CUDA_VISIBLE_DEVICES"))
+        gpus = listing.split("\n")[:-1]
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:  # up to the first invalid index
+        indices = takewhile(lambda word: re.fullmatch("[0-9]+", word.strip()), named.split(","))
+        gpus = [gpus[at] for at in takewhile(range(len(gpus)).__contains__, map(int, indices))]
     return Hardware(named_device(gpus[0]), len(gpus)) if gpus else cpu(os.cpu_count() or 1)
-
-
-def visible(gpus: list[str], named: str | None) -> list[str]:
-    """The GPUs that the value of CUDA_VISIBLE_DEVICES leaves: those before the first invalid index.
-
-    >>> visible(["a", "b", "c"], "2,0,-1,1"), visible(["a", "b"], None), visible(["a"], "")
-    (['c', 'a'], ['a', 'b'], [])
-    """
-    if named is None:
-        return gpus
-    indices = takewhile(lambda word: re.fullmatch("[0-9]+", word.strip()), named.split(","))
-    return [gpus[at] for at in takewhile(range(len(gpus)).__contains__, map(int, indices))]

@@ -1,10 +1,11 @@
-"""Chooses where learner and samplers run: the fastest candidate layout that fits, around the user's own keys.
+"""Chooses where learner and samplers run: the fastest layout that fits, around the user's own keys.
 
-A candidate is a mapping of configuration keys. It is valid if it contradicts no key of the user's, every process fits
-its memory (planning/cost.py), and the configuration accepts it. To add a layout, add a function to `CANDIDATES`.
+A layout is a mapping of configuration keys. It is valid if it contradicts no key of the user's, every process fits its
+memory (planning/cost.py), and the configuration accepts it. To add one, add it to `_candidates`.
 
-Guaranteed: every GPU of a plan has work; a key of the user's never changes; a recipe that trains all weights never
-becomes one of adapters; the same input gives the same plan.
+Guaranteed: every GPU of a plan has work; ranks and servers on different GPUs have whole machines where there are
+several; a key of the user's never changes; a recipe that trains all weights never becomes one of adapters; the same
+input gives the same plan.
 Not covered: `sampler.urls`; memory of machines with cpu_offload.
 """
 
@@ -15,10 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from palimpsest.config.engine import MOST_SERVERS, top_p_gap
+from palimpsest.config.keys import with_keys
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import policy_class
-from palimpsest.planning.cost import ADAPTER, Estimate, Keys, estimate, excess, with_keys
+from palimpsest.planning.cost import ADAPTER, Estimate, Keys, estimate, excess
 from palimpsest.planning.hardware import Hardware
 from palimpsest.planning.model_shape import ModelShape
 from palimpsest.planning.workload import ProblemSizes, workload
@@ -30,11 +32,11 @@ _TRIES = 8  # layouts that the configuration may reject before its error is rais
 REASONS = {
     "engine.name": "ray divides weights and optimizer state among ranks; embedded uses one GPU",
     "cluster.learners": "ranks; with these, sampling and learning together take least time",
+    "cluster.placement": "servers sleep while the ranks learn on the same GPUs",
     "cluster.gpus_per_learner": "without GPUs the run stops, instead of computing on CPUs",
     "sampler.name": "vllm decodes many sequences at once",
-    "cluster.placement": "servers sleep while the ranks learn on the same GPUs",
     "sampler.servers": "vLLM servers",
-    "sampler.devices": "GPUs of the servers; the learner has the others",
+    "sampler.devices": "GPUs of the servers",
     "sampler.tensor_parallel_size": "GPUs per server",
     "sampler.gpu_memory_utilization": "share of the GPU for the server",
     "train.max_off_policy_steps": "the servers sample the next batch while the ranks learn",
@@ -48,13 +50,11 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class LayoutTask:
-    """Input of the search for a layout."""
+    """Input of the search for a layout. `given`: the user's own keys; `recipe`: the recipe without them."""
 
     config: RunConfig
     given: Keys
-    """The user's own keys."""
     recipe: RunConfig
-    """The recipe without them."""
     shape: ModelShape
     sizes: ProblemSizes
     hardware: Hardware
@@ -65,7 +65,7 @@ class LayoutTask:
 
     def changing(self, keys: Keys) -> dict[str, Any]:
         """`keys` without the user's and those that are the recipe's."""
-        own = {key: value for key, value in keys.items() if key not in self.given}
+        own = {key: keys[key] for key in REASONS if key in keys and key not in self.given}
         return {key: value for key, value in own.items() if with_keys(self.recipe, {key: value}) != self.recipe}
 
     def agrees(self, keys: Keys) -> bool:
@@ -73,51 +73,44 @@ class LayoutTask:
         return all(self.given.get(key, value) == value for key, value in keys.items())
 
 
-# ---- Candidates --------------------------------------------------------------------------------------------------
+# ---- Layouts -----------------------------------------------------------------------------------------------------
 
 
-def one_gpu(job: LayoutTask) -> Iterator[Keys]:
-    """One process, or one with a server on the same GPU."""
-    if job.hardware.total == 1:
-        yield {"engine.name": "embedded", "sampler.name": "embedded"}
-        served = {"engine.name": "embedded", "sampler.name": "vllm", "sampler.servers": 1}
-        yield from ({**served, "sampler.gpu_memory_utilization": share} for share in SHARES)
+def layouts(job: LayoutTask) -> list[Keys]:
+    """Layouts that give work to all GPUs and agree with the user's keys."""
+    return [keys for keys in _candidates(job) if keys.get("sampler.servers", 1) <= MOST_SERVERS and job.agrees(keys)]
 
 
-def split(job: LayoutTask) -> Iterator[Keys]:
-    """Ranks and vLLM servers on other GPUs; at the same time, or one after the other."""
-    count, overlap = job.hardware.count, overlapping(job.config)
-    for size in _widths(job):
-        for servers in range(1, (job.hardware.total - 1) // size + 1):
-            serving = size * servers
-            learners = job.hardware.total - serving
-            ranks = {"engine.name": "ray", "cluster.learners": learners, "cluster.gpus_per_learner": 1}
-            layout = dict[str, Any](ranks if learners > 1 else {"engine.name": "embedded"})
-            layout |= {"sampler.name": "vllm", "sampler.servers": servers, "sampler.tensor_parallel_size": size}
-            if learners == 1 or "sampler.devices" in job.given:  # otherwise Ray assigns them
-                if serving + (learners == 1) > count:
-                    continue
+def _candidates(job: LayoutTask) -> Iterator[Keys]:
+    total, count, vllm = job.hardware.total, job.hardware.count, {"sampler.name": "vllm"}
+    if total == 1:  # one process, or one with a server on the same GPU
+        alone = {"engine.name": "embedded"}
+        yield {**alone, "sampler.name": "embedded"}
+        yield from (
+            {**alone, **vllm, "sampler.servers": 1, "sampler.gpu_memory_utilization": share} for share in SHARES
+        )
+    ranks: dict[str, Any] = {"engine.name": "ray", "cluster.gpus_per_learner": 1, **vllm}
+    turns = {"cluster.placement": "colocated", "train.max_off_policy_steps": 0}
+    placed, sized = job.given.get("sampler.devices"), {"cluster.learners", "sampler.servers"} & {*job.given}
+    whole = count if job.hardware.machines > 1 and not placed and not sized else 1
+    for size in (1, 2, 4, 8):  # GPUs of a server: on one machine, with whole heads of keys and values on each
+        if count % size or job.shape.kv_heads % size:
+            continue
+        width = {"sampler.tensor_parallel_size": size}
+        if not placed:
+            yield {**ranks, **turns, **width, "cluster.learners": total, "sampler.servers": total // size}
+        for serving in range(size, total if not placed else min(total, count + 1), size):
+            layout: dict[str, Any] = {
+                **ranks,
+                **width,
+                "cluster.learners": total - serving,
+                "sampler.servers": serving // size,
+            }
+            if placed:  # otherwise Ray assigns them
                 layout["sampler.devices"] = list(range(count - serving, count))
-            yield layout
-            if overlap is not None:
-                yield {**layout, **overlap}
-
-
-def in_turns(job: LayoutTask) -> Iterator[Keys]:
-    """Ranks on all GPUs, and servers on the same ones, which sleep while the ranks learn."""
-    ranks = {"engine.name": "ray", "cluster.learners": job.hardware.total, "cluster.placement": "colocated"}
-    ranks |= {"cluster.gpus_per_learner": 1, "train.max_off_policy_steps": 0}
-    for size in _widths(job) if job.hardware.total > 1 and not job.given.get("sampler.devices") else ():
-        servers = {"sampler.servers": job.hardware.total // size, "sampler.tensor_parallel_size": size}
-        yield {**ranks, "sampler.name": "vllm", **servers}
-
-
-def _widths(job: LayoutTask) -> list[int]:
-    """GPUs that a server can use: on one machine, with whole heads of keys and values on each."""
-    return [size for size in (1, 2, 4, 8) if not job.hardware.count % size and not job.shape.kv_heads % size]
-
-
-CANDIDATES: tuple[Callable[[LayoutTask], Iterator[Keys]], ...] = (one_gpu, split, in_turns)
+            if not serving % whole:
+                yield layout
+                yield from () if (ahead := overlapping(job.config)) is None else [{**layout, **ahead}]
 
 
 def overlapping(config: RunConfig) -> Keys | None:
@@ -164,12 +157,6 @@ def fitting(job: LayoutTask) -> list[tuple[Keys, Estimate]]:
     return sorted(found, key=lambda choice: choice[1].step_s)
 
 
-def layouts(job: LayoutTask) -> list[Keys]:
-    """Candidates that agree with the user's keys."""
-    found = (keys for candidate in CANDIDATES for keys in candidate(job))
-    return [keys for keys in found if keys.get("sampler.servers", 1) <= MOST_SERVERS and job.agrees(keys)]
-
-
 def best(job: LayoutTask, resolve: Callable[[Keys], RunConfig]) -> tuple[Keys, Estimate, RunConfig]:
     """The fastest layout that fits and that `resolve` accepts; if none fits, the one that exceeds its memory least.
 
@@ -198,9 +185,9 @@ def nearest(job: LayoutTask) -> list[str]:
         fits = key not in job.given and fitting(changed)
         if fits and (key == ADAPTER or "cluster.learners" in fits[0][0]):
             found.append(f"{key}={str(value).lower()}")
-    for total in (2, 4, 8, 16, 32, 64):
+    for total in (1, 2, 4, 8, 16, 32, 64):
         larger = Hardware(job.hardware.device, min(8, total), max(1, total // 8))
-        if total > job.hardware.total and fitting(replace(job, hardware=larger)):
+        if total >= job.hardware.total and fitting(replace(job, hardware=larger)):
             return [*found, f"--gpus {larger.count} --nodes {larger.machines}"]
     return found
 

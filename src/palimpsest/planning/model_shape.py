@@ -1,64 +1,70 @@
-"""Shape of a decoder from its config.json, and its weights per part, without torch.
+"""Shape of a decoder: sizes from config.json, weights counted in the headers of its files, or in transformers' class on
+the meta device (seconds to import, no memory). Models of the recipes are known, so that their plans load neither.
 
-Guaranteed: exact for Llama, Mistral, Qwen2 and Qwen3; with weights on disk, the sum is exact for every model.
-Not covered: mixtures of experts and recurrent layers, which count as dense attention layers.
+Guaranteed: the number of weights is exact; a token uses `top_k / experts` of the experts' weights, all of the others.
+Not covered: latent attention and sliding windows, whose keys and values count as full heads over the whole context;
+recurrent layers, which count as attention.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from palimpsest.config.engine import named
 from palimpsest.config.load import load_recipe, recipe_names
 from palimpsest.errors import ModelError
-from palimpsest.models.model_files import ADAPTER_SETTINGS, check_count, check_weights, count, read_object, sections
+from palimpsest.models.model_files import (
+    ADAPTER_SETTINGS,
+    EXPERTS,
+    LAYER,
+    Shapes,
+    check_count,
+    check_weights,
+    count,
+    counts_in,
+    read_object,
+    refusing,
+    sections,
+)
 from palimpsest.models.model_folder import local_folder
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder."""
+    """Sizes of a decoder. `query` and `kv`: heads times head size; `head`: weights of the output projection, as many as
+    of the embeddings; `layer`: those of the largest layer; `parameters`: all; `idle`: experts that a token doesn't use.
+    """
 
     layers: int
     width: int
     query: int
-    """Heads times head size; `kv` is the same for keys."""
     kv: int
-    inner: int
-    vocab: int
+    kv_heads: int
+    head: int
     tied: bool
-    extra: int
-    """Biases and norms of a layer, next to its matrices."""
-    kv_heads: int = 8
-    weights: int | None = None
-    """Weights in the model's files; None: computed."""
-
-    @property
-    def layer(self) -> int:
-        """Weights of one layer."""
-        return 2 * self.width * (self.query + self.kv) + 3 * self.width * self.inner + self.extra
-
-    @property
-    def head(self) -> int:
-        """Weights of the output projection; the embeddings have as many."""
-        return self.vocab * self.width
+    layer: int
+    parameters: int
+    idle: int = 0
 
     @property
     def embeddings(self) -> int:
         return self.head * (1 if self.tied else 2)
 
     @property
-    def parameters(self) -> int:
-        """All weights.
+    def body(self) -> int:
+        """Weights that a token uses, without embeddings and output projection."""
+        return self.parameters - self.embeddings - self.idle
 
-        >>> KNOWN["Qwen/Qwen2.5-7B-Instruct"].parameters
-        7615616512
-        """
-        return self.weights or self.embeddings + self.layers * self.layer + self.width
+    @property
+    def inner(self) -> float:
+        """Width of the three products behind a layer's attention, over the experts that a token uses."""
+        return max(0.0, self.body / self.layers - 2 * self.width * (self.query + self.kv)) / (3 * self.width)
 
     @property
     def kv_bytes(self) -> int:
@@ -67,15 +73,20 @@ class ModelShape:
 
 
 KNOWN = {
-    "Qwen/Qwen2.5-3B-Instruct": ModelShape(36, 2048, 2048, 256, 11_008, 151_936, True, 6656, 2),
-    "Qwen/Qwen2.5-7B-Instruct": ModelShape(28, 3584, 3584, 512, 18_944, 152_064, False, 11_776, 4),
-    "Qwen/Qwen2.5-14B-Instruct": ModelShape(48, 5120, 5120, 1024, 13_824, 152_064, False, 17_408),
-    "Qwen/Qwen3-4B": ModelShape(36, 2560, 4096, 1024, 9728, 151_936, True, 5376),
-    "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(30, 576, 576, 192, 1536, 49_152, True, 1152, 3),
+    "Qwen/Qwen2.5-3B-Instruct": ModelShape(36, 2048, 2048, 256, 2, 311_164_928, True, 77_076_992, 3_085_938_688),
+    "Qwen/Qwen2.5-7B-Instruct": ModelShape(28, 3584, 3584, 512, 4, 544_997_376, False, 233_057_792, 7_615_616_512),
+    "Qwen/Qwen2.5-14B-Instruct": ModelShape(48, 5120, 5120, 1024, 8, 778_567_680, False, 275_268_608, 14_770_033_664),
+    "Qwen/Qwen3-0.6B": ModelShape(28, 1024, 2048, 1024, 8, 155_582_464, True, 15_730_944, 596_049_920),
+    "Qwen/Qwen3-4B": ModelShape(36, 2560, 4096, 1024, 8, 388_956_160, True, 100_930_816, 4_022_468_096),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(30, 576, 576, 192, 3, 28_311_552, True, 3_540_096, 134_515_008),
 }
 """Models of the recipes, from their config.json on the hub."""
-_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 _RUN = re.compile(r"runs/([\w.-]+)-seed\d+")
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_OPTIONAL = ("num_key_value_heads", "head_dim", "qk_nope_head_dim", "qk_rope_head_dim")
+_USED = ("num_experts_per_tok", "moe_k", "top_k_experts")
+_ROUTED = re.compile(r"\bexperts\.|moe\.(?:in|out)put_linear\.")
+"""Names of routed experts' weights; `shared_experts.` are others."""
 
 
 def shape_of(path: str) -> ModelShape:
@@ -88,28 +99,54 @@ def shape_of(path: str) -> ModelShape:
         if path in KNOWN:
             return KNOWN[path]
         if (found := local_folder(path)) is None:
-            raise ModelError(
-                f"model {path}: its shape is unknown: download it (hf download {path}), or set model.path to a folder"
-            )
+            fix = f"download it (hf download {path}), or set model.path to a folder"
+            raise ModelError(f"model {path}: its shape is unknown: {fix}")
         folder = found
     if base := read_object(path, folder / ADAPTER_SETTINGS).get("base_model_name_or_path"):
         return shape_of(str(base))
-    shape = shape_from(read_object(path, folder / "config.json"), path)
-    return replace(shape, weights=count(check_weights(path, folder))) if [*folder.glob("*.safetensors")] else shape
+    config = read_object(path, folder / "config.json")
+    return shape_from(config, path, check_weights(path, folder) if [*folder.glob("*.safetensors")] else None)
 
 
-def shape_from(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Shape from a config.json, or from its text model's section. Raises ModelError for missing or invalid sizes."""
-    found = next((section for _, section in sections(config) if "num_hidden_layers" in section), {})
-    for key in (*_SIZES, "head_dim", "num_key_value_heads"):
+def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = None) -> ModelShape:
+    """Shape from a config.json, or its text model's section, and its weights; None: those that transformers makes.
+
+    Raises ModelError for missing or invalid sizes, and for a class that transformers doesn't have.
+    """
+    deque(counts_in(name, config), maxlen=0)
+    found = next((section for _, section in sections(config) if all(section.get(key) for key in _SIZES)), None)
+    if found is None or weights is None:
+        if not config.get("model_type"):
+            raise ModelError(f"model {name}: config.json lacks model_type, or {', '.join(_SIZES)} of a decoder")
+        found, made = _built(config, name)
+        weights = weights or made
+    for key in (*_SIZES, *_OPTIONAL):
         check_count(name, key, found.get(key))
-        if key in _SIZES and found.get(key) is None:
-            raise ModelError(f"model {name}: config.json lacks {key} of a decoder")
-    layers, width, heads, inner, vocab = (found[key] for key in _SIZES)
-    size, kv_heads = found.get("head_dim") or width // heads, found.get("num_key_value_heads") or heads
-    kind, into = found.get("model_type"), size * (heads + 2 * kv_heads)
-    extra = 2 * width + (2 * size if kind == "qwen3" else 0)  # norms
-    extra += into if kind == "qwen2" else into + width if found.get("attention_bias") else 0
-    extra += 2 * inner + width if found.get("mlp_bias") else 0
+    layers, width, heads, vocab = (found[key] for key in _SIZES)
+    size = (found.get("qk_nope_head_dim") or 0) + (found.get("qk_rope_head_dim") or 0)
+    size, kv_heads = size or found.get("head_dim") or width // heads, found.get("num_key_value_heads") or heads
+    used, experts = (next((found[key] for key in keys if found.get(key)), 1) for keys in (_USED, EXPERTS))
+    routed = count([shape for weight, shape in weights.items() if _ROUTED.search(weight)])
+    idle = routed - routed * used // experts if used < experts else 0
     tied = bool(config.get("tie_word_embeddings", found.get("tie_word_embeddings", False)))
-    return ModelShape(layers, width, size * heads, size * kv_heads, inner, vocab, tied, extra, kv_heads)
+    sizes = Counter[str]()  # by layer
+    for weight, shape in weights.items():
+        if place := LAYER.search(weight):
+            sizes[weight[: place.end()]] += math.prod(shape)
+    largest, total = max(sizes.values(), default=0), count(weights)
+    return ModelShape(layers, width, size * heads, size * kv_heads, kv_heads, vocab * width, tied, largest, total, idle)
+
+
+def _built(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Shapes]:
+    """Sizes of the text model by transformers' names, and shapes of its weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    described = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
+    with refusing(f"model {name}: transformers makes no decoder from its config.json"), torch.device("meta"):
+        text = AutoConfig.for_model(**described).get_text_config()
+        model = AutoModelForCausalLM.from_config(text, trust_remote_code=False, attn_implementation="eager")
+        own = text.to_dict()
+        found = {name: own.get(key) for name, key in text.attribute_map.items()} | own
+        found |= {key: getattr(text, key) for key in _SIZES}
+        return found, {weight: tuple(value.shape) for weight, value in model.named_parameters()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,48 +58,42 @@ HOTPOT = (200 * PARAGRAPH, 1)  # the same of others: 200 paragraphs, as hotpotqa
 
 @dataclass(frozen=True, slots=True)
 class ProblemSizes:
-    """Mean sizes of a problem, in tokens."""
+    """Mean sizes of a problem, in tokens. `chunks`: sections that the policy reads; `literals`: prompts without their
+    slots, of a read turn (or a tool agent's opening) and of an answer turn."""
 
     question: float
     document: float
     chunks: int
-    """Sections that the policy reads."""
     questions: float
     hops: int
     literals: tuple[float, float]
-    """Prompts without their slots: of a read turn (or a tool agent's opening), and of an answer turn."""
     assumed: tuple[str, ...] = ()
 
 
 class PlannedRow(NamedTuple):
-    """Mean tokens of one row of an episode."""
+    """Mean tokens of one row of an episode: of the prompt, `shared` in all rollouts of the group and `own`, and of the
+    reply, with its entropy in nats."""
 
     shared: float
-    """Prefix that is equal in all rollouts of the group."""
     own: float
-    """Rest of the prompt."""
     sampled: float
     nats: float
-    """Entropy of the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Tokens of a step over all rollouts."""
+    """Tokens of a step over all rollouts: `prompt` counts prefixes per turn, `computed_prompt` what a sampler with a
+    prefix cache computes, `logical` all of trained rows, `distinct` what the learner computes of them."""
 
     episodes: float
     """Played ones, those of replaced groups included."""
     prompt: float
-    """Prompts, prefixes counted per turn."""
     computed_prompt: float
-    """Prompt tokens that a sampler with a prefix cache computes."""
     sampled: float
     rows: float
     """Number of trained rows."""
     logical: float
-    """Tokens of trained rows."""
     distinct: float
-    """Tokens that the learner computes."""
     trained: float
     """Tokens with a gradient."""
     context: float
@@ -139,8 +133,7 @@ def workload(config: RunConfig, sizes: ProblemSizes) -> Workload:
     policy, group = build_policy(config.policy), config.train.group_size
     rows, turns, prompt = _episode(policy, sizes)
     played, learnt = _groups(config)
-    drawn = config.credit.segments_per_group or math.inf
-    trained = learnt * min(group * len(rows), drawn) / len(rows)  # episodes
+    trained = learnt * min(group * len(rows), config.credit.segments_per_group or math.inf) / len(rows)  # episodes
     sampled = sum(row.sampled for row in rows)
     logical = sampled + sum(row.shared + row.own for row in rows)
     micro = config.engine.micro_batch_tokens  # type: ignore[union-attr]
@@ -210,35 +203,40 @@ def problem_sizes(config: RunConfig, chunks: int | None = None) -> ProblemSizes:
     def size(text: str) -> int:
         return len(codec.encode(text)) if codec else math.ceil(len(text) / CHARACTERS)
 
-    files = [Path(name) for name in listed(config.data.train_files) if name not in GENERATED]
     problems: Sequence[Problem] = ()
-    missing = [file.name for file in files if not file.exists()]
-    if missing:
+    files = [Path(name) for name in listed(config.data.train_files) if name not in GENERATED]
+    if missing := [file.name for file in files if not file.exists()]:
         document, questions = PUBLISHED.get(missing[0], HOTPOT)
         document = config.data.documents * PARAGRAPH if config.data.documents else document
+        question = QUESTION * questions
         assumed.append(f"{document:,} tokens per document, {questions:g} questions: {missing[0]} is not here")
     else:
         problems = _sample(config, chunks)
         document = round(fmean(size(problem.context or "") for problem in problems))
         questions = fmean(map(_questions, problems))
-    question = fmean(size(problem.question) for problem in problems) if problems else QUESTION * questions
-    pieces = 1
+        question = fmean(size(problem.question) for problem in problems)
+    pieces, texts = 1, ["", ""]
     if isinstance(policy, OverwritePolicy):
         document = min(document, policy.chunk_size * (policy.max_chunks or 10**9))
         pieces = max(1, math.ceil(document / policy.chunk_size))
         if codec and problems:
             pieces = max(1, round(fmean(len(policy.chunks(codec.encode(p.context or ""), codec)) for p in problems)))
-    literals = _literals(policy, size)
-    return ProblemSizes(question, document, pieces, questions, HOPS if files else 1, literals, tuple(assumed))
+        texts = [getattr(policy.texts, name) for name in policy.shown_texts()]
+    elif isinstance(policy, ToolAgentPolicy):
+        schemas = [str(spec.function()) for spec in policy.specs] if policy.texts.schemas else []
+        texts[0] = "".join([*policy.messages(), *schemas])
+    first, last = (size(re.sub(r"\{\w+\}", "", text)) + CHAT for text in texts)
+    return ProblemSizes(question, document, pieces, questions, HOPS if files else 1, (first, last), tuple(assumed))
 
 
 def _sample(config: RunConfig, chunks: int | None) -> Sequence[Problem]:
-    data = config.data
-    if data.train_files in GENERATED:
-        chunks = chunks or (data.curriculum.chunks[-1] if data.curriculum else None)
-        return build_source(data, config.seed, split="train").problems(step=0, count=SAMPLE, size=chunks)
-    first = data.model_copy(update={"limit": min(data.limit or SAMPLE, SAMPLE), "val_files": None})
-    return build_source(first, config.seed, split="eval").problems(step=0, count=SAMPLE)
+    data, generated = config.data, config.data.train_files in GENERATED
+    if not generated:
+        data, chunks = data.model_copy(update={"limit": min(data.limit or SAMPLE, SAMPLE), "val_files": None}), None
+    elif data.curriculum:
+        chunks = chunks or data.curriculum.chunks[-1]
+    source = build_source(data, config.seed, split="train" if generated else "eval")
+    return source.problems(step=0, count=SAMPLE, size=chunks)
 
 
 def _questions(problem: Problem) -> int:
@@ -247,15 +245,3 @@ def _questions(problem: Problem) -> int:
         if isinstance(golds := orjson.loads(problem.answers[0]), dict):
             return len(golds)
     return len(problem.by_question)
-
-
-def _literals(policy: MemoryPolicy, size: Callable[[str], int]) -> tuple[float, float]:
-    """See `ProblemSizes.literals`."""
-    texts = ["", ""]
-    if isinstance(policy, OverwritePolicy):
-        texts = [getattr(policy.texts, name) for name in policy.shown_texts()]
-    elif isinstance(policy, ToolAgentPolicy):
-        schemas = [str(spec.function()) for spec in policy.specs] if policy.texts.schemas else []
-        texts[0] = "".join([*policy.messages(), *schemas])
-    first, last = (size(re.sub(r"\{\w+\}", "", text)) + CHAT for text in texts)
-    return first, last

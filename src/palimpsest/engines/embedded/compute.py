@@ -107,11 +107,6 @@ def packs_weights(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and torch.backends.mkldnn.is_available() and _capable("avx512_f")
 
 
-def kv_bytes(gigabytes: float | None, device: torch.device) -> int:
-    """Bytes for keys and values: `engine.kv_cache_gb`, or a quarter of the device's memory."""
-    return int(gigabytes * 1e9) if gigabytes is not None else memory_of(device) // 4
-
-
 def memory_of(device: torch.device) -> int:
     """Memory of a GPU, or of this machine within the limit of its control group, in bytes."""
     if device.type == "cuda":

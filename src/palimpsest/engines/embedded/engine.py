@@ -21,12 +21,12 @@ import torch
 from palimpsest.config.engine import EmbeddedEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.architecture import context_of
-from palimpsest.engines.embedded.compute import ComputeThread, kv_bytes, set_threads
+from palimpsest.engines.embedded.compute import ComputeThread, memory_of, set_threads
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.process_guard import give_back_freed_memory
-from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
+from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats, kv_bytes
 from palimpsest.errors import ModelError
 from palimpsest.text.codec import Codec
 
@@ -144,7 +144,7 @@ class EmbeddedEngine:
             version=self._weights.version,
             max_num_seqs=self._settings.max_num_seqs,
             cache_tokens=self._settings.cache_tokens,
-            memory=kv_bytes(self._settings.kv_cache_gb, self.model.get_input_embeddings().weight.device),
+            memory=kv_bytes(self._settings.kv_cache_gb, memory_of(self.model.get_input_embeddings().weight.device)),
         )
         self._weights.sampler = sampler
         return sampler

@@ -32,11 +32,14 @@ from torch import Tensor
 
 from palimpsest.config.engine import SHIPPED, AdapterConfig, ModelConfig, model_path
 from palimpsest.config.install_hints import install_line
+from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded import compute
 from palimpsest.engines.embedded.architecture import check_class, max_context, merged_weight
 from palimpsest.engines.embedded.parity import admit
-from palimpsest.errors import ModelError
+from palimpsest.engines.protocol import Objective
+from palimpsest.errors import ConfigError, ModelError
 from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, refusing
-from palimpsest.models.model_folder import adapters_of, open_model
+from palimpsest.models.model_folder import adapters_of, open_model, stored_dtype
 
 # ---- LoRA adapters, with peft --------------------------------------------------------------------------------
 
@@ -171,6 +174,19 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"model.device={name}: no CUDA device here; use model.device=cpu")
     return device
+
+
+def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
+    """`config` with model.dtype=auto resolved for this machine. Raises ConfigError if the run trains."""
+    model = config.model
+    if model.dtype != "auto":
+        return config
+    if objective is not None:
+        raise ConfigError("model.dtype=auto works only for sampling: set float32 or bfloat16")
+    on_gpu = model.device != "cpu" and bool(compute.memories())
+    fast = on_gpu or compute.multiplies_bfloat16()
+    dtype = "bfloat16" if fast and stored_dtype(adapters_of(model_path(model))[1]) == "bfloat16" else "float32"
+    return config.model_copy(update={"model": ModelConfig.model_validate(model.model_dump() | {"dtype": dtype})})
 
 
 def described_window(config: ModelConfig) -> int:

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from palimpsest.config.schema import RunConfig, takes_turns
-from palimpsest.engines.embedded.compute import kv_bytes, memories, set_threads
+from palimpsest.engines.embedded.compute import memories, memory_of, set_threads
 from palimpsest.engines.embedded.model_loading import load_model, pick_device
 from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Counters, Request
 from palimpsest.engines.process_guard import GuardedFolder
-from palimpsest.engines.protocol import Objective, UpdateStats
+from palimpsest.engines.protocol import Objective, UpdateStats, kv_bytes
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.engines.ray.rank_batches import RankPart
 from palimpsest.engines.ray.ray_runtime import COMPILING
@@ -156,7 +156,7 @@ class SamplerCopy:
             self._model,
             max_num_seqs=settings.max_num_seqs,  # type: ignore[union-attr]
             cache_tokens=settings.cache_tokens,  # type: ignore[union-attr]
-            memory=kv_bytes(settings.kv_cache_gb, self._model.device),  # type: ignore[union-attr]
+            memory=kv_bytes(settings.kv_cache_gb, memory_of(self._model.device)),  # type: ignore[union-attr]
         )
         self._batch.version = version
         self._requests: dict[int, Request] = {}

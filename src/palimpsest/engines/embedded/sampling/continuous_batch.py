@@ -117,9 +117,9 @@ class ContinuousBatch:
         self.version = 0
         self.counters = Counters()
         self._prefill_tokens, self._slots = prefill_tokens, max_num_seqs
-        shape, half = KVShape.of(model), None if memory is None else memory // 2
-        self._pool = KVPool(shape, half)
-        stored = cache_tokens if half is None else min(cache_tokens, half // shape.token_bytes)
+        shape = KVShape.of(model)
+        self._pool = KVPool(shape, memory)
+        stored = cache_tokens if memory is None else min(cache_tokens, memory // 2 // shape.token_bytes)
         self._cache = PrefixCache(self._pool, stored)
         self._rows = PoolRows(max_num_seqs, self.vocab)
         self._forward: Forward = pick_forward(model, self._pool) if fused else HFForward(model, self._pool)

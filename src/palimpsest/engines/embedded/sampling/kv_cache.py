@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from palimpsest.engines.protocol import kv_rows
 from palimpsest.errors import ModelError, SamplerError
 from palimpsest.text.display_text import counted
 from palimpsest.types import SamplingParams
@@ -84,7 +85,7 @@ class KVPool:
     """`layers[l]` is [2, R, H, C, D]: keys at 0, values at 1."""
 
     def __init__(self, shape: KVShape, budget: int | None = None) -> None:
-        """`budget`: bytes for `fit`; None: no bound."""
+        """`budget`: bytes for `fit`, half of them for rows; None: no bound."""
         self.shape = shape
         self.rows = 0
         self.capacity = 0
@@ -97,7 +98,7 @@ class KVPool:
         Changes nothing while the rows in use have no room at that length. The budget always allows one row.
         """
         capacity = max(_rounded(length), self.capacity)
-        most = rows if self._budget is None else max(1, self._budget // (capacity * self.shape.token_bytes))
+        most = rows if self._budget is None else kv_rows(self._budget, capacity, self.shape.token_bytes)
         if used <= most:
             self.resize(min(most, max(rows, self.rows)), capacity, used)
 
