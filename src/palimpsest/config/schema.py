@@ -19,6 +19,7 @@ from palimpsest.config.engine import (
     ClusterConfig,
     EmbeddedEngineConfig,
     EngineConfig,
+    LearnerConfig,
     SamplerConfig,
     check_turns,
     top_p_gap,
@@ -351,6 +352,7 @@ class RunConfig(Strict):
     engine: EngineConfig = EmbeddedEngineConfig()
     cluster: ClusterConfig = ClusterConfig()
     sampler: SamplerConfig = SamplerConfig()
+    learner: LearnerConfig = LearnerConfig()
     train: TrainConfig = TrainConfig()
     cold_start: ColdStartConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -225,6 +225,10 @@ class StepBatch:
     """Metrics of which the minimum over steps is logged."""
 
 
+FOREST_REUSE = "learner/forest_reuse"
+"""Metric of a learner that computes segments apart: their tokens per distinct prefix token, which a forest saves."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStats:
     """Statistics of one optimizer step.

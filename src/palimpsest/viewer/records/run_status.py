@@ -174,6 +174,7 @@ _ENDS = ("finished", "interrupted", "resumed", "started")
 
 WINDOW, FEWEST, BEFORE = 10, 5, 50
 NO_SIGNAL, SOLVED, UNGRADED, MEMORY_CUT, ANSWERS_CUT, LOGPROB_GAP = 0.5, 0.9, 0.02, 0.25, 0.25, 0.05
+LOGPROB_DROP = 2.0
 ENTROPY_LEFT, INVENTION_MORE = 0.25, 0.10
 SLOW, SLOW_SECONDS, SILENT_SECONDS, SKIPPED = 6.0, 1.0, 60.0, 0.25
 ROLLOUT_SHARE, MEMORY_USED, FLAT_STEPS, FLAT = 0.9, 0.5, 100, 0.01
@@ -193,6 +194,11 @@ THRESHOLDS: tuple[tuple[str, str, str], ...] = (
     ),
     ("answers_cut", f"more than {ANSWERS_CUT:.0%} of the answers exceeded their budget", "red"),
     ("logprob_gap", f"sampler and learner differ by more than {LOGPROB_GAP} nats per token, top-p aside", "red"),
+    (
+        "logprob_drop",
+        f"the learner gives a token over {LOGPROB_DROP:.0f} nats less than the sampler, which gave it more than half",
+        "red",
+    ),
     (
         "entropy",
         f"the policy's entropy (if unmeasured: the spread of rewards) fell below {ENTROPY_LEFT:.0%} of its value "
@@ -378,6 +384,17 @@ def _logprob_gap(run: Watched) -> Iterator[Alarm]:
             return
 
 
+def _logprob_drop(run: Watched) -> Iterator[Alarm]:
+    key = "sampler/logprob_drop_max"
+    largest = max(run.values(key)[-WINDOW:], default=0.0)
+    if largest > LOGPROB_DROP + run.top_p_gap:
+        text = (
+            f"The learner gives a token {largest:.1f} nats less than the sampler, which gave it more than half: the "
+            "mean gap hides it. Compare their weights, versions and number formats."
+        )
+        yield Alarm("red", "logprob_drop", text, run.step, key)
+
+
 def _entropy(run: Watched) -> Iterator[Alarm]:
     key, name = "policy/entropy", "The policy's entropy"
     if not run.values(key):
@@ -468,6 +485,7 @@ _RULES: tuple[Rule, ...] = (
     _memory_cut,
     _answers_cut,
     _logprob_gap,
+    _logprob_drop,
     _entropy,
     _invention,
     _slow_stage,

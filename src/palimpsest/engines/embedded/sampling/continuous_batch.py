@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from palimpsest.engines.embedded.architecture import head_of
+from palimpsest.engines.embedded.architecture import decoder_of, head_of
 from palimpsest.engines.embedded.sampling.draw import draw, log_probabilities, uniforms
-from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill, pick_forward
-from palimpsest.engines.embedded.sampling.kv_cache import Copy, KVPool, KVShape, PoolRows, PrefixCache
+from palimpsest.engines.embedded.sampling.forward import Decode, Forward, Prefill, pick_forward, pool_of
+from palimpsest.engines.embedded.sampling.kv_cache import Copy, PoolRows, PrefixCache
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 
@@ -42,7 +42,7 @@ def score(model: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[fl
     """[T] nats of each of `ids` after the prompt and its predecessors, at temperature 1."""
     head, device = head_of(model), model.get_output_embeddings().weight.device
     sequence = torch.tensor([[*prompt_ids, *ids[:-1]]], device=device)
-    hidden = model.get_decoder()(input_ids=sequence, use_cache=False).last_hidden_state[0, len(prompt_ids) - 1 :]
+    hidden = decoder_of(model)(input_ids=sequence, use_cache=False).last_hidden_state[0, len(prompt_ids) - 1 :]
     targets = torch.tensor(ids, device=device)
     chunks = [
         log_probabilities(head(states), 1.0).gather(1, wanted[:, None])[:, 0]
@@ -117,12 +117,13 @@ class ContinuousBatch:
         self.version = 0
         self.counters = Counters()
         self._prefill_tokens, self._slots = prefill_tokens, max_num_seqs
-        shape, half = KVShape.of(model), None if memory is None else memory // 2
-        self._pool = KVPool(shape, half)
-        stored = cache_tokens if half is None else min(cache_tokens, half // shape.token_bytes)
-        self._cache = PrefixCache(self._pool, stored)
+        half = None if memory is None else memory // 2
+        self._pool = pool_of(model, half)
+        self._cache = PrefixCache(
+            self._pool, cache_tokens if half is None else min(cache_tokens, half // self._pool.row_bytes(1))
+        )
         self._rows = PoolRows(max_num_seqs, self.vocab)
-        self._forward: Forward = pick_forward(model, self._pool) if fused else HFForward(model, self._pool)
+        self._forward: Forward = pick_forward(model, self._pool, fused=fused)
         self._waiting: list[Request] = []
         self._requests: dict[int, Request] = {}
         self._stepped = Stepped()

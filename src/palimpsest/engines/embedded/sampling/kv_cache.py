@@ -27,6 +27,7 @@ D head size.
 from __future__ import annotations
 
 import bisect
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from palimpsest.engines.embedded.architecture import decoder_of
 from palimpsest.errors import ModelError, SamplerError
 from palimpsest.text.display_text import counted
 from palimpsest.types import SamplingParams
@@ -65,7 +67,7 @@ class KVShape:
         """
         weight = model.get_input_embeddings().weight
         token = torch.zeros((1, 1), dtype=torch.long, device=weight.device)
-        cache = getattr(model.get_decoder()(input_ids=token, use_cache=True), "past_key_values", None)
+        cache = getattr(decoder_of(model)(input_ids=token, use_cache=True), "past_key_values", None)
         layers = list(getattr(cache, "layers", ()))
         if not layers or not {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
             raise ModelError(f"{type(model).__name__} has an unsupported state other than keys and values")
@@ -80,16 +82,25 @@ class KVShape:
         return 2 * self.layers * self.heads * self.head_dim * self.dtype.itemsize
 
 
-class KVPool:
-    """`layers[l]` is [2, R, H, C, D]: keys at 0, values at 1."""
+class RowPool(ABC):
+    """Rows for the sequences in flight, within a budget."""
 
-    def __init__(self, shape: KVShape, budget: int | None = None) -> None:
+    def __init__(self, budget: int | None) -> None:
         """`budget`: bytes for `fit`; None: no bound."""
-        self.shape = shape
-        self.rows = 0
-        self.capacity = 0
-        self.layers: list[Tensor] = []
+        self.rows = self.capacity = 0
         self._budget = budget
+
+    @abstractmethod
+    def row_bytes(self, length: int) -> int:
+        """Bytes of a sequence of `length` tokens, at least 1."""
+
+    @abstractmethod
+    def resize(self, rows: int, capacity: int, used: int = 0) -> None:
+        """Reserve `rows` rows of `capacity` tokens, keeping the first `used`. Raises SamplerError without memory."""
+
+    @abstractmethod
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of row `source` into row `target`."""
 
     def fit(self, used: int, rows: int, length: int) -> None:
         """Make room for `rows` rows of `length` tokens, or as many as the budget allows, keeping the first `used`.
@@ -97,12 +108,23 @@ class KVPool:
         Changes nothing while the rows in use have no room at that length. The budget always allows one row.
         """
         capacity = max(_rounded(length), self.capacity)
-        most = rows if self._budget is None else max(1, self._budget // (capacity * self.shape.token_bytes))
+        most = rows if self._budget is None else max(1, self._budget // self.row_bytes(capacity))
         if used <= most:
             self.resize(min(most, max(rows, self.rows)), capacity, used)
 
+
+class KVPool(RowPool):
+    """`layers[l]` is [2, R, H, C, D]: keys at 0, values at 1."""
+
+    def __init__(self, shape: KVShape, budget: int | None = None) -> None:
+        super().__init__(budget)
+        self.shape = shape
+        self.layers: list[Tensor] = []
+
+    def row_bytes(self, length: int) -> int:
+        return length * self.shape.token_bytes
+
     def resize(self, rows: int, capacity: int, used: int = 0) -> None:
-        """Reserve `rows` rows of `capacity` tokens, keeping the first `used`. Raises SamplerError without memory."""
         capacity = _rounded(capacity)
         if (rows, capacity) == (self.rows, self.capacity):
             return
@@ -127,7 +149,6 @@ class KVPool:
         self.rows, self.capacity = rows, capacity
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of row `source` into row `target`."""
         for layer in self.layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
@@ -136,6 +157,53 @@ class KVPool:
         blocks = np.arange(2)[None, :, None] * self.rows + rows[:, None, None]
         places = (blocks * self.shape.heads + np.arange(self.shape.heads)) * self.capacity + positions[:, None, None]
         return torch.from_numpy(places.reshape(-1)).to(self.shape.device)
+
+
+STATES = ("past_key_values", "cache_params", "state")
+"""Names under which classes take and return what they keep of earlier tokens."""
+
+
+def state_of(output: Any) -> tuple[str, Any]:
+    """Name and value of the state that a decoder returned; "" and None if it returns none."""
+    return next(((name, value) for name in STATES if (value := getattr(output, name, None)) is not None), ("", None))
+
+
+class StatePool(RowPool):
+    """Rows whose states the model's class keeps, for classes with others than keys and values. Rows share nothing."""
+
+    @torch.no_grad()
+    def __init__(self, model: Any, budget: int | None = None, *, keep: bool = True) -> None:
+        """`keep`: states are kept; otherwise only ids are."""
+        super().__init__(budget)
+        self.keep = keep
+        decoder, self.device = decoder_of(model), model.get_input_embeddings().weight.device
+        one, two = 0, ID_BYTES
+        if keep:
+            calls = (decoder(input_ids=torch.zeros((1, n), dtype=torch.long, device=self.device)) for n in (1, 2))
+            one, two = (_bytes(state_of(output)[1]) for output in calls)
+        self._fixed_bytes, self._token_bytes = 2 * one - two, two - one
+        self.states: dict[int, Any] = {}
+        """By row: name and value of the class's state, or the ids so far."""
+
+    def row_bytes(self, length: int) -> int:
+        return max(1, self._fixed_bytes + length * self._token_bytes)
+
+    def resize(self, rows: int, capacity: int, used: int = 0) -> None:
+        self.rows, self.capacity = rows, _rounded(capacity)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Moves: a state has one owner."""
+        self.states[target] = self.states.pop(source)
+
+
+def _bytes(state: Any) -> int:
+    """Bytes of all tensors in a state."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    if isinstance(state, list | tuple):
+        return sum(map(_bytes, state))
+    parts = state if isinstance(state, dict) else getattr(state, "__dict__", {})
+    return sum(map(_bytes, parts.values()))
 
 
 def _rounded(length: int) -> int:
@@ -172,11 +240,11 @@ class PrefixCache:
     `flush` copies all inserted sequences together: rows must not change between `insert` and `flush`.
     """
 
-    def __init__(self, pool: KVPool, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, pool: RowPool, capacity: int) -> None:
+        self.capacity = capacity if isinstance(pool, KVPool) else 0  # other states belong to one sequence
         self.evicted = 0
         """Tokens evicted so far."""
-        self._pool = pool
+        self._pool: Any = pool
         self._layers: list[Tensor] = []  # each [S, 2, H, D]: one token is one stretch of memory
         self.clear()
 
