@@ -311,15 +311,6 @@ def top_p_gap(sampling: SamplingConfig) -> float:
     return 0.0 if logprobs_mode(sampling) == "raw_logprobs" else -math.log(sampling.top_p)
 
 
-Layout = Literal["forest", "segments"]
-
-
-class LearnerConfig(Strict):
-    layout: Layout | None = None
-    """forest: a prefix that segments share is computed once; segments: each segment alone, through the model class's
-    own forward, for recurrent layers, sinks and capped scores; null: forest where it is exact."""
-
-
 class SamplerConfig(Strict):
     name: Literal["embedded", "vllm"] = "embedded"
     """embedded: the engine samples; vllm: vLLM servers in separate processes (docs/how-to/vllm.md)."""

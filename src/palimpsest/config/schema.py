@@ -19,7 +19,6 @@ from palimpsest.config.engine import (
     ClusterConfig,
     EmbeddedEngineConfig,
     EngineConfig,
-    LearnerConfig,
     SamplerConfig,
     check_turns,
     top_p_gap,
@@ -331,6 +330,15 @@ class LoggingConfig(Strict):
     @classmethod
     def _check_sinks(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_name("sink", sink) for sink in sinks)
+
+
+Layout = Literal["forest", "segments"]
+
+
+class LearnerConfig(Strict):
+    layout: Layout | None = None
+    """forest: a prefix that segments share is computed once; segments: each segment alone, through the model class's
+    own forward, for recurrent layers, sinks and capped scores; null: forest where it is exact."""
 
 
 class RunConfig(Strict):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from palimpsest.config.engine import Layout
+from palimpsest.config.schema import Layout
 from palimpsest.errors import ModelError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -32,6 +32,8 @@ WINDOWS = ("sliding_window", "_sliding_window_pattern", "sliding_window_pattern"
 """Configuration keys of a sliding window, as computed here."""
 CONTEXT = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
 """Configuration keys of the context window, by family."""
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Configuration keys of a cap of the logits, by family."""
 UNBOUNDED = 1 << 20  # tokens, for classes without attention: their state has one size at any length
 
 
@@ -177,9 +179,10 @@ def head_of(model: Any) -> Head:
     if before is not None and projection not in before.modules():
         projection = nn.Sequential(before, projection)
     config = text_config(model)
-    keys = ("logits_scaling", "logit_scale", "final_logit_softcapping", "logits_soft_cap")
-    divisor, factor, cap, soft = (getattr(config, key, None) for key in keys)
-    cap = soft if cap is None else cap
+    divisor, factor, cap = (
+        next((value for key in keys if (value := getattr(config, key, None)) is not None), None)
+        for keys in (("logits_scaling", "logits_mup_width_multiplier"), ("logit_scale",), CAPS)
+    )
     if divisor is None and factor is None and cap is None:
         return projection  # type: ignore[no-any-return]
     return ScaledHead(projection, divisor, factor, cap)

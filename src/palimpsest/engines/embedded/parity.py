@@ -36,8 +36,9 @@ from palimpsest.engines.embedded.architecture import (
     text_config,
 )
 from palimpsest.engines.embedded.forest.attention import NAME, PRECISE, register
-from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill, StateForward
-from palimpsest.engines.embedded.sampling.kv_cache import KVPool, KVShape, StatePool
+from palimpsest.engines.embedded.sampling.continuous_batch import StateForward, StatePool
+from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill
+from palimpsest.engines.embedded.sampling.kv_cache import KVPool, KVShape
 from palimpsest.errors import ModelError
 
 FLOOR = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the logits' spread: less passes for any noise

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from palimpsest.config.engine import Layout
-from palimpsest.config.schema import RunConfig, takes_turns
+from palimpsest.config.schema import Layout, RunConfig, takes_turns
 from palimpsest.engines.embedded.compute import kv_bytes, memories, set_threads
 from palimpsest.engines.embedded.model_loading import load_model, pick_device
 from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Counters, Request

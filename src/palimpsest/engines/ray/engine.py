@@ -21,8 +21,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.engine import Layout, RayEngineConfig
-from palimpsest.config.schema import RunConfig, by_ray, is_served
+from palimpsest.config.engine import RayEngineConfig
+from palimpsest.config.schema import Layout, RunConfig, by_ray, is_served
 from palimpsest.engines.embedded.architecture import Context, context_of
 from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.engine import check_vocabulary

@@ -26,8 +26,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from palimpsest import files
-from palimpsest.config.engine import ClusterConfig, Layout
-from palimpsest.config.schema import RunConfig, is_served
+from palimpsest.config.engine import ClusterConfig
+from palimpsest.config.schema import Layout, RunConfig, is_served
 from palimpsest.engines.embedded.architecture import ways_of
 from palimpsest.engines.embedded.checkpoint_state import SHARES, CheckpointFacts
 from palimpsest.engines.embedded.compute import set_threads

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from palimpsest.config.engine import Layout
+from palimpsest.config.schema import Layout
 from palimpsest.engines.embedded.forest.layout import (
     Forest,
     Packed,

@@ -51,8 +51,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from palimpsest import files
-from palimpsest.config.engine import ClusterConfig, Layout, model_path
-from palimpsest.config.schema import ModelConfig, RunConfig
+from palimpsest.config.engine import ClusterConfig, model_path
+from palimpsest.config.schema import Layout, ModelConfig, RunConfig
 from palimpsest.engines.embedded.architecture import (
     ROOT,
     base_of,

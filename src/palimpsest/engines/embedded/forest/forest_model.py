@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pad_sequence
 
-from palimpsest.config.engine import Layout
+from palimpsest.config.schema import Layout
 from palimpsest.engines.embedded.architecture import (
     Head,
     check_layers,

@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from palimpsest.config.engine import Layout
+from palimpsest.config.schema import Layout
 from palimpsest.engines.protocol import TrainSegment
 from palimpsest.types import SampledSpan, Segment
 

@@ -1,4 +1,4 @@
-"""Forward passes over the sampler's rows: any transformers model, and a fused Llama-like one.
+"""Forward passes over the key-value pool: any transformers model, and a fused Llama-like one.
 
 `HFForward` calls the unpatched model class with a cache object that writes into the pool and returns views of it.
 `FusedForward` computes the same for Llama-like models with fewer, larger operations on a CPU:
@@ -7,9 +7,6 @@
   alike, their products are unchanged);
 - a prefill has no padding: products run over all tokens of all rows together, attention row by row;
 - the last layer of a prefill computes only each row's last token.
-
-`StateForward` calls the decoder once per row, with its class's own cache: recurrent layers, convolutions, chunked
-attention.
 
 In bfloat16 the weights, keys, values and inputs of products are bfloat16; the residual stream, norms, rotations and
 sums are float32. Adapters (LoRA) are merged into the copy of the weights.
@@ -26,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,10 +42,9 @@ from palimpsest.engines.embedded.architecture import (
     is_plain,
     merged_weight,
     ropes,
-    ways_of,
 )
 from palimpsest.engines.embedded.compute import packs_weights
-from palimpsest.engines.embedded.sampling.kv_cache import KVPool, KVShape, RowPool, StatePool, state_of
+from palimpsest.engines.embedded.sampling.kv_cache import KVPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,52 +195,6 @@ class HFForward:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
 
-class StateForward:
-    """Every row alone, one call of the model's own decoder per row: for classes whose states can't be shared.
-
-    Without kept states, every call computes all earlier tokens again.
-    """
-
-    def __init__(self, model: Any, pool: StatePool) -> None:
-        self._decoder, self._head, self._pool = decoder_of(model), head_of(model), pool
-        self._positions = "position_ids" in signature(self._decoder.forward).parameters
-
-    def refresh(self) -> None:
-        """Does nothing: it reads the model's own weights."""
-
-    @torch.inference_mode()
-    def step(self, decode: Decode | None, prefill: Prefill | None) -> Tensor:
-        """See `Forward.step`; a suffix starts at 0."""
-        calls: list[tuple[int, NDArray[np.int64], int]] = []
-        if decode is not None:
-            calls += zip(decode.rows.tolist(), decode.tokens[:, None], decode.lengths.tolist(), strict=True)
-        if prefill is not None:
-            calls += zip(prefill.rows.tolist(), prefill.suffixes, prefill.starts.tolist(), strict=True)
-        return self._head(torch.cat([self._last(*call) for call in calls]))
-
-    def _last(self, row: int, new: NDArray[np.int64], start: int) -> Tensor:
-        """[1, W] hidden state after the last of `new` ids, the row's ids from `start`."""
-        pool, more = self._pool, {}
-        if start and pool.keep:
-            name, state = pool.states[row]
-            more[name] = state
-        elif start:
-            new, start = np.concatenate([pool.states[row], new]), 0
-        ids = torch.from_numpy(new)[None].to(pool.device)
-        if self._positions:  # some classes count them by the cache of a layer that has none
-            more["position_ids"] = torch.arange(start, start + len(new), device=pool.device)[None]
-        output = self._decoder(input_ids=ids, use_cache=pool.keep, **more)
-        pool.states[row] = state_of(output) if pool.keep else new
-        hidden: Tensor = output.last_hidden_state[:, -1]
-        return hidden
-
-
-def pool_of(model: Any, budget: int | None) -> RowPool:
-    """The pool of the way in which `model` is sampled; `budget`: bytes for rows."""
-    way = ways_of(model).sampling
-    return KVPool(KVShape.of(model), budget) if way == "pool" else StatePool(model, budget, keep=way == "cache")
-
-
 # ---- Fused forward of Llama-like models ----------------------------------------------------------------------
 
 
@@ -256,12 +205,9 @@ TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 0.1}
 bfloat16 (8 bits) SmolLM2-135M has 0.031, where its class is 0.020 from float32 and the fused forward 0.017."""
 
 
-def pick_forward(model: Any, pool: RowPool, *, fused: bool = True) -> Forward:
-    """The fused forward if it supports the model and a probe agrees, otherwise the generic one of the pool."""
-    if isinstance(pool, StatePool):
-        return StateForward(model, pool)
-    assert isinstance(pool, KVPool)
-    if not fused or not _supported(model):
+def pick_forward(model: Any, pool: KVPool) -> Forward:
+    """The fused forward if it supports the model and a probe agrees, otherwise the generic one."""
+    if not _supported(model):
         return HFForward(model, pool)
     probe = KVPool(pool.shape)
     agree = _agree(HFForward(model, probe), FusedForward(model, probe), probe)

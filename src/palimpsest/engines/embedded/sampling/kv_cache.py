@@ -107,7 +107,7 @@ class RowPool(ABC):
 
         Changes nothing while the rows in use have no room at that length. The budget always allows one row.
         """
-        capacity = max(_rounded(length), self.capacity)
+        capacity = max(rounded(length), self.capacity)
         most = rows if self._budget is None else max(1, self._budget // self.row_bytes(capacity))
         if used <= most:
             self.resize(min(most, max(rows, self.rows)), capacity, used)
@@ -125,7 +125,7 @@ class KVPool(RowPool):
         return length * self.shape.token_bytes
 
     def resize(self, rows: int, capacity: int, used: int = 0) -> None:
-        capacity = _rounded(capacity)
+        capacity = rounded(capacity)
         if (rows, capacity) == (self.rows, self.capacity):
             return
         old, s = self.layers, self.shape
@@ -159,54 +159,7 @@ class KVPool(RowPool):
         return torch.from_numpy(places.reshape(-1)).to(self.shape.device)
 
 
-STATES = ("past_key_values", "cache_params", "state")
-"""Names under which classes take and return what they keep of earlier tokens."""
-
-
-def state_of(output: Any) -> tuple[str, Any]:
-    """Name and value of the state that a decoder returned; "" and None if it returns none."""
-    return next(((name, value) for name in STATES if (value := getattr(output, name, None)) is not None), ("", None))
-
-
-class StatePool(RowPool):
-    """Rows whose states the model's class keeps, for classes with others than keys and values. Rows share nothing."""
-
-    @torch.no_grad()
-    def __init__(self, model: Any, budget: int | None = None, *, keep: bool = True) -> None:
-        """`keep`: states are kept; otherwise only ids are."""
-        super().__init__(budget)
-        self.keep = keep
-        decoder, self.device = decoder_of(model), model.get_input_embeddings().weight.device
-        one, two = 0, ID_BYTES
-        if keep:
-            calls = (decoder(input_ids=torch.zeros((1, n), dtype=torch.long, device=self.device)) for n in (1, 2))
-            one, two = (_bytes(state_of(output)[1]) for output in calls)
-        self._fixed_bytes, self._token_bytes = 2 * one - two, two - one
-        self.states: dict[int, Any] = {}
-        """By row: name and value of the class's state, or the ids so far."""
-
-    def row_bytes(self, length: int) -> int:
-        return max(1, self._fixed_bytes + length * self._token_bytes)
-
-    def resize(self, rows: int, capacity: int, used: int = 0) -> None:
-        self.rows, self.capacity = rows, _rounded(capacity)
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Moves: a state has one owner."""
-        self.states[target] = self.states.pop(source)
-
-
-def _bytes(state: Any) -> int:
-    """Bytes of all tensors in a state."""
-    if isinstance(state, Tensor):
-        return state.nbytes
-    if isinstance(state, list | tuple):
-        return sum(map(_bytes, state))
-    parts = state if isinstance(state, dict) else getattr(state, "__dict__", {})
-    return sum(map(_bytes, parts.values()))
-
-
-def _rounded(length: int) -> int:
+def rounded(length: int) -> int:
     return -(-length // CAPACITY_STEP) * CAPACITY_STEP
 
 
