@@ -384,7 +384,7 @@ def sampled(s: Session, name: str, model: Any, rows: int) -> None:
     """A group over one prompt: the first prompt, then 16 tokens of each."""
     import numpy as np
 
-    from palimpsest.engines.embedded.compute import kv_bytes
+    from palimpsest.engines.protocol import kv_bytes
     from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Request
     from palimpsest.types import SamplingParams
 

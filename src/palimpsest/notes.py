@@ -48,6 +48,8 @@ NOTES: Mapping[str, str] = {
     "({reason}); training skips them (reported once; optim/grad_skipped counts them, {most} in a row end the run)",
     "rewards_unread": "step {step}: the reward returns {parts}, but {rule} uses only the outcome; "
     "credit.adv_estimator=state_mix with an alpha below 1 mixes them in",
+    "segments_apart": "step {step}: the learner computes each segment alone, {times:.2g} times the tokens of a prefix "
+    "forest (reported once; learner/forest_reuse has every step)",
     "curriculum_grows": "step {step}: documents grow from {before} to {after} chunks",
     "training_layers": "training adds to reward.name={reward}: {layers}; evaluation doesn't",
     "rows_too_long": "{path}: skipped {count} of {total} rows, longer than {tokens} tokens",

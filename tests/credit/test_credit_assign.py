@@ -220,6 +220,8 @@ def test_metrics_of_a_batch() -> None:
         "ungraded": 1,
         "segments": 5,
         "trained_tokens": 8,
+        "sampled_tokens": 17,
+        "untrained_tokens": 9,
         "groups_dropped": 0,
         "groups_untrainable": 0,
     }

@@ -120,6 +120,8 @@ def test_rows_drawn_are_counted_repeated_and_unused() -> None:
     assert (counts["segments"], counts["segments_repeated"], counts["segments_unused"]) == (6, 3, 0)
     (few,) = assign([group([1, 0], pruning(), other())], CreditConfig(segments_per_group=1), 1, (0, "dcpo", 1))
     assert (few.counts["segments_repeated"], few.counts["segments_unused"]) == (0, 2)
+    assert few.counts["untrained_tokens"] == few.counts["sampled_tokens"] - few.counts["trained_tokens"] > 0
+    assert counts["untrained_tokens"] == 0
     assert few.minima["effective_weight_min"] == 0  # the trajectory that was not drawn
     assert few.maxima["effective_weight_max"] == 2
 

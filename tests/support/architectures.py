@@ -56,6 +56,7 @@ VISION = {
     "num_attention_heads": 2,
     "image_size": 28,
 }
+HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 STATE = {"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2}
 
 
@@ -67,14 +68,22 @@ class Case:
     """Some that have it."""
     changes: dict[str, Any] = field(default_factory=dict)
     """To `SMALL`."""
+    sampling: str = "pool"
+    """See `Ways`."""
+    apart: str = ""
+    """Words of the reason why it is trained by segments."""
     refused: str = ""
     """Words of the refusal when it is loaded."""
-    untrained: str = ""
-    """Words of the refusal when it is to be trained."""
     note: str = ""
 
+    @property
+    def layout(self) -> str:
+        return "segments" if self.apart else "forest"
 
+
+SAMPLED = {"pool": "yes", "cache": "each alone", "whole": "each alone, recomputed"}
 RECURRENT = "has layers of linear_attention"
+OTHER = "computed as a prefix forest, its logits differ"
 OWN = "its attention bypasses transformers' attention interface"
 SHORT = "the window ends where longrope changes the positions (4,096 tokens for these)"
 CAPPED = "unsupported attention with softcap"
@@ -91,7 +100,7 @@ CASES: dict[str, Case] = {
     "Qwen3": Case("Qwen 3", WIDE),
     "Qwen3Moe": Case("Qwen 3 with experts", {**EXPERTS, **WIDE}),
     "Gemma": Case("Gemma", WIDE),
-    "Gemma2": Case("Gemma 2", {**WIDE, **MIXED}, untrained=CAPPED),
+    "Gemma2": Case("Gemma 2", {**WIDE, **MIXED}, apart=CAPPED),
     "Gemma3Text": Case("Gemma 3 1B", {**WIDE, **MIXED}),
     "Gemma3": Case(
         "Gemma 3 from 4B",
@@ -100,7 +109,7 @@ CASES: dict[str, Case] = {
     ),
     "Gemma3nText": Case("Gemma 3n", {**WIDE, **SLIDING, **PER_LAYER, "num_kv_shared_layers": 1, "laurel_rank": 4}),
     "Gemma4Text": Case("Gemma 4", {**WIDE, **SLIDING, **PER_LAYER}),
-    "VaultGemma": Case("VaultGemma", {**WIDE, **MIXED}, untrained=CAPPED),
+    "VaultGemma": Case("VaultGemma", {**WIDE, **MIXED}, apart=CAPPED),
     "Phi": Case("Phi 1.5 and 2"),
     "Phi3": Case("Phi 3 4k, Phi 4"),
     "Phi3-longrope": Case("Phi 3 128k, Phi 4 mini", LONGROPE, note=SHORT),
@@ -140,43 +149,47 @@ CASES: dict[str, Case] = {
     "GPTNeoX": Case("Pythia"),
     "OPT": Case("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "BioGpt": Case("BioGPT"),
-    "GptOss": Case("gpt-oss", {**WIDE, **MIXED, **EXPERTS}, untrained="unsupported attention with s_aux"),
-    "StableLm": Case("StableLM 2", untrained="computed as a prefix forest, its logits differ"),
-    "Nemotron": Case("Nemotron 3 and 4, Minitron", untrained="computed as a prefix forest, its logits differ"),
-    "Doge": Case("Doge", untrained="computed as a prefix forest, its logits differ"),
-    "Falcon": Case("Falcon 7B, 40B", untrained=OWN),
-    "Mpt": Case("MPT", {"d_model": 32, "n_heads": 4, "n_layers": 3}, untrained=OWN),
-    "GPTJ": Case("GPT-J", {"rotary_dim": 4}, untrained=OWN),
-    "CodeGen": Case("CodeGen", {"rotary_dim": 4}, untrained=OWN),
-    "Bloom": Case("BLOOM", {"max_position_embeddings": None}, refused="names no max_position_embeddings"),
+    "GptOss": Case("gpt-oss", {**WIDE, **MIXED, **EXPERTS}, apart="unsupported attention with s_aux"),
+    "StableLm": Case("StableLM 2", apart=OTHER),
+    "Nemotron": Case("Nemotron 3 and 4, Minitron", apart=OTHER),
+    "Doge": Case("Doge", apart=OTHER),
+    "Falcon": Case("Falcon 7B, 40B", apart=OWN),
+    "Mpt": Case("MPT", {"d_model": 32, "n_heads": 4, "n_layers": 3}, apart=OWN),
+    "GPTJ": Case("GPT-J", {"rotary_dim": 4}, apart=OWN),
+    "CodeGen": Case("CodeGen", {"rotary_dim": 4}, apart=OWN),
+    "Bloom": Case("BLOOM", {"max_position_embeddings": None, "seq_length": 256}, "cache", OWN),
     "GPTNeo": Case(
         "GPT-Neo",
         {"attention_types": [[["global", "local"], 2]], "num_hidden_layers": 4, "window_size": 24},
-        refused="has an unsupported window",
+        "cache",
+        OWN,
     ),
-    "Llama4Text": Case("Llama 4", EXPERTS, refused="has layers of chunked_attention"),
-    "ModernBertDecoder": Case(
-        "Ettin decoders",
-        {"local_attention": 24, "global_attn_every_n_layers": 3},
-        refused="has no decoder with one separate linear output projection",
-    ),
-    "RecurrentGemma": Case("RecurrentGemma", refused="has an unsupported state other than keys and values"),
-    "Rwkv": Case(
-        "RWKV 4", {"attention_hidden_size": 32}, refused="has an unsupported state other than keys and values"
-    ),
-    "Mamba": Case("Mamba", refused=RECURRENT),
-    "Mamba2": Case("Mamba 2", {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}, refused=RECURRENT),
-    "Jamba": Case("Jamba", EXPERTS, refused=RECURRENT),
-    "Bamba": Case("Bamba", STATE, refused=RECURRENT),
+    "Llama4Text": Case("Llama 4", EXPERTS, "cache", "has layers of chunked_attention"),
+    "ModernBertDecoder": Case("Ettin decoders", {"local_attention": 24, "global_attn_every_n_layers": 3}),
+    "RecurrentGemma": Case("RecurrentGemma", {}, "whole", OTHER),
+    "Rwkv": Case("RWKV 4", {"attention_hidden_size": 32}, "cache", OWN),
+    "Mamba": Case("Mamba", {"max_position_embeddings": None, "num_attention_heads": None}, "cache", RECURRENT),
+    "Mamba2": Case("Mamba 2", {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}, "cache", RECURRENT),
+    "Jamba": Case("Jamba", {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1}, "cache", RECURRENT),
+    "Bamba": Case("Bamba", {**STATE, "attn_layer_indices": [1]}, "cache", RECURRENT),
     "GraniteMoeHybrid": Case(
-        "Granite 4", {**EXPERTS, **STATE, "layer_types": ["mamba", "attention", "mamba"]}, refused=RECURRENT
+        "Granite 4", {**EXPERTS, **STATE, "layer_types": ["mamba", "attention", "mamba"]}, "cache", RECURRENT
     ),
-    "Qwen3Next": Case("Qwen 3 Next", {**EXPERTS, **WIDE}, refused=RECURRENT),
-    "Qwen3_5Text": Case("Qwen 3.5", WIDE, refused=RECURRENT),
-    "NemotronH": Case("Nemotron H", refused="has layers of linear_attention"),
-    "FalconH1": Case("Falcon H1", refused="has layers of hybrid"),
-    "Lfm2": Case("LFM 2", {"layer_types": ["conv", "full_attention", "conv"]}, refused="has layers of conv"),
-    "MiniMax": Case("MiniMax Text", EXPERTS, refused=RECURRENT),
+    "Qwen3Next": Case("Qwen 3 Next", {**EXPERTS, **WIDE, **HYBRID}, "cache", RECURRENT),
+    "Qwen3_5Text": Case("Qwen 3.5", {**WIDE, **HYBRID}, "cache", RECURRENT),
+    "NemotronH": Case("Nemotron H", {}, "whole", RECURRENT),
+    "FalconH1": Case("Falcon H1", {}, "cache", "has layers of hybrid"),
+    "Lfm2": Case("LFM 2", {"layer_types": ["conv", "full_attention", "conv"]}, "cache", "has layers of conv"),
+    "MiniMax": Case("MiniMax Text", EXPERTS, "cache", RECURRENT),
+    "OlmoHybrid": Case("OLMo Hybrid", HYBRID, "cache", RECURRENT),
+    "Qwen3_5MoeText": Case(
+        "Qwen 3.5 with experts",
+        {**EXPERTS, **WIDE, **HYBRID, "shared_expert_intermediate_size": 24},
+        "cache",
+        RECURRENT,
+    ),
+    "DeepseekV32": Case("DeepSeek V3.2", LATENT, "cache", "has layers of indexed_attention"),
+    "xLSTM": Case("xLSTM", {}, "whole", OTHER),
     "Bert": Case("BERT", refused="its tokens see later ones, as in an encoder"),
     "Roberta": Case("RoBERTa", refused="its tokens see later ones, as in an encoder"),
     "T5": Case("T5, FLAN-T5", {"architectures": ["T5ForConditionalGeneration"]}, refused="has an encoder"),
@@ -229,8 +242,7 @@ def table() -> str:
     """Rows of docs/reference/models.md."""
     lines = ["| class | for example | sampled | trained | |", "|---|---|---|---|---|"]
     for name, case in CASES.items():
-        yes = ("no" if case.refused else "yes", "no" if case.refused or case.untrained else "yes")
-        words = case.refused or case.untrained
-        note = f'"{words}"' if words else case.note
-        lines.append(f"| `{class_of(name)}` | {case.models} | {yes[0]} | {yes[1]} | {note} |")
+        sampled, trained = ("no", "no") if case.refused else (SAMPLED[case.sampling], case.layout)
+        note = f'"{case.refused}"' if case.refused else case.note
+        lines.append(f"| `{class_of(name)}` | {case.models} | {sampled} | {trained} | {note} |")
     return "\n".join(lines)

@@ -46,6 +46,7 @@ def raised(metrics: Any, **more: Any) -> dict[str, str]:
         ),
         ("logprob_gap", {"sampler__logprob_gap_mean": 0.06}, {"sampler__logprob_gap_mean": 0.04}),
         ("logprob_gap", {"policy__logprob_gap": 0.06}, {"policy__logprob_gap": 0.04}),
+        ("logprob_drop", {"sampler__logprob_drop_max": 2.1}, {"sampler__logprob_drop_max": 1.9}),
         (
             "logprob_gap",
             {"sampler__logprob_gap_mean": 0.06, "policy__logprob_gap": 0.01},

@@ -332,6 +332,15 @@ class LoggingConfig(Strict):
         return tuple(check_name("sink", sink) for sink in sinks)
 
 
+Layout = Literal["forest", "segments"]
+
+
+class LearnerConfig(Strict):
+    layout: Layout | None = None
+    """forest: a prefix that segments share is computed once; segments: each segment alone, through the model class's
+    own forward, for recurrent layers, sinks and capped scores; null: forest where it is exact."""
+
+
 class RunConfig(Strict):
     recipe: str = "custom"
     """Name of the recipe, in run folders and reports."""
@@ -351,6 +360,7 @@ class RunConfig(Strict):
     engine: EngineConfig = EmbeddedEngineConfig()
     cluster: ClusterConfig = ClusterConfig()
     sampler: SamplerConfig = SamplerConfig()
+    learner: LearnerConfig = LearnerConfig()
     train: TrainConfig = TrainConfig()
     cold_start: ColdStartConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -23,7 +23,7 @@ rewards are equal (`palimpsest check` reports that).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, pstdev
@@ -93,6 +93,8 @@ class Credited:
     """[G] number of available segments per trajectory; 0 if ungraded."""
     drawn: int
     """Number of different segments drawn."""
+    drawn_tokens: int
+    """Sampled tokens in these."""
 
 
 def assign(
@@ -107,9 +109,10 @@ def assign(
     penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured, `segments_per_trajectory`. Its `maxima`
     contain `effective_weight_max`, its `minima` `effective_weight_min`: the largest and the smallest share of the
     step's loss that a trajectory has, as a multiple of an equal share. Its `counts`: `groups`, `groups_with_signal`,
-    `trajectories` (graded), `ungraded`, `segments` (rows), `trained_tokens`, and under `credit.segments_per_group` also
-    `segments_repeated` and `segments_unused`. Groups without segments count in the first batch, so that counts add up
-    over the batches: `groups_dropped` (by dynamic sampling), `groups_untrainable` (nothing graded, or nothing sampled).
+    `trajectories` (graded), `ungraded`, `segments` (rows), `trained_tokens`, `sampled_tokens`, `untrained_tokens`
+    (in no row), and under `credit.segments_per_group` also `segments_repeated` and `segments_unused`. Groups without
+    segments count in the first batch, so that counts add up over the batches: `groups_dropped` (by dynamic sampling),
+    `groups_untrainable` (nothing graded, or nothing sampled).
     """
     if num_minibatches < 1:
         raise ValueError(f"num_minibatches={num_minibatches}: at least 1")
@@ -122,7 +125,9 @@ def assign(
     trainable = [one for one in credited if one.rows]
     untrainable = [one.group for one in credited if not one.rows]
     batches = [_batch(part, config, rule) for part in _split_groups(trainable, num_minibatches)]
-    batches[0] = replace(batches[0], counts=_add_left_out(batches[0].counts, dropped, untrainable))
+    left_out = _left_out(dropped, untrainable)
+    counts = {name: batches[0].counts.get(name, 0.0) + count for name, count in left_out.items()}
+    batches[0] = replace(batches[0], counts={**batches[0].counts, **counts})
     return tuple(batches)
 
 
@@ -143,7 +148,9 @@ def credit_group(
     tokens = [state.spread(segs, per_turn or ()) for segs, per_turn in zip(segments, turns, strict=True)]
     rows = tuple(CreditedSegment(segments[index][i], tokens[index][i], (number, index), number) for index, i in picks)
     advantages = tuple(_mean(per_turn) for per_turn in raw)
-    return Credited(group, advantages, rows, tuple(map(len, segments)), len(set(picks)))
+    drawn = set(picks)
+    drawn_tokens = sum(len(segments[index][i].logprobs) for index, i in drawn)
+    return Credited(group, advantages, rows, tuple(map(len, segments)), len(drawn), drawn_tokens)
 
 
 def _picks(
@@ -225,6 +232,8 @@ def _batch(credited: list[Credited], config: CreditConfig, rule: Rule) -> StepBa
         "ungraded": float(sum(_ungraded(one.group) for one in credited)),
         "segments": float(len(segments)),
         "trained_tokens": float(sum(len(one.weights) for one in segments)),
+        "sampled_tokens": float(sum(_sampled(one.group) for one in credited)),
+        "untrained_tokens": float(sum(max(0, _sampled(one.group) - one.drawn_tokens) for one in credited)),
     }
     if config.segments_per_group is not None:
         drawn = sum(one.drawn for one in credited)
@@ -257,15 +266,23 @@ def _weights(
     return lowest * trajectories, max(shares) * trajectories
 
 
-def _add_left_out(counts: Mapping[str, float], dropped: list[Group], untrainable: list[Group]) -> dict[str, float]:
-    ungraded = sum(_ungraded(group) for group in (*dropped, *untrainable))
+def _left_out(dropped: list[Group], untrainable: list[Group]) -> dict[str, float]:
+    """Counts of groups without a row."""
+    groups = (*dropped, *untrainable)
+    tokens = float(sum(map(_sampled, groups)))
     return {
-        **counts,
-        "ungraded": counts["ungraded"] + ungraded,
+        "ungraded": float(sum(map(_ungraded, groups))),
         "groups_dropped": float(len(dropped)),
         "groups_untrainable": float(len(untrainable)),
+        "sampled_tokens": tokens,
+        "untrained_tokens": tokens,
     }
 
 
 def _ungraded(group: Group) -> int:
     return sum(not grade.graded for grade in group.grades)
+
+
+def _sampled(group: Group) -> int:
+    """Tokens that the trained model sampled."""
+    return sum(len(turn.trained_ids) for trajectory in group.trajectories for turn in trajectory.turns)

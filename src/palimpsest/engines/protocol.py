@@ -30,13 +30,13 @@ def kv_bytes(gigabytes: float | None, memory: float) -> int:
     return int(memory / 4 if gigabytes is None else gigabytes * 1e9)
 
 
-def kv_rows(pool: int, tokens: float, token_bytes: int) -> int:
-    """Sequences of `tokens` tokens that fit half of `pool` bytes, at least 1; the other half is for cached prefixes.
+def kv_rows(pool: int, sequence: float) -> int:
+    """Sequences of `sequence` bytes that fit half of `pool` bytes, at least 1; the other half is for cached prefixes.
 
-    >>> kv_rows(80_000_000_000 // 4, 7000, 147_456)  # Qwen3-4B on 80 GB
+    >>> kv_rows(80_000_000_000 // 4, 7000 * 147_456)  # Qwen3-4B on 80 GB
     9
     """
-    return max(1, int(pool // 2 // (tokens * token_bytes)))
+    return max(1, int(pool // 2 // sequence))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +237,10 @@ class StepBatch:
     """Metrics of which the maximum over steps is logged."""
     minima: Mapping[str, float] = field(default_factory=dict)
     """Metrics of which the minimum over steps is logged."""
+
+
+FOREST_REUSE = "learner/forest_reuse"
+"""Metric of a learner that computes segments apart: their tokens per distinct prefix token, which a forest saves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

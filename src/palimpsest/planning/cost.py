@@ -142,7 +142,7 @@ def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: 
         most = min(IN_FLIGHT, (taken * 1e9 * at.parallel - weights) / sequence)
     else:
         pool = kv_bytes(engine.kv_cache_gb, device.memory_gb * 1e9)
-        most = min(engine.max_num_seqs, kv_rows(pool, load.context * LONGEST, shape.kv_bytes))
+        most = min(engine.max_num_seqs, kv_rows(pool, sequence))
     batch = max(1.0, min(most, load.episodes / at.samplers))
     repeats = 1.0 if served or device.is_cpu else 1 + 2 * shape.query / shape.kv
     products = batch * (operations(shape, load.context) + 2 * shape.head) / peak

@@ -39,7 +39,7 @@ import psutil
 from palimpsest.config.data import CurriculumConfig
 from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.credit.assign import assign, unread_rewards
-from palimpsest.engines.protocol import Learner, Sampler, StepBatch, UpdateStats
+from palimpsest.engines.protocol import FOREST_REUSE, Learner, Sampler, StepBatch, UpdateStats
 from palimpsest.errors import RunError
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.notes import Note
@@ -136,9 +136,9 @@ async def learn(batch: Batch, learner: Learner, config: RunConfig, loggers: Logg
     """Assign credit to every token of `batch` and take the optimizer steps.
 
     `policy/staleness` is the number of optimizer steps between the weights that sampled the batch and the weights that
-    start to learn from it: 0 unless batches are collected ahead. At 0, `sampler/logprob_gap_mean` and `_max` are the
-    difference between the log-probabilities of sampler and learner, over the tokens of the batch's first optimizer
-    step: later steps have other weights, and so another difference.
+    start to learn from it: 0 unless batches are collected ahead. At 0, `sampler/logprob_gap_mean`, `_max` and
+    `sampler/logprob_drop_max` (`largest_gaps` in engines/embedded/forest/gradients.py) compare the log-probabilities of
+    sampler and learner, over the tokens of the batch's first optimizer step: later steps have other weights.
     """
     key = (config.seed, "dcpo", batch.step)
     steps = await asyncio.to_thread(assign, batch.groups, config.credit, config.train.num_minibatches, key)
@@ -161,8 +161,7 @@ def _gap(first: UpdateStats) -> Metrics:
     gaps: Metrics = {}
     if first.tokens and "logprob_gap" in first.token_sums:
         gaps["sampler/logprob_gap_mean"] = first.token_sums["logprob_gap"] / first.tokens
-    if "logprob_gap" in first.maxima:
-        gaps["sampler/logprob_gap_max"] = first.maxima["logprob_gap"]
+    gaps |= {f"sampler/{name}_max": value for name, value in first.maxima.items() if name.startswith("logprob_")}
     return gaps
 
 
@@ -295,6 +294,8 @@ class Trainer:
         self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
         self._watch(batch)
+        if times := learnt.metrics.get(FOREST_REUSE):
+            self._warn_once("segments_apart", step=step, times=times)
         memory = {"rss_mb": psutil.Process().memory_info().rss / 2**20}
         timings = {**batch.timings, **learnt.timings, "publish/seconds": seconds, **memory}
         return StepReport(metrics, timings, batch.groups, encoded)

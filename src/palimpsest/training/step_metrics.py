@@ -177,9 +177,10 @@ def prompt_tokens(trajectory: Trajectory) -> int:
 def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
     """Metrics of the credit assignment, over a rollout batch's optimizer steps.
 
-    >>> two = [StepBatch((), {"segments": 2.0}, {"reward_mean": 0.5}), StepBatch((), {"segments": 3.0})]
-    >>> credit_metrics(two)
-    {'credit/reward_mean': 0.5, 'credit/segments': 5.0}
+    >>> first = StepBatch((), {"sampled_tokens": 6.0, "untrained_tokens": 2.0}, {"reward_mean": 0.5})
+    >>> metrics = credit_metrics([first, StepBatch((), {"sampled_tokens": 2.0})])
+    >>> [metrics[name] for name in ("credit/reward_mean", "credit/sampled_tokens", "tokens/trained_share")]
+    [0.5, 8.0, 0.75]
     """
     folded = {
         **_folded([batch.counts for batch in batches], sum),
@@ -187,7 +188,10 @@ def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
         **_folded([batch.maxima for batch in batches], max),
         **_folded([batch.minima for batch in batches], min),
     }
-    return {f"credit/{name}": folded[name] for name in sorted(folded)}
+    metrics = {f"credit/{name}": folded[name] for name in sorted(folded)}
+    if sampled := folded.get("sampled_tokens"):
+        metrics["tokens/trained_share"] = 1 - folded["untrained_tokens"] / sampled
+    return metrics
 
 
 def learner_metrics(updates: Sequence[UpdateStats]) -> tuple[Metrics, Metrics]:

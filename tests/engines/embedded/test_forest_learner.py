@@ -25,10 +25,11 @@ from palimpsest.data.synthetic.search_problems import SyntheticSearchSource
 from palimpsest.engines.embedded.forest import attention as forest_attention
 from palimpsest.engines.embedded.forest import attention as forest_plan
 from palimpsest.engines.embedded.forest import layout as forest
+from palimpsest.engines.embedded.forest.forest_model import adopt
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.protocol import StepBatch, UpdateStats
+from palimpsest.engines.protocol import FOREST_REUSE, StepBatch, UpdateStats
 from palimpsest.memory.document_baselines import FullContextPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.recall import RecallPolicy
@@ -99,6 +100,18 @@ def test_random_forests_have_the_gradient_of_separate_segments(
         error, stats = compared(model, batch_of_rows(rows, draw), micro_batch_tokens=tokens)
     assert error < 1e-9
     assert stats.reuse == stats.logical_tokens / stats.physical_tokens
+
+
+@pytest.mark.parametrize("tokens", [20, 300, 100_000])
+def test_separate_segments_have_the_same_gradient_and_say_what_a_forest_would_save(model: Any, tokens: int) -> None:
+    draw, alone = random.Random(tokens), copy.deepcopy(model)
+    rows = grown(draw, depth=3, length=30)[:12]
+    adopt(alone, "segments")
+    error, stats = compared(alone, batch_of_rows(rows, draw), micro_batch_tokens=tokens)
+    assert error < 1e-9
+    assert stats.logical_tokens == stats.physical_tokens == sum(len(row) - 1 for row in rows)
+    prefixes = {tuple(row[:end]) for row in rows for end in range(1, len(row))}
+    assert stats.extra == {FOREST_REUSE: pytest.approx(stats.logical_tokens / len(prefixes))}
 
 
 def test_a_long_forest_with_every_kind_of_part(model: Any) -> None:

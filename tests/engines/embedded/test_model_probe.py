@@ -13,13 +13,12 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from palimpsest.config.schema import ModelConfig, OptimConfig
+from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded import parity
-from palimpsest.engines.embedded.architecture import context_of, max_context
+from palimpsest.engines.embedded.architecture import context_of, max_context, ways_of
 from palimpsest.engines.embedded.forest import attention
 from palimpsest.engines.embedded.forest import forest_model as forest_model
 from palimpsest.engines.embedded.forest import forest_model as hidden
-from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.parity import admit, gap, model_logits
 from palimpsest.engines.embedded.sampling.forward import Masks
@@ -38,8 +37,7 @@ def test_the_window_of_a_multimodal_model_is_that_of_its_text_model() -> None:
 
 
 def test_a_window_that_the_configuration_does_not_name_is_refused() -> None:
-    model = built("Bloom")
-    del model.config.max_position_embeddings
+    model = built("Bloom", seq_length=None)
     with pytest.raises(ModelError, match=r"BloomConfig names no max_position_embeddings.*add it to config\.json"):
         admit(model)
 
@@ -51,9 +49,11 @@ def test_the_probe_of_a_sampler_reaches_beyond_a_sliding_window(name: str, monke
 
     model = built(name)
     admit(model)
+    assert ways_of(model).sampling == "pool"
     monkeypatch.setattr(Masks, "__call__", without_window)
-    with pytest.raises(ModelError, match="can't be sampled: logits differ"):
-        admit(model)
+    admit(model)
+    assert ways_of(model).sampling == "cache"
+    assert "logits differ" in ways_of(model).sampling_reason
 
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma3"])
@@ -63,9 +63,12 @@ def test_the_probe_of_a_learner_reaches_beyond_a_sliding_window(name: str, monke
 
     model = built(name)
     forest_model.adopt(model)
+    assert ways_of(model).layout == "forest"
     monkeypatch.setattr(hidden, "plan_of", without_window)
     with pytest.raises(ModelError, match="supports sampling but not training"):
-        forest_model.adopt(model)
+        forest_model.adopt(model, "forest")
+    forest_model.adopt(model)
+    assert ways_of(model).layout == "segments"
     assert max_context(model) == 256, "the window was put back"
     assert context_of(model).sliding == 24
 
@@ -179,14 +182,14 @@ def test_a_wrong_kernel_is_refused_however_large_the_rounding(scale: float, monk
     monkeypatch.setattr(attention, "attend", sharper)
     monkeypatch.setattr(hidden, "attend", sharper)
     with pytest.raises(ModelError, match="supports sampling but not training: computed as a prefix forest"):
-        forest_model.adopt(model)
+        forest_model.adopt(model, "forest")
 
 
 def test_a_small_fault_in_exact_arithmetic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = attention.attend
     monkeypatch.setattr(hidden, "attend", lambda *args: exact(*args) * 1.01)
     with pytest.raises(ModelError, match="supports sampling but not training"):
-        ForestLearner(build_llama(VOCAB), optim=OptimConfig())
+        forest_model.adopt(build_llama(VOCAB), "forest")
 
 
 def test_encoders_with_an_output_projection_are_refused_by_name() -> None:

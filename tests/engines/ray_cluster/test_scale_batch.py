@@ -82,7 +82,7 @@ def test_a_rank_without_a_forest_is_given_padding_that_counts_nowhere() -> None:
     assert [part.rows.tolist() for part in two.parts] == [[1], [0]]
     (forest,) = two.parts[1].forests("cpu", torch.float32)[0]
     assert (forest.indices, forest.counts, forest.weights.tolist(), len(forest.input_ids)) == ((), (), [0.0], 2)
-    assert (two.idle_share, two.padding_share) == (0.5, 0.5)
+    assert two.metrics == {"learner/idle_share": 0.5, "learner/padding_share": 0.5}
     assert padding("cpu", torch.float32).indices == ()
 
 

@@ -15,19 +15,26 @@ Not covered: behaviour of a class that its configuration does not state; `parity
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from palimpsest.config.schema import Layout
 from palimpsest.errors import ModelError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 WINDOWS = ("sliding_window", "_sliding_window_pattern", "sliding_window_pattern", "max_window_layers")
 """Configuration keys of a sliding window, as computed here."""
+CONTEXT = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
+"""Configuration keys of the context window, by family."""
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Configuration keys of a cap of the logits, by family."""
+UNBOUNDED = 1 << 20  # tokens, for classes without attention: their state has one size at any length
 
 
 class Head(Protocol):
@@ -52,6 +59,30 @@ class Context:
     """Why `tokens` is less than the configured window; otherwise empty."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How a model is computed here; the checks of its class at loading choose (parity.py, forest/forest_model.py)."""
+
+    sampling: Literal["pool", "cache", "whole"] = "pool"
+    """pool: sequences share keys and values; cache: each has its class's own cache; whole: every token computes all
+    earlier ones again."""
+    sampling_reason: str = ""
+    """Why not `pool`."""
+    layout: Layout | None = None
+    """See `learner.layout`; None: not chosen yet."""
+    layout_reason: str = ""
+    """Why not `forest`."""
+
+
+def ways_of(model: Any) -> Ways:
+    return getattr(base_of(model), "palimpsest_ways", Ways())
+
+
+def choose(model: Any, **ways: str | None) -> None:
+    """Change fields of the model's `Ways`."""
+    base_of(model).palimpsest_ways = replace(ways_of(model), **ways)  # type: ignore[arg-type]
+
+
 def text_config(model: Any) -> Any:
     """The configuration of the text model, also within a multimodal one."""
     return model.config.get_text_config(decoder=True)
@@ -60,7 +91,9 @@ def text_config(model: Any) -> Any:
 def context_of(model: Any) -> Context:
     """Raises ModelError if the configuration names no window."""
     config = text_config(model)
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    limit = next(filter(None, (getattr(config, key, None) for key in CONTEXT)), None)
+    if limit is None and getattr(config, "num_attention_heads", None) is None:
+        limit = UNBOUNDED
     if not isinstance(limit, int) or limit < 1:
         raise ModelError(
             f"{type(config).__name__} names no max_position_embeddings, so its window is unknown; add it to config.json"
@@ -102,7 +135,10 @@ def check_class(config: Any) -> None:
 
 
 def check_layers(model: Any) -> None:
-    """Reject models with layers other than full or sliding attention, or with an unknown window."""
+    """Reject models with layers other than full or sliding attention, or with an unknown window.
+
+    These have no keys and values that sequences could share.
+    """
     config = text_config(model)
     name = type(model).__name__
     for key, value in vars(config).items():
@@ -110,10 +146,7 @@ def check_layers(model: Any) -> None:
             raise ModelError(f"{name} has an unsupported window ({key}={value})")
     foreign = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
     if foreign:
-        raise ModelError(
-            f"{name} has layers of {', '.join(sorted(foreign))}; use a model with full or "
-            "sliding attention in every layer"
-        )
+        raise ModelError(f"{name} has layers of {', '.join(sorted(foreign))}")
 
 
 class ScaledHead(nn.Module):
@@ -133,12 +166,23 @@ class ScaledHead(nn.Module):
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
 
+def decoder_of(model: Any) -> Any:
+    """The module from token ids to hidden states; some classes name another one in `get_decoder`."""
+    decoder, base = model.get_decoder(), base_of(model)
+    return decoder if isinstance(decoder, PreTrainedModel) and decoder is not base else getattr(base, "model", decoder)
+
+
 def head_of(model: Any) -> Head:
-    """The output projection with the class's change of logits."""
+    """The output projection with the class's change of logits, and with the layers that precede it in the class."""
     projection: Any = model.get_output_embeddings()
+    before = getattr(base_of(model), "lm_head", None)
+    if before is not None and projection not in before.modules():
+        projection = nn.Sequential(before, projection)
     config = text_config(model)
-    keys = ("logits_scaling", "logit_scale", "final_logit_softcapping")
-    divisor, factor, cap = (getattr(config, key, None) for key in keys)
+    divisor, factor, cap = (
+        next((value for key in keys if (value := getattr(config, key, None)) is not None), None)
+        for keys in (("logits_scaling", "logits_mup_width_multiplier"), ("logit_scale",), CAPS)
+    )
     if divisor is None and factor is None and cap is None:
         return projection  # type: ignore[no-any-return]
     return ScaledHead(projection, divisor, factor, cap)
@@ -224,7 +268,7 @@ def last_layer_is_plain(model: Any) -> bool:
     base = base_of(model)
     if not type(base).__module__.startswith("transformers.models.") or type(base).__name__ not in ROOT:
         return False
-    decoder = base.get_decoder()
+    decoder = decoder_of(base)
     last = decoder.layers[-1]
     return (
         set(_children(decoder)) == DECODER

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from palimpsest.config.engine import EmbeddedEngineConfig
-from palimpsest.config.schema import RunConfig
-from palimpsest.engines.embedded.architecture import context_of
+from palimpsest.config.schema import RunConfig, is_served
+from palimpsest.engines.embedded.architecture import context_of, ways_of
 from palimpsest.engines.embedded.compute import ComputeThread, memory_of, set_threads
+from palimpsest.engines.embedded.forest.forest_model import adopt
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model, trainable
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
@@ -108,7 +109,7 @@ class EmbeddedEngine:
         settings = config.engine
         assert isinstance(settings, EmbeddedEngineConfig)
         set_threads(settings.num_threads)
-        self._settings = settings
+        self._settings, self._served = settings, is_served(config, objective)
         self._thread = self._sampling_thread = ComputeThread(settings.num_threads)
         self.codec = Codec.load(config.model)
         self.model = trainable(config.model) if objective else load_model(config.model)
@@ -118,6 +119,7 @@ class EmbeddedEngine:
         if objective is None:
             self.model.requires_grad_(False)
             return
+        adopt(self.model, config.learner.layout)
         if separate:
             self._sampling_thread = ComputeThread(settings.num_threads)
             sampled = copy.deepcopy(self.model).requires_grad_(False)
@@ -152,9 +154,15 @@ class EmbeddedEngine:
     @property
     def limits(self) -> Limits:
         vocab = int(self.model.get_output_embeddings().weight.shape[0])
-        context = context_of(self.model)
-        note = f"the window is {context.tokens} tokens {context.reason}" if context.reason else ""
-        return Limits(vocab, context.tokens, self._settings.max_num_seqs, note)
+        context, ways = context_of(self.model), ways_of(self.model)
+        notes = [f"the window is {context.tokens} tokens {context.reason}"] if context.reason else []
+        if ways.sampling != "pool" and not self._served:
+            notes.append(
+                f"sampled slowly, one sequence after another ({ways.sampling_reason}): sampler.name=vllm is faster"
+            )
+        if ways.layout == "segments":
+            notes.append(f"trained by segments, without sharing prefixes ({ways.layout_reason})")
+        return Limits(vocab, context.tokens, self._settings.max_num_seqs, "; ".join(notes))
 
     async def close(self) -> None:
         """Cancel sampling, end the threads and release their memory."""

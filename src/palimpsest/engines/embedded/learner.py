@@ -16,6 +16,7 @@ import hashlib
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from palimpsest.config.schema import LossConfig, OptimConfig
-from palimpsest.engines.embedded.architecture import head_of, max_context
+from palimpsest.engines.embedded.architecture import head_of, max_context, ways_of
 from palimpsest.engines.embedded.checkpoint_state import (
     FACTS,
     ONE_FILE,
@@ -44,11 +45,17 @@ from palimpsest.engines.embedded.forest.gradients import (
     scores_of,
     skips_silent,
 )
-from palimpsest.engines.embedded.forest.layout import Forest, build_forests, with_signal
+from palimpsest.engines.embedded.forest.layout import (
+    Forest,
+    build_forests,
+    forest_reuse,
+    rows_of,
+    with_signal,
+)
 from palimpsest.engines.embedded.model_loading import save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.embedded.weight_transfer import no_room, size_of, write_untied
-from palimpsest.engines.protocol import Limits, Objective, StepBatch, UpdateStats
+from palimpsest.engines.protocol import FOREST_REUSE, Limits, Objective, StepBatch, UpdateStats
 from palimpsest.errors import CheckpointError
 from palimpsest.files import hashes
 from palimpsest.models.checkpoint_manifest import STATE_FOLDER
@@ -77,7 +84,9 @@ class ForestLearner:
         self._temperature = temperature or 1.0
         self._micro_batch_tokens = micro_batch_tokens
         keep_freed_memory()
-        adopt(model)
+        if ways_of(model).layout is None:
+            adopt(model)
+        self._layout = ways_of(model).layout or "forest"
         self.max_context = max_context(model)
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self._optimizer = Optimizer(model.named_parameters(), optim, total_steps)
@@ -110,7 +119,11 @@ class ForestLearner:
 
         `old`: the ratio's old log-probabilities under `loss.old_logprobs=recompute`; None: those computed here.
         """
-        return self._gradients.accumulate(self._lay_out(batch), self._forward, old)
+        stats = self._gradients.accumulate(self._lay_out(batch), self._forward, old)
+        if self._layout == "forest":
+            return stats
+        rows = rows_of(batch.segments, self.max_context, self._chosen(batch))
+        return replace(stats, extra={FOREST_REUSE: forest_reuse(rows)})
 
     def apply(self, accumulated: UpdateStats) -> UpdateStats:
         """Clip, apply and zero the accumulated gradient; returns `accumulated` completed with the step's outcome."""
@@ -175,11 +188,19 @@ class ForestLearner:
         return weights_digest(Path(self._model.name_or_path)) if of_files else _fingerprint(self._reference)
 
     def _lay_out(self, batch: StepBatch) -> list[Forest]:
-        chosen = with_signal(batch.segments) if self._skips_silent else None
         exact = torch.promote_types(self._model.dtype, torch.float32)
         return build_forests(
-            batch.segments, self._micro_batch_tokens, self.max_context, self._device, chosen, dtype=exact
+            batch.segments,
+            self._micro_batch_tokens,
+            self.max_context,
+            self._device,
+            self._chosen(batch),
+            dtype=exact,
+            layout=self._layout,
         )
+
+    def _chosen(self, batch: StepBatch) -> list[int] | None:
+        return with_signal(batch.segments) if self._skips_silent else None
 
     def _before(self, batch: StepBatch) -> OldLogprobs:
         return logprobs_of(self._lay_out(batch), self._forward)

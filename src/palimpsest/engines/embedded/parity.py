@@ -4,11 +4,12 @@ The distance of two correct kernels depends on the model: in bfloat16 a hundredt
 few hidden units are huge. The noise is measured: the model's own eager forward runs twice, the second time padded and
 with attention in twice the precision. Another forward passes within a few times that noise.
 
-`admit` runs the checks of the sampler when a model is loaded; a learner runs those of the forest when it is built
-(forest/forest_model.py).
+`admit` runs the checks of the sampler when a model is loaded and chooses how to sample; a learner runs those of the
+forest when it is built (forest/forest_model.py).
 
 Guaranteed: a probe of a dozen tokens reaches beyond any sliding window, because it runs with a narrow one. A model that
-passes samples like its class; any other is rejected in one line that names the class and the missing feature.
+passes samples like its class, sharing keys and values if it can; any other is rejected in one line that names the class
+and the missing feature.
 Not covered: numbers that differ only beyond the probe's length, for another reason than the window.
 
 Axes: U places, V vocabulary.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +27,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from palimpsest.engines.embedded.architecture import check_layers, context_of, head_of, text_config
+from palimpsest.engines.embedded.architecture import (
+    check_layers,
+    choose,
+    context_of,
+    decoder_of,
+    head_of,
+    text_config,
+)
 from palimpsest.engines.embedded.forest.attention import NAME, PRECISE, register
+from palimpsest.engines.embedded.sampling.continuous_batch import StateForward, StatePool
 from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill
 from palimpsest.engines.embedded.sampling.kv_cache import KVPool, KVShape
 from palimpsest.errors import ModelError
@@ -75,7 +85,7 @@ def reference(model: Any, rows: Sequence[Ids], places: Sequence[Place]) -> tuple
 @torch.no_grad()
 def model_logits(model: Any, rows: Sequence[Ids], *, together: bool = False) -> list[Tensor]:
     """Logits [length, V] per row; `together` in one call, which needs rows of one length."""
-    device, decoder = model.get_input_embeddings().weight.device, model.get_decoder()
+    device, decoder = model.get_input_embeddings().weight.device, decoder_of(model)
     calls = [torch.tensor(rows, device=device)] if together else [torch.tensor([row], device=device) for row in rows]
     states = [decoder(input_ids=ids, use_cache=False).last_hidden_state for ids in calls]
     return [head_of(model)(row) for state in states for row in state]
@@ -117,7 +127,7 @@ def narrowed(model: Any) -> Iterator[None]:
     if wide is None:
         yield
         return
-    holders = [text_config(model), *(m for m in model.get_decoder().modules() if _window(m) is not None)]
+    holders = [text_config(model), *(m for m in decoder_of(model).modules() if _window(m) is not None)]
     before = [_window(holder) for holder in holders]
     for holder in holders:
         holder.sliding_window = WINDOW
@@ -143,28 +153,57 @@ _ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, Not
 
 
 def admit(model: Any) -> None:
-    """Select an attention for `model` that matches its class; raises ModelError if it can't be sampled."""
-    name = type(model).__name__
-    check_layers(model)
+    """Choose attention and sampling of `model` so that it matches its class; raises ModelError if it can't be sampled.
+
+    Keys and values in the sampler's pool; otherwise the class's own cache, or no cache if that is wrong too.
+    """
+    refusal = f"{type(model).__name__} can't be sampled"
     context_of(model)
+    if model._can_set_attn_implementation():
+        register()
+        model.set_attn_implementation(NAME)
     try:
-        if model._can_set_attn_implementation():
-            register()
-            model.set_attn_implementation(NAME)
         _check_modules(model)
         _check_causal(model)
-        pool = KVPool(KVShape.of(model))
         _check_head(model)
         _check_positions(model)
-        off = disagreement(model, ROWS, PLACES, lambda rows: steps(HFForward(model, pool), pool, rows))
     except _ERRORS as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(
-            f"{name} can't be sampled: its forward does not take positions, masks and keys of several sequences "
-            f"({reason:.160})"
-        ) from None
-    if off is not None:
-        raise ModelError(f"{name} can't be sampled: {off}")
+        raise ModelError(f"{refusal}: its forward fails ({_line(error)})") from None
+    reason = _fault(model, _pooled)
+    choose(model, sampling="pool" if reason is None else "cache", sampling_reason=reason or "")
+    if reason is None or _fault(model, partial(_kept, keep=True)) is None:
+        return
+    choose(model, sampling="whole")
+    if (fault := _fault(model, partial(_kept, keep=False))) is not None:
+        raise ModelError(f"{refusal}: {fault}")
+
+
+def _fault(model: Any, compute: Callable[[Any, list[Ids]], Tensor]) -> str | None:
+    """None if `compute` gives the model's logits at `PLACES` of `ROWS`; otherwise the reason."""
+    try:
+        return disagreement(model, ROWS, PLACES, partial(compute, model))
+    except (ModelError, *_ERRORS) as error:
+        return _line(error)
+
+
+def _line(error: Exception) -> str:
+    return f"{(str(error).strip() or type(error).__name__).splitlines()[0]:.160}"
+
+
+def _pooled(model: Any, rows: list[Ids]) -> Tensor:
+    check_layers(model)
+    pool = KVPool(KVShape.of(model))
+    return steps(HFForward(model, pool), pool, rows)
+
+
+def _kept(model: Any, rows: list[Ids], *, keep: bool) -> Tensor:
+    """[U, V] logits at `PLACES`, of whole prompts and tokens decoded after them."""
+    forward, ids = StateForward(model, StatePool(model, keep=keep)), [np.array(row, np.int64) for row in rows]
+    first = forward.step(None, Prefill(np.arange(2), [ids[0][:5], ids[1][:3]], np.zeros(2, np.int64)))
+    seen = dict(zip(PLACES, first, strict=False))
+    for row, at in ((row, at) for row, start, end in ((0, 5, 11), (1, 3, 6)) for at in range(start, end)):
+        seen[row, at] = forward.step(Decode(np.array([row]), ids[row][at : at + 1], np.array([at])), None)[0]
+    return torch.stack([seen[place] for place in PLACES])
 
 
 @torch.no_grad()
@@ -183,7 +222,7 @@ def steps(forward: Forward, pool: KVPool, rows: list[Ids]) -> Tensor:
 
 
 def _check_modules(model: Any) -> None:
-    projection, decoder = model.get_output_embeddings(), model.get_decoder()
+    projection, decoder = model.get_output_embeddings(), decoder_of(model)
     if not isinstance(projection, torch.nn.Linear) or not isinstance(decoder, PreTrainedModel) or decoder is model:
         raise ModelError(
             f"{type(model).__name__} can't be sampled: it has no decoder with one separate linear output projection"
@@ -199,7 +238,7 @@ def _check_head(model: Any) -> None:
     try:
         with torch.no_grad():
             full = model(input_ids=ids, use_cache=False).logits.float()
-            states = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            states = decoder_of(model)(input_ids=ids, use_cache=False).last_hidden_state
             ours = head_of(model)(states).float()
     finally:
         handle.remove()
@@ -226,6 +265,8 @@ def _check_causal(model: Any) -> None:
 
 def _check_positions(model: Any) -> None:
     """Reject models whose rotation of a token depends on later tokens of the call."""
+    if not _rotary(model):
+        return
     device, last = model.get_input_embeddings().weight.device, context_of(model).tokens
     ids = torch.ones(2, 2, dtype=torch.long, device=device)
     near = torch.tensor([[0, 1], [0, 1]], device=device)
@@ -233,7 +274,7 @@ def _check_positions(model: Any) -> None:
     turns = []
     for positions in (near, far):
         with _rotations(model) as rotations, torch.no_grad():
-            model.get_decoder()(input_ids=ids, position_ids=positions, use_cache=False)
+            decoder_of(model)(input_ids=ids, position_ids=positions, use_cache=False)
         turns.append(rotations)
     for alone, batched in zip(*turns, strict=True):
         if alone.shape[0] == 2 and not torch.equal(alone[0], batched[0]):
@@ -251,10 +292,13 @@ def _rotations(model: Any) -> Iterator[list[Tensor]]:
     def keep(module: Any, inputs: Any, output: Any) -> None:
         rotations.extend(output if isinstance(output, tuple) else (output,))
 
-    modules = [m for m in model.get_decoder().modules() if "rotary" in type(m).__name__.lower()]
-    handles = [module.register_forward_hook(keep) for module in modules]
+    handles = [module.register_forward_hook(keep) for module in _rotary(model)]
     try:
         yield rotations
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _rotary(model: Any) -> list[Any]:
+    return [module for module in decoder_of(model).modules() if "rotary" in type(module).__name__.lower()]

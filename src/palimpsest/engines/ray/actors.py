@@ -19,7 +19,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from palimpsest.config.schema import RunConfig, takes_turns
+from palimpsest.config.schema import Layout, RunConfig, takes_turns
 from palimpsest.engines.embedded.compute import memories, memory_of, set_threads
 from palimpsest.engines.embedded.model_loading import load_model, pick_device
 from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Counters, Request
@@ -70,6 +70,9 @@ class Rank:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def layout(self) -> Layout:
+        return self._learner.layout
 
     def update(self, part: RankPart) -> tuple[list[UpdateStats], int]:
         """Statistics of this rank's part, and the version after it."""

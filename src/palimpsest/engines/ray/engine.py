@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.engine import RayEngineConfig
-from palimpsest.config.schema import RunConfig, by_ray, is_served
+from palimpsest.config.schema import Layout, RunConfig, by_ray, is_served
 from palimpsest.engines.embedded.architecture import Context, context_of
 from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.engine import check_vocabulary
@@ -164,18 +164,21 @@ class RayLearner:
         self.limits = limits
         self.version = self._updates = 0
         self._published: int | None = None
+        self._layout: Layout | None = None
 
     async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
         dealt = await asyncio.to_thread(self._plan, steps)
         answers = await asyncio.to_thread(self._update, dealt)
         self.version = answers[0][1]
         ranks = [stats for stats, _ in answers[:: self._cluster.tensor_parallel_size]]  # the others computed the same
-        idle = {"learner/idle_share": dealt.idle_share, "learner/padding_share": dealt.padding_share}
-        return [merged(of_step, idle) for of_step in zip(*ranks, strict=True)]
+        return [merged(of_step, dealt.metrics) for of_step in zip(*ranks, strict=True)]
 
     def _plan(self, steps: Sequence[StepBatch]) -> RankPlan:
         settings = self._config.engine
         assert isinstance(settings, RayEngineConfig)
+        if self._layout is None:
+            self._group.start()
+            (self._layout,) = self._group.call(self._group.ranks[:1], "layout", limit=self._limit())
         self._updates += 1
         return plan(
             steps,
@@ -184,6 +187,7 @@ class RayLearner:
             micro_batch_tokens=settings.micro_batch_tokens,
             max_context=self.limits.max_context,
             skips_silent=self._skips_silent,
+            layout=self._layout,
         )
 
     def _update(self, dealt: RankPlan) -> list[tuple[list[UpdateStats], int]]:

@@ -27,7 +27,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from palimpsest import files
 from palimpsest.config.engine import ClusterConfig
-from palimpsest.config.schema import RunConfig, is_served
+from palimpsest.config.schema import Layout, RunConfig, is_served
+from palimpsest.engines.embedded.architecture import ways_of
 from palimpsest.engines.embedded.checkpoint_state import SHARES, CheckpointFacts
 from palimpsest.engines.embedded.compute import set_threads
 from palimpsest.engines.embedded.forest.gradients import ForestGradients, logprobs_of, scores_of
@@ -100,7 +101,8 @@ class RankLearner:
         shape = (cluster.learners // cluster.tensor_parallel_size, cluster.tensor_parallel_size)
         self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("dp", "tp"))
         self._codec = Codec.load(config.model)
-        check_savable(checked_copy(source_of(config.model)), self._codec.tokenizer)
+        self._checked = checked_copy(source_of(config.model), config.learner.layout)
+        check_savable(self._checked, self._codec.tokenizer)
         self._root: Any = self._shard()  # FSDP adds methods to its class
         steps_per_batch = config.train.num_minibatches if objective == "policy" else 1
         self._optimizer = Optimizer(
@@ -118,9 +120,7 @@ class RankLearner:
     def _shard(self) -> ForestModel:
         entropy = self._objective == "policy" and self._config.loss.entropy_coeff != 0
         temperature = self._config.sampling.temperature or 1.0
-        return shard(
-            self._config.model, self._config.cluster, self._mesh, self._device, temperature, entropy_gradient=entropy
-        )
+        return shard(self._config, self._checked, self._mesh, self._device, temperature, entropy_gradient=entropy)
 
     @property
     def _model(self) -> Any:
@@ -129,6 +129,10 @@ class RankLearner:
     @property
     def version(self) -> int:
         return self._optimizer.steps
+
+    @property
+    def layout(self) -> Layout:
+        return ways_of(self._checked).layout or "forest"
 
     def update(self, part: RankPart) -> list[UpdateStats]:
         """Take the optimizer steps of an update; returns this rank's part of each. Raises RunError, on all ranks."""

@@ -14,13 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from palimpsest.engines.embedded.forest.layout import Forest, Packed, SegmentRow, pack, rows_of, with_signal
-from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
+from palimpsest.config.schema import Layout
+from palimpsest.engines.embedded.forest.layout import (
+    Forest,
+    Packed,
+    SegmentRow,
+    forest_reuse,
+    pack,
+    rows_of,
+    with_signal,
+)
+from palimpsest.engines.protocol import FOREST_REUSE, StepBatch, TrainSegment, UpdateStats
 from palimpsest.types import SampledSpan, Segment
 
 PAIRS_PER_TOKEN = 16_384
@@ -108,10 +118,9 @@ class RankPlan:
 
     parts: tuple[RankPart, ...]
     """One per rank."""
-    idle_share: float
-    """Share of the ranks' estimated time spent waiting for the busiest in a pass."""
-    padding_share: float
-    """Share of passes without a segment."""
+    metrics: Mapping[str, float]
+    """Share of the ranks' estimated time spent waiting for the busiest in a pass, share of passes without a segment,
+    and `FOREST_REUSE` where it applies."""
 
 
 def plan(
@@ -122,31 +131,37 @@ def plan(
     micro_batch_tokens: int,
     max_context: int,
     skips_silent: bool,
+    layout: Layout = "forest",
 ) -> RankPlan:
     """Distribute the forests of each step over `ranks`. Raises ValueError as `forest.layout.build_forests` does."""
-    dealt = []
+    dealt, reuses = [], []
     for batch in steps:
         rows = rows_of(batch.segments, max_context, with_signal(batch.segments) if skips_silent else None)
-        dealt.append(deal(_enough(rows, micro_batch_tokens, ranks), ranks))
+        dealt.append(deal(_enough(rows, micro_batch_tokens, ranks, layout), ranks))
+        reuses += [forest_reuse(rows)] if layout == "segments" else []
     slots = [max(map(len, hands)) for hands in dealt]
     padded = [[*hand, *[None] * (size - len(hand))] for hands, size in zip(dealt, slots, strict=True) for hand in hands]
     shares = tuple(_part(number, slots, padded[rank::ranks]) for rank in range(ranks))
     spent = sum(cost(forest) for hand in padded for forest in hand if forest)
     held = ranks * sum(max(cost(f) if f else 0.0 for f in at) for hands in dealt for at in _passes(hands))
     empty = sum(forest is None for hand in padded for forest in hand)
-    return RankPlan(shares, 1 - spent / held if held else 0.0, empty / max(1, ranks * sum(slots)))
+    metrics = {
+        "learner/idle_share": 1 - spent / held if held else 0.0,
+        "learner/padding_share": empty / max(1, ranks * sum(slots)),
+    }
+    return RankPlan(shares, metrics | ({FOREST_REUSE: fmean(reuses)} if reuses else {}))
 
 
 def _passes(hands: Sequence[Sequence[Packed]]) -> list[list[Packed | None]]:
     return [[hand[at] if at < len(hand) else None for hand in hands] for at in range(max(map(len, hands)))]
 
 
-def _enough(rows: Sequence[SegmentRow], max_tokens: int, ranks: int) -> list[Packed]:
+def _enough(rows: Sequence[SegmentRow], max_tokens: int, ranks: int, layout: Layout) -> list[Packed]:
     """Forests of `max_tokens`, or smaller ones while ranks outnumber forests and rows can be split."""
-    packed = pack(rows, max_tokens)
+    packed = pack(rows, max_tokens, layout)
     while len(packed) < min(ranks, len(rows)) and max_tokens > 1:
         max_tokens = min(max_tokens, max(forest.physical_tokens for forest in packed)) // 2
-        packed = pack(rows, max(1, max_tokens))
+        packed = pack(rows, max(1, max_tokens), layout)
     return packed
 
 

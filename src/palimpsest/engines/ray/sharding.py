@@ -52,14 +52,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from palimpsest import files
 from palimpsest.config.engine import ClusterConfig, model_path
-from palimpsest.config.schema import ModelConfig
+from palimpsest.config.schema import Layout, ModelConfig, RunConfig
 from palimpsest.engines.embedded.architecture import (
     ROOT,
     base_of,
     check_class,
+    choose,
+    decoder_of,
     head_of,
     last_layer_is_plain,
     text_config,
+    ways_of,
 )
 from palimpsest.engines.embedded.checkpoint_state import FACTS, CheckpointFacts, facts_of_shares
 from palimpsest.engines.embedded.forest.forest_model import adopt, hidden_at, last_layer_at, token_logprobs
@@ -127,12 +130,12 @@ def skeleton(source: ModelSource, layers: int | None = None, device: str = "meta
     return model.eval()
 
 
-def checked_copy(source: ModelSource) -> Any:
-    """Copy with two random layers that passed the forest checks. Raises ModelError."""
+def checked_copy(source: ModelSource, layout: Layout | None = None) -> Any:
+    """Copy with two random layers that passed the learner's checks, see `adopt`. Raises ModelError."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         small = skeleton(source, CHECKED_LAYERS, "cpu")
-    adopt(small)
+    adopt(small, layout)
     return small
 
 
@@ -163,21 +166,26 @@ def computed_in(model: ModelConfig) -> torch.dtype:
 
 
 def shard(
-    config: ModelConfig,
-    cluster: ClusterConfig,
+    run: RunConfig,
+    small: Any,
     mesh: DeviceMesh,
     device: torch.device,
     temperature: float,
     *,
     entropy_gradient: bool = False,
 ) -> ForestModel:
-    """The model of `config` with this rank's share of the weights; collective over `mesh` (dp, tp)."""
+    """The model of `run` with this rank's share of the weights, computed as its checked copy `small`.
+
+    Collective over `mesh` (dp, tp).
+    """
+    config, cluster = run.model, run.cluster
     source = source_of(config)
-    small = checked_copy(source)
     model = skeleton(source)
     if getattr(small, "generation_config", None) is not None:
         model.generation_config = small.generation_config
-    model.set_attn_implementation(small.config._attn_implementation)
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(small.config._attn_implementation)
+    choose(model, layout=ways_of(small).layout)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     adapters: dict[str, Tensor] = {}
@@ -222,7 +230,7 @@ def divide(model: Any, mesh: DeviceMesh) -> None:
                 f"cluster.tensor_parallel_size={mesh.size()} does not divide the model's "
                 f"{key}={getattr(described, key)}"
             )
-    for layer in model.get_decoder().layers:
+    for layer in decoder_of(model).layers:
         for part in (layer.self_attn, layer.mlp):
             named = dict(part.named_children())
             styles = {name: ColwiseParallel() for name in COLUMNS if name in named}
@@ -236,13 +244,13 @@ def _fully_shard(
 
     FSDP gathers a layer where it is called, so the last one gets a method of the part that forests compute.
     """
-    *_, last = root.model.get_decoder().layers
+    *_, last = decoder_of(root.model).layers
     shortened = last_layer_is_plain(root.model)  # FSDP's hooks would hide it
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if cluster.cpu_offload else OffloadPolicy()
     mixed = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    for module in (*root.model.get_decoder().layers, root):
+    for module in (*decoder_of(root.model).layers, root):
         fully_shard(module, mesh=mesh, mp_policy=mixed, offload_policy=offload)
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)  # denominators are in the weights of the tokens

@@ -174,7 +174,7 @@ _ENDS = ("finished", "interrupted", "resumed", "started")
 
 WINDOW, FEWEST, BEFORE = 10, 5, 50
 NO_SIGNAL, SOLVED, UNGRADED, MEMORY_CUT, ANSWERS_CUT, LOGPROB_GAP = 0.5, 0.9, 0.02, 0.25, 0.25, 0.05
-ENTROPY_LEFT, INVENTION_MORE = 0.25, 0.10
+ENTROPY_LEFT, INVENTION_MORE, LOGPROB_DROP = 0.25, 0.10, 2.0
 SLOW, SLOW_SECONDS, SILENT_SECONDS, SKIPPED = 6.0, 1.0, 60.0, 0.25
 ROLLOUT_SHARE, MEMORY_USED, FLAT_STEPS, FLAT = 0.9, 0.5, 100, 0.01
 THRESHOLDS: tuple[tuple[str, str, str], ...] = (
@@ -193,27 +193,16 @@ THRESHOLDS: tuple[tuple[str, str, str], ...] = (
     ),
     ("answers_cut", f"more than {ANSWERS_CUT:.0%} of the answers exceeded their budget", "red"),
     ("logprob_gap", f"sampler and learner differ by more than {LOGPROB_GAP} nats per token, top-p aside", "red"),
+    ("logprob_drop", f"a token that the sampler gave over half has {LOGPROB_DROP:g} nats less in the learner", "red"),
     (
         "entropy",
         f"the policy's entropy (if unmeasured: the spread of rewards) fell below {ENTROPY_LEFT:.0%} of its value "
         f"{BEFORE} steps before",
         "red",
     ),
-    (
-        "invention",
-        f"the share of hallucinated sentences grew by more than {INVENTION_MORE:.0%} in {BEFORE} steps",
-        "red",
-    ),
-    (
-        "slow_stage",
-        f"a stage of the last step took more than {SLOW:.0f} times its median, and over {SLOW_SECONDS:.0f} s",
-        "amber",
-    ),
-    (
-        "grad_skipped",
-        f"training skipped steps with non-finite gradients; red above {SKIPPED:.0%} of the steps",
-        "amber",
-    ),
+    ("invention", f"the share of hallucinated sentences grew by over {INVENTION_MORE:.0%} in {BEFORE} steps", "red"),
+    ("slow_stage", f"a stage of the last step took over {SLOW:g} times its median and {SLOW_SECONDS:g} s", "amber"),
+    ("grad_skipped", f"training skipped steps with non-finite gradients; red above {SKIPPED:.0%} of them", "amber"),
     (
         "silent",
         f"a living process wrote no row for {SLOW:.0f} times a step's median, and over {SILENT_SECONDS:.0f} s",
@@ -221,11 +210,7 @@ THRESHOLDS: tuple[tuple[str, str, str], ...] = (
     ),
     ("rollout_bound", f"rollouts take more than {ROLLOUT_SHARE:.0%} of the time", "advice"),
     ("memory_unused", f"memories have less than {MEMORY_USED:.0%} of their budget on average", "advice"),
-    (
-        "flat",
-        f"the reward moved by less than {FLAT} over the last {FLAT_STEPS} steps of an unfinished run",
-        "advice",
-    ),
+    ("flat", f"the reward of an unfinished run moved by less than {FLAT} over the last {FLAT_STEPS} steps", "advice"),
 )
 """Key, condition and severity; docs/how-to/inspect-episodes.md shows them."""
 _STAGES = {"rollout_s": "the rollouts", "learn_s": "learning", "publish/seconds": "publishing weights"}
@@ -378,6 +363,15 @@ def _logprob_gap(run: Watched) -> Iterator[Alarm]:
             return
 
 
+def _logprob_drop(run: Watched) -> Iterator[Alarm]:
+    key = "sampler/logprob_drop_max"
+    largest = max(run.values(key)[-WINDOW:], default=0.0)
+    if largest > LOGPROB_DROP + run.top_p_gap:
+        text = f"The learner gives a token {largest:.1f} nats less than the sampler, which gave it over half. "
+        text += "Compare their weights, versions and number formats."
+        yield Alarm("red", "logprob_drop", text, run.step, key)
+
+
 def _entropy(run: Watched) -> Iterator[Alarm]:
     key, name = "policy/entropy", "The policy's entropy"
     if not run.values(key):
@@ -468,6 +462,7 @@ _RULES: tuple[Rule, ...] = (
     _memory_cut,
     _answers_cut,
     _logprob_gap,
+    _logprob_drop,
     _entropy,
     _invention,
     _slow_stage,

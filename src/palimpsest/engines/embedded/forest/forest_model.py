@@ -9,10 +9,11 @@ Memory in the backward pass, for a projection of P weights in bfloat16: 4 P byte
 the gradient of a chunk (3.3 GB for the 0.54 billion of a 7B model; 2 P + 2 P if summed in bfloat16). A chunk's logits
 take at most 256 MiB in float32 on an accelerator; the backward pass needs about four copies.
 
-Guaranteed: `adopt` compares the forest's logits with those of the separate segments on a small forest, to rounding; a
-model whose attention can't take a forest (custom attention, ALiBi, capped scores, sinks) is rejected by name. A model
-whose last layer is not plain (engines/embedded/architecture.py) runs its full decoder. Without a forest the model
-computes as before. The projection's gradient is summed over chunks in float32 or wider and rounded once.
+Guaranteed: `adopt` compares the forest's logits with those of the separate segments on a small forest, to rounding. A
+model that can't take a forest (recurrent layers, custom attention, ALiBi, capped scores, sinks) computes each segment
+as a padded row of its class's own forward, compared in the same way. A model whose last layer is not plain
+(engines/embedded/architecture.py) runs its full decoder. Without a forest the model computes as before. The
+projection's gradient is summed over chunks in float32 or wider and rounded once.
 Not covered: numbers that differ only at lengths beyond the probe's (engines/embedded/parity.py).
 
 Axes: T places, U places that predict, N trained tokens, W hidden size, D head size, V vocabulary.
@@ -27,8 +28,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.utils.rnn import pad_sequence
 
-from palimpsest.engines.embedded.architecture import Head, context_of, head_of, last_layer_is_plain
+from palimpsest.config.schema import Layout
+from palimpsest.engines.embedded.architecture import (
+    Head,
+    check_layers,
+    choose,
+    context_of,
+    decoder_of,
+    head_of,
+    last_layer_is_plain,
+    ways_of,
+)
 from palimpsest.engines.embedded.forest.attention import NAME, attend, plan_of, register
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests, unweighted
 from palimpsest.engines.embedded.parity import Ids, disagreement
@@ -43,7 +55,9 @@ def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> T
 
     `dtype`: compute dtype, if not the weights'.
     """
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
+    if ways_of(model).layout == "segments":
+        return _apart(decoder, forest)
     ids, positions = forest.input_ids[None], forest.positions[None]
     plan = plan_of(forest, dtype or model.dtype, window=context_of(model).sliding)
     *layers, last = getattr(decoder, "layers", (None,))  # others, such as GPT-2, have them under another name
@@ -62,6 +76,17 @@ def hidden_at(model: Any, forest: Forest, dtype: torch.dtype | None = None) -> T
     hidden = sharded(hidden, rotation, forest) if sharded else last_layer_at(last, hidden, rotation, forest)
     normed: Tensor = decoder.norm(hidden)
     return normed
+
+
+def _apart(decoder: Any, forest: Forest) -> Tensor:
+    """[U, W] `hidden_at` of separate rows, padded at their ends: no token sees a later one."""
+    begins = torch.nonzero(forest.positions == 0)[:, 0]
+    sizes = torch.diff(begins, append=begins.new_tensor([forest.physical_tokens])).tolist()
+    states: Tensor = decoder(
+        input_ids=pad_sequence(forest.input_ids.split(sizes), batch_first=True), use_cache=False
+    ).last_hidden_state
+    rows = torch.searchsorted(begins, forest.places, right=True) - 1
+    return states[rows, forest.positions[forest.places]]
 
 
 def last_layer_at(last: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], forest: Forest) -> Tensor:
@@ -100,31 +125,47 @@ def _heads(layer: Any, name: str, hidden: Tensor, rotation: tuple[Tensor, Tensor
 _PROBE = ((1, 2, 3, 4, 5), (1, 2, 3, 6, 7, 8), (1, 2, 3, 6, 7, 9, 10), (11, 12, 13))
 
 
-def adopt(model: Any) -> None:
-    """Adapt `model` to forests; raises ModelError if impossible."""
+def adopt(model: Any, layout: Layout | None = None) -> None:
+    """Choose the learner's layout for `model`: forests if they are exact, otherwise separate segments.
+
+    `layout`: that one. Raises ModelError if it, or without it neither, gives the logits of the model's class.
+    """
     register()
-    refusal = f"{type(model).__name__} supports sampling but not training"
-    if not model._can_set_attn_implementation():
-        raise ModelError(f"{refusal}: its attention bypasses transformers' attention interface")
     before = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
+    reason = "learner.layout=segments" if layout == "segments" else _fault(model, "forest")
+    choose(model, layout_reason=reason or "")
+    if reason is None:
+        return
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(before)
+    fault = reason if layout == "forest" else _fault(model, "segments")
+    if fault is not None:
+        raise ModelError(f"{type(model).__name__} supports sampling but not training: {fault}")
+
+
+def _fault(model: Any, layout: Layout) -> str | None:
+    """None if the logits in `layout` are the class's own; otherwise the reason."""
+    choose(model, layout=layout)
+    if layout == "forest":
+        if not model._can_set_attn_implementation():
+            return "its attention bypasses transformers' attention interface"
+        model.set_attn_implementation(NAME)
     places = [(row, at) for row, tokens in enumerate(_PROBE) for at in range(len(tokens) - 1)]
     try:
+        if layout == "forest":
+            check_layers(model)
         off = disagreement(model, _PROBE, places, lambda rows: _together(model, rows))
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ModelError) as error:
-        model.set_attn_implementation(before)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{refusal}: {reason}") from None
-    if off is not None:
-        model.set_attn_implementation(before)
-        raise ModelError(f"{refusal}: computed as a prefix forest, its {off}")
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None if off is None else f"computed as {'a prefix forest' if layout == 'forest' else layout}, its {off}"
 
 
 @torch.no_grad()
 def _together(model: Any, rows: list[Ids]) -> Tensor:
     """[U, V] logits after every token but the last of each of `rows`, computed as one forest."""
     device = model.get_input_embeddings().weight.device
-    (forest,) = build_forests([unweighted(row) for row in rows], 1 << 20, 1 << 20, device, min_shared=1)
+    layout = ways_of(model).layout or "forest"
+    (forest,) = build_forests([unweighted(row) for row in rows], 1 << 20, 1 << 20, device, layout=layout, min_shared=1)
     states = hidden_at(model, forest)[forest.predicts].split(forest.counts)
     ordered = [states[forest.indices.index(i)] for i in range(len(rows))]
     return head_of(model)(torch.cat(ordered))

@@ -9,6 +9,7 @@ Axes: N trained tokens.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,6 +54,18 @@ def scores_of(ids: Sequence[int], forward: Forward, max_context: int, device: to
     return tuple(logprobs.double().tolist())
 
 
+def largest_gaps(learner: Tensor, sampler: Tensor) -> dict[str, float]:
+    """`logprob_gap`: the largest difference of log-probabilities [N]; `logprob_drop`: how far the learner's is below
+    the sampler's at most, among tokens that the sampler gave over half (martingale 0.2: a mean hides single ones).
+
+    >>> largest_gaps(torch.tensor([-0.1, -2.5, -9.0]), torch.tensor([-0.1, -0.5, -1.0]))
+    {'logprob_gap': 8.0, 'logprob_drop': 2.0}
+    """
+    gap = sampler - learner
+    likely = gap[sampler > math.log(0.5)]
+    return {"logprob_gap": float(gap.abs().max())} | ({"logprob_drop": float(likely.max())} if len(likely) else {})
+
+
 class ForestGradients:
     """Accumulates gradients in a model's parameters."""
 
@@ -71,17 +84,18 @@ class ForestGradients:
         """Add the gradient of all `forests`; `old`: the ratio's old log-probabilities, None: those computed here."""
         started = time.perf_counter()
         sums: dict[str, float] = {}
-        loss = largest_gap = 0.0
+        maxima: dict[str, float] = {}
+        loss = 0.0
         recomputing(self._model)
         try:
             for forest in forests:
-                part, metrics, gap = self._micro_step(forest, forward, old)
+                part, metrics, largest = self._micro_step(forest, forward, old)
                 if not forest.indices:
                     continue
                 for name, value in metrics.items():
                     sums[name] = sums.get(name, 0.0) + float(value)
                 loss += float(part)
-                largest_gap = max(largest_gap, gap)
+                maxima |= {name: max(value, maxima.get(name, value)) for name, value in largest.items()}
         finally:
             self._model.eval()
         counted = [forest for forest in forests if forest.indices]
@@ -92,15 +106,14 @@ class ForestGradients:
             logical_tokens=sum(forest.logical_tokens for forest in counted),
             physical_tokens=sum(forest.physical_tokens for forest in counted),
             token_sums=sums,
-            maxima={"logprob_gap": largest_gap},
+            maxima=maxima,
             seconds=time.perf_counter() - started,
         )
 
     def _micro_step(
         self, forest: Forest, forward: Forward, old: OldLogprobs | None
-    ) -> tuple[Tensor, dict[str, Tensor], float]:
-        """Add the gradient of one micro-batch; returns loss, sums and the largest log-probability gap to the
-        sampler."""
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, float]]:
+        """Add the gradient of one micro-batch; returns loss, sums and maxima."""
         logprobs, entropy = forward(forest, False)
         if self._objective == "nll":
             loss, sums = nll_loss(logprobs=logprobs, weights=forest.weights)
@@ -115,7 +128,7 @@ class ForestGradients:
         self._optimizer.collect()
         recomputed = self._objective == "policy" and self._config.old_logprobs == "recompute"
         learner = self._before(forest, logprobs, old) if recomputed else logprobs.detach()  # as losses.py's mean
-        return loss.detach(), sums, float((learner - forest.sampler_logprobs).abs().max())
+        return loss.detach(), sums, largest_gaps(learner, forest.sampler_logprobs)
 
     def _before(self, forest: Forest, logprobs: Tensor, old: OldLogprobs | None) -> Tensor:
         """[N] old log-probabilities of the ratio."""

@@ -32,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from palimpsest.config.schema import Layout
 from palimpsest.engines.protocol import TrainSegment
 from palimpsest.types import SampledSpan, Segment
 
@@ -302,14 +303,16 @@ def build_forests(
     chosen: Sequence[int] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
+    layout: Layout = "forest",
     min_shared: int = MIN_SHARED,
 ) -> list[Forest]:
     """Forests with every segment (or every one of `chosen`) that has a trained token, exactly once.
 
-    `max_tokens` bounds the places of a forest; `dtype` is that of advantages, weights and log-probabilities. Raises
-    ValueError for a segment longer than the model's window (`max_context`) or trained at its first token.
+    `max_tokens` bounds the places of a forest; `layout`, `min_shared`: see `pack`; `dtype` is that of advantages,
+    weights and log-probabilities. Raises ValueError for a segment longer than the model's window (`max_context`) or
+    trained at its first token.
     """
-    packed = pack(rows_of(segments, max_context, chosen), max_tokens, min_shared)
+    packed = pack(rows_of(segments, max_context, chosen), max_tokens, layout, min_shared)
     return [forest.lay_out(device, dtype) for forest in packed]
 
 
@@ -327,19 +330,49 @@ def rows_of(
     return [rows[i] for i in in_order([row.tokens for row in rows])]
 
 
-def pack(rows: Sequence[SegmentRow], max_tokens: int, min_shared: int = MIN_SHARED) -> list[Packed]:
-    """Pack rows in lexicographic order into forests of at most `max_tokens` places, unless a single row has more."""
+def pack(
+    rows: Sequence[SegmentRow], max_tokens: int, layout: Layout = "forest", min_shared: int = MIN_SHARED
+) -> list[Packed]:
+    """Pack rows in lexicographic order into forests of at most `max_tokens` places, unless a single row has more.
+
+    Rows share prefixes of at least `min_shared` tokens. With `layout` segments they share nothing, rows of similar
+    length are together, and `max_tokens` counts the padding to the longest.
+    """
     if not rows:
         return []
-    shared = shared_lengths([row.tokens for row in rows])
-    shared[shared < min_shared] = 0
+    if layout == "segments":
+        rows = sorted(rows, key=lambda row: len(row.tokens))
     lengths = np.array([len(row.tokens) for row in rows], np.int64)
-    begins = cut(lengths, shared, max_tokens, CUT_OVERHEAD)
-    shared[begins] = 0
+    if layout == "segments":
+        shared, begins = np.zeros(len(rows), np.int64), _by_length(lengths.tolist(), max_tokens)
+    else:
+        shared = shared_lengths([row.tokens for row in rows])
+        shared[shared < min_shared] = 0
+        begins = cut(lengths, shared, max_tokens, CUT_OVERHEAD)
+        shared[begins] = 0
     return [
         Packed(tuple(rows[a:b]), lengths[a:b], shared[a:b])
         for a, b in zip(begins, [*begins[1:], len(rows)], strict=True)
     ]
+
+
+def forest_reuse(rows: Sequence[SegmentRow]) -> float:
+    """Tokens of `rows`, in lexicographic order, per distinct prefix token: what a forest saves."""
+    lengths = sum(len(row.tokens) for row in rows)
+    return lengths / max(1, lengths - int(shared_lengths([row.tokens for row in rows]).sum()))
+
+
+def _by_length(lengths: Sequence[int], max_tokens: int) -> list[int]:
+    """Rows, in ascending order of length, at which a new batch starts: its rows times its longest are in `max_tokens`.
+
+    >>> _by_length([2, 3, 3, 9], max_tokens=9)
+    [0, 3]
+    """
+    begins = [0]
+    for index, length in enumerate(lengths):
+        if (index - begins[-1] + 1) * length > max_tokens and index > begins[-1]:
+            begins.append(index)
+    return begins
 
 
 def _forest(rows: list[SegmentRow], lengths: Ids, shared: Ids, device: torch.device, dtype: torch.dtype) -> Forest:

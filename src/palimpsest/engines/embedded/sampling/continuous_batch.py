@@ -4,13 +4,17 @@ A step admits waiting requests into free rows, decodes one token per used row, a
 prompts and decoded tokens share one model call. Prefixes computed by other requests are copied (`kv_cache.py`). `score`
 computes log-probabilities of given tokens with one forward of the model's own class.
 
+States other than keys and values can't be copied for a prefix, so each row of such a class has its own, and a call
+computes one row: slow, but exact for any class. If a class's decoding differs from its forward pass, every token
+computes all earlier ones again.
+
 Guaranteed: token t of a request is drawn with the uniform of (its seed, t); the same requests in the same steps give
 the same bytes. Stored prefixes are dropped when the weights change and by `reset`.
 Not covered: independence of a logit's last bits from the rest of the batch, as matrix products of other sizes round
 differently. Measured in float32 with 128, 16 and 5 rows, with and without sharing, fused and not, and with the prefix
 cache on, off or full: all of 12,160 sampled ids equal, log-probabilities within 1e-6 nats.
 
-Axes: T scored tokens, V vocabulary.
+Axes: T scored tokens, W hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,16 +22,27 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from palimpsest.engines.embedded.architecture import head_of
+from palimpsest.engines.embedded.architecture import decoder_of, head_of, ways_of
 from palimpsest.engines.embedded.sampling.draw import draw, log_probabilities, uniforms
 from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill, pick_forward
-from palimpsest.engines.embedded.sampling.kv_cache import Copy, KVPool, KVShape, PoolRows, PrefixCache
+from palimpsest.engines.embedded.sampling.kv_cache import (
+    ID_BYTES,
+    Copy,
+    KVPool,
+    KVShape,
+    PoolRows,
+    PrefixCache,
+    RowPool,
+    rounded,
+)
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 
@@ -42,13 +57,113 @@ def score(model: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[fl
     """[T] nats of each of `ids` after the prompt and its predecessors, at temperature 1."""
     head, device = head_of(model), model.get_output_embeddings().weight.device
     sequence = torch.tensor([[*prompt_ids, *ids[:-1]]], device=device)
-    hidden = model.get_decoder()(input_ids=sequence, use_cache=False).last_hidden_state[0, len(prompt_ids) - 1 :]
+    hidden = decoder_of(model)(input_ids=sequence, use_cache=False).last_hidden_state[0, len(prompt_ids) - 1 :]
     targets = torch.tensor(ids, device=device)
     chunks = [
         log_probabilities(head(states), 1.0).gather(1, wanted[:, None])[:, 0]
         for states, wanted in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True)
     ]
     return tuple(torch.cat(chunks).tolist())
+
+
+# ---- Rows with their class's own cache: recurrent layers, convolutions, chunked attention, ALiBi ---------------
+
+
+STATES = ("past_key_values", "cache_params", "state")
+"""Argument and output names of the state of earlier tokens, by family."""
+
+
+def state_of(output: Any) -> tuple[str, Any]:
+    """Name and value of the state that a decoder returned; "" and None if it returns none."""
+    return next(((name, value) for name in STATES if (value := getattr(output, name, None)) is not None), ("", None))
+
+
+class StatePool(RowPool):
+    """Rows whose states the model's class keeps, for classes with others than keys and values. Rows share nothing."""
+
+    @torch.no_grad()
+    def __init__(self, model: Any, budget: int | None = None, *, keep: bool = True) -> None:
+        """`keep`: states are kept; otherwise only ids are."""
+        super().__init__(budget)
+        self.keep = keep
+        decoder, self.device = decoder_of(model), model.get_input_embeddings().weight.device
+        one, two = 0, ID_BYTES
+        if keep:
+            calls = (decoder(input_ids=torch.zeros((1, n), dtype=torch.long, device=self.device)) for n in (1, 2))
+            one, two = (_bytes(state_of(output)[1]) for output in calls)
+        self._fixed_bytes, self._token_bytes = 2 * one - two, two - one
+        self.states: dict[int, Any] = {}
+        """By row: name and value of the class's state, or the ids so far."""
+
+    def row_bytes(self, length: int) -> int:
+        return max(1, self._fixed_bytes + length * self._token_bytes)
+
+    def resize(self, rows: int, capacity: int, used: int = 0) -> None:
+        self.rows, self.capacity = rows, rounded(capacity)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Moves: a state has one owner."""
+        self.states[target] = self.states.pop(source)
+
+
+def _bytes(state: Any) -> int:
+    """Bytes of all tensors in a state."""
+    if isinstance(state, Tensor):
+        return state.nbytes
+    if isinstance(state, list | tuple):
+        return sum(map(_bytes, state))
+    parts = state if isinstance(state, dict) else getattr(state, "__dict__", {})
+    return sum(map(_bytes, parts.values()))
+
+
+class StateForward:
+    """Every row alone, one call of the model's own decoder per row: for classes whose states can't be shared.
+
+    Without kept states, every call computes all earlier tokens again.
+    """
+
+    def __init__(self, model: Any, pool: StatePool) -> None:
+        self._decoder, self._head, self._pool = decoder_of(model), head_of(model), pool
+        self._positions = "position_ids" in signature(self._decoder.forward).parameters
+
+    def refresh(self) -> None:
+        """Does nothing: it reads the model's own weights."""
+
+    @torch.inference_mode()
+    def step(self, decode: Decode | None, prefill: Prefill | None) -> Tensor:
+        """See `Forward.step`; a suffix starts at 0."""
+        calls: list[tuple[int, NDArray[np.int64], int]] = []
+        if decode is not None:
+            calls += zip(decode.rows.tolist(), decode.tokens[:, None], decode.lengths.tolist(), strict=True)
+        if prefill is not None:
+            calls += zip(prefill.rows.tolist(), prefill.suffixes, prefill.starts.tolist(), strict=True)
+        return self._head(torch.cat([self._last(*call) for call in calls]))
+
+    def _last(self, row: int, new: NDArray[np.int64], start: int) -> Tensor:
+        """[1, W] hidden state after the last of `new` ids, the row's ids from `start`."""
+        pool, more = self._pool, {}
+        if start and pool.keep:
+            name, state = pool.states[row]
+            more[name] = state
+        elif start:
+            new, start = np.concatenate([pool.states[row], new]), 0
+        ids = torch.from_numpy(new)[None].to(pool.device)
+        if self._positions:  # some classes count them by the cache of a layer that has none
+            more["position_ids"] = torch.arange(start, start + len(new), device=pool.device)[None]
+        output = self._decoder(input_ids=ids, use_cache=pool.keep, **more)
+        pool.states[row] = state_of(output) if pool.keep else new
+        hidden: Tensor = output.last_hidden_state[:, -1]
+        return hidden
+
+
+def sampling_of(model: Any, budget: int | None, *, fused: bool = True) -> tuple[RowPool, Forward]:
+    """The pool and the forward of the way in which `model` is sampled; see `Ways` and `RowPool`."""
+    way = ways_of(model).sampling
+    if way != "pool":
+        states = StatePool(model, budget, keep=way == "cache")
+        return states, StateForward(model, states)
+    pool = KVPool(KVShape.of(model), budget)
+    return pool, pick_forward(model, pool) if fused else HFForward(model, pool)
 
 
 # ---- Continuous batching -------------------------------------------------------------------------------------
@@ -117,12 +232,10 @@ class ContinuousBatch:
         self.version = 0
         self.counters = Counters()
         self._prefill_tokens, self._slots = prefill_tokens, max_num_seqs
-        shape = KVShape.of(model)
-        self._pool = KVPool(shape, memory)
-        stored = cache_tokens if memory is None else min(cache_tokens, memory // 2 // shape.token_bytes)
-        self._cache = PrefixCache(self._pool, stored)
+        self._pool, self._forward = sampling_of(model, memory, fused=fused)
+        most = cache_tokens if memory is None else memory // 2 // self._pool.row_bytes(1)
+        self._cache = PrefixCache(self._pool, min(cache_tokens, most))
         self._rows = PoolRows(max_num_seqs, self.vocab)
-        self._forward: Forward = pick_forward(model, self._pool) if fused else HFForward(model, self._pool)
         self._waiting: list[Request] = []
         self._requests: dict[int, Request] = {}
         self._stepped = Stepped()

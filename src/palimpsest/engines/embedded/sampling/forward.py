@@ -37,6 +37,7 @@ from palimpsest.engines.embedded.architecture import (
     SLIDING,
     base_of,
     context_of,
+    decoder_of,
     head_of,
     is_plain,
     merged_weight,
@@ -144,7 +145,7 @@ class HFForward:
     """The generic path: padded calls of the model's own decoder."""
 
     def __init__(self, model: Any, pool: KVPool) -> None:
-        self._decoder = model.get_decoder()
+        self._decoder = decoder_of(model)
         self._head = head_of(model)
         self._masks = Masks(model)
         self._pool = pool
@@ -370,7 +371,7 @@ class FusedForward:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the weights again."""
-        base = self._model.get_decoder()
+        base = decoder_of(self._model)
         self._embedding = base.embed_tokens.weight.detach()
         self._layers = [self._fuse(layer) for layer in base.layers]
         self._head = self._product(self._model.get_output_embeddings().weight.float() * base.norm.weight)
@@ -494,6 +495,6 @@ class FusedForward:
         """[at least length, D / 2] complex rotation of each position."""
         if self._rotation.shape[0] < length:
             size = max(length, self._pool.capacity)
-            cos, sin = self._model.get_decoder().rotary_emb(torch.empty(0), torch.arange(size)[None])
+            cos, sin = decoder_of(self._model).rotary_emb(torch.empty(0), torch.arange(size)[None])
             self._rotation = torch.complex(cos[0, :, : self._dim // 2], sin[0, :, : self._dim // 2])
         return self._rotation

@@ -27,6 +27,7 @@ D head size.
 from __future__ import annotations
 
 import bisect
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from palimpsest.engines.embedded.architecture import decoder_of
 from palimpsest.engines.protocol import kv_rows
 from palimpsest.errors import ModelError, SamplerError
 from palimpsest.text.display_text import counted
@@ -66,7 +68,7 @@ class KVShape:
         """
         weight = model.get_input_embeddings().weight
         token = torch.zeros((1, 1), dtype=torch.long, device=weight.device)
-        cache = getattr(model.get_decoder()(input_ids=token, use_cache=True), "past_key_values", None)
+        cache = getattr(decoder_of(model)(input_ids=token, use_cache=True), "past_key_values", None)
         layers = list(getattr(cache, "layers", ()))
         if not layers or not {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
             raise ModelError(f"{type(model).__name__} has an unsupported state other than keys and values")
@@ -81,30 +83,50 @@ class KVShape:
         return 2 * self.layers * self.heads * self.head_dim * self.dtype.itemsize
 
 
-class KVPool:
-    """`layers[l]` is [2, R, H, C, D]: keys at 0, values at 1."""
+class RowPool(ABC):
+    """Rows for the sequences in flight, within a budget."""
 
-    def __init__(self, shape: KVShape, budget: int | None = None) -> None:
+    def __init__(self, budget: int | None) -> None:
         """`budget`: bytes for `fit`, half of them for rows; None: no bound."""
-        self.shape = shape
-        self.rows = 0
-        self.capacity = 0
-        self.layers: list[Tensor] = []
+        self.rows = self.capacity = 0
         self._budget = budget
+
+    @abstractmethod
+    def row_bytes(self, length: int) -> int:
+        """Bytes of a sequence of `length` tokens, at least 1."""
+
+    @abstractmethod
+    def resize(self, rows: int, capacity: int, used: int = 0) -> None:
+        """Reserve `rows` rows of `capacity` tokens, keeping the first `used`. Raises SamplerError without memory."""
+
+    @abstractmethod
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` tokens of row `source` into row `target`."""
 
     def fit(self, used: int, rows: int, length: int) -> None:
         """Make room for `rows` rows of `length` tokens, or as many as the budget allows, keeping the first `used`.
 
         Changes nothing while the rows in use have no room at that length. The budget always allows one row.
         """
-        capacity = max(_rounded(length), self.capacity)
-        most = rows if self._budget is None else kv_rows(self._budget, capacity, self.shape.token_bytes)
+        capacity = max(rounded(length), self.capacity)
+        most = rows if self._budget is None else kv_rows(self._budget, self.row_bytes(capacity))
         if used <= most:
             self.resize(min(most, max(rows, self.rows)), capacity, used)
 
+
+class KVPool(RowPool):
+    """`layers[l]` is [2, R, H, C, D]: keys at 0, values at 1."""
+
+    def __init__(self, shape: KVShape, budget: int | None = None) -> None:
+        super().__init__(budget)
+        self.shape = shape
+        self.layers: list[Tensor] = []
+
+    def row_bytes(self, length: int) -> int:
+        return length * self.shape.token_bytes
+
     def resize(self, rows: int, capacity: int, used: int = 0) -> None:
-        """Reserve `rows` rows of `capacity` tokens, keeping the first `used`. Raises SamplerError without memory."""
-        capacity = _rounded(capacity)
+        capacity = rounded(capacity)
         if (rows, capacity) == (self.rows, self.capacity):
             return
         old, s = self.layers, self.shape
@@ -128,7 +150,6 @@ class KVPool:
         self.rows, self.capacity = rows, capacity
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of row `source` into row `target`."""
         for layer in self.layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
@@ -139,7 +160,7 @@ class KVPool:
         return torch.from_numpy(places.reshape(-1)).to(self.shape.device)
 
 
-def _rounded(length: int) -> int:
+def rounded(length: int) -> int:
     return -(-length // CAPACITY_STEP) * CAPACITY_STEP
 
 
@@ -173,11 +194,11 @@ class PrefixCache:
     `flush` copies all inserted sequences together: rows must not change between `insert` and `flush`.
     """
 
-    def __init__(self, pool: KVPool, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, pool: RowPool, capacity: int) -> None:
+        self.capacity = capacity if isinstance(pool, KVPool) else 0  # other states belong to one sequence
         self.evicted = 0
         """Tokens evicted so far."""
-        self._pool = pool
+        self._pool: Any = pool
         self._layers: list[Tensor] = []  # each [S, 2, H, D]: one token is one stretch of memory
         self.clear()
 
