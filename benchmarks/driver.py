@@ -98,9 +98,9 @@ def _completion(draw: random.Random, tokens: int, stop: int) -> bytes:
         "prompt_tokens_details": {"cached_tokens": 8, "created_cache_tokens": None, "multimodal_tokens": None},
         "completion_tokens_details": None,
     }
-    unset = ("prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics")
     answer = {"request_id": "generate-tokens-@ID@", "model": "policy", "created": 0, "usage": usage}
-    unset = (*unset, "kv_transfer_params", "ec_transfer_params")
+    unset = ["prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics"]
+    unset += ["kv_transfer_params", "ec_transfer_params"]
     return orjson.dumps({**answer, **dict.fromkeys(unset), "output_mode": "tokens", "choices": [choice]})
 
 
@@ -203,7 +203,9 @@ def main() -> None:
         serve(given.port_file, given.tokens, given.stop)
         return
     sys.path.insert(0, str(given.src))
-    figures = asyncio.run(measure(given))
+    from palimpsest.app.python_calls import finish
+
+    figures = finish(lambda: measure(given))
     print(
         json.dumps(figures) if given.json else "\n".join(f"{name:18} {value:9.2f}" for name, value in figures.items())
     )

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -44,13 +45,14 @@ class BadReply(RetryableError):
 class Connections:
     """To one service or several. For one event loop; `close` them."""
 
-    def __init__(
-        self, *, token: str | None = None, keep: bool = True, proxies_for: str | None = None, socket: Path | None = None
-    ) -> None:
-        """`keep`: reuse connections for several requests; `proxies_for`: the service's address, reached through the
-        environment's proxies unless it is on this machine; `socket`: a Unix socket that replaces every address."""
+    _scarce: ClassVar[bool] = False
+    """True once this process had no file descriptor left: idle connections would keep them from other services."""
+
+    def __init__(self, *, token: str | None = None, proxies_for: str | None = None, socket: Path | None = None) -> None:
+        """`proxies_for`: the service's address, reached through the environment's proxies unless it is on this machine;
+        `socket`: a Unix socket that replaces every address."""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._keep, self._socket = keep, socket
+        self._socket = socket
         self._proxies = proxies_for is not None and urlsplit(proxies_for).hostname not in _LOOPBACK
         self._session: aiohttp.ClientSession | None = None
 
@@ -71,9 +73,29 @@ class Connections:
         until = asyncio.timeout(timeout_s)
         try:
             async with until:
-                return await _answered(self._session, method, url, sent, limit)
+                return await self._answered(self._session, method, url, sent, limit)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
             raise Unanswered(f"no answer within {timeout_s or 0:g} s" if until.expired() else _line(error)) from None
+
+    async def _answered(
+        self, session: aiohttp.ClientSession, method: str, url: str, sent: bytes | None, limit: int
+    ) -> HttpReply:
+        """Sends again what a service didn't answer because it closed the idle connection meanwhile."""
+        while True:
+            attempt, headers = SimpleNamespace(reused=False), {"Connection": "close"} if Connections._scarce else None
+            call = session.request(
+                method, url, data=sent, headers=headers, allow_redirects=False, trace_request_ctx=attempt
+            )
+            try:
+                async with call as answer:
+                    attempt.reused = False
+                    return await _read(answer, limit)
+            except (aiohttp.ServerDisconnectedError, OSError) as error:
+                if not attempt.reused:
+                    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+                        raise
+                    Connections._scarce = True
+                    await asyncio.sleep(_FULL_S)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -82,14 +104,14 @@ class Connections:
 
     def _opened(self) -> aiohttp.ClientSession:
         _raise_file_limit()
-        keepalive = {"keepalive_timeout": _KEPT_S} if self._keep else {"force_close": True}
         connector: aiohttp.BaseConnector
         if self._socket is not None:
-            connector = aiohttp.UnixConnector(str(self._socket), limit=0, **keepalive)
+            connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=_KEPT_S)
         else:
-            connector = aiohttp.TCPConnector(limit=0, ssl=_certificates(), **keepalive)
+            connector = aiohttp.TCPConnector(limit=0, ssl=_certificates(), keepalive_timeout=_KEPT_S)
         return aiohttp.ClientSession(
             connector=connector,
+            trace_configs=[_marking_reuse()],
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json", **self._headers},
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -100,7 +122,7 @@ class Connections:
 
 @cache
 def _raise_file_limit() -> None:
-    """Allow this process as many open files as it may have: each request has its own connection."""
+    """Allow this process as many open files as it may have: each request in flight has its own connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # macOS reports more than it allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -112,15 +134,15 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=certifi.where())
 
 
-async def _answered(session: aiohttp.ClientSession, method: str, url: str, sent: bytes | None, limit: int) -> HttpReply:
-    while True:
-        try:
-            async with session.request(method, url, data=sent, allow_redirects=False) as answer:
-                return await _read(answer, limit)
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-        await asyncio.sleep(_FULL_S)
+def _marking_reuse() -> aiohttp.TraceConfig:
+    """Sets `reused` of the `trace_request_ctx` of a request on an earlier request's connection."""
+
+    async def mark(_session: aiohttp.ClientSession, traced: SimpleNamespace, _params: object) -> None:
+        traced.trace_request_ctx.reused = True
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(mark)
+    return tracing
 
 
 def _line(error: Exception) -> str:

@@ -9,7 +9,7 @@ Standard library only, so that any layer may name these types without importing 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,8 +126,22 @@ class Counts:
             raise
 
 
-def check_prompt(prompt_ids: Sequence[int], max_tokens: int, *, vocab: int, max_context: int, reason: str = "") -> None:
-    """Reject prompts that no sampler can complete; `reason`: why the window is smaller than the model's.
+def extremes(ids: Sequence[int]) -> tuple[int, int]:
+    """The lowest and the highest of `ids`."""
+    return min(ids), max(ids)
+
+
+def check_prompt(
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    *,
+    vocab: int,
+    max_context: int,
+    reason: str = "",
+    extremes: Callable[[Sequence[int]], tuple[int, int]] = extremes,
+) -> None:
+    """Reject prompts that no sampler can complete; `reason`: why the window is smaller than the model's; `extremes`: a
+    faster way to the lowest and the highest id.
 
     Raises PromptTooLong or SamplerError.
 
@@ -146,7 +160,8 @@ or the budget
             f"prompt of {len(prompt_ids)} tokens and max_tokens={max_tokens} exceed the window of {window}: shorten "
             "the prompt or the budget"
         )
-    if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab:
+    lowest, highest = extremes(prompt_ids)
+    if not 0 <= lowest <= highest < vocab:
         raise SamplerError(f"prompt contains an id outside the vocabulary of {vocab}: wrong tokenizer?")
 
 

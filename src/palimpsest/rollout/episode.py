@@ -243,7 +243,7 @@ def _checked(completion: Completion, params: SamplingParams) -> Completion:
         raise SamplerError(f"{len(completion.token_ids)} tokens came with {len(completion.logprobs)} log-probabilities")
     if len(completion.token_ids) > params.max_tokens:
         raise SamplerError(f"{len(completion.token_ids)} tokens came back, max_tokens is {params.max_tokens}")
-    if not all(map(math.isfinite, completion.logprobs)):
+    if not math.isfinite(sum(completion.logprobs)):
         raise SamplerError("a log-probability is not finite")
     return completion
 

@@ -25,6 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from palimpsest.config.engine import LogprobsMode, SamplerConfig, logprobs_mode
 from palimpsest.config.schema import RunConfig, takes_turns
 from palimpsest.engines import process_guard
@@ -159,7 +161,13 @@ class VllmSampler:
 
     def _check(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
         """Check a prompt here: vLLM accepts one that is too long."""
-        check_prompt(prompt_ids, max_tokens, vocab=self._vocab, max_context=self.max_context)
+        check_prompt(prompt_ids, max_tokens, vocab=self._vocab, max_context=self.max_context, extremes=_extremes)
+
+
+def _extremes(ids: Sequence[int]) -> tuple[int, int]:
+    """In half the time of `min` and `max`."""
+    numbers = np.fromiter(ids, np.int64, len(ids))
+    return int(numbers.min()), int(numbers.max())
 
 
 # ---- Learner and engine --------------------------------------------------------------------------------------
