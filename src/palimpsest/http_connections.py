@@ -60,16 +60,16 @@ class Connections:
         self,
         method: str,
         url: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         *,
         limit: int,
         timeout_s: float | None = None,
     ) -> HttpReply:
-        """The reply, at most `limit` bytes within `timeout_s`, to `body` as JSON or none; waits for a file descriptor
-        if this process has none left. Raises Unanswered and BadReply."""
+        """The reply, at most `limit` bytes within `timeout_s`, to `body`, a mapping as JSON; waits if this process has no
+        file descriptor left. Raises Unanswered and BadReply."""
         if self._session is None:
             self._session = self._opened()  # only now, in the loop that uses it
-        sent = None if body is None else orjson.dumps(body)
+        sent = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
         until = asyncio.timeout(timeout_s)
         try:
             async with until:

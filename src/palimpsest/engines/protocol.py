@@ -9,7 +9,7 @@ Standard library only, so that any layer may name these types without importing 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,11 +126,6 @@ class Counts:
             raise
 
 
-def extremes(ids: Sequence[int]) -> tuple[int, int]:
-    """The lowest and the highest of `ids`."""
-    return min(ids), max(ids)
-
-
 def check_prompt(
     prompt_ids: Sequence[int],
     max_tokens: int,
@@ -138,10 +133,10 @@ def check_prompt(
     vocab: int,
     max_context: int,
     reason: str = "",
-    extremes: Callable[[Sequence[int]], tuple[int, int]] = extremes,
+    extremes: tuple[int, int] | None = None,
 ) -> None:
-    """Reject prompts that no sampler can complete; `reason`: why the window is smaller than the model's; `extremes`: a
-    faster way to the lowest and the highest id.
+    """Reject prompts that no sampler can complete; `reason`: why the window is smaller than the model's; `extremes`:
+    the lowest and the highest id, if known.
 
     Raises PromptTooLong or SamplerError.
 
@@ -160,7 +155,7 @@ or the budget
             f"prompt of {len(prompt_ids)} tokens and max_tokens={max_tokens} exceed the window of {window}: shorten "
             "the prompt or the budget"
         )
-    lowest, highest = extremes(prompt_ids)
+    lowest, highest = extremes or (min(prompt_ids), max(prompt_ids))
     if not 0 <= lowest <= highest < vocab:
         raise SamplerError(f"prompt contains an id outside the vocabulary of {vocab}: wrong tokenizer?")
 
@@ -184,8 +179,8 @@ class Sampler(Protocol):
         """Complete one prompt. Cancelling the caller frees the request's resources.
 
         `session` is the same for all requests of an episode, and up to its last slash for all of a group, whose prompts
-        often share a prefix; an engine may route them to one replica. It changes no token. Raises PromptTooLong if
-        prompt and budget exceed `max_context`, SamplerError if the engine failed.
+        often share a prefix; an engine may route them to one replica. None: it shares none. It changes no token.
+        Raises PromptTooLong if prompt and budget exceed `max_context`, SamplerError if the engine failed.
         """
         ...
 

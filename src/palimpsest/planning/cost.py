@@ -46,7 +46,6 @@ TOKEN_S = 2.5e-4  # a CPU's sampler per token, besides products: 1.6e-4 in remem
 EAGER_S = 0.03  # a GPU's embedded sampler per step: a thousand kernel launches
 STEP_S, RANK_S = 0.01, 0.1
 """Calls per optimizer step of one process, and of ranks, which wait for each other, on CPU cores."""
-IN_FLIGHT = 256  # sequences per server (engines/vllm/pool.py)
 ROOM = 0.95  # share of a GPU that may fill; the rest is fragmentation
 OTHER_GB, SERVER_GB = 2.5, 3.0
 """Contexts, kernels and buffers of a learner; of a server, with its activations."""
@@ -145,10 +144,10 @@ def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: 
     width = at.share * at.parallel * math.pow(TENSOR_PARALLEL, math.log2(at.parallel))
     peak, bandwidth = device.tflops * 1e12 * width * PREFILL, device.bandwidth_tb * 1e12 * width * DECODE
     sequence = load.context * 1.2 * shape.kv_bytes  # long sequences stay longest
-    most: float = getattr(config.engine, "max_num_seqs", IN_FLIGHT)
+    most: float = getattr(config.engine, "max_num_seqs", config.sampler.max_in_flight)
     if served:
         taken = server_share(config, shape.parameters, device.memory_gb) * device.memory_gb * 1e9 * at.parallel
-        most = min(IN_FLIGHT, (taken - 2 * shape.parameters) / sequence)
+        most = min(config.sampler.max_in_flight, (taken - 2 * shape.parameters) / sequence)
     batch = max(1.0, min(most, load.episodes / at.samplers))
     products = batch * (_token(shape, load.context) + 2 * shape.head) / peak
     step = max(products, (2 * shape.parameters + batch * sequence) / bandwidth)

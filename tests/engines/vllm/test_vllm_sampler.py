@@ -373,11 +373,39 @@ async def test_a_group_stays_with_the_server_that_holds_its_prefix() -> None:
         assert [{ids[0] for ids in server.prompts} for server in servers] == [{0, 2, 4}, {1, 3, 5}]
 
 
-async def test_a_group_spills_where_its_server_is_busy_and_waits_where_all_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("palimpsest.engines.vllm.pool.MAX_IN_FLIGHT", 3)
-    async with pool(2) as (sampler, servers):
+async def test_requests_without_a_session_go_to_the_server_with_the_fewest() -> None:
+    async with pool(3) as (sampler, servers):
+        for server in servers:
+            server.gate = asyncio.Event()
+        calls = [asyncio.create_task(sampler.generate((n,), PARAMS)) for n in range(7)]
+        while sum(server.in_flight for server in servers) < 7:
+            await asyncio.sleep(0)
+        assert sorted(server.in_flight for server in servers) == [2, 2, 3]
+        for server in servers:
+            assert server.gate is not None
+            server.gate.set()
+        await asyncio.gather(*calls)
+
+
+async def test_a_free_place_goes_to_one_of_the_waiting_and_on_if_that_is_cancelled() -> None:
+    async with pool(max_in_flight=1) as (sampler, [server]):
+        server.gate = asyncio.Event()
+        calls = [asyncio.create_task(sampler.generate((n,), PARAMS)) for n in range(12)]
+        while not server.in_flight:
+            await asyncio.sleep(0)
+        waiting = sampler._pool._waiting
+        assert len(waiting) == 11
+        calls[1].cancel()  # while it waits
+        sampler._pool._wake(1)
+        calls[2].cancel()  # after it was woken
+        server.gate.set()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(result, BaseException) for result in results] == [n in (1, 2) for n in range(12)]
+        assert server.most_in_flight == 1
+
+
+async def test_a_group_spills_where_its_server_is_busy_and_waits_where_all_are() -> None:
+    async with pool(2, max_in_flight=3) as (sampler, servers):
         for server in servers:
             server.gate = asyncio.Event()
         calls = [asyncio.create_task(sampler.generate((9,), PARAMS, session=f"g/{n}")) for n in range(8)]
@@ -414,9 +442,8 @@ async def test_a_server_is_busy_while_it_has_requests_and_counts_their_time_once
         assert sampler.stats().busy_s == 10.0
 
 
-async def test_what_a_cancelled_request_held_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("palimpsest.engines.vllm.pool.MAX_IN_FLIGHT", 1)
-    async with pool() as (sampler, [server]):
+async def test_what_a_cancelled_request_held_is_free_again() -> None:
+    async with pool(max_in_flight=1) as (sampler, [server]):
         server.gate = asyncio.Event()
         call = asyncio.create_task(sampler.generate(PROMPT, PARAMS))
         while not server.in_flight:

@@ -47,9 +47,12 @@ class _Struct(msgspec.Struct, gc=False):
     """Part of an answer. Parsing skips the fields that it doesn't name: each token comes with a copy of itself."""
 
 
-class _Token(_Struct):
-    token_id: _Natural
+class _Logprob(_Struct):
     logprob: float
+
+
+class _Token(_Logprob):
+    token_id: _Natural
 
 
 class _Logprobs(_Struct):
@@ -73,10 +76,6 @@ class _Cached(_Struct):
 
 class _Usage(_Struct):
     prompt_tokens_details: _Cached | None = None
-
-
-class _Logprob(_Struct):
-    logprob: float
 
 
 class Answer(_Struct):
