@@ -62,7 +62,7 @@ WORDS = {
     "reference/models.md": 800,
     "explanation/concepts.md": 900, "explanation/methods.md": 1010, "explanation/length-and-accuracy.md": 1200,
     "explanation/credit-and-loss.md": 1310, "explanation/prefix-forest.md": 700,
-    "explanation/speculative-reading.md": 580, "explanation/reproducibility.md": 700, "explanation/statistics.md": 700,
+    "explanation/speculative-reading.md": 580, "explanation/many-servers.md": 300, "explanation/reproducibility.md": 700, "explanation/statistics.md": 700,
     "explanation/security.md": 600,
     "project/status.md": 400, "project/benchmarks.md": 1200, "project/differences.md": 1300,
     "project/architecture.md": 1000,

@@ -65,8 +65,8 @@ class Connections:
         limit: int,
         timeout_s: float | None = None,
     ) -> HttpReply:
-        """The reply, at most `limit` bytes within `timeout_s`, to `body`, a mapping as JSON; waits if this process has no
-        file descriptor left. Raises Unanswered and BadReply."""
+        """The reply, at most `limit` bytes within `timeout_s`, to `body` (a mapping: as JSON); waits for a
+        file descriptor if this process has none left. Raises Unanswered and BadReply."""
         if self._session is None:
             self._session = self._opened()  # only now, in the loop that uses it
         sent = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
@@ -104,6 +104,8 @@ class Connections:
 
     def _opened(self) -> aiohttp.ClientSession:
         _raise_file_limit()
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_mark_reused)
         connector: aiohttp.BaseConnector
         if self._socket is not None:
             connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=_KEPT_S)
@@ -111,7 +113,7 @@ class Connections:
             connector = aiohttp.TCPConnector(limit=0, ssl=_certificates(), keepalive_timeout=_KEPT_S)
         return aiohttp.ClientSession(
             connector=connector,
-            trace_configs=[_marking_reuse()],
+            trace_configs=[tracing],
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json", **self._headers},
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -134,15 +136,9 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=certifi.where())
 
 
-def _marking_reuse() -> aiohttp.TraceConfig:
-    """Sets `reused` of the `trace_request_ctx` of a request on an earlier request's connection."""
-
-    async def mark(_session: aiohttp.ClientSession, traced: SimpleNamespace, _params: object) -> None:
-        traced.trace_request_ctx.reused = True
-
-    tracing = aiohttp.TraceConfig()
-    tracing.on_connection_reuseconn.append(mark)
-    return tracing
+async def _mark_reused(_session: aiohttp.ClientSession, traced: SimpleNamespace, _params: object) -> None:
+    """Called for a request on the connection of an earlier one."""
+    traced.trace_request_ctx.reused = True
 
 
 def _line(error: Exception) -> str:
@@ -152,16 +148,17 @@ def _line(error: Exception) -> str:
 async def _read(answer: aiohttp.ClientResponse, limit: int) -> HttpReply:
     ok = answer.status == 200
     limit = limit if ok else ERROR_BYTES
-    raw = bytearray()
+    chunks, size = list[bytes](), 0
     async for chunk in answer.content.iter_any():
-        raw += chunk
-        if len(raw) > limit:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > limit:
             if ok:
                 raise BadReply(f"the reply exceeds {limit} bytes")
             break
     headers = {name.lower(): value for name, value in answer.headers.items()}
     encoding = headers.get("content-encoding", "identity").lower()
-    return HttpReply(answer.status, headers, _decompressed(bytes(raw), encoding, limit, ok=ok))
+    return HttpReply(answer.status, headers, _decompressed(b"".join(chunks), encoding, limit, ok=ok))
 
 
 def _decompressed(raw: bytes, encoding: str, limit: int, *, ok: bool) -> bytes:

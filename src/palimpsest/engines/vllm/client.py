@@ -59,14 +59,10 @@ class _Logprobs(_Struct):
     content: tuple[_Token, ...]
 
 
-class _WeightSpan(_Struct):
-    version: str
-
-
 class _Choice(_Struct):
     token_ids: tuple[_Natural, ...]
     finish_reason: str
-    weight_versions: tuple[_WeightSpan, ...]
+    weight_versions: tuple[dict[str, Any], ...]
     logprobs: _Logprobs | None = None
 
 
@@ -107,11 +103,11 @@ class Sampled:
 
 def check_origin(answer: Answer, request_id: str, version: str) -> None:
     """Reject an answer to another request or from weights other than `version`."""
-    versions = {span.version for span in answer.choices[0].weight_versions}
+    versions = {span["version"] for span in answer.choices[0].weight_versions}
     if not answer.request_id.endswith(request_id):
         raise WrongAnswer("answered another request")
     if versions != {version}:
-        raise WrongAnswer(f"sampled with weights {sorted(versions)}, {version} is published")
+        raise WrongAnswer(f"sampled with weights {sorted(map(str, versions))}, {version} is published")
 
 
 def read_completion(answer: Answer, prompt_tokens: int, params: SamplingParams) -> Sampled:
@@ -305,13 +301,13 @@ class VllmClient:
             "logprobs": 0,
             "seed": params.seed,
         }
-        answer = await self._checked(prompt_ids, wanted, version)
+        answer = await self._complete(prompt_ids, wanted, version)
         with self._reading():
             return read_completion(answer, len(prompt_ids), params)
 
     async def score(self, prompt_ids: Sequence[int], ids: Sequence[int], *, version: str) -> tuple[float, ...]:
         """[T] nats of `ids` after the prompt by `version`, at temperature 1 in either mode. Raises SamplerError."""
-        answer = await self._checked([*prompt_ids, *ids], {"max_tokens": 1, "prompt_logprobs": 0}, version)
+        answer = await self._complete([*prompt_ids, *ids], {"max_tokens": 1, "prompt_logprobs": 0}, version)
         with self._reading():
             return read_scores(answer, len(prompt_ids), ids)
 
@@ -371,22 +367,20 @@ class VllmClient:
 
     async def _likeliest(self, temperature: float) -> dict[int, float]:
         wanted = {"max_tokens": 1, "temperature": temperature, "logprobs": _TOP}
-        body = await self._complete([0, 1, 2], wanted, secrets.token_hex(8))
+        answer = await self._complete([0, 1, 2], wanted)
         with self._reading():
-            return read_likeliest(orjson.loads(body))
+            return read_likeliest(answer)
 
-    async def _checked(self, ids: Sequence[int], wanted: Mapping[str, Any], version: str) -> Answer:
-        """The answer, checked for `version`."""
+    async def _complete(self, ids: Sequence[int], wanted: Mapping[str, Any], version: str | None = None) -> Any:
+        """The answer, checked for `version` if set. Switches off options not in `wanted`."""
         request_id = secrets.token_hex(8)
-        body = await self._complete(ids, wanted, request_id)
-        with self._reading():
-            check_origin(answer := _parse(body), request_id, version)
-        return answer
-
-    async def _complete(self, ids: Sequence[int], wanted: Mapping[str, Any], request_id: str) -> bytes:
-        """Switches off options not in `wanted`."""
         body = {"request_id": request_id, "token_ids": ids, "sampling_params": {**_PLAIN, **wanted}}
-        return await self._send("POST", "/inference/v1/generate", body)
+        parse = orjson.loads if version is None else _parse
+        answer = await self._ask("POST", "/inference/v1/generate", body, parse)
+        if version is not None:
+            with self._reading():
+                check_origin(answer, request_id, version)
+        return answer
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -402,13 +396,13 @@ class VllmClient:
         """The quoted reply is redacted: a server may quote its key."""
         return ServerFailed(f"{self.name}: {redacted(message, self._key):.300}")
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Parsed reply, None for an empty one."""
-        reply = await self._send(method, path, body)
-        with self._reading():
-            return orjson.loads(reply) if reply else None
-
-    async def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        parse: Callable[[bytes], Any] = orjson.loads,
+    ) -> Any:
         try:
             reply = await self.connections.ask(method, f"{self._url}{path}", body, limit=_REPLY_BYTES)
         except (Unanswered, BadReply) as error:
@@ -416,7 +410,8 @@ class VllmClient:
         if reply.status != 200:
             message = f"{self.name}{path.partition('?')[0]}: status {reply.status}: {reply.quoted(300, self._key)}"
             raise (SamplerError if reply.status in (400, 422) else ServerFailed)(message)
-        return reply.body
+        with self._reading():
+            return parse(reply.body) if reply.body else None
 
 
 _PLAIN = {
