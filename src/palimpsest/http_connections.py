@@ -69,11 +69,10 @@ class Connections:
         file descriptor if this process has none left. Raises Unanswered and BadReply."""
         if self._session is None:
             self._session = self._opened()  # only now, in the loop that uses it
-        sent = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
         until = asyncio.timeout(timeout_s)
         try:
             async with until:
-                return await self._answered(self._session, method, url, sent, limit)
+                return await self._answered(self._session, method, url, encoded(body), limit)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
             raise Unanswered(f"no answer within {timeout_s or 0:g} s" if until.expired() else _line(error)) from None
 
@@ -139,6 +138,11 @@ def _certificates() -> ssl.SSLContext:
 async def _mark_reused(_session: aiohttp.ClientSession, traced: SimpleNamespace, _params: object) -> None:
     """Called for a request on the connection of an earlier one."""
     traced.trace_request_ctx.reused = True
+
+
+def encoded(body: Mapping[str, Any] | bytes | None) -> bytes | None:
+    """A body as it is sent."""
+    return body if body is None or isinstance(body, bytes) else orjson.dumps(body)
 
 
 def _line(error: Exception) -> str:

@@ -251,10 +251,8 @@ def _opening(codec: Codec, before: tuple[int, ...]) -> tuple[int, ...]:
 @cached_on_codec
 def _tag_starts(codec: Codec) -> frozenset[int]:
     """Tokens that can begin a tag: a reply without any of them has no tag and needs no decoding."""
-    backend = codec.tokenizer.backend_tokenizer
-    ids = [*{*backend.get_vocab(with_added_tokens=True).values()} - (codec.control_ids - codec.thinking_ids)]
-    texts = backend.decode_batch([[i] for i in ids], skip_special_tokens=False)
-    return frozenset(i for i, text in zip(ids, texts, strict=True) if "<" in text)
+    tokens = codec.tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True).items()
+    return frozenset(i for token, i in tokens if "<" in token) - (codec.control_ids - codec.thinking_ids)
 
 
 def without_thinking(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> list[int]:

@@ -136,8 +136,8 @@ async def test_a_completion_is_what_the_server_sampled() -> None:
         (sampling([7] * 3, "length"), "ended after 3 of 4 tokens, without a stop token"),
         (sampling([7], ["stop"]), "not the answer"),
         (cached(4), "found 4 tokens of a prompt of 3 in its cache"),
-        (cached(-1), "not the answer"),
-        (cached("2"), "not the answer"),
+        (cached(-1), "found -1 tokens"),
+        (cached("2"), "found '2' tokens"),
         (sampling([100] * 4, "length"), "sampled an id outside the vocabulary of 100"),
     ],
 )

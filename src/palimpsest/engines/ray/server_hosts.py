@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
 import ray
 from ray.exceptions import RayError, RayTaskError
 
@@ -35,7 +34,7 @@ from palimpsest.engines.ray.ray_runtime import LOOK_S, Late, Limit, again, cause
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.engines.vllm.server_process import ServerProcess
 from palimpsest.errors import EngineError, PalimpsestError, RunError, SamplerError, being_cancelled
-from palimpsest.http_connections import Connections, Unanswered
+from palimpsest.http_connections import Connections, Unanswered, encoded
 from palimpsest.http_services import HttpReply
 from palimpsest.planning.cost import server_share
 
@@ -144,13 +143,13 @@ class HostConnections(Connections):
         self,
         method: str,
         url: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         *,
         limit: int,
         timeout_s: float | None = None,
     ) -> HttpReply:
         self._group.check()
-        call = self._actor.ask.remote(method, url, None if body is None else orjson.dumps(body), limit)
+        call = self._actor.ask.remote(method, url, encoded(body), limit)
         answer: asyncio.Future[HttpReply] = asyncio.wrap_future(call.future())
         self._waiting.add(answer)
         if not self._watching:

@@ -66,20 +66,12 @@ class _Choice(_Struct):
     logprobs: _Logprobs | None = None
 
 
-class _Cached(_Struct):
-    cached_tokens: _Natural | None = None
-
-
-class _Usage(_Struct):
-    prompt_tokens_details: _Cached | None = None
-
-
 class Answer(_Struct):
     """An answer of /inference/v1/generate."""
 
     request_id: str
     choices: Annotated[tuple[_Choice, ...], msgspec.Meta(min_length=1, max_length=1)]
-    usage: _Usage | None = None
+    usage: dict[str, Any] | None = None
     prompt_logprobs: tuple[dict[str, _Logprob] | None, ...] | None = None
 
 
@@ -121,10 +113,9 @@ def read_completion(answer: Answer, prompt_tokens: int, params: SamplingParams) 
         raise WrongAnswer(f"ended the request by {choice.finish_reason!r}")
     reason = _STOPS[choice.finish_reason]
     _check_end(ids, reason, params)
-    details = answer.usage and answer.usage.prompt_tokens_details
-    cached = (details and details.cached_tokens) or 0
-    if cached > prompt_tokens:
-        raise WrongAnswer(f"found {cached} tokens of a prompt of {prompt_tokens} in its cache")
+    cached = ((answer.usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    if type(cached) is not int or not 0 <= cached <= prompt_tokens:
+        raise WrongAnswer(f"found {cached!r} tokens of a prompt of {prompt_tokens} in its cache")
     return Sampled(ids, logprobs, reason, cached)
 
 

@@ -1,6 +1,6 @@
 """Pool of a run's servers: routes requests, drops failed servers and loads new weights.
 
-    admitted ---> the server of the request's group, another if that one is busy
+    admitted ---> the server of the request's group, or the least busy one
     load_weights ---> every server: pause, load, empty the prefix cache, set the version and read it back, resume, and
                       match the learner's scores of some ids
     sleep ---> every server: free its GPU until `load_weights`, which wakes it in place of the pause
