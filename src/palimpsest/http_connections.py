@@ -1,7 +1,8 @@
 """HTTP connections to a service with aiohttp: under concurrency a request costs a third of its time in httpx2.
 
 Guaranteed: replies are streamed and never exceed the limit, neither as sent nor decompressed; no cookies, no redirects;
-a token is only in a header; a failure is an `Again` of http_services.py.
+a token is only in a header; a failure is an `Again` of http_services.py; a request is sent again only if the service
+closed a reused connection before it replied.
 Not covered: encodings other than gzip and deflate, which are rejected.
 """
 
@@ -79,7 +80,7 @@ class Connections:
     async def _answered(
         self, session: aiohttp.ClientSession, method: str, url: str, sent: bytes | None, limit: int
     ) -> HttpReply:
-        """Sends again what a service didn't answer because it closed the idle connection meanwhile."""
+        """The reply. A request is sent again if the service closed the reused connection before it replied."""
         while True:
             attempt, headers = SimpleNamespace(reused=False), {"Connection": "close"} if Connections._scarce else None
             call = session.request(
@@ -141,7 +142,7 @@ async def _mark_reused(_session: aiohttp.ClientSession, traced: SimpleNamespace,
 
 
 def encoded(body: Mapping[str, Any] | bytes | None) -> bytes | None:
-    """A body as it is sent."""
+    """Bytes of the body of a request."""
     return body if body is None or isinstance(body, bytes) else orjson.dumps(body)
 
 

