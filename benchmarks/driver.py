@@ -22,11 +22,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 DISTINCT = 64
@@ -58,13 +59,17 @@ def serve(port_file: Path, tokens: int, stop: int) -> None:
         return orjson.dumps({"success": True, "weight_version": version.decode()})
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-        body = await reader.readexactly(int(length[1])) if length else b""
-        content = reply_to(head.split(maxsplit=2)[1].decode().partition("?")[0], body)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(content), content))
-        await writer.drain()
-        writer.close()
+        """All requests of one connection."""
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while not writer.is_closing():
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = re.search(rb"content-length: (\d+)", head)
+                body = await reader.readexactly(int(length[1])) if length else b""
+                content = reply_to(head.split(maxsplit=2)[1].decode().partition("?")[0], body)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content))
+                await writer.drain()
+                if b"connection: close" in head:
+                    writer.close()
 
     async def forever() -> None:
         listening = await asyncio.start_server(handle, "127.0.0.1", 0, limit=1 << 20, backlog=4096)
@@ -75,19 +80,28 @@ def serve(port_file: Path, tokens: int, stop: int) -> None:
 
 
 def _completion(draw: random.Random, tokens: int, stop: int) -> bytes:
-    """An answer of /inference/v1/generate of vLLM 0.32, with placeholders."""
+    """An answer of /inference/v1/generate of vLLM 0.32 to logprobs=0, with placeholders: the log-probability of every
+    sampled token is there twice, with as many digits as a float32 has in JSON."""
     ids = [*(draw.randrange(1000, 2700) for _ in range(tokens - 1)), stop]
-    content = [{"token_id": id_, "logprob": -draw.random(), "rank": 1, "top_logprobs": []} for id_ in ids]
+    chosen = [{"token_id": id_, "logprob": float(np.float32(-draw.random())), "rank": 1} for id_ in ids]
     choice = {
         "index": 0,
         "finish_reason": "stop",
         "stop_reason": stop,
         "token_ids": ids,
+        "routed_experts": None,
+        "sampling_mask": None,
         "weight_versions": [{"version": "@VERSION@", "start": 0, "end": len(ids)}],
-        "logprobs": {"content": content},
+        "logprobs": {"content": [{**token, "top_logprobs": [token]} for token in chosen]},
     }
-    usage = {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 8}}
-    return orjson.dumps({"request_id": "generate-tokens-@ID@", "usage": usage, "choices": [choice]})
+    usage = {"prompt_tokens": 10, "total_tokens": 10 + tokens, "completion_tokens": tokens} | {
+        "prompt_tokens_details": {"cached_tokens": 8, "created_cache_tokens": None, "multimodal_tokens": None},
+        "completion_tokens_details": None,
+    }
+    answer = {"request_id": "generate-tokens-@ID@", "model": "policy", "created": 0, "usage": usage}
+    unset = ["prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics"]
+    unset += ["kv_transfer_params", "ec_transfer_params"]
+    return orjson.dumps({**answer, **dict.fromkeys(unset), "output_mode": "tokens", "choices": [choice]})
 
 
 @contextmanager
@@ -189,7 +203,9 @@ def main() -> None:
         serve(given.port_file, given.tokens, given.stop)
         return
     sys.path.insert(0, str(given.src))
-    figures = asyncio.run(measure(given))
+    from palimpsest.app.python_calls import finish
+
+    figures = finish(lambda: measure(given))
     print(
         json.dumps(figures) if given.json else "\n".join(f"{name:18} {value:9.2f}" for name, value in figures.items())
     )

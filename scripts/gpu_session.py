@@ -384,13 +384,14 @@ def sampled(s: Session, name: str, model: Any, rows: int) -> None:
     """A group over one prompt: the first prompt, then 16 tokens of each."""
     import numpy as np
 
-    from palimpsest.engines.protocol import kv_bytes
+    from palimpsest.engines.embedded.compute import memory_of
     from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Request
+    from palimpsest.engines.protocol import kv_bytes
     from palimpsest.types import SamplingParams
 
     length, steps, draw = 6600 if s.cuda else 200, 16, random.Random(0)
     prompt = [draw.randrange(4096) for _ in range(length - 1)]
-    batch = ContinuousBatch(model, max_num_seqs=rows, memory=kv_bytes(None, model.device))
+    batch = ContinuousBatch(model, max_num_seqs=rows, memory=kv_bytes(None, memory_of(model.device)))
     requests = [
         Request(np.array([*prompt, token]), SamplingParams(max_tokens=200, seed=token)) for token in range(rows)
     ]

@@ -1,7 +1,8 @@
 """HTTP connections to a service with aiohttp: under concurrency a request costs a third of its time in httpx2.
 
 Guaranteed: replies are streamed and never exceed the limit, neither as sent nor decompressed; no cookies, no redirects;
-a token is only in a header; a failure is an `Again` of http_services.py.
+a token is only in a header; a failure is an `Again` of http_services.py; a request is sent again only if the service
+closed a reused connection before it replied.
 Not covered: encodings other than gzip and deflate, which are rejected.
 """
 
@@ -16,7 +17,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -44,13 +46,14 @@ class BadReply(RetryableError):
 class Connections:
     """To one service or several. For one event loop; `close` them."""
 
-    def __init__(
-        self, *, token: str | None = None, keep: bool = True, proxies_for: str | None = None, socket: Path | None = None
-    ) -> None:
-        """`keep`: reuse connections for several requests; `proxies_for`: the service's address, reached through the
-        environment's proxies unless it is on this machine; `socket`: a Unix socket that replaces every address."""
+    _scarce: ClassVar[bool] = False
+    """True once this process had no file descriptor left: idle connections would keep them from other services."""
+
+    def __init__(self, *, token: str | None = None, proxies_for: str | None = None, socket: Path | None = None) -> None:
+        """`proxies_for`: the service's address, reached through the environment's proxies unless it is on this machine;
+        `socket`: a Unix socket that replaces every address."""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._keep, self._socket = keep, socket
+        self._socket = socket
         self._proxies = proxies_for is not None and urlsplit(proxies_for).hostname not in _LOOPBACK
         self._session: aiohttp.ClientSession | None = None
 
@@ -58,22 +61,41 @@ class Connections:
         self,
         method: str,
         url: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         *,
         limit: int,
         timeout_s: float | None = None,
     ) -> HttpReply:
-        """The reply, at most `limit` bytes within `timeout_s`, to `body` as JSON or none; waits for a file descriptor
-        if this process has none left. Raises Unanswered and BadReply."""
+        """The reply, at most `limit` bytes within `timeout_s`, to `body` (a mapping: as JSON); waits for a
+        file descriptor if this process has none left. Raises Unanswered and BadReply."""
         if self._session is None:
             self._session = self._opened()  # only now, in the loop that uses it
-        sent = None if body is None else orjson.dumps(body)
         until = asyncio.timeout(timeout_s)
         try:
             async with until:
-                return await _answered(self._session, method, url, sent, limit)
+                return await self._answered(self._session, method, url, encoded(body), limit)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
             raise Unanswered(f"no answer within {timeout_s or 0:g} s" if until.expired() else _line(error)) from None
+
+    async def _answered(
+        self, session: aiohttp.ClientSession, method: str, url: str, sent: bytes | None, limit: int
+    ) -> HttpReply:
+        """The reply. A request is sent again if the service closed the reused connection before it replied."""
+        while True:
+            attempt, headers = SimpleNamespace(reused=False), {"Connection": "close"} if Connections._scarce else None
+            call = session.request(
+                method, url, data=sent, headers=headers, allow_redirects=False, trace_request_ctx=attempt
+            )
+            try:
+                async with call as answer:
+                    attempt.reused = False
+                    return await _read(answer, limit)
+            except (aiohttp.ServerDisconnectedError, OSError) as error:
+                if not attempt.reused:
+                    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+                        raise
+                    Connections._scarce = True
+                    await asyncio.sleep(_FULL_S)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -82,14 +104,16 @@ class Connections:
 
     def _opened(self) -> aiohttp.ClientSession:
         _raise_file_limit()
-        keepalive = {"keepalive_timeout": _KEPT_S} if self._keep else {"force_close": True}
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_mark_reused)
         connector: aiohttp.BaseConnector
         if self._socket is not None:
-            connector = aiohttp.UnixConnector(str(self._socket), limit=0, **keepalive)
+            connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=_KEPT_S)
         else:
-            connector = aiohttp.TCPConnector(limit=0, ssl=_certificates(), **keepalive)
+            connector = aiohttp.TCPConnector(limit=0, ssl=_certificates(), keepalive_timeout=_KEPT_S)
         return aiohttp.ClientSession(
             connector=connector,
+            trace_configs=[tracing],
             headers={"Accept-Encoding": "identity", "Content-Type": "application/json", **self._headers},
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -100,7 +124,7 @@ class Connections:
 
 @cache
 def _raise_file_limit() -> None:
-    """Allow this process as many open files as it may have: each request has its own connection."""
+    """Allow this process as many open files as it may have: each request in flight has its own connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # macOS reports more than it allows
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -112,15 +136,14 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=certifi.where())
 
 
-async def _answered(session: aiohttp.ClientSession, method: str, url: str, sent: bytes | None, limit: int) -> HttpReply:
-    while True:
-        try:
-            async with session.request(method, url, data=sent, allow_redirects=False) as answer:
-                return await _read(answer, limit)
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-        await asyncio.sleep(_FULL_S)
+async def _mark_reused(_session: aiohttp.ClientSession, traced: SimpleNamespace, _params: object) -> None:
+    """Called for a request on the connection of an earlier one."""
+    traced.trace_request_ctx.reused = True
+
+
+def encoded(body: Mapping[str, Any] | bytes | None) -> bytes | None:
+    """Bytes of the body of a request."""
+    return body if body is None or isinstance(body, bytes) else orjson.dumps(body)
 
 
 def _line(error: Exception) -> str:
@@ -130,16 +153,17 @@ def _line(error: Exception) -> str:
 async def _read(answer: aiohttp.ClientResponse, limit: int) -> HttpReply:
     ok = answer.status == 200
     limit = limit if ok else ERROR_BYTES
-    raw = bytearray()
+    chunks, size = list[bytes](), 0
     async for chunk in answer.content.iter_any():
-        raw += chunk
-        if len(raw) > limit:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > limit:
             if ok:
                 raise BadReply(f"the reply exceeds {limit} bytes")
             break
     headers = {name.lower(): value for name, value in answer.headers.items()}
     encoding = headers.get("content-encoding", "identity").lower()
-    return HttpReply(answer.status, headers, _decompressed(bytes(raw), encoding, limit, ok=ok))
+    return HttpReply(answer.status, headers, _decompressed(b"".join(chunks), encoding, limit, ok=ok))
 
 
 def _decompressed(raw: bytes, encoding: str, limit: int, *, ok: bool) -> bytes:

@@ -31,7 +31,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from palimpsest import files
 from palimpsest._version import __version__
@@ -41,10 +41,12 @@ from palimpsest.config.load import without_secrets
 from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.config.section import leaves
-from palimpsest.engines.protocol import Endpoint
 from palimpsest.models.model_files import ADAPTER_SETTINGS, INDEX, read_object
 from palimpsest.models.model_folder import local_folder
 from palimpsest.types import Problem
+
+if TYPE_CHECKING:
+    from palimpsest.engines.protocol import Endpoint
 
 MADE_WITH = "made_with"
 """Key of `provenance` in files."""

@@ -180,16 +180,17 @@ class Prompt(tuple[int, ...]):
         >>> Prompt.named("memory", Prompt.joined([Prompt.named("memory", [7]), Prompt.named("recalled", [8])])).spans
         {'memory': (0, 1), 'recalled': (1, 2)}
         """
-        inner = spans_of(ids)
-        return cls(ids, inner if name in inner else {name: (0, len(ids)), **inner})
+        return cls(ids, _spans_named(name, ids))
 
     @classmethod
-    def joined(cls, parts: Iterable[Sequence[int]]) -> Prompt:
-        """Concatenated parts. Raises ValueError if two of them contain pieces of the same name."""
+    def joined(cls, parts: Iterable[Sequence[int]], names: Mapping[int, str] | None = None) -> Prompt:
+        """Concatenated parts; `names`: of some of them, by position, as by `named`. Raises ValueError if two of them
+        contain pieces of the same name."""
         ids: list[int] = []
         spans: dict[str, Span] = {}
-        for part in parts:
-            for name, (start, end) in spans_of(part).items():
+        for position, part in enumerate(parts):
+            named = (names or {}).get(position)
+            for name, (start, end) in (spans_of(part) if named is None else _spans_named(named, part)).items():
                 if name in spans:
                     raise ValueError(f"two pieces of a prompt have the name {name!r}: use different names")
                 spans[name] = (len(ids) + start, len(ids) + end)
@@ -203,6 +204,11 @@ def spans_within(spans: Mapping[str, Span], length: int) -> dict[str, Span]:
         if not 0 <= start <= end <= length:
             raise ValueError(f"the piece {name!r} at {(start, end)} is outside a prompt of {length} tokens")
     return dict(spans)
+
+
+def _spans_named(name: str, ids: Sequence[int]) -> Mapping[str, Span]:
+    inner = spans_of(ids)
+    return inner if name in inner else {name: (0, len(ids)), **inner}
 
 
 def spans_of(ids: Sequence[int]) -> Mapping[str, Span]:

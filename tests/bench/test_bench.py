@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,15 @@ def test_retrieval_figures_at_a_tiny_size() -> None:
         assert 0 < found[f"{side}_p50"] <= found[f"{side}_p99"]
         assert found[f"{side}_queries_per_s"] > 0
     assert found["limit_mean"] == pytest.approx(found["direct_mean"] * 4 / found["cores"])
+
+
+def test_many_episodes_finish_with_few_file_descriptors_and_no_server_is_lost() -> None:
+    words = ("--servers", "4", "--problems", "32", "--chunks", "1", "--tokens", "70", "--json")
+    command = shlex.join([sys.executable, str(FOLDER / "driver.py"), *words])
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent / "src")}
+    limited = ["bash", "-c", f"ulimit -n 300; exec {command}"]
+    done = subprocess.run(limited, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "leaves the pool" not in done.stderr
+    found = json.loads(done.stdout)
+    assert (found["episodes"], found["turns"]) == (512, 512 * 3)

@@ -85,6 +85,7 @@ def test_section_first_shares_the_prompt_up_to_the_section_whatever_the_memory(t
     shared = len(read.pieces[0]) + len(chunk)
     assert a.prompts[1] != b.prompts[1]
     assert a.prompts[1][:shared] == b.prompts[1][:shared]
+    assert (policy.shares_prefixes, OverwritePolicy(**SMALL).shares_prefixes) == (True, False)
 
 
 def test_an_empty_response_overwrites_or_keeps_the_memory_as_configured(tiny_codec: Any) -> None:

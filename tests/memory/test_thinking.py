@@ -52,6 +52,14 @@ def test_thinking_that_the_prompt_opens_is_no_memory_either(codec: Codec) -> Non
     assert codec.decode(without_thinking(whole, codec, header)) == "Bob."
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama3"])
+@pytest.mark.parametrize("reply", ["<think>a < b</think>Bob < c", "a</think>Bob", "1 < 2", "<thinking>a", "Bob é"])
+def test_thinking_is_found_in_any_split_into_tokens(reply: str, family: str) -> None:
+    codec = family_codec(family)
+    ids = [i for character in reply for i in codec.encode(character)]
+    assert codec.decode(without_thinking([*ids, codec.stop_ids[-1]], codec)) == spoken(reply)
+
+
 def test_an_answer_keeps_its_thinking_between_tags(codec: Codec) -> None:
     said = "<think>\\boxed{Ann}?</think>\\boxed{Bob}"
     replies = [lambda prompt: said if "Your answer" in prompt else "Bob."] * 20

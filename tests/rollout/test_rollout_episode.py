@@ -21,6 +21,7 @@ from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy
 
 PROBLEM = Problem("p1", "yes? ", ("yes",), "fact.")
 CODEC: Any = LetterCodec()
+SESSION = "3/train/5/0/p1/2"
 
 
 def episode(sampler: Any, policy: Any = None, **options: Any) -> Trajectory:
@@ -55,6 +56,27 @@ def test_a_retried_request_has_the_same_seed_and_the_same_tokens() -> None:
     assert trajectory.turns == expected.turns
     assert [event.kind for event in trajectory.events] == ["sampler_error", "sampler_error", "wrote"]
     assert len({params.seed for _, params in flaky.calls[:3]}) == 1
+
+
+@pytest.mark.parametrize(("shares", "sessions"), [(True, [SESSION] * 3), (False, [SESSION, None, None])])
+def test_requests_name_their_session_where_they_share_a_prefix(shares: bool, sessions: list[str | None]) -> None:
+    found: list[str | None] = []
+
+    class Listening(SeedSampler):
+        async def generate(self, prompt_ids: Any, params: SamplingParams, **options: Any) -> Completion:
+            found.append(options["session"])
+            return await super().generate(prompt_ids, params, **options)
+
+    class Reading(MemoryPolicy):
+        shares_prefixes = shares
+
+        async def run(self, problem: Problem, model: Model) -> Answered:
+            for _ in range(3):
+                await model.generate([1], name="read", max_tokens=8)
+            return Answered("yes", Outcome.ANSWERED)
+
+    episode(Listening(), Reading())
+    assert found == sessions
 
 
 def test_a_sampler_that_keeps_failing_ends_the_episode_with_the_turns_so_far() -> None:

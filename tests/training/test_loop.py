@@ -342,7 +342,7 @@ def test_episodes_that_failed_are_not_told_as_rewards_that_are_the_same(
 
     class OftenDown(SeedSampler):
         async def generate(self, prompt_ids: Any, params: Any, **options: Any) -> Any:
-            if not options["session"].endswith("/0"):  # all but one of each group
+            if not (options["session"] or "/0").endswith("/0"):  # all but one of each group
                 raise SamplerError("connection refused")
             return await super().generate(prompt_ids, params, **options)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import gc
 import html
 import importlib
 import inspect
@@ -76,10 +77,28 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 def finish(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop | None = None) -> T:
     """Run `work` and return its result, also from a thread with a running loop."""
-    if _loop_runs_here():
-        return _in_thread(work, stop or GracefulStop())
-    interrupts = Interrupts.installed()  # only a command installs them
-    return asyncio.run(work()) if interrupts is None else interrupts.run(work)
+    with rare_collections():
+        if _loop_runs_here():
+            return _in_thread(work, stop or GracefulStop())
+        interrupts = Interrupts.installed()  # only a command installs them
+        return asyncio.run(work()) if interrupts is None else interrupts.run(work)
+
+
+_OBJECTS = 100_000
+"""Allocations between two garbage collections; Python's default is 700."""
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Collect garbage rarely: episodes are millions of numbers, which each collection would scan."""
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def _loop_runs_here() -> bool:

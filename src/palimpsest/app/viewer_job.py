@@ -11,14 +11,14 @@ records, and episodes that were not recorded.
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from palimpsest import files
+from palimpsest.app.python_calls import rare_collections
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.folder_guard import free_file, refuse_inside
@@ -134,8 +134,6 @@ def _written(out: Path, made: Sequence[Content], *, force: bool, progress: Progr
 # ---- The viewer as a service ---------------------------------------------------------------------------------
 
 
-_OBJECTS = 100_000
-"""Allocations between two garbage collections; Python's default is 700."""
 RUNS = Path("runs")
 """Default path."""
 
@@ -170,21 +168,8 @@ def view(request: View, *, on_ready: Callable[[str], None]) -> None:
         server = Server(service.app(), taken, grace_seconds=2)
         service.read_ahead()
         on_ready(server.url)
-        with _rare_collections():
+        with rare_collections():
             server.run_here()
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Collect garbage rarely: an episode opens as millions of numbers, which each collection would scan."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 def chosen(paths: Sequence[Path]) -> tuple[Path, ...]:

@@ -327,6 +327,8 @@ class SamplerConfig(Strict):
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
     """Share of a GPU's memory that a server takes; if not set with cluster.placement=colocated, what ranks leave.
     A CPU build takes VLLM_CPU_KVCACHE_SPACE, in GiB."""
+    max_in_flight: int = Field(256, ge=1, le=4096)
+    """Requests that a server gets at once; further ones wait. It queues those beyond its batch (--max-num-seqs)."""
     max_model_len: int | None = Field(None, ge=2)
     """Window of the servers in tokens, at most the model's; null: the model's."""
     folder: str | None = None

@@ -167,6 +167,10 @@ class OverwritePolicy(MemoryPolicy):
     def written_tokens(self) -> int:
         return self.memory_tokens
 
+    @property
+    def shares_prefixes(self) -> bool:
+        return self.layout == "section_first"
+
     def shown_texts(self) -> tuple[str, ...]:
         return ("read" if self.layout == "memory_first" else "read_section_first", "answer")
 

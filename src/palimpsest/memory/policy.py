@@ -150,6 +150,11 @@ class MemoryPolicy(ABC):
     reward: ClassVar[str | None] = None
     """Default `reward.name`, which reads the answer form of its prompts; None: any reward does."""
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """False: only the first prompts of a group begin alike, so any server may sample the others."""
+        return True
+
     def wording(self) -> Wording | None:
         """Its texts, if its option `prompts` takes a file of them (parts/prompts.py); otherwise None."""
         return None

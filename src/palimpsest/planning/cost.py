@@ -36,7 +36,6 @@ TOKEN_S = 2.5e-4  # a CPU's sampler per token, besides products: 1.6e-4 in remem
 EAGER_S = 0.03  # a GPU's embedded sampler per step: a thousand kernel launches
 STEP_S, RANK_S = 0.01, 0.1
 """Calls per optimizer step of one process, and of ranks, which wait for each other, on CPU cores."""
-IN_FLIGHT = 256  # sequences per server (engines/vllm/pool.py)
 LONGEST = 1.2  # of the mean sequence: long ones stay longest
 ROOM = 0.95  # share of a GPU that may fill; the rest is fragmentation
 OTHER_GB, SERVER_GB = 2.5, 3.0
@@ -139,7 +138,7 @@ def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: 
     sequence = load.context * LONGEST * shape.kv_bytes
     if served:
         taken = server_share(config, shape.parameters, device.memory_gb) * device.memory_gb - SERVER_GB
-        most = min(IN_FLIGHT, (taken * 1e9 * at.parallel - weights) / sequence)
+        most = min(config.sampler.max_in_flight, (taken * 1e9 * at.parallel - weights) / sequence)
     else:
         pool = kv_bytes(engine.kv_cache_gb, device.memory_gb * 1e9)
         most = min(engine.max_num_seqs, kv_rows(pool, sequence))

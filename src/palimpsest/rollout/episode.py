@@ -97,10 +97,11 @@ class Recorder:
         on_token: OnToken | None = None,
         recorded: Sequence[Turn] = (),
         speculation: Speculation | None = None,
+        shares_prefixes: bool = True,
     ) -> None:
         """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: the available roles.
         `recorded`: turns of the same episode from an earlier process, reused for the same prompts. `speculation`:
-        samples reads ahead."""
+        samples reads ahead. `shares_prefixes`: the policy's."""
         self.codec = codec
         self.max_context = sampler.max_context
         self.prepared: Any = None
@@ -110,6 +111,7 @@ class Recorder:
         self._sampling = sampling
         self._key = key
         self._session = "/".join(map(str, key))
+        self._shares_prefixes = shares_prefixes
         self._retries = retries
         self._roles = roles or {}
         self._on_turn = on_turn
@@ -200,13 +202,14 @@ class Recorder:
     async def _attempts(self, call: Call, failures: list[SamplerFailed]) -> Completion:
         sampler, params = sampler_of(call.role, self._roles, self._sampler), self._params(call)
         on_token = self._on_token if call.name == ANSWER else None
+        session = self._session if self._shares_prefixes or not call.step else None
         streamed = list[int]()  # a second attempt samples the same ones
         for attempt in range(self._retries + 1):
             try:
                 if on_token is None:
-                    completion = await sampler.generate(call.prompt, params, session=self._session)
+                    completion = await sampler.generate(call.prompt, params, session=session)
                 else:
-                    deltas = sampler.stream(call.prompt, params, session=self._session)
+                    deltas = sampler.stream(call.prompt, params, session=session)
                     completion = await _streamed(deltas, streamed, on_token)
                 return _checked(completion, params)
             except SamplerError as error:
@@ -243,7 +246,7 @@ def _checked(completion: Completion, params: SamplingParams) -> Completion:
         raise SamplerError(f"{len(completion.token_ids)} tokens came with {len(completion.logprobs)} log-probabilities")
     if len(completion.token_ids) > params.max_tokens:
         raise SamplerError(f"{len(completion.token_ids)} tokens came back, max_tokens is {params.max_tokens}")
-    if not all(map(math.isfinite, completion.logprobs)):
+    if not math.isfinite(sum(completion.logprobs)):
         raise SamplerError("a log-probability is not finite")
     return completion
 
@@ -284,6 +287,7 @@ async def play(
         on_token=on_token,
         recorded=recorded,
         speculation=speculation,
+        shares_prefixes=policy.shares_prefixes,
     )
     prepare = prepare or partial(policy.prepare, problem, codec)
     with speculation.episode() if speculation else nullcontext():

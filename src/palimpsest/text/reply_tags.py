@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import filterfalse
 
-from palimpsest.text.codec import Codec, Edges
+from palimpsest.text.codec import Codec, Edges, cached_on_codec
 
 # ---- Thinking in a model's reply -----------------------------------------------------------------------------
 
@@ -235,11 +235,24 @@ class Cutter:
 
 def thoughtful(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> tuple[int, ...]:
     """A reply without control tokens except around thinking, with the opening tag that ends its prompt, if any."""
-    opened = left_open(codec.decode(before)) if before else ""
     return (
-        *(codec.encode_trusted(opened) if opened else ()),
+        *_opening(codec, tuple(before)),
         *filterfalse((codec.control_ids - codec.thinking_ids).__contains__, ids),
     )
+
+
+@cached_on_codec
+def _opening(codec: Codec, before: tuple[int, ...]) -> tuple[int, ...]:
+    """The tag at the end of a prompt's text that opens thinking, if any."""
+    opened = left_open(codec.decode(before)) if before else ""
+    return tuple(codec.encode_trusted(opened)) if opened else ()
+
+
+@cached_on_codec
+def _tag_starts(codec: Codec) -> frozenset[int]:
+    """Tokens that can begin a tag: a reply without any of them has no tag and needs no decoding."""
+    tokens = codec.tokenizer.backend_tokenizer.get_vocab(with_added_tokens=True).items()
+    return frozenset(i for token, i in tokens if "<" in token) - (codec.control_ids - codec.thinking_ids)
 
 
 def without_thinking(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> list[int]:
@@ -247,8 +260,9 @@ def without_thinking(ids: Sequence[int], codec: Codec, before: Sequence[int] = (
 
     `before`: our own text that ends its prompt and may open thinking. Blanks after thinking are removed with it.
     """
-    reply_ids = thoughtful(ids, codec, before)
-    text = codec.decode(reply_ids)
+    if not _opening(codec, tuple(before)) and _tag_starts(codec).isdisjoint(ids):
+        return list(codec.strip_stop(ids))
+    text = codec.decode(thoughtful(ids, codec, before))
     spans = spoken_spans(text)
     if spans == [(0, len(text))]:
         return list(codec.strip_stop(ids))

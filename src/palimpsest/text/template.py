@@ -44,8 +44,8 @@ class Template:
         """
         pieces: list[Sequence[int]] = [self.pieces[0]]
         for slot, piece in zip(self.slots, self.pieces[1:], strict=True):
-            pieces += [Prompt.named(slot, values[slot]), piece]
-        return Prompt.joined(pieces)
+            pieces += [values[slot], piece]
+        return Prompt.joined(pieces, {2 * index + 1: slot for index, slot in enumerate(self.slots)})
 
 
 @cached_on_codec

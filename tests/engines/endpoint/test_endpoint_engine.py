@@ -649,7 +649,7 @@ import asyncio, resource, sys
 from palimpsest.http_connections import Connections
 
 async def main():
-    service = Connections(keep=False)
+    service = Connections()
     replies = await asyncio.gather(*(service.ask("GET", sys.argv[1], limit=1 << 20) for _ in range(80)))
     await service.close()
     print({reply.status for reply in replies}, resource.getrlimit(resource.RLIMIT_NOFILE))

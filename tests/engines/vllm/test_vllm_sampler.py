@@ -107,19 +107,23 @@ async def test_a_completion_is_what_the_server_sampled() -> None:
         (always(reply(503, b"")), "status 503"),
         (always(reply(429, b"")), "status 429"),
         (always(reply(200, b"")), "not the answer"),
-        (always(reply(200, b"<html>")), "unexpected character"),
-        (always(reply(200, b'{"choices": [')), "unexpected end"),
+        (always(reply(200, b"<html>")), "not the answer"),
+        (always(reply(200, b'{"choices": [')), "not the answer"),
+        (always(reply(200, b'{"unknown": ' + b"[" * 100_000)), "not the answer"),
         (always(reply(200, [])), "not the answer"),
         (always(b""), "disconnected"),
         (changed(lambda choice: choice.update(finish_reason="abort")), "ended the request by 'abort'"),
         (changed(lambda choice: choice["token_ids"].pop()), "don't match"),
         (changed(lambda choice: choice.update(token_ids=[], logprobs={"content": []})), "don't match"),
-        (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob=float("nan"))), "unexpected char"),
-        (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob="-inf")), "not finite"),
+        (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob=float("nan"))), "not the answer"),
+        (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob="-inf")), "not the answer"),
+        (changed(lambda choice: choice["logprobs"].update(content=None)), "not the answer"),
+        (changed(lambda choice: choice.update(logprobs=None)), "don't match"),
+        (altered(lambda value: value["choices"].append(value["choices"][0])), "not the answer"),
         (changed(lambda choice: choice["logprobs"]["content"][0].update(logprob=50.0)), "is 50, above 0"),
         (changed(lambda choice: choice["logprobs"]["content"][0].update(token_id=8)), "don't match"),
-        (sampling([-1] * 4, "length"), "a token is not an id"),
-        (sampling([True] * 4, "length"), "a token is not an id"),
+        (sampling([-1] * 4, "length"), "not the answer"),
+        (sampling([True] * 4, "length"), "not the answer"),
         (changed(lambda choice: choice["weight_versions"][0].update(version="default")), "sampled with weights"),
         (changed(lambda choice: choice.update(weight_versions=[])), "sampled with weights"),
         (changed(lambda choice: choice.update(weight_versions=None)), "not the answer"),
@@ -172,10 +176,10 @@ async def test_scores_are_those_of_the_ids_after_the_prompt() -> None:
         (scoring(lambda rows: [*rows, rows[-1]]), "scored 6 tokens of 5"),
         (scoring(lambda rows: [*rows[:-1], {"17": rows[-1]["16"]}]), "not the answer"),
         (scoring(lambda rows: [*rows[:-1], None]), "not the answer"),
-        (scoring(lambda rows: [*rows[:-1], {"16": {"logprob": "nan"}}]), "a log-probability is not finite"),
-        (scoring(lambda rows: [*rows[:-1], {"16": {"logprob": "-inf"}}]), "a log-probability is not finite"),
+        (scoring(lambda rows: [*rows[:-1], {"16": {"logprob": "nan"}}]), "not the answer"),
+        (scoring(lambda rows: [*rows[:-1], {"16": {"logprob": "-inf"}}]), "not the answer"),
         (scoring(lambda rows: [*rows[:-1], {"16": {"logprob": 0.5}}]), "a log-probability is 0.5, above 0"),
-        (altered(lambda value: value.update(prompt_logprobs=None)), "not the answer"),
+        (altered(lambda value: value.update(prompt_logprobs=None)), "scored 0 tokens of 5"),
         (altered(lambda value: value.update(request_id="other")), "answered another request"),
         (changed(lambda choice: choice["weight_versions"][0].update(version="default")), "sampled with weights"),
     ],
@@ -369,11 +373,39 @@ async def test_a_group_stays_with_the_server_that_holds_its_prefix() -> None:
         assert [{ids[0] for ids in server.prompts} for server in servers] == [{0, 2, 4}, {1, 3, 5}]
 
 
-async def test_a_group_spills_where_its_server_is_busy_and_waits_where_all_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("palimpsest.engines.vllm.pool.MAX_IN_FLIGHT", 3)
-    async with pool(2) as (sampler, servers):
+async def test_requests_without_a_session_go_to_the_server_with_the_fewest() -> None:
+    async with pool(3) as (sampler, servers):
+        for server in servers:
+            server.gate = asyncio.Event()
+        calls = [asyncio.create_task(sampler.generate((n,), PARAMS)) for n in range(7)]
+        while sum(server.in_flight for server in servers) < 7:
+            await asyncio.sleep(0)
+        assert sorted(server.in_flight for server in servers) == [2, 2, 3]
+        for server in servers:
+            assert server.gate is not None
+            server.gate.set()
+        await asyncio.gather(*calls)
+
+
+async def test_a_free_place_goes_to_one_of_the_waiting_and_on_if_that_is_cancelled() -> None:
+    async with pool(max_in_flight=1) as (sampler, [server]):
+        server.gate = asyncio.Event()
+        calls = [asyncio.create_task(sampler.generate((n,), PARAMS)) for n in range(12)]
+        while not server.in_flight:
+            await asyncio.sleep(0)
+        waiting = sampler._pool._waiting
+        assert len(waiting) == 11
+        calls[1].cancel()  # while it waits
+        sampler._pool._wake(1)
+        calls[2].cancel()  # after it was woken
+        server.gate.set()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(result, BaseException) for result in results] == [n in (1, 2) for n in range(12)]
+        assert server.most_in_flight == 1
+
+
+async def test_a_group_spills_where_its_server_is_busy_and_waits_where_all_are() -> None:
+    async with pool(2, max_in_flight=3) as (sampler, servers):
         for server in servers:
             server.gate = asyncio.Event()
         calls = [asyncio.create_task(sampler.generate((9,), PARAMS, session=f"g/{n}")) for n in range(8)]
@@ -410,9 +442,8 @@ async def test_a_server_is_busy_while_it_has_requests_and_counts_their_time_once
         assert sampler.stats().busy_s == 10.0
 
 
-async def test_what_a_cancelled_request_held_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("palimpsest.engines.vllm.pool.MAX_IN_FLIGHT", 1)
-    async with pool() as (sampler, [server]):
+async def test_what_a_cancelled_request_held_is_free_again() -> None:
+    async with pool(max_in_flight=1) as (sampler, [server]):
         server.gate = asyncio.Event()
         call = asyncio.create_task(sampler.generate(PROMPT, PARAMS))
         while not server.in_flight:

@@ -54,6 +54,7 @@ _STARTS = 3  # of Ray, within cluster.timeout_s
 _HEAD_S = 30.0  # for a connection to the head of a cluster
 _TRY_S = 36.0  # duration of one attempt of Ray if another service answers there
 _FIREWALL = "keep a firewall in front of this machine, or install ray==2.60.0, which listens on loopback"
+_OTHER_CALLS = 100  # to the actor of a server, next to its requests
 _GUARDS_STAY = {"RAY_kill_child_processes_on_worker_exit": "false"}
 """Ray would kill the guards of an actor's folders with it; they end by themselves."""
 _SIGACTION = 1024  # bytes, more than any system's struct sigaction
@@ -191,6 +192,7 @@ class ActorGroup:
             for s in range(self._copies)
         ]
         common |= {"runtime_env": {"env_vars": _GUARDS_STAY}, "num_gpus": server_gpus}
+        common["max_concurrency"] = config.sampler.max_in_flight + _OTHER_CALLS
         self._host_options = [common | place for place in placed[learners + self._copies :]]
 
     def _reserve(

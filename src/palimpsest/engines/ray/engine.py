@@ -120,7 +120,7 @@ class Samplers:
         return min(batch.version for batch in self._batches)
 
     def _of(self, session: str | None, prompt_ids: Ids) -> BatchSampler:
-        name = session if session is not None else repr(list(prompt_ids))
+        name = session if session is not None else repr(hash(tuple(prompt_ids)))
         return self._samplers[zlib.crc32(name.encode()) % len(self._samplers)]
 
     async def generate(self, prompt_ids: Ids, params: SamplingParams, *, session: str | None = None) -> Completion:

@@ -33,8 +33,8 @@ from palimpsest.engines.process_guard import GuardedFolder, memory_folder
 from palimpsest.engines.ray.ray_runtime import LOOK_S, Late, Limit, again, cause_of, line_of
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.engines.vllm.server_process import ServerProcess
-from palimpsest.errors import EngineError, PalimpsestError, RunError, SamplerError
-from palimpsest.http_connections import Connections, Unanswered
+from palimpsest.errors import EngineError, PalimpsestError, RunError, SamplerError, being_cancelled
+from palimpsest.http_connections import Connections, Unanswered, encoded
 from palimpsest.http_services import HttpReply
 from palimpsest.planning.cost import server_share
 
@@ -100,7 +100,7 @@ class ServerHost:
         while self._process.running:
             await asyncio.sleep(LOOK_S)
 
-    async def ask(self, method: str, url: str, body: Mapping[str, Any] | None, limit: int) -> HttpReply:
+    async def ask(self, method: str, url: str, body: bytes | None, limit: int) -> HttpReply:
         if self._client is None:
             raise Unanswered("not started")
         return await self._client.connections.ask(method, url, body, limit=limit)
@@ -136,30 +136,47 @@ class HostConnections(Connections):
     def __init__(self, group: ActorGroup, actor: Any) -> None:
         super().__init__()
         self._group, self._actor = group, actor
+        self._waiting: set[asyncio.Future[HttpReply]] = set()
+        self._watching = False
 
     async def ask(
         self,
         method: str,
         url: str,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | bytes | None = None,
         *,
         limit: int,
         timeout_s: float | None = None,
     ) -> HttpReply:
         self._group.check()
-        call = self._actor.ask.remote(method, url, body, limit)
+        call = self._actor.ask.remote(method, url, encoded(body), limit)
         answer: asyncio.Future[HttpReply] = asyncio.wrap_future(call.future())
+        self._waiting.add(answer)
+        if not self._watching:
+            self._watch()
         try:
-            while not (await asyncio.wait([answer], timeout=LOOK_S))[0]:
-                self._group.check()  # Ray that has ended never answers
-            return answer.result()
+            return await answer
         except asyncio.CancelledError:
-            answer.cancel()
+            if not being_cancelled():
+                self._group.check()
             ray.cancel(call)
             raise
         except RayError as error:
             self._group.check()
             raise Unanswered(line_of(cause_of(error))) from None
+        finally:
+            self._waiting.discard(answer)
+
+    def _watch(self) -> None:
+        """Cancel all waiting requests if Ray has ended, as it never answers; look again while there are any."""
+        try:
+            self._group.check()
+        except PalimpsestError:
+            for answer in self._waiting:
+                answer.cancel()
+        if self._waiting:
+            asyncio.get_running_loop().call_later(LOOK_S, self._watch)
+        self._watching = bool(self._waiting)
 
 
 class HostedServer:

@@ -23,7 +23,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+import orjson
 
 from palimpsest.config.engine import LogprobsMode
 from palimpsest.errors import SamplerError
@@ -37,6 +40,42 @@ from palimpsest.types import SamplingParams, StopReason
 _STOPS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 _ROUNDING = 1e-3
 """Nats by which rounding may lift a log-probability above 0."""
+_Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Struct(msgspec.Struct, gc=False):
+    """Part of an answer. Parsing skips the fields that it doesn't name: each token comes with a copy of itself."""
+
+
+class _Logprob(_Struct):
+    logprob: float
+
+
+class _Token(_Logprob):
+    token_id: _Natural
+
+
+class _Logprobs(_Struct):
+    content: tuple[_Token, ...]
+
+
+class _Choice(_Struct):
+    token_ids: tuple[_Natural, ...]
+    finish_reason: str
+    weight_versions: tuple[dict[str, Any], ...]
+    logprobs: _Logprobs | None = None
+
+
+class Answer(_Struct):
+    """An answer of /inference/v1/generate."""
+
+    request_id: str
+    choices: Annotated[tuple[_Choice, ...], msgspec.Meta(min_length=1, max_length=1)]
+    usage: dict[str, Any] | None = None
+    prompt_logprobs: tuple[dict[str, _Logprob] | None, ...] | None = None
+
+
+_parse = msgspec.json.Decoder(Answer).decode
 
 
 class WrongAnswer(ValueError):
@@ -54,33 +93,30 @@ class Sampled:
     """Prompt tokens found in the server's prefix cache."""
 
 
-def check_origin(answer: Any, request_id: str, version: str) -> None:
+def check_origin(answer: Answer, request_id: str, version: str) -> None:
     """Reject an answer to another request or from weights other than `version`."""
-    (choice,) = answer["choices"]
-    versions = {span["version"] for span in choice["weight_versions"]}
-    if not answer["request_id"].endswith(request_id):
+    versions = {span["version"] for span in answer.choices[0].weight_versions}
+    if not answer.request_id.endswith(request_id):
         raise WrongAnswer("answered another request")
     if versions != {version}:
         raise WrongAnswer(f"sampled with weights {sorted(map(str, versions))}, {version} is published")
 
 
-def read_completion(answer: Any, prompt_tokens: int, params: SamplingParams) -> Sampled:
+def read_completion(answer: Answer, prompt_tokens: int, params: SamplingParams) -> Sampled:
     """Completion of a prompt of `prompt_tokens` tokens."""
-    (choice,) = answer["choices"]
-    ids, content = choice["token_ids"], choice["logprobs"]["content"]
-    if not ids or [token["token_id"] for token in content] != ids:
+    (choice,) = answer.choices
+    ids, content = choice.token_ids, choice.logprobs.content if choice.logprobs else ()
+    if not ids or tuple([token.token_id for token in content]) != ids:
         raise WrongAnswer("tokens and log-probabilities don't match")
-    if {*map(type, ids)} != {int} or min(ids) < 0:
-        raise WrongAnswer("a token is not an id")
-    logprobs = _nats(token["logprob"] for token in content)
-    if choice["finish_reason"] not in _STOPS:
-        raise WrongAnswer(f"ended the request by {choice['finish_reason']!r}")
-    reason = _STOPS[choice["finish_reason"]]
+    logprobs = _nats([token.logprob for token in content])
+    if choice.finish_reason not in _STOPS:
+        raise WrongAnswer(f"ended the request by {choice.finish_reason!r}")
+    reason = _STOPS[choice.finish_reason]
     _check_end(ids, reason, params)
-    cached = ((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    cached = ((answer.usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     if type(cached) is not int or not 0 <= cached <= prompt_tokens:
         raise WrongAnswer(f"found {cached!r} tokens of a prompt of {prompt_tokens} in its cache")
-    return Sampled(tuple(ids), logprobs, reason, cached)
+    return Sampled(ids, logprobs, reason, cached)
 
 
 def _check_end(ids: Sequence[int], reason: StopReason, params: SamplingParams) -> None:
@@ -97,12 +133,12 @@ def _check_end(ids: Sequence[int], reason: StopReason, params: SamplingParams) -
         raise WrongAnswer(f"ended after {len(ids)} of {params.max_tokens} tokens, without a stop token")
 
 
-def read_scores(answer: Any, prompt_tokens: int, ids: Sequence[int]) -> tuple[float, ...]:
+def read_scores(answer: Answer, prompt_tokens: int, ids: Sequence[int]) -> tuple[float, ...]:
     """[T] nats of `ids` after a prompt of `prompt_tokens` tokens."""
-    rows = answer["prompt_logprobs"]
+    rows = answer.prompt_logprobs or ()
     if len(rows) != prompt_tokens + len(ids):
         raise WrongAnswer(f"scored {len(rows)} tokens of {prompt_tokens + len(ids)}")
-    return _nats(row[str(id_)]["logprob"] for row, id_ in zip(rows[prompt_tokens:], ids, strict=True))
+    return _nats((row or {})[str(id_)].logprob for row, id_ in zip(rows[prompt_tokens:], ids, strict=True))
 
 
 def read_likeliest(answer: Any) -> dict[int, float]:
@@ -114,7 +150,7 @@ def read_likeliest(answer: Any) -> dict[int, float]:
 
 def _nats(values: Iterable[Any]) -> tuple[float, ...]:
     logprobs = tuple(map(float, values))
-    if not all(map(math.isfinite, logprobs)):
+    if not math.isfinite(sum(logprobs)):
         raise WrongAnswer("a log-probability is not finite")
     if (highest := max(logprobs, default=0.0)) > _ROUNDING:
         raise WrongAnswer(f"a log-probability is {highest:.3g}, above 0")
@@ -231,8 +267,7 @@ class VllmClient:
         machine has a folder of weights."""
         self.name, self._key, self._place = name, key, place
         self._url = url.rstrip("/")
-        self.connections = connections or Connections(token=key, keep=False)
-        """One connection per request: the server may close a reused one. The pool bounds their number."""
+        self.connections = connections or Connections(token=key)
 
     async def close(self) -> None:
         await self.connections.close()
@@ -330,8 +365,9 @@ class VllmClient:
     async def _complete(self, ids: Sequence[int], wanted: Mapping[str, Any], version: str | None = None) -> Any:
         """The answer, checked for `version` if set. Switches off options not in `wanted`."""
         request_id = secrets.token_hex(8)
-        body = {"request_id": request_id, "token_ids": list(ids), "sampling_params": {**_PLAIN, **wanted}}
-        answer = await self._ask("POST", "/inference/v1/generate", body)
+        body = {"request_id": request_id, "token_ids": ids, "sampling_params": {**_PLAIN, **wanted}}
+        parse = orjson.loads if version is None else _parse
+        answer = await self._ask("POST", "/inference/v1/generate", body, parse)
         if version is not None:
             with self._reading():
                 check_origin(answer, request_id, version)
@@ -344,22 +380,29 @@ class VllmClient:
             yield
         except WrongAnswer as error:
             raise self._failure(str(error)) from None
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise self._failure(f"not the answer of a server of vLLM ({error!r})") from None
 
     def _failure(self, message: str) -> ServerFailed:
         """The quoted reply is redacted: a server may quote its key."""
         return ServerFailed(f"{self.name}: {redacted(message, self._key):.300}")
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        parse: Callable[[bytes], Any] = orjson.loads,
+    ) -> Any:
         try:
             reply = await self.connections.ask(method, f"{self._url}{path}", body, limit=_REPLY_BYTES)
-            if reply.status != 200:
-                message = f"{self.name}{path.partition('?')[0]}: status {reply.status}: {reply.quoted(300, self._key)}"
-                raise (SamplerError if reply.status in (400, 422) else ServerFailed)(message)
-            return reply.json() if reply.body else None
-        except (Unanswered, BadReply, ValueError) as error:
+        except (Unanswered, BadReply) as error:
             raise ServerFailed(f"{self.name}{path.partition('?')[0]}: {error or type(error).__name__}") from None
+        if reply.status != 200:
+            message = f"{self.name}{path.partition('?')[0]}: status {reply.status}: {reply.quoted(300, self._key)}"
+            raise (SamplerError if reply.status in (400, 422) else ServerFailed)(message)
+        with self._reading():
+            return parse(reply.body) if reply.body else None
 
 
 _PLAIN = {

@@ -40,7 +40,7 @@ from palimpsest.engines.protocol import (
     check_prompt,
 )
 from palimpsest.engines.vllm.client import Probe, VllmClient, probe_ids
-from palimpsest.engines.vllm.pool import MAX_IN_FLIGHT, Member, Pool, Process, time_limit
+from palimpsest.engines.vllm.pool import Member, Pool, Process, time_limit
 from palimpsest.engines.vllm.server_process import ServerProcess, check_python
 from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.types import Completion, SamplingParams
@@ -98,7 +98,7 @@ class VllmSampler:
     @property
     def concurrency(self) -> int:
         """Requests that the servers take together."""
-        return MAX_IN_FLIGHT * len(self._pool)
+        return self._settings.max_in_flight * len(self._pool)
 
     async def load_weights(self, folder: Path, version: int, probe: Probe | None = None) -> None:
         """Load the Hugging Face `folder` into the servers: safetensors with a separate output projection, under a name

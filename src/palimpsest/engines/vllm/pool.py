@@ -1,6 +1,6 @@
 """Pool of a run's servers: routes requests, drops failed servers and loads new weights.
 
-    admitted ---> the server of the request's group, another if that one is busy
+    admitted ---> the server of the request's group, or the least busy one
     load_weights ---> every server: pause, load, empty the prefix cache, set the version and read it back, resume, and
                       match the learner's scores of some ids
     sleep ---> every server: free its GPU until `load_weights`, which wakes it in place of the pause
@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -31,11 +31,6 @@ from palimpsest.engines.vllm.client import Probe, Scored, ServerFailed, VllmClie
 from palimpsest.errors import SamplerError
 
 # ---- One server of the pool: its weights and time limits -----------------------------------------------------
-
-
-MAX_IN_FLIGHT = 256
-"""Concurrent requests per server, each with its own connection; further ones of its groups go to another server, or
-wait. A server queues requests beyond its batch."""
 
 
 class Process(Protocol):
@@ -149,8 +144,8 @@ class Pool:
         """Server that has the prefix of each group."""
         self.published: PublishedWeights | None = None
         self._run = secrets.token_hex(4)
-        self._room = asyncio.Event()
-        """Set when a waiting request may find a server."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        """Requests that wait for room."""
         self._lock = asyncio.Lock()
         """Held while servers start or load."""
         self._asleep = False
@@ -189,7 +184,7 @@ class Pool:
                     await self._look_at(member, client, published.tag, error)
                     raise
         finally:
-            self._room.set()
+            self._wake(1)
 
     async def _next(self, group: str | None) -> Member:
         """Server with room. If none is left, all waiting requests share one attempt to restart servers."""
@@ -201,8 +196,20 @@ class Pool:
                 await self._revive()
             if not self._waits and (member := self._choose(group)) is not None:
                 return member
-            self._room.clear()
-            await self._room.wait()
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            try:
+                await waiting
+            except asyncio.CancelledError:
+                self._wake(1 if waiting.done() and not waiting.cancelled() else 0)
+                raise
+
+    def _wake(self, most: int | None = None) -> None:
+        """Wake `most` waiting requests, or all; each looks for a server again, in about 10 us."""
+        while self._waiting and most != 0:
+            if not (waiting := self._waiting.popleft()).done():
+                waiting.set_result(None)
+                most = None if most is None else most - 1
 
     @property
     def _waits(self) -> bool:
@@ -217,10 +224,10 @@ class Pool:
         if group and home not in usable:
             groups = Counter(self._homes.values())
             home = self._homes[group] = min(usable, key=lambda member: groups[member])
-        if home is not None and home.in_flight < MAX_IN_FLIGHT:
+        if home is not None and home.in_flight < self._settings.max_in_flight:
             return home
         idlest = min(usable, key=lambda member: member.in_flight)
-        return idlest if idlest.in_flight < MAX_IN_FLIGHT else None
+        return idlest if idlest.in_flight < self._settings.max_in_flight else None
 
     async def _look_at(self, member: Member, client: VllmClient, tag: str, error: ServerFailed) -> None:
         try:
@@ -248,7 +255,7 @@ class Pool:
                 await self._bring_up()
         finally:
             self._asleep = False
-            self._room.set()
+            self._wake()
 
     async def sleep(self) -> None:
         """Free the GPUs of all servers, also of those that are starting. Raises SamplerError if none can sleep."""
@@ -279,7 +286,7 @@ class Pool:
             async with self._lock:
                 await self._bring_up()
         finally:
-            self._room.set()
+            self._wake()
 
     async def _bring_up(self) -> None:
         published = self.published
@@ -346,7 +353,7 @@ class Pool:
                 await self._check_weights(member, client, published)
             member.started, member.sound = True, self.published is published
             member.reason = f"it has the weights of version {published.version}"
-            self._room.set()
+            self._wake()
         except SamplerError as error:
             await self._part(member, error)
 
@@ -401,7 +408,7 @@ class Pool:
                 await member.client.close()
         stopping = [asyncio.to_thread(member.process.stop) for member in self._members if member.process is not None]
         await asyncio.gather(*stopping)
-        self._room.set()
+        self._wake()
 
 
 def _loads(member: Member) -> bool:

@@ -80,7 +80,7 @@ class ServerProcess:
                 env=self._environment(),
                 start_new_session=True,  # the terminal's Ctrl-C is for this process
             )
-        connections = Connections(token=self._key, keep=False, socket=socket)
+        connections = Connections(token=self._key, socket=socket)
         return VllmClient(f"vLLM server {self._index}", "http://localhost", connections, key=self._key)
 
     def stop(self) -> None:
