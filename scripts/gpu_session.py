@@ -133,6 +133,27 @@ def run_tests(device: str, out: Path, limit_s: float) -> bool:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """Of a Qwen; `query` and `kv`: heads times head size; `inner`: width of the feed-forward part."""
+
+    layers: int
+    width: int
+    query: int
+    kv: int
+    inner: int
+    vocab: int
+    tied: bool
+    kv_heads: int
+
+
+SIZES = {
+    "0.5B": Sizes(24, 896, 896, 128, 4864, 151_936, True, 2),
+    "Qwen/Qwen2.5-7B-Instruct": Sizes(28, 3584, 3584, 512, 18_944, 152_064, False, 4),
+    "Qwen/Qwen3-4B": Sizes(36, 2560, 4096, 1024, 9728, 151_936, True, 8),
+}
+
+
+@dataclass(frozen=True)
 class Session:
     """What a part measures with."""
 
@@ -172,15 +193,11 @@ class Session:
             best = min(best, time.perf_counter() - began)
         return best, result
 
-    def shape(self, name: str) -> Any:
-        """A planning.model_shape.ModelShape; on a CPU a tiny one."""
-        from palimpsest.planning.model_shape import KNOWN, ModelShape
+    def shape(self, name: str) -> Sizes:
+        """Sizes of a model; on a CPU tiny ones."""
+        return Sizes(2, 64, 64, 32, 128, 4096, True, 2) if self.device == "cpu" else SIZES[name]
 
-        if self.device == "cpu":
-            return ModelShape(2, 64, 64, 32, 128, 4096, True, 256, 2)
-        return (KNOWN | {"0.5B": ModelShape(24, 896, 896, 128, 4864, 151_936, True, 2944, 2)})[name]
-
-    def build(self, shape: Any) -> Any:
+    def build(self, shape: Sizes) -> Any:
         """A Qwen of random weights, on the device."""
         import torch
         from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
@@ -220,17 +237,18 @@ def batch_of(layout: str, places: int, vocab: int) -> Any:
     return shapes.batch(rows)
 
 
-def operations(shape: Any, batch: Any) -> tuple[float, float, float]:
+def operations(shape: Sizes, batch: Any) -> tuple[float, float, float]:
     """F of the docstring, its first term, and its last."""
     from palimpsest.engines.embedded.forest.layout import build_forests
 
     first = rest = head = 0.0
     for forest in build_forests(batch.segments, 1 << 20, 1 << 20):
         places, wanted, paths = forest.physical_tokens, len(forest.places), forest.positions + 1
-        kv, matrices = 2 * shape.width * shape.kv, shape.layer - shape.extra
+        kv = 2 * shape.width * shape.kv
+        matrices = 2 * shape.width * (shape.query + shape.kv) + 3 * shape.width * shape.inner
         first += (shape.layers - 1) * (2 * matrices * places + 4 * shape.query * float(paths.sum()))
         rest += 2 * kv * places + 2 * (matrices - kv) * wanted + 4 * shape.query * float(paths[forest.places].sum())
-        head += 2 * shape.head * wanted
+        head += 2 * shape.vocab * shape.width * wanted
     return first + rest + head, first, head
 
 

@@ -391,15 +391,15 @@ def nearest_key(key: str) -> str:
     if other and (not section or other.startswith(f"{section}.")):
         return f"; did you mean {other}?"
     siblings = dict.fromkeys(name for model in _sections_of(section) for name in model.model_fields)
-    if close := nearest(leaf, siblings):
+    keys = [name for name in dict.fromkeys(dotted_keys()) if section_of(name) is None]
+    leaves = {name.rpartition(".")[2] for name in keys}
+    if (close := nearest(leaf, siblings)) and not (leaf in leaves and not section):
         prefix = f"{section}." if section else ""
         return close.replace("did you mean ", f"did you mean {prefix}")
     if other:
         return f"; did you mean {other}?"
     if {*siblings} == {"name", "options"}:
         return f"; did you mean {section}.options.{leaf}?"
-    keys = [name for name in dict.fromkeys(dotted_keys()) if section_of(name) is None]
-    leaves = {name.rpartition(".")[2] for name in keys}
     wanted = _close(leaf, leaves) if len(leaf) >= _GUESSED and leaf not in leaves else leaf
     if namesake := [name for name in keys if name.rpartition(".")[2] == wanted]:
         return f"; did you mean {' or '.join(namesake)}?"

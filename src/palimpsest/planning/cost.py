@@ -135,7 +135,7 @@ def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: 
     engine: Any = config.engine
     width = at.share * at.parallel * math.pow(TENSOR_PARALLEL, math.log2(at.parallel))
     peak, bandwidth = device.tflops * 1e12 * width * PREFILL, device.bandwidth_tb * 1e12 * width * DECODE
-    sequence = load.context * LONGEST * shape.kv_bytes
+    sequence = max(1.0, load.context * LONGEST * shape.kv_bytes)
     if served:
         taken = server_share(config, shape.parameters, device.memory_gb) * device.memory_gb - SERVER_GB
         most = min(config.sampler.max_in_flight, (taken * 1e9 * at.parallel - weights) / sequence)
@@ -143,7 +143,7 @@ def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: 
         pool = kv_bytes(engine.kv_cache_gb, device.memory_gb * 1e9)
         most = min(engine.max_num_seqs, kv_rows(pool, sequence))
     batch = max(1.0, min(most, load.episodes / at.samplers))
-    repeats = 1.0 if served or device.is_cpu else 1 + 2 * shape.query / shape.kv
+    repeats = 1.0 if served or device.is_cpu else 1 + 2 * shape.query / max(1, shape.kv)
     products = batch * (operations(shape, load.context) + 2 * shape.head) / peak
     step = max(products, (weights + batch * sequence * repeats) / bandwidth)
     step += 0.0 if served else batch * TOKEN_S if device.is_cpu else EAGER_S

@@ -122,9 +122,9 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
         weights = weights or made
     for key in (*_SIZES, *_OPTIONAL):
         check_count(name, key, found.get(key))
-    layers, width, heads, vocab = (found[key] for key in _SIZES)
+    layers, width, heads, vocab = (found.get(key) or 0 for key in _SIZES)  # heads: none in a recurrent model
     size = (found.get("qk_nope_head_dim") or 0) + (found.get("qk_rope_head_dim") or 0)
-    size, kv_heads = size or found.get("head_dim") or width // heads, found.get("num_key_value_heads") or heads
+    size, kv_heads = size or found.get("head_dim") or width // max(1, heads), found.get("num_key_value_heads") or heads
     used, experts = (next((found[key] for key in keys if found.get(key)), 1) for keys in (_USED, EXPERTS))
     routed = count([shape for weight, shape in weights.items() if _ROUTED.search(weight)])
     idle = routed - routed * used // experts if used < experts else 0
@@ -148,5 +148,5 @@ def _built(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Sha
         model = AutoModelForCausalLM.from_config(text, trust_remote_code=False, attn_implementation="eager")
         own = text.to_dict()
         found = {name: own.get(key) for name, key in text.attribute_map.items()} | own
-        found |= {key: getattr(text, key) for key in _SIZES}
+        found |= {key: getattr(text, key, None) for key in _SIZES}
         return found, {weight: tuple(value.shape) for weight, value in model.named_parameters()}

@@ -371,9 +371,9 @@ def test_a_missing_folder_an_odd_device_and_a_foreign_architecture_are_refused(
         load_model(ModelConfig(path=str(tiny_model_folder), device="toaster"))
     for file in tiny_model_folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text()) | {"layer_types": ["linear_attention"] * 2}
+    config = json.loads((tmp_path / "config.json").read_text()) | {"is_encoder_decoder": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="has an encoder"):
         load_model(ModelConfig(path=str(tmp_path)))
 
 
