@@ -115,24 +115,39 @@ def test_batch_k_is_sampled_wholly_with_the_weights_after_step_k_less_1_less_ahe
     assert [row["policy/staleness"] for row in rows] == [k - 1 - expected[k - 1] for k in range(1, STEPS + 1)]
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_step_learns_while_the_next_batch_is_collected(tmp_path: Path, ahead: int) -> None:
-    beside: list[int] = []
+def test_a_step_learns_while_the_next_batch_is_collected(tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []  # before and after each update
 
-    class Watching(PublishingLearner):
+    class Counting(PublishingLearner):
         async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
             before = len(self.sampler.calls)
-            last = len(beside) == STEPS - 1  # nothing is left to collect
-            async with asyncio.timeout(30):
-                while ahead and not last and len(self.sampler.calls) == before:
-                    await asyncio.sleep(0.001)
             stats = await super().update(steps)
-            beside.append(len(self.sampler.calls) - before)
+            calls.append((before, len(self.sampler.calls)))
             return stats
 
-    train(tmp_path / "run", config(ahead), learner=Watching)
-    assert len(beside) == STEPS
-    assert all(beside[:-1]) if ahead else not any(beside)
+    train(tmp_path / "alone", config(0), learner=Counting)
+    assert len(calls) == STEPS
+    assert all(before == after for before, after in calls)
+    learning, first_batch = asyncio.Event(), calls[0][0]
+
+    class SecondBatchWaitsForTheLearner(PublishedSampler):
+        async def generate(
+            self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+        ) -> Completion:
+            if len(self.calls) >= first_batch:
+                await asyncio.wait_for(learning.wait(), 30)
+            return await super().generate(prompt_ids, params, session=session)
+
+    class WaitsForTheSecondBatch(PublishingLearner):
+        async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
+            learning.set()
+            async with asyncio.timeout(30):
+                while len(self.sampler.calls) == first_batch:
+                    await asyncio.sleep(0.001)
+            return await super().update(steps)
+
+    train(tmp_path / "run", config(1), sampler=SecondBatchWaitsForTheLearner(), learner=WaitsForTheSecondBatch)
+    assert learning.is_set()
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
