@@ -1,8 +1,10 @@
-"""The embedded learner against padded training: one optimizer step, prefix forests of several shapes; Ray against it.
+"""The embedded learner against padded training: one optimizer step, prefix forests of several shapes; Ray against it;
+TRL's token trie against it.
 
     python benchmarks/learner.py step
     python benchmarks/learner.py forest
     python benchmarks/learner.py ray
+    pip install trl==1.16.0; python benchmarks/learner.py trl [--device cuda]
 
 Padded training is what the authors' code does: every segment is a row of equal width, with logits for every position.
 Both compute gradients of the same loss on the same segments, on one thread. Seconds are the best round of each way;
@@ -25,6 +27,11 @@ ray      a training step on the segments of `step`, with engine.name=ray (one ra
          to sample the segments' turns, to update, to publish; ratios of Ray over embedded; of the last step
          `same_turns` (the share with the same tokens), their `logprob_gap`, and `loss_gap`
 
+trl      the trie of TRL's AsyncGRPO (trl/experimental/async_grpo/packing.py) and the forest, on a MemAct group and on
+         whole MemAgent trajectories of a group in both layouts: `share`, segment tokens per computed token, and seconds
+         of a gradient, of each; `ratio` of the seconds, TRL's over ours; `loss_gap`. TRL's kernel needs an H100; on a
+         CPU, torch's attention per segment computes the same
+
 Not covered: several threads or devices, the authors' engines. Axes: B rows, T tokens of a row.
 """
 
@@ -32,6 +39,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
+import importlib.util
 import json
 import random
 import statistics
@@ -40,11 +49,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from palimpsest.config.engine import EmbeddedEngineConfig, model_path
@@ -113,6 +124,17 @@ class Shapes:
         memory_first = self.batch([[asked, before, text, after] for before, after in turns])
         section_first = self.batch([[text, asked, before, after] for before, after in turns])
         return memory_first, section_first
+
+    def trajectories(self, layout: str, chunks: int) -> StepBatch:
+        """Every read turn of a MemAgent group over one document."""
+        asked, texts = (self.ids(QUESTION), False), [(self.ids(SECTION), False) for _ in range(chunks)]
+        empty, rows = self.ids(8), []
+        for _ in range(GROUP):
+            memory = empty
+            for text in texts:
+                before, after = (memory, False), (memory := self.ids(MEMORY), True)
+                rows.append([asked, before, text, after] if layout == "memory_first" else [text, asked, before, after])
+        return self.batch(rows)
 
     def turns(self, count: int, memory_tokens: int) -> StepBatch:
         """Single turns like the quickstart's: prompts of 70 to 130 tokens, completions of 4 to `memory_tokens`."""
@@ -365,6 +387,116 @@ def memory_of(way: str, options: argparse.Namespace) -> dict[str, float]:
     return {"peak_mb": peak_mb() - before}
 
 
+# ---- TRL's token trie ---------------------------------------------------------------------------------------------
+
+
+def trl(options: argparse.Namespace) -> dict[str, Any]:
+    packing = trl_packing()
+    if options.device == "cpu":
+        packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=by_segment)
+    packing.register_tree_attention()
+    model = long_model(options.model).to(options.device, torch.float32 if options.device == "cpu" else torch.bfloat16)
+    learner, theirs = forest_learner(model), copy.deepcopy(model)
+    theirs.set_attn_implementation(packing.TREE_ATTENTION)
+    shapes = Shapes(model.config.vocab_size)
+    batches = {"memact": shapes.memact(TRAJECTORIES * SEGMENTS, PROMPT, OWN)}
+    batches |= {layout: shapes.trajectories(layout, options.chunks) for layout in ("memory_first", "section_first")}
+    figures: dict[str, Any] = {}
+    for name, batch in batches.items():
+        row, passes = trie_of(packing.TreeRow(), batch), list[UpdateStats]()
+        packed = {key: value.to(options.device) for key, value in row.pack().items()}
+        losses, tokens = list[float](), sum(len(item.segment.token_ids) for item in batch.segments)
+        ways: dict[str, Callable[[], object]] = {
+            "ours": partial(kept, passes, learner.accumulate, batch),
+            "trl": partial(kept, losses, trie_gradient, theirs, packed, batch),
+        }
+        seconds = best_of(options.rounds, ways)
+        ours = passes[-1]
+        figures[name] = {
+            "share": {"ours": ours.reuse, "trl": tokens / len(row.tokens)},
+            "seconds": seconds,
+            "ratio": seconds["trl"] / seconds["ours"],
+            "loss_gap": abs(ours.loss - losses[-1]),
+        }
+    return figures
+
+
+def kept(results: list[Any], work: Callable[..., Any], *arguments: object) -> None:
+    results.append(work(*arguments))
+
+
+def trl_packing() -> Any:
+    """TRL's module alone: its package imports its trainer."""
+    found = importlib.util.find_spec("trl")
+    if found is None or found.origin is None:
+        sys.exit("error: TRL isn't installed: pip install trl==1.16.0")
+    file = Path(found.origin).parent / "experimental" / "async_grpo" / "packing.py"
+    spec = importlib.util.spec_from_file_location("packing", file)
+    assert spec is not None
+    assert spec.loader is not None
+    packing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(packing)
+    return packing
+
+
+def trie_of(row: Any, batch: StepBatch) -> Any:
+    """TRL's `TreeRow` with every segment; an advantage per segment is its only credit."""
+    for item in batch.segments:
+        ids, mask = torch.tensor(item.segment.token_ids), torch.tensor(item.segment.loss_mask)
+        logprobs = torch.zeros(len(ids)).masked_scatter(mask, torch.tensor(item.segment.logprobs))
+        sample = {"input_ids": ids, "completion_mask": mask.long(), "old_log_probs": logprobs, "group_id": 0}
+        row.add({**sample, "advantage": item.advantages[0]})
+    return row
+
+
+def trie_gradient(model: Any, packed: Mapping[str, torch.Tensor], batch: StepBatch) -> float:
+    """Loss of the batch, its gradient accumulated, with TRL's attention: the forward of its trainer."""
+    queries, keys = (int(size) for size in packed["tree_max_seqlens"])
+    named = {name: packed[name] for name in ("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k")}
+    hidden = model.get_decoder()(
+        input_ids=packed["input_ids"][None],
+        position_ids=packed["position_ids"][None],
+        use_cache=False,
+        tree_max_seqlen_q=queries,
+        tree_max_seqlen_k=keys,
+        **named,
+    ).last_hidden_state[0]
+    labels = packed["input_ids"].new_tensor([t for s in batch.segments for t in trained_ids(s)])
+    every = model.lm_head(hidden[packed["token_index"]]).float().log_softmax(-1)
+    weights = torch.tensor([w for item in batch.segments for w in item.weights], device=every.device)
+    loss, _ = policy_loss(
+        logprobs=every.gather(-1, labels[:, None])[:, 0],
+        old_logprobs=packed["old_log_probs"],
+        sampler_logprobs=packed["old_log_probs"],
+        advantages=packed["advantages"],
+        weights=weights,
+        ref_logprobs=None,
+        entropy=None,
+        config=LossConfig(),
+    )
+    loss.backward()
+    return float(loss.detach())
+
+
+def trained_ids(item: TrainSegment) -> list[int]:
+    return [item.segment.token_ids[at] for at in item.segment.positions]
+
+
+def by_segment(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, queries: Any, keys: Any, *_: int, **options: Any
+) -> torch.Tensor:
+    """[N, H, D] flash attention of variable lengths, as torch's attention of each segment on its path."""
+    parts = []
+    for (a, b), (c, d) in zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True):
+        q, k, v = (each.transpose(0, 1)[None] for each in (query[a:b], key[c:d], value[c:d]))
+        mask = None if b - a == 1 else causal_lower_right(b - a, d - c)
+        grouped = q.shape[1] != k.shape[1]
+        scale = options["softmax_scale"]
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+        parts.append(attended[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
 # ---- processes ----------------------------------------------------------------------------------------------------
 
 
@@ -384,16 +516,18 @@ def peak_mb() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figure", choices=["step", "forest", "ray"])
+    parser.add_argument("figure", choices=["step", "forest", "ray", "trl"])
     parser.add_argument("--model", default="embedded", help="forest: its size is taken")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--segments", type=int, default=256, help="of step and ray")
+    parser.add_argument("--chunks", type=int, default=7, help="of trl: sections of the document")
+    parser.add_argument("--device", default="cpu", help="of trl")
     parser.add_argument("--way", choices=["ours", "padded"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
         print(json.dumps((step_of if options.figure == "step" else memory_of)(options.way, options)))
     else:
-        print(json.dumps({"step": step, "forest": forest, "ray": ray}[options.figure](options), indent=1))
+        print(json.dumps({"step": step, "forest": forest, "ray": ray, "trl": trl}[options.figure](options), indent=1))
 
 
 if __name__ == "__main__":

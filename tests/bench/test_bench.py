@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -20,7 +21,9 @@ MEASURES_TORCH = {"learner.py", "rollout.py"}
 def measured(script: str, *words: str) -> dict[str, Any]:
     """What a benchmark prints."""
     environment = {name: value for name, value in os.environ.items() if name != "PALIMPSEST_VLLM_PYTHON"}
-    environment["PYTHONPATH"] = str(FOLDER.parent / "src")
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(FOLDER.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     command = [sys.executable, str(FOLDER / script), *words]
     return dict(json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout))
 
@@ -76,6 +79,16 @@ def test_a_step_on_ray_is_that_of_the_embedded_engine() -> None:
     assert found["logprob_gap"] < 1e-4
     assert found["loss_gap"] < 1e-5
     assert set(found["ratio"]) == {"sampling", "update", "publish", "step"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed: pip install trl==1.16.0")
+def test_trl_s_trie_computes_the_same_loss_from_as_many_tokens(tiny_model_folder: Path) -> None:
+    found = measured("learner.py", "trl", "--model", str(tiny_model_folder), "--rounds", "1", "--chunks", "2")
+    for batch in found.values():
+        assert batch["loss_gap"] < 1e-6
+        assert batch["share"]["ours"] == pytest.approx(batch["share"]["trl"], rel=0.02)
+    assert found["section_first"]["share"]["trl"] > 2 * found["memory_first"]["share"]["trl"]
 
 
 def test_retrieval_figures_at_a_tiny_size() -> None:
