@@ -41,7 +41,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from gpu_tests import CHECKOUT, LIMIT_S, import_error, run_part, surroundings, told, wait, with_source
+from gpu_tests import CHECKOUT, LIMIT_S, import_error, rounded, run_part, surroundings, wait, with_source
 from gpu_tests import PARTS as TESTS
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Figures:
 
 
 def shown(value: Any) -> str:
-    return "no figure" if value is None else told(value)
+    return "no figure" if value is None else rounded(value)
 
 
 def reason(error: Exception) -> str:

@@ -159,13 +159,13 @@ def table(results: Sequence[Result], around: dict[str, str], seconds: float) -> 
     for result in results:
         lines.append(f"{result.outcome:8} {result.seconds:7.1f} s  {result.part}: {result.test}")
         lines += [f"{'':20}{result.why}"] if result.why else []
-        lines += [f"{'':20}{name}: {told(value)}" for name, value in result.figures.items()]
+        lines += [f"{'':20}{name}: {rounded(value)}" for name, value in result.figures.items()]
     kinds = ("passed", "failed", "skipped", "not run")
     counts = ", ".join(f"{sum(result.outcome == kind for result in results)} {kind}" for kind in kinds)
     return "\n".join([*lines, "", f"{counts}; {seconds:.0f} s in all", ""])
 
 
-def told(value: Any) -> str:
+def rounded(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

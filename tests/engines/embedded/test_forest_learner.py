@@ -96,7 +96,7 @@ def test_random_forests_have_the_gradient_of_separate_segments(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forest_plan, "SQUARE", square)
         patch.setattr(forest_plan, "TILE", 8)
-        patch.setitem(forest.build_forests.__kwdefaults__ or {}, "min_shared", shared)
+        patch.setattr(forest.pack, "__defaults__", ("forest", shared))
         error, stats = compared(model, batch_of_rows(rows, draw), micro_batch_tokens=tokens)
     assert error < 1e-9
     assert stats.reuse == stats.logical_tokens / stats.physical_tokens

@@ -47,8 +47,9 @@ from palimpsest.engines.embedded.forest.gradients import (
 )
 from palimpsest.engines.embedded.forest.layout import (
     Forest,
-    build_forests,
+    SegmentRow,
     forest_reuse,
+    pack,
     rows_of,
     with_signal,
 )
@@ -119,11 +120,9 @@ class ForestLearner:
 
         `old`: the ratio's old log-probabilities under `loss.old_logprobs=recompute`; None: those computed here.
         """
-        stats = self._gradients.accumulate(self._lay_out(batch), self._forward, old)
-        if self._layout == "forest":
-            return stats
-        rows = rows_of(batch.segments, self.max_context, self._chosen(batch))
-        return replace(stats, extra={FOREST_REUSE: forest_reuse(rows)})
+        rows = self._rows(batch)
+        stats = self._gradients.accumulate(self._lay_out(rows), self._forward, old)
+        return stats if self._layout == "forest" else replace(stats, extra={FOREST_REUSE: forest_reuse(rows)})
 
     def apply(self, accumulated: UpdateStats) -> UpdateStats:
         """Clip, apply and zero the accumulated gradient; returns `accumulated` completed with the step's outcome."""
@@ -187,23 +186,17 @@ class ForestLearner:
         """Digest of the reference, over its weights or, as ranks do, over its files."""
         return weights_digest(Path(self._model.name_or_path)) if of_files else _fingerprint(self._reference)
 
-    def _lay_out(self, batch: StepBatch) -> list[Forest]:
-        exact = torch.promote_types(self._model.dtype, torch.float32)
-        return build_forests(
-            batch.segments,
-            self._micro_batch_tokens,
-            self.max_context,
-            self._device,
-            self._chosen(batch),
-            dtype=exact,
-            layout=self._layout,
-        )
+    def _rows(self, batch: StepBatch) -> list[SegmentRow]:
+        chosen = with_signal(batch.segments) if self._skips_silent else None
+        return rows_of(batch.segments, self.max_context, chosen)
 
-    def _chosen(self, batch: StepBatch) -> list[int] | None:
-        return with_signal(batch.segments) if self._skips_silent else None
+    def _lay_out(self, rows: Sequence[SegmentRow]) -> list[Forest]:
+        exact = torch.promote_types(self._model.dtype, torch.float32)
+        packed = pack(rows, self._micro_batch_tokens, self._layout)
+        return [forest.lay_out(self._device, exact) for forest in packed]
 
     def _before(self, batch: StepBatch) -> OldLogprobs:
-        return logprobs_of(self._lay_out(batch), self._forward)
+        return logprobs_of(self._lay_out(self._rows(batch)), self._forward)
 
     def _as_reference(self) -> AbstractContextManager[None]:
         without: AbstractContextManager[None] = self._model.disable_adapter() if self._adapted else nullcontext()

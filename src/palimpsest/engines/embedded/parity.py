@@ -70,6 +70,18 @@ def disagreement(
     return f"logits differ from its own by {off:.2g} of their spread, rounding explains {noise:.1g}"
 
 
+def fault_of(check: Callable[[], str | None]) -> str | None:
+    """The result of `check`, or the first line of its error: classes fail in many ways."""
+    try:
+        return check()
+    except (ModelError, *_ERRORS) as error:
+        return _line(error)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 @torch.no_grad()
 def reference(model: Any, rows: Sequence[Ids], places: Sequence[Place]) -> tuple[Tensor, float]:
     """[U, V] logits of the model's own eager forward of each row, and their rounding noise."""
@@ -168,7 +180,7 @@ def admit(model: Any) -> None:
         _check_head(model)
         _check_positions(model)
     except _ERRORS as error:
-        raise ModelError(f"{refusal}: its forward fails ({_line(error)})") from None
+        raise ModelError(f"{refusal}: its forward fails ({_line(error):.160})") from None
     reason = _fault(model, _pooled)
     choose(model, sampling="pool" if reason is None else "cache", sampling_reason=reason or "")
     if reason is None or _fault(model, partial(_kept, keep=True)) is None:
@@ -180,14 +192,8 @@ def admit(model: Any) -> None:
 
 def _fault(model: Any, compute: Callable[[Any, list[Ids]], Tensor]) -> str | None:
     """None if `compute` gives the model's logits at `PLACES` of `ROWS`; otherwise the reason."""
-    try:
-        return disagreement(model, ROWS, PLACES, partial(compute, model))
-    except (ModelError, *_ERRORS) as error:
-        return _line(error)
-
-
-def _line(error: Exception) -> str:
-    return f"{(str(error).strip() or type(error).__name__).splitlines()[0]:.160}"
+    reason = fault_of(lambda: disagreement(model, ROWS, PLACES, partial(compute, model)))
+    return reason and f"{reason:.160}"
 
 
 def _pooled(model: Any, rows: list[Ids]) -> Tensor:

@@ -101,9 +101,10 @@ class RankLearner:
         shape = (cluster.learners // cluster.tensor_parallel_size, cluster.tensor_parallel_size)
         self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=("dp", "tp"))
         self._codec = Codec.load(config.model)
-        self._checked = checked_copy(source_of(config.model), config.learner.layout)
-        check_savable(self._checked, self._codec.tokenizer)
-        self._root: Any = self._shard()  # FSDP adds methods to its class
+        small = checked_copy(source_of(config.model), config.learner.layout)
+        check_savable(small, self._codec.tokenizer)
+        self.layout: Layout = ways_of(small).layout or "forest"
+        self._root: Any = self._shard(small)  # FSDP adds methods to its class
         steps_per_batch = config.train.num_minibatches if objective == "policy" else 1
         self._optimizer = Optimizer(
             self._model.named_parameters(), config.optim, config.train.max_steps * steps_per_batch, clip=clip_by_mesh
@@ -111,16 +112,16 @@ class RankLearner:
         adapted, compares = config.model.lora is not None, objective == "policy" and config.loss.kl_loss_coef > 0
         self._reference = None
         if compares:
-            self._reference = self._root if adapted else self._shard().requires_grad_(False)
+            self._reference = self._root if adapted else self._shard(small).requires_grad_(False)
         self._gradients = ForestGradients(
             self._root, self._optimizer, objective, config.loss, self._reference is not None
         )
         self._origin = weights_digest(source_of(config.model).folder) if compares and dist.get_rank() == 0 else None
 
-    def _shard(self) -> ForestModel:
+    def _shard(self, small: Any) -> ForestModel:
         entropy = self._objective == "policy" and self._config.loss.entropy_coeff != 0
         temperature = self._config.sampling.temperature or 1.0
-        return shard(self._config, self._checked, self._mesh, self._device, temperature, entropy_gradient=entropy)
+        return shard(self._config, small, self._mesh, self._device, temperature, entropy_gradient=entropy)
 
     @property
     def _model(self) -> Any:
@@ -129,10 +130,6 @@ class RankLearner:
     @property
     def version(self) -> int:
         return self._optimizer.steps
-
-    @property
-    def layout(self) -> Layout:
-        return ways_of(self._checked).layout or "forest"
 
     def update(self, part: RankPart) -> list[UpdateStats]:
         """Take the optimizer steps of an update; returns this rank's part of each. Raises RunError, on all ranks."""

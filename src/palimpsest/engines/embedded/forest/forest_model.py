@@ -43,7 +43,7 @@ from palimpsest.engines.embedded.architecture import (
 )
 from palimpsest.engines.embedded.forest.attention import NAME, attend, plan_of, register
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests, unweighted
-from palimpsest.engines.embedded.parity import Ids, disagreement
+from palimpsest.engines.embedded.parity import Ids, disagreement, fault_of
 from palimpsest.engines.embedded.sampling.draw import log_probabilities
 from palimpsest.errors import ModelError
 
@@ -151,13 +151,14 @@ def _fault(model: Any, layout: Layout) -> str | None:
             return "its attention bypasses transformers' attention interface"
         model.set_attn_implementation(NAME)
     places = [(row, at) for row, tokens in enumerate(_PROBE) for at in range(len(tokens) - 1)]
-    try:
+
+    def check() -> str | None:
         if layout == "forest":
             check_layers(model)
         off = disagreement(model, _PROBE, places, lambda rows: _together(model, rows))
-    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ModelError) as error:
-        return (str(error).strip() or type(error).__name__).splitlines()[0]
-    return None if off is None else f"computed as {'a prefix forest' if layout == 'forest' else layout}, its {off}"
+        return off and f"computed as {'a prefix forest' if layout == 'forest' else layout}, its {off}"
+
+    return fault_of(check)
 
 
 @torch.no_grad()
