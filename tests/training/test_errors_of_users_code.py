@@ -33,6 +33,7 @@ REWARD = """def typo(problem, trajectory):
 def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("buggy")
     (folder / "buggy_policy.py").write_text(POLICY)
+    (folder / "earlier_policy.py").write_text(POLICY)
     (folder / "buggy_reward.py").write_text(REWARD)
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(folder))
@@ -42,6 +43,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_run_that_a_policys_error_ends_names_the_line_and_keeps_the_traceback(
     module: Path, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
+    play("Who?", "Anna lives in Rome.", policy="earlier_policy:Buggy")
     settings = {**small_run(tiny_model_folder), "policy.name": "buggy_policy:Buggy", "policy.options": {}}
     with pytest.raises(RunError) as ended:
         train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)

@@ -88,6 +88,9 @@ class Collector:
     loggers: LoggerSet
     _warned_of_refills: bool = field(default=False, init=False)
 
+    def __post_init__(self) -> None:
+        take_tracebacks()  # of earlier calls in this process: they are not the run's
+
     async def collect(self, step: int, stage: int | None) -> Batch:
         """The batch of `step`, with problems of the curriculum's `stage`. Raises RunError if nothing was graded."""
         curriculum = self.config.data.curriculum
