@@ -12,6 +12,7 @@ import asyncio
 import errno
 import resource
 import ssl
+import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +32,7 @@ ERROR_BYTES = 1 << 16
 """Bytes read of a reply with a status other than 200."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _FULL_S = 0.1  # between attempts to open a file
+_SCARCE_S = 60.0  # without idle connections after a lack of file descriptors
 _KEPT_S = 4.0
 """Idle time of a connection, below the 5 s of common servers."""
 
@@ -46,8 +48,8 @@ class BadReply(RetryableError):
 class Connections:
     """To one service or several. For one event loop; `close` them."""
 
-    _scarce: ClassVar[bool] = False
-    """True once this process had no file descriptor left: idle connections would keep them from other services."""
+    _scarce_until: ClassVar[float] = 0.0
+    """While a lack of file descriptors is recent no connection stays idle: other services need its descriptor."""
 
     def __init__(self, *, token: str | None = None, proxies_for: str | None = None, socket: Path | None = None) -> None:
         """`proxies_for`: the service's address, reached through the environment's proxies unless it is on this machine;
@@ -82,7 +84,8 @@ class Connections:
     ) -> HttpReply:
         """The reply. A request is sent again if the service closed the reused connection before it replied."""
         while True:
-            attempt, headers = SimpleNamespace(reused=False), {"Connection": "close"} if Connections._scarce else None
+            attempt, scarce = SimpleNamespace(reused=False), time.monotonic() < Connections._scarce_until
+            headers = {"Connection": "close"} if scarce else None
             call = session.request(
                 method, url, data=sent, headers=headers, allow_redirects=False, trace_request_ctx=attempt
             )
@@ -94,7 +97,7 @@ class Connections:
                 if not attempt.reused:
                     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
                         raise
-                    Connections._scarce = True
+                    Connections._scarce_until = time.monotonic() + _SCARCE_S
                     await asyncio.sleep(_FULL_S)
 
     async def close(self) -> None:
