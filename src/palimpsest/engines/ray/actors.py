@@ -28,7 +28,7 @@ from palimpsest.engines.process_guard import GuardedFolder
 from palimpsest.engines.protocol import Objective, UpdateStats, kv_bytes
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.engines.ray.rank_batches import RankPart
-from palimpsest.engines.ray.ray_runtime import COMPILING
+from palimpsest.engines.ray.ray_runtime import COMPILING, set_gloo_interface
 from palimpsest.engines.ray.server_hosts import WrittenWeights, folder_of_weights
 from palimpsest.errors import CheckpointError, RunError, SamplerError
 from palimpsest.types import Completion, SamplingParams
@@ -59,6 +59,7 @@ class Rank:
         cluster = self._config.cluster
         if cluster.address is None or cluster.folder is not None:
             check_visible(folder, "cluster.folder")
+        set_gloo_interface(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         on_gpu = pick_device(self._config.model.device).type == "cuda"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
