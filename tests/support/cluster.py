@@ -142,8 +142,9 @@ def with_a_token(work: Callable[..., None], *arguments: Any) -> None:
 
 
 @contextmanager
-def machines(gpus: Sequence[int]) -> Iterator[str]:
-    """Address of a Ray cluster with one raylet per simulated machine, each with that many simulated GPUs."""
+def machines(gpus: Sequence[int], *, store: int = 100_000_000) -> Iterator[str]:
+    """Address of a Ray cluster with one raylet per simulated machine, each with that many simulated GPUs and `store`
+    bytes of shared memory."""
     tag = uuid.uuid4().hex
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {TAG: tag}
     temporary = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))  # short, for sockets
@@ -153,7 +154,7 @@ def machines(gpus: Sequence[int]) -> Iterator[str]:
     try:
         for number, count in enumerate(gpus):
             joins = [f"--address={address}"] if number else ["--head", f"--port={port}", "--include-dashboard=false"]
-            sizes = [f"--num-gpus={count}", "--num-cpus=2", "--object-store-memory=100000000"]
+            sizes = [f"--num-gpus={count}", "--num-cpus=2", f"--object-store-memory={store}"]
             places = [f"--temp-dir={temporary / str(number)}", "--min-worker-port=0", "--max-worker-port=0"]
             command = [str(Path(sys.executable).with_name("ray")), "start", *joins, *sizes, *places]
             started = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

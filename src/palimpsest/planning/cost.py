@@ -29,9 +29,9 @@ LEARNING, PREFILL, DECODE = 0.38, 0.5, 0.5
 """Reached shares of peak operations and bandwidth. torchtitan reports 0.39 for 32B on 8 H100s, CPU cores reached 0.3 to
 0.42 in the quickstarts; the last two are assumptions."""
 TENSOR_PARALLEL = 0.85  # speed kept by each doubling of a server's GPUs, which wait for each other twice per layer
-FILES, COPY, NETWORK, SWITCH_S = 1.5e9, 0.5e9, 12.5e9, 2.0
-"""Bytes per second to write and read files of weights, to pass them on through one process (2.0 to 2.7 CPU seconds per
-GB) and over a network; seconds to stop and continue a server."""
+FILES, COPY, NETWORK, SWITCH_S = 1.5e9, 0.7e9, 12.5e9, 2.0
+"""Bytes per second to write and read files of weights, to pass them on through Ray (1.2 to 1.5 CPU seconds per GB for
+the slowest stage in benchmarks/publication.py) and over a network; seconds to stop and continue a server."""
 TOKEN_S = 2.5e-4  # a CPU's sampler per token, besides products: 1.6e-4 in rememr1-quickstart, 4.6e-4 in memact's
 EAGER_S = 0.03  # a GPU's embedded sampler per step: a thousand kernel launches
 STEP_S, RANK_S = 0.01, 0.1
@@ -172,7 +172,8 @@ def _publication_s(config: RunConfig, shape: ModelShape, hardware: Hardware) -> 
     """New weights from rank 0 to samplers in other processes."""
     size, others = 2 * shape.parameters, hardware.machines - 1 if by_ray(config, "policy") else 0
     switch = SWITCH_S * (1 + takes_turns(config)) if is_served(config, "policy") else RANK_S
-    return size / FILES + (size / COPY if others else 0.0) + others * size / NETWORK + switch
+    waves = others.bit_length()  # of machines that get them; rank 0's sends about one copy per wave
+    return size / FILES + (size / COPY if others else 0.0) + waves * size / NETWORK + switch
 
 
 # ---- Memory ------------------------------------------------------------------------------------------------------

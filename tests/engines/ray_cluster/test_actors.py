@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import CheckpointError, RunError
+from support.cluster import own_address
 
 if find_spec("ray") is None:
     pytest.skip("needs the extra ray", allow_module_level=True)
@@ -64,3 +68,32 @@ def test_a_copy_takes_up_weights_that_are_whole_and_refuses_others(
     with pytest.raises(RunError, match=r"published weights lack model\.layers\.0\.input_layernorm\.weight"):
         copy.load_weights(tmp_path / "lacking", 5)
     assert copy._batch.version == 4
+
+
+LISTENS = """
+import sys
+import psutil
+import torch.distributed as dist
+from palimpsest.engines.ray.ray_runtime import set_gloo_interface
+set_gloo_interface(sys.argv[1])
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+print(*{each.laddr.ip for each in psutil.Process().net_connections("tcp4") if each.status == psutil.CONN_LISTEN})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("node", "set_by_the_user", "listens"),
+    [
+        (own_address(), {}, own_address()),
+        (own_address(), {"GLOO_SOCKET_IFNAME": "lo"}, "127.0.0.1"),
+        ("127.0.0.1", {}, "127.0.0.1"),
+        ("203.0.113.77", {"GLOO_SOCKET_IFNAME": "lo"}, "127.0.0.1"),
+    ],
+)
+def test_other_ranks_reach_a_rank_at_the_address_that_ray_uses_for_its_machine(
+    node: str, set_by_the_user: dict[str, str], listens: str
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"} | set_by_the_user
+    listening = subprocess.run([sys.executable, "-c", LISTENS, node], capture_output=True, text=True, env=environment)
+    assert listening.stdout.split() == [listens], listening.stderr

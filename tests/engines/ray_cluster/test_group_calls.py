@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from weakref import WeakSet
 
+import numpy as np
 import pytest
 
 from palimpsest.config.load import load_recipe
 from palimpsest.errors import EngineError, ProcessesLost, RunError, SamplerError
+from support.vllm_process import digests
 
 if find_spec("ray") is None:
     pytest.skip("needs the extra ray", allow_module_level=True)
@@ -182,35 +187,112 @@ def on_b() -> tuple[str, str]:
     return "b", "host-b"
 
 
-async def test_a_server_that_ends_while_it_receives_weights_costs_its_machine_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_hosts, "PIECE", 4)
-    (tmp_path / "1-version-0").mkdir()
-    (tmp_path / "1-version-0" / "weights").write_bytes(b"0123456789")
-    received: dict[int, bytes] = {}
-    lost: list[int] = []
+class Machine:
+    """A server that gets weights, and fails from piece number `fails` on."""
 
-    def receive(index: int, name: str, file: str, *piece: Any) -> Path:
-        if index in lost or (not lost and index in received):  # the first one, with its second piece
-            lost[:] = [index]
+    def __init__(self, folder: Path, fails: int | None = None, machine: str | None = None) -> None:
+        self.folder, self.fails, self.machine = folder, fails, machine or folder.name
+        self.pieces: list[tuple[str, int]] = []
+        self.before: list[Machine] = []
+        """Those that Ray can take a piece from by then."""
+        methods = {"create": self.create, "receive": self.receive, "link": self.link, "keep": lambda names: None}
+        self.actor = Remote(node=lambda: (self.machine, f"host-{self.machine}"), **methods)
+
+    def create(self, name: str, names: Sequence[str]) -> Path:
+        (self.folder / name).mkdir(parents=True)
+        for file in names:
+            (self.folder / name / file).touch()
+        return self.folder / name
+
+    def receive(self, file: Path, at: int, piece: Callable[[], bytes]) -> None:
+        assert all((file.name, at) in other.pieces for other in self.before)
+        if self.fails is not None and self.fails <= len(self.pieces):
             raise RayActorError
-        received[index] = received.get(index, b"") + piece[-1]()
-        return Path(f"/of-{index}") / name
+        content = piece()
+        with file.open("r+b") as written:
+            written.seek(at)
+            written.write(content)
+        self.pieces.append((file.name, at))
 
-    def link(index: int, folder: Path) -> Path:
-        assert folder.parent != Path(f"/of-{lost[0]}")
-        return Path(f"/of-{index}") / folder.name
+    def link(self, folder: Path) -> Path:
+        return Path(shutil.copytree(folder, self.folder / folder.name))
 
-    group = Group(*(Remote(node=on_b, receive=partial(receive, n), link=partial(link, n)) for n in range(3)))
-    hosts = hosts_of(group, tmp_path)
-    with pytest.warns(UserWarning, match="a server failed: vLLM server . on host-b: RayActorError"):
-        await hosts.write("1-version-0")
-    (first,) = lost
-    assert group.ended == [group.actors[first]]
-    places = [server.weights for server in hosts._servers]
-    assert places == [None if n == first else Path(f"/of-{n}/1-version-0") for n in range(3)]
-    assert sorted(received.values()) == [b"0123", b"0123456789"]
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Weights in 61 pieces of two files."""
+    monkeypatch.setattr(server_hosts, "PIECE", 16)
+    folder = tmp_path / "1-version-0"
+    folder.mkdir()
+    (folder / "a").write_bytes(os.urandom(16 * 60))
+    (folder / "b").write_bytes(b"less")
+    return folder
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 9])
+async def test_every_machine_gets_every_byte_while_few_pieces_are_under_way(number: int, written: Path) -> None:
+    machines = [Machine(written.parent / str(n)) for n in range(number)]
+    for n, machine in enumerate(machines, 1):
+        machine.before = machines[: (1 << (n.bit_length() - 1)) - 1]  # of the waves of 1, 2, 4 before its own
+    group = Group(*(machine.actor for machine in machines))
+    held, most, read = WeakSet[Any](), list[int](), group.ranks[0].read.remote
+
+    def counted(*arguments: Any) -> Any:
+        held.add(piece := read(*arguments))
+        most.append(len(held))
+        return piece
+
+    group.ranks = cast(Any, [SimpleNamespace(read=SimpleNamespace(remote=counted))])
+    hosts = hosts_of(group, written.parent)
+    await hosts.write(written.name)
+    assert [server.weights for server in hosts._servers] == [machine.folder / written.name for machine in machines]
+    assert all(digests(machine.folder / written.name) == digests(written) for machine in machines)
+    assert 1 < max(most) <= server_hosts._AHEAD * number.bit_length() + 1
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+async def test_a_machine_that_fails_half_way_leaves_the_others_their_weights(failing: int, written: Path) -> None:
+    machines = [Machine(written.parent / str(n), fails=20 if n == failing else None) for n in range(4)]
+    group = Group(*(machine.actor for machine in machines))
+    hosts = hosts_of(group, written.parent)
+    with pytest.warns(UserWarning, match=f"a server failed: vLLM server {failing} on host-{failing}: RayActorError"):
+        await hosts.write(written.name)
+    assert group.ended == [machines[failing].actor]
+    assert [server.weights is None for server in hosts._servers] == [n == failing for n in range(4)]
+    left = [machine for machine in machines if machine.fails is None]
+    assert all(digests(machine.folder / written.name) == digests(written) for machine in left)
+
+
+async def test_a_file_that_the_first_rank_lost_is_an_error_of_the_run(written: Path) -> None:
+    machines = [Machine(written.parent / str(n)) for n in range(2)]
+    group = Group(*(machine.actor for machine in machines))
+
+    def read(path: Path, at: int, size: int) -> bytes:
+        raise EngineError(f"{path}: no such file")
+
+    def received(*_: Any) -> None:
+        raise RayTaskError("receive", "a traceback", FileNotFoundError())  # type: ignore[no-untyped-call]
+
+    group.ranks = [Remote(read=read)]
+    for machine in machines:
+        machine.actor._methods["receive"] = received
+    with pytest.warns(UserWarning, match="a server failed"), pytest.raises(EngineError, match="no such file"):
+        await hosts_of(group, written.parent).write(written.name)
+
+
+async def test_a_server_that_ends_while_it_receives_weights_costs_its_machine_none(written: Path) -> None:
+    servers = [
+        Machine(written.parent / str(n), 20 if n == 2 else None, machine="b") for n in range(3)
+    ]  # 2 is asked first
+    group = Group(*(server.actor for server in servers))
+    hosts = hosts_of(group, written.parent)
+    with pytest.warns(UserWarning, match="a server failed: vLLM server 2 on host-b: RayActorError"):
+        await hosts.write(written.name)
+    assert group.ended == [servers[2].actor]
+    folders = [server.folder / written.name for server in servers]
+    assert [server.weights for server in hosts._servers] == [*folders[:2], None]
+    assert digests(folders[0]) == digests(folders[1]) == digests(written)
+    assert (len(servers[0].pieces), len(servers[1].pieces)) == (0, 61)  # the other has links
 
 
 async def test_servers_of_a_machine_that_all_end_miss_the_weights(tmp_path: Path) -> None:
@@ -220,7 +302,7 @@ async def test_servers_of_a_machine_that_all_end_miss_the_weights(tmp_path: Path
     def receive(*_: object) -> Path:
         raise RayActorError
 
-    hosts = hosts_of(Group(*(Remote(node=on_b, receive=receive) for _ in range(2))), tmp_path)
+    hosts = hosts_of(Group(*(Remote(node=on_b, create=receive) for _ in range(2))), tmp_path)
     with pytest.warns(UserWarning, match="a server failed"):
         folder = await hosts.write("1-version-0")
     for server in hosts._servers:
@@ -232,12 +314,14 @@ async def test_weights_of_a_server_stay_when_the_one_that_received_them_ends(tmp
     settings = load_recipe("memagent-quickstart", ["sampler.name=vllm", f"sampler.folder={tmp_path}"]).sampler
     options = {"mode": "processed_logprobs", "dtype": "float32", "window": 64, "folder": tmp_path / "logs"}
     receiver, other, again = (ServerHost(settings, index, "", options) for index in range(3))
-    for offset, piece in ((0, b"abc"), (3, b"def")):
-        received = await receiver.receive("1-version-0", "weights", offset, piece)
+    received = await receiver.create("1-version-0", ["weights"])
+    for offset, piece in ((3, b"def"), (0, b"abc")):
+        await receiver.receive(received / "weights", offset, np.frombuffer(piece, np.uint8))
     linked = await other.link(received)
     assert (linked / "weights").samefile(received / "weights")  # no second copy
     await again.link(received)
-    await again.receive("1-version-0", "weights", 0, b"another")  # must not write into the file of the others
+    own = await again.create("1-version-0", ["weights"])  # must not write into the file of the others
+    await again.receive(own / "weights", 0, np.frombuffer(b"another", np.uint8))
     for host in (again, receiver, other):
         assert (linked / "weights").read_bytes() == b"abcdef"
         assert host._weights is not None

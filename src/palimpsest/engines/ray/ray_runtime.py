@@ -196,6 +196,14 @@ def _is_loopback(ip: str) -> bool:
     return (mapped or address).is_loopback
 
 
+def set_gloo_interface(address: str) -> None:
+    """Let Gloo connect ranks by the interface of this machine's `address`, unless the user has set another: it would
+    take the address of the host's name, often 127.0.1.1. NCCL searches better, and may use several interfaces."""
+    named = {at.address: name for name, addresses in psutil.net_if_addrs().items() for at in addresses}
+    if address in named:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", named[address])
+
+
 @contextmanager
 def patient(seconds: float) -> Iterator[None]:
     """Let Ray wait `seconds`, not 30, for its head and its node."""

@@ -3,6 +3,9 @@
     driver: HostedServer, HostConnections -- Ray --> ServerHost -- Unix socket --> vLLM
     weights: rank 0 writes a folder -> through Ray, one server of each other machine gets a copy -> the others link it
 
+Reading, sending and writing overlap. Machines ask for a piece in waves of 1, 2, 4 and so on, as Ray takes it from any
+machine that has it: rank 0's sends few of the copies.
+
 Guaranteed: servers open no port and need no shared file system. Ray reserves their GPUs (actor_group.py). The end of a
 server, its actor or its machine fails that server alone (vllm/pool.py); actors that don't answer end. Servers end with
 their actors, and those with the driver; a folder of weights is removed with its process. The actors load no torch.
@@ -18,13 +21,16 @@ import secrets
 import shutil
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import RayError, RayTaskError
 
 from palimpsest.config.engine import SamplerConfig
@@ -41,8 +47,10 @@ from palimpsest.planning.cost import server_share
 if TYPE_CHECKING:
     from palimpsest.engines.ray.actor_group import ActorGroup
 
-PIECE = 64 << 20
-"""Bytes of weights per call; Ray's object store has at least 512 MiB."""
+PIECE = 32 << 20
+"""Bytes of weights per call."""
+_AHEAD = 4
+"""Pieces that a machine is sent at once. Ray holds at most so many for each wave of machines: 768 MiB for 64."""
 
 _REPLACED_S = 10.0  # for actors that replace lost ones
 
@@ -105,16 +113,21 @@ class ServerHost:
             raise Unanswered("not started")
         return await self._client.connections.ask(method, url, body, limit=limit)
 
-    async def receive(self, name: str, file: str, offset: int, piece: bytes) -> Path:
-        """Append to a file of weights, a new one at offset 0; returns their folder."""
+    async def create(self, name: str, names: Iterable[str]) -> Path:
+        """Create a folder of weights with empty files."""
         self._weights = self._weights or folder_of_weights(self._parent)
         folder = self._weights.path / name
-        folder.mkdir(exist_ok=True)
-        if not offset:
-            (folder / file).unlink(missing_ok=True)  # it may be another server's too
-        with (folder / file).open("ab") as written:
-            await asyncio.to_thread(written.write, piece)
+        shutil.rmtree(folder, ignore_errors=True)  # of a copy that failed; its files may be another server's too
+        folder.mkdir()
+        for file in names:
+            (folder / file).touch()
         return folder
+
+    async def receive(self, file: Path, offset: int, piece: NDArray[np.uint8]) -> None:
+        """Write a piece of a file of weights, in any order."""
+        with file.open("r+b") as written:
+            written.seek(offset)
+            await asyncio.to_thread(written.write, piece.data)
 
     async def link(self, folder: Path) -> Path:
         """Link the weights in another server's `folder`, which may end before this one; returns the new folder."""
@@ -268,6 +281,10 @@ class HostedServer:
             self.node, self.weights, self._ended, self.reason, self.actor = "", None, None, reason, None
 
 
+Calls = Mapping[HostedServer, Future[Any]]
+"""Answers to come."""
+
+
 class ServerHosts:
     """Satisfies `palimpsest.engines.vllm.engine.Hosts`."""
 
@@ -332,19 +349,37 @@ class ServerHosts:
 
     def _received(self, written: WrittenWeights, receivers: Iterable[HostedServer]) -> dict[HostedServer, Path]:
         """Folder of each of `receivers` that got everything. Raises EngineError if rank 0 is to blame."""
-        folders, rank = dict.fromkeys(receivers, written.folder), self._group.ranks[:1]
-        for file, at in [(file, at) for file, size in written.files.items() for at in range(0, size, PIECE)]:
-            piece = rank[0].read.remote(written.folder / file, at, PIECE)
-            folders = self._ask("receive", dict.fromkeys(folders, (written.folder.name, file, at, piece)))
-            if not folders:
-                self._group.call(rank, "read", written.folder / file, at, 0, limit=self._group.limit())
-                break
+        folders = self._ask("create", dict.fromkeys(receivers, (written.folder.name, tuple(written.files))))
+        places = [(written.folder / file, at) for file, size in written.files.items() for at in range(0, size, PIECE)]
+        delays = {server: _AHEAD * (number.bit_length() - 1) for number, server in enumerate(folders, 1)}
+        longest, rank = max(delays.values(), default=0), self._group.ranks[0]
+        pieces: dict[int, Any] = {}  # that some machine lacks
+        asked: deque[Calls] = deque()
+        with ThreadPoolExecutor(max(1, _AHEAD * len(folders))) as threads:
+            for turn in range(len(places) + longest + _AHEAD):
+                if len(asked) == _AHEAD:
+                    calls = {server: call for server, call in asked.popleft().items() if server in folders}
+                    done = self._answers(calls)
+                    folders = {server: at for server, at in folders.items() if server in done or server not in calls}
+                if turn < len(places) and folders:
+                    pieces[turn] = rank.read.remote(*places[turn], PIECE)
+                pieces.pop(turn - longest - 1, None)
+                numbers = {server: number for server in folders if (number := turn - delays[server]) in pieces}
+                given = {s: (folders[s] / places[n][0].name, places[n][1], pieces[n]) for s, n in numbers.items()}
+                asked.append(self._calls(threads, "receive", given))
+        for file in () if folders else written.files:
+            self._group.call([rank], "read", written.folder / file, 0, 1, limit=self._group.limit())
         return folders
 
     def _ask(self, method: str, given: Mapping[HostedServer, tuple[Any, ...]]) -> dict[HostedServer, Any]:
         """Results of the servers that answer, all asked at once. The others' reasons become warnings."""
         with ThreadPoolExecutor(max(1, len(given))) as threads:
-            calls = {each: threads.submit(each.call, method, *args) for each, args in given.items() if each.node}
+            return self._answers(self._calls(threads, method, given))
+
+    def _calls(self, threads: ThreadPoolExecutor, method: str, given: Mapping[HostedServer, tuple[Any, ...]]) -> Calls:
+        return {each: threads.submit(each.call, method, *args) for each, args in given.items() if each.node}
+
+    def _answers(self, calls: Calls) -> dict[HostedServer, Any]:
         results = {}
         for server, call in calls.items():
             try:
