@@ -136,8 +136,17 @@ _POLL_S = 0.2  # between two checks of a starting server
 class Pool:
     """Servers start when weights are first published."""
 
-    def __init__(self, members: Iterable[Member], settings: SamplerConfig, *, mode: LogprobsMode, window: int) -> None:
-        """`window`: required tokens of each server."""
+    def __init__(
+        self,
+        members: Iterable[Member],
+        settings: SamplerConfig,
+        *,
+        mode: LogprobsMode,
+        window: int,
+        updates: bool = True,
+    ) -> None:
+        """`window`: required tokens of each server; `updates`: whether weights change."""
+        self._updates = updates
         self._members = list(members)
         self._settings, self._mode, self._window = settings, mode, window
         self._homes: dict[str, Member] = {}
@@ -160,6 +169,10 @@ class Pool:
     def busy_s(self) -> float:
         """Seconds with a request in flight, summed over the servers."""
         return sum(member.busy_s for member in self._members)
+
+    @property
+    def usable(self) -> bool:
+        return any(member.usable for member in self._members)
 
     @property
     def reading(self) -> set[Path]:
@@ -190,7 +203,7 @@ class Pool:
         """Server with room. If none is left, all waiting requests share one attempt to restart servers."""
         attempts = self._attempts
         while True:
-            if not self._waits and not any(member.usable for member in self._members):
+            if not self._waits and not self.usable:
                 if attempts < self._attempts:
                     raise SamplerError(self._why())
                 await self._revive()
@@ -294,13 +307,13 @@ class Pool:
         self._forget_starts()
         self._start_those_down(published)
         await asyncio.gather(*(self._load(member, published) for member in self._members if _loads(member)))
-        if not any(member.usable for member in self._members):
+        if not self.usable:
             self._start_those_down(published)  # includes servers that ended during loading
             await asyncio.gather(*(member.starting for member in self._members if member.starting is not None))
             stale = [member for member in self._members if member.up and not member.sound]  # started on older weights
             await asyncio.gather(*(self._load(member, published) for member in stale))
         self._attempts += 1
-        if not any(member.usable for member in self._members):
+        if not self.usable:
             raise SamplerError(self._why())
 
     def _forget_starts(self) -> None:
@@ -383,7 +396,7 @@ class Pool:
     async def _admit(self, client: VllmClient) -> None:
         """Reject a server that can't serve this run."""
         window, model = await client.model()
-        if is_tied(model):
+        if self._updates and is_tied(model):
             raise ServerFailed(
                 f"{client.name}: {model}, its initial model, ties output projection and embeddings, so updates would "
                 "miss the projection: start it on a folder of palimpsest export MODEL --untied --out FOLDER"
