@@ -61,7 +61,7 @@ TURNS = [VLLM, "engine.name=ray", "cluster.placement=colocated"]
         ([VLLM, "engine.name=ray", "cluster.samplers=2"], "cluster.samplers=2"),
         ([VLLM, "engine.name=ray", "cluster.gpus_per_sampler=1"], "set sampler.servers instead"),
         (["sampler.name=embedded", "cluster.placement=colocated"], "cluster.placement=colocated needs engine.name=ray"),
-        ([*TURNS, "engine.name=embedded", "cluster.learners=2"], "cluster.learners=2 needs engine.name=ray"),
+        ([VLLM, TURNS[2], "cluster.cpu_offload=true"], "cluster.cpu_offload=True needs engine.name=ray"),
         (
             [*TURNS, "train.max_off_policy_steps=1"],
             "train.max_off_policy_steps=1 with cluster.placement=colocated: servers sleep while the learner learns; "
