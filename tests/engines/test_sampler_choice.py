@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from palimpsest.app.resume import RunRequest, resolve_run
-from palimpsest.config.load import load_recipe
+from palimpsest.config.load import dump_config, load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded import compute
 from palimpsest.engines.open import layout_on, with_sampler
@@ -22,7 +22,7 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm import server_process
 from palimpsest.errors import ConfigError
 from palimpsest.planning.model_shape import shape_of
-from palimpsest.runs.run_folder import CONFIG, dump_config
+from palimpsest.runs.run_folder import CONFIG
 
 Machine = Callable[..., None]
 VLLM = "2.13.0+cu130"

@@ -162,7 +162,7 @@ def layout_on(gpus: int, objective: Objective | None, overrides: Sequence[str] =
     Raises ConfigError if this process sees fewer.
     """
     from palimpsest.engines.embedded.compute import gpus_but
-    from palimpsest.engines.vllm.server_process import on_gpu
+    from palimpsest.engines.vllm.server_process import on_cpu
 
     names = gpus_but(())
     if (there := len(names)) < gpus:
@@ -170,8 +170,10 @@ def layout_on(gpus: int, objective: Objective | None, overrides: Sequence[str] =
         raise ConfigError(f"--gpus {gpus}: this process sees {there} GPUs; {fix}, or set CUDA_VISIBLE_DEVICES")
     if gpus == 1:
         return []
-    if objective is None and "sampler.name=embedded" not in overrides and names[-1].isdecimal() and on_gpu():
-        return ["sampler.name=vllm", f"sampler.servers={gpus}", f"sampler.devices=[{','.join(names[:gpus])}]"]
+    if objective is None and "sampler.name=embedded" not in overrides and names[-1].isdecimal():
+        with suppress(ConfigError):  # no vLLM
+            if not on_cpu():
+                return ["sampler.name=vllm", f"sampler.servers={gpus}", f"sampler.devices=[{','.join(names[:gpus])}]"]
     role = "sampler" if objective is None else "learner"
     return ["engine.name=ray", f"cluster.{role}s={gpus}", f"cluster.gpus_per_{role}=1"]
 

@@ -21,20 +21,11 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm.server_process import on_cpu
 from palimpsest.errors import ConfigError
 from palimpsest.models.model_folder import adapters_of, open_model, window_of
-from palimpsest.planning.cost import (
-    ADAPTER,
-    ROOM,
-    Memory,
-    bytes_per_weight,
-    faults,
-    memory_of,
-    server_share,
-)
+from palimpsest.planning.cost import ADAPTER, ROOM, bytes_per_weight, faults, memory_of, server_share
 from palimpsest.planning.hardware import DEVICES, Hardware
 from palimpsest.planning.model_shape import ModelShape, shape_of
 
-LEAST_WINDOW = 16_384
-"""Smallest window in tokens, below the model's, with which servers start by default."""
+LEAST_WINDOW = 16_384  # tokens: servers with a window below it and the model's aren't chosen
 
 
 def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
@@ -44,11 +35,6 @@ def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
         return []
     unplaced = is_served(config, objective) and not config.sampler.devices and not config.sampler.urls
     return Use.of(config, objective, gpus, cpu_servers=unplaced and on_cpu()).check(_shape(config))
-
-
-def _measured() -> Mapping[str, int]:
-    gpus = compute.memories()
-    return gpus if all(gpus.values()) else {}
 
 
 def _shape(config: RunConfig) -> ModelShape:
@@ -69,7 +55,7 @@ def with_sampler(config: RunConfig, objective: Objective | None) -> RunConfig:
     copies = objective is None and config.engine.name == "ray"  # of the embedded sampler, which the user asked for
     if objective == "nll" or config.engine.name not in ALIKE or copies:
         return embedded
-    if config.model.device == "cpu" or config.model.path in SHIPPED or not (gpus := _measured()):
+    if config.model.device == "cpu" or config.model.path in SHIPPED or not any((gpus := compute.memories()).values()):
         return embedded
     try:
         return _with_servers(config, objective, gpus)
@@ -118,7 +104,8 @@ def _placements(config: RunConfig, objective: Objective | None, gpus: Sequence[s
 
 def with_share(config: RunConfig) -> RunConfig:
     """`config` with the share of its GPU that a server in turns with the learner of this process takes."""
-    if not takes_turns(config) or config.engine.name == "ray" or not (gpus := _measured()):
+    gpus = compute.memories()
+    if not takes_turns(config) or config.engine.name == "ray" or not any(gpus.values()):
         return config
     share = server_share(config, _shape(config).parameters, next(iter(gpus.values())) / 1e9)
     return with_keys(config, {"sampler.gpu_memory_utilization": share})
@@ -205,7 +192,7 @@ class Use:
         own = self.learning or (self.serving if self.objective is None else ())
         return min((self.gpus[name] for name in own if name in self.gpus), default=0)
 
-    def _memory(self, config: RunConfig, shape: ModelShape) -> Memory:
+    def _memory(self, config: RunConfig, shape: ModelShape) -> Mapping[str, Mapping[str, float]]:
         hardware = Hardware(replace(DEVICES["h100"], memory_gb=self._smallest / 1e9), len(self.gpus))
         return memory_of(config, shape, hardware, self.objective)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from palimpsest.app.config_resolution import Agent
 from palimpsest.config.engine import AdapterConfig, ModelConfig
 from palimpsest.engines.embedded.model_loading import save_adapter, trainable
 from palimpsest.engines.open import open_engine, start_servers
-from palimpsest.engines.vllm.server_process import StableName
+from palimpsest.engines.vllm.server_process import stable_name
 from palimpsest.errors import ConfigError
 from palimpsest.types import SamplingParams
 from support.command import Run
@@ -164,13 +165,14 @@ def test_servers_of_like_models_have_the_names_of_those_before_them_and_none_has
     for model in models:
         model.mkdir()
         (model / "config.json").write_text(json.dumps({"layers": 3 if model.name == "other" else 2}))
-    names = [StableName() for _ in models]
-    first, second, other = (name.of(model) for name, model in zip(names, models, strict=True))
+    held = [ExitStack() for _ in models]
+    first, second, other = (stable_name(model, lock) for model, lock in zip(models, held, strict=True))
     assert [link.resolve() for link in (first, second, other)] == models
     assert len({first, second, other}) == 3
-    names[0].release()
-    assert StableName().of(models[1]) == first  # which nobody uses
-    assert first.resolve() == models[1]
-    assert second.resolve() == models[1]
+    held[0].close()
+    assert stable_name(models[1], held[0]) == first  # which nobody uses
+    assert [first.resolve(), second.resolve()] == [models[1], models[1]]
     first.parent.chmod(0o777)
-    assert StableName().of(models[0]) == models[0]
+    assert stable_name(models[0], held[0]) == models[0]
+    for lock in held:
+        lock.close()

@@ -90,8 +90,7 @@ class EmbeddedLearner:
         await self._thread.run(self._learner.write_weights, folder)
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
-        """[T - 1] nats of each of `ids` after those before it, at temperature 1; frees what only a step needs on a GPU,
-        as servers may wake up there."""
+        """[T - 1] nats of each of `ids` after those before it, at temperature 1; frees a GPU's unused memory."""
         scores = await self._thread.run(self._learner.score, ids)
         await self._thread.run(torch.cuda.empty_cache)
         return scores

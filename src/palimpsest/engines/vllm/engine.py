@@ -63,10 +63,9 @@ class VllmSampler:
         dtype: str,
         logs: Path,
         server: Callable[..., Process] = ServerProcess,
-        updates: bool = True,
     ) -> None:
         """`limits` of the model, `dtype` of its weights; `logs`: a folder for what the servers print; `server`: what
-        starts one, called like `ServerProcess`; `updates`: whether weights change.
+        starts one, called like `ServerProcess`.
 
         Raises ConfigError.
         """
@@ -77,7 +76,7 @@ class VllmSampler:
         for index in range(0 if settings.urls else settings.servers):
             process = server(settings, index, mode=mode, dtype=dtype, window=self.max_context, folder=logs)
             members.append(Member(None, process))
-        self._pool = Pool(members, settings, mode=mode, window=self.max_context, updates=updates)
+        self._pool = Pool(members, settings, mode=mode, window=self.max_context)
         self._counts = Counts()
 
     @property
@@ -109,15 +108,15 @@ class VllmSampler:
         """Requests that the servers take together."""
         return self._settings.max_in_flight * len(self._pool)
 
-    async def load_weights(self, folder: Path, version: int, probe: Probe | None = None) -> None:
+    async def load_weights(self, folder: Path, version: int, probe: Probe | None = None, final: bool = False) -> None:
         """Load the Hugging Face `folder` into the servers: safetensors with a separate output projection, under a name
         that was never loaded. Keep it until the next call has returned, since a restarted server reads it again, and
-        while it is in `reading`. `probe`: the learner's scores of `probe_ids`, which every server must match. The call
-        waits for starting servers only if no other is left.
+        while it is in `reading`. `probe`: the learner's scores of `probe_ids`, which every server must match; `final`:
+        none follow, so tied weights are fine. The call waits for starting servers only if no other is left.
 
         Raises SamplerError if no server is left.
         """
-        await self._pool.load_weights(folder, version, probe)
+        await self._pool.load_weights(folder, version, probe, final=final)
 
     async def sleep(self) -> None:
         """Free the servers' GPUs; requests wait until the next `load_weights`."""
@@ -324,8 +323,7 @@ class ServedEngine:
         mode, dtype = logprobs_mode(config.eval_sampling if stored else config.sampling), config.model.dtype
         self._inner, self.codec, self._logs = inner, inner.codec, logs if folder is None else None
         self._hosts: Hosts = hosts or ThisMachine(learner, handover, in_turns=takes_turns(config))
-        starting: dict[str, Any] = {"server": self._hosts.server, "updates": not stored}
-        self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs, **starting)
+        self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs, server=self._hosts.server)
         self.learner: ServedLearner | None = None
         if not isinstance(learner, StoredModel):
             self.learner = ServedLearner(learner, self.sampler, self._hosts, in_turns=takes_turns(config))
@@ -338,7 +336,7 @@ class ServedEngine:
         if isinstance(self._inner, StoredModel) and not self.sampler.usable:
             source = self._inner.source
             folder = source if isinstance(source, Path) else await self._hosts.write("merged")
-            await self.sampler.load_weights(folder, 0)
+            await self.sampler.load_weights(folder, 0, final=True)
 
     async def close(self) -> None:
         """End the servers that were started, and the engine of the learner; a second call does nothing."""

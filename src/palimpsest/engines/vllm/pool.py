@@ -107,6 +107,8 @@ class PublishedWeights:
     tag: str
     """Version string for servers: unique per run, as a server may have served another run."""
     probe: Probe | None
+    final: bool = False
+    """True if no others follow."""
 
 
 class time_limit:
@@ -136,17 +138,8 @@ _POLL_S = 0.2  # between two checks of a starting server
 class Pool:
     """Servers start when weights are first published."""
 
-    def __init__(
-        self,
-        members: Iterable[Member],
-        settings: SamplerConfig,
-        *,
-        mode: LogprobsMode,
-        window: int,
-        updates: bool = True,
-    ) -> None:
-        """`window`: required tokens of each server; `updates`: whether weights change."""
-        self._updates = updates
+    def __init__(self, members: Iterable[Member], settings: SamplerConfig, *, mode: LogprobsMode, window: int) -> None:
+        """`window`: required tokens of each server."""
         self._members = list(members)
         self._settings, self._mode, self._window = settings, mode, window
         self._homes: dict[str, Member] = {}
@@ -259,11 +252,11 @@ class Pool:
 
     # ---- weights --------------------------------------------------------------------------------------------
 
-    async def load_weights(self, folder: Path, version: int, probe: Probe | None) -> None:
+    async def load_weights(self, folder: Path, version: int, probe: Probe | None, *, final: bool = False) -> None:
         try:
             async with self._lock:
                 tag = f"{self._run}-{version}-{folder.name}"
-                self.published = PublishedWeights(folder.resolve(), version, tag, probe)
+                self.published = PublishedWeights(folder.resolve(), version, tag, probe, final)
                 self._homes.clear()
                 await self._bring_up()
         finally:
@@ -396,7 +389,7 @@ class Pool:
     async def _admit(self, client: VllmClient) -> None:
         """Reject a server that can't serve this run."""
         window, model = await client.model()
-        if self._updates and is_tied(model):
+        if not (self.published and self.published.final) and is_tied(model):
             raise ServerFailed(
                 f"{client.name}: {model}, its initial model, ties output projection and embeddings, so updates would "
                 "miss the projection: start it on a folder of palimpsest export MODEL --untied --out FOLDER"

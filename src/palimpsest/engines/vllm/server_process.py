@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -63,7 +63,7 @@ class ServerProcess:
         self._guard: process_guard.ProcessGuard | None = None
         self._mark = ""
         self._folder = Path()
-        self._name = StableName()
+        self._held = ExitStack()
 
     @property
     def running(self) -> bool:
@@ -79,7 +79,7 @@ class ServerProcess:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(self._name.of(model), socket),
+                self._command(stable_name(model, self._held), socket),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -98,7 +98,7 @@ class ServerProcess:
         if process is not None:
             process.kill()
             process.wait()
-        self._name.release()
+        self._held.close()
 
     def check(self) -> None:
         """Raise SamplerError with the reason from its log if it ended."""
@@ -155,41 +155,30 @@ class ServerProcess:
         return environment
 
 
-class StableName:
-    """A link to a server's model under a name that earlier servers had: vLLM compiles again under another path.
+def stable_name(model: Path, held: ExitStack) -> Path:
+    """A link to `model` under a name that earlier servers had, as vLLM compiles again under another path; `model` if
+    another user owns the folder of links.
 
-    Models with equal config.json share names. A running server's is locked, so that another run takes the next one.
+    Models with equal config.json share names; `held` locks one, so that the servers of another run take others.
     """
-
-    def __init__(self) -> None:
-        self._lock: int | None = None
-
-    def of(self, model: Path) -> Path:
-        """The link, or `model` if another user owns the folder of links."""
-        self.release()
-        config, folder = model / "config.json", Path(tempfile.gettempdir()) / f"palimpsest_models_{os.getuid()}"
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        status = folder.lstat()
-        own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-        if not own or not config.is_file():
-            return model
-        digest = sha256(config.read_bytes()).hexdigest()[:16]
-        for number in count():
-            link = folder / f"{digest}-{number}"
-            self._lock = os.open(f"{link}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            with suppress(BlockingIOError):
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            os.close(self._lock)
-        link.unlink(missing_ok=True)
-        link.symlink_to(model.resolve())
-        return link
-
-    def release(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
+    config, folder = model / "config.json", Path(tempfile.gettempdir()) / f"palimpsest_models_{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    if not own or not config.is_file():
+        return model
+    digest = sha256(config.read_bytes()).hexdigest()[:16]
+    for link in (folder / f"{digest}-{number}" for number in count()):
+        lock = os.open(f"{link}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.callback(os.close, lock)
+            break
+        os.close(lock)
+    link.unlink(missing_ok=True)
+    link.symlink_to(model.resolve())
+    return link
 
 
 def _inductor_cache() -> str:
@@ -200,14 +189,6 @@ def _inductor_cache() -> str:
 def on_cpu() -> bool:
     """True if servers compute on a CPU. Raises ConfigError if their Python has no vLLM."""
     return _torch_of().endswith("+cpu")
-
-
-def on_gpu() -> bool:
-    """True if the servers' Python has vLLM for GPUs."""
-    try:
-        return not on_cpu()
-    except ConfigError:
-        return False
 
 
 def check_python(settings: SamplerConfig) -> None:
