@@ -53,9 +53,9 @@ def with_sampler(config: RunConfig, objective: Objective | None) -> RunConfig:
         return config
     embedded = with_keys(config, {"sampler.name": "embedded"})
     copies = objective is None and config.engine.name == "ray"  # of the embedded sampler, which the user asked for
-    if objective == "nll" or config.engine.name not in ALIKE or copies:
+    if objective == "nll" or config.engine.name not in ALIKE or copies or config.model.path in SHIPPED:
         return embedded
-    if config.model.device == "cpu" or config.model.path in SHIPPED or not any((gpus := compute.memories()).values()):
+    if config.model.device == "cpu" or not any((gpus := compute.memories()).values()):
         return embedded
     try:
         return _with_servers(config, objective, gpus)
