@@ -39,8 +39,9 @@ def test_a_plan_that_does_not_fit_exits_with_3_and_names_what_fits(palimpsest: R
 @pytest.mark.parametrize(
     ("words", "keys"),
     [
-        (["memagent-0.6b", "--gpu", "4090"], {"engine.name": "ray", "cluster.placement": "colocated"}),
-        (["rememr1-3b"], {"engine.name": "ray", "cluster.placement": "colocated", "sampler.name": "vllm"}),
+        (["memagent-0.6b", "--gpu", "4090"], {"cluster.placement": "colocated"}),
+        (["rememr1-3b"], {"cluster.placement": "colocated", "sampler.name": "vllm"}),
+        (["rememr1-3b", "engine.name=ray"], {"cluster.placement": "colocated", "sampler.name": "vllm"}),
         (["memagent-4b-lora"], {"sampler.name": "vllm"}),
     ],
 )

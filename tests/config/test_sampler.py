@@ -60,7 +60,8 @@ TURNS = [VLLM, "engine.name=ray", "cluster.placement=colocated"]
         ([VLLM, "engine.name=a:B"], "samples for engine.name=embedded and ray, not for a:B"),
         ([VLLM, "engine.name=ray", "cluster.samplers=2"], "cluster.samplers=2"),
         ([VLLM, "engine.name=ray", "cluster.gpus_per_sampler=1"], "set sampler.servers instead"),
-        ([VLLM, "cluster.placement=colocated"], "cluster.placement=colocated needs engine.name=ray"),
+        (["sampler.name=embedded", "cluster.placement=colocated"], "cluster.placement=colocated needs engine.name=ray"),
+        ([VLLM, TURNS[2], "cluster.cpu_offload=true"], "cluster.cpu_offload=True needs engine.name=ray"),
         (
             [*TURNS, "train.max_off_policy_steps=1"],
             "train.max_off_policy_steps=1 with cluster.placement=colocated: servers sleep while the learner learns; "

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from palimpsest import plugins
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.engines.open import open_engine, using
+from palimpsest.engines.open import open_engine, start_servers, using
 from palimpsest.engines.protocol import Engine, Sampler
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.episode_files import EpisodeFile
@@ -200,6 +200,7 @@ class Evaluator:
         on_warning: Callable[[str], None] | None = None,
     ) -> Samples:
         """Run every problem and return the samples, logged in `out`; finished ones come from that log."""
+        await start_servers(self.engine)
         episodes, opened, roles = self._episodes(out, on_warning), None, self.roles
         if roles is None:
             roles = opened = await asyncio.to_thread(open_roles, self.config, self.engine.codec)
@@ -294,6 +295,7 @@ async def open_agent(config: RunConfig) -> OpenAgent:
     engine = await asyncio.to_thread(open_engine, config, objective=None)
     try:
         roles = await asyncio.to_thread(open_roles, config, engine.codec)
+        await start_servers(engine)
         return OpenAgent(config, engine, roles, Speculation.of(config.engine, engine.limits.concurrency))
     except BaseException:
         await engine.close()

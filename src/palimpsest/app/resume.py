@@ -26,8 +26,11 @@ from typing import Any
 
 from palimpsest.app.config_resolution import Recipe, default_folder, run_config
 from palimpsest.app.python_objects import CallObjects, objects_in, write_loaded
-from palimpsest.config.load import Overrides, recipe_names, split_overrides
+from palimpsest.config.keys import with_keys
+from palimpsest.config.load import Overrides, dump_config, parse_config, recipe_names, split_overrides
 from palimpsest.config.schema import RunConfig
+from palimpsest.engines.open import with_sampler
+from palimpsest.engines.protocol import Objective
 from palimpsest.errors import ConfigError
 from palimpsest.plugins import ARGUMENTS, DATA
 from palimpsest.progress.reporter import Progress
@@ -68,13 +71,20 @@ class ResolvedRun:
 def resolve_run(request: RunRequest) -> ResolvedRun:
     """The run of a request. Raises ConfigError, or RunError for a folder without one."""
     run, command = resumed_run(request), request.command
+    objective: Objective = "policy" if command == "train" else "nll"  # a quickstart samples in its own processes
     if run is not None:
-        return ResolvedRun(run_config(load_config(run), request.overrides, seed=request.seed), run, True)
+        config = run_config(load_config(run), request.overrides, seed=request.seed)
+        return ResolvedRun(with_sampler(config, objective), run, True)
     if request.recipe is None:
         raise ConfigError(f"{command}: pass a recipe, or resume a run: palimpsest {command} --resume RUN")
     resume, out = bool(request.resume), request.out
     config = run_config(request.recipe, request.overrides, seed=request.seed, out=out, resume=resume)
-    return ResolvedRun(config, default_folder(config) if out is None else Path(out), resume)
+    folder = default_folder(config) if out is None else Path(out)
+    if resume and config.sampler.name == "auto" and (folder / CONFIG).is_file():
+        was = load_config(folder)  # it samples as it started
+        keys = {"sampler": was.sampler, "cluster.placement": was.cluster.placement}
+        config = parse_config(dump_config(with_keys(config, keys)), name="overrides", read_files=False)
+    return ResolvedRun(with_sampler(config, objective), folder, resume)
 
 
 def resumed_run(request: RunRequest) -> Path | None:

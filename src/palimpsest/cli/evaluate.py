@@ -134,7 +134,7 @@ def evaluate(
     if gpus is not None:
         if elsewhere := regrade or base_url:
             raise ConfigError(f"--gpus {gpus}: {elsewhere} needs no GPU of this machine; omit it")
-        overrides = [*on_gpus(gpus, None), *overrides]
+        overrides = [*on_gpus(gpus, None, overrides), *overrides]
     if regrade is not None:
         played = {
             "data": data,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -334,10 +334,10 @@ def interval(score: Score) -> str:
     return "–" if score.low is None or score.high is None else f"{100 * score.low:.0f}–{100 * score.high:.0f}"
 
 
-def on_gpus(gpus: int, objective: Objective | None) -> list[str]:
+def on_gpus(gpus: int, objective: Objective | None, overrides: Sequence[str] = ()) -> list[str]:
     """The overrides of --gpus for evaluation (`objective` None) and supervised training; prints them."""
     from palimpsest.engines.open import layout_on
 
-    overrides = layout_on(gpus, objective)
-    Terminal().message(" ".join([f"--gpus {gpus}:", *(overrides or ["the embedded engine on one GPU"])]))
-    return overrides
+    added = layout_on(gpus, objective, overrides)
+    Terminal().message(" ".join([f"--gpus {gpus}:", *(added or ["one process on one GPU"])]))
+    return added

@@ -312,16 +312,16 @@ def top_p_gap(sampling: SamplingConfig) -> float:
 
 
 class SamplerConfig(Strict):
-    name: Literal["embedded", "vllm"] = "embedded"
-    """embedded: the engine samples; vllm: vLLM servers in separate processes (docs/how-to/vllm.md)."""
+    name: Literal["auto", "embedded", "vllm"] = "auto"
+    """vllm: vLLM servers in separate processes; embedded: the engine samples; auto: vllm on GPUs, if it is installed
+    (docs/how-to/vllm.md#choice-of-the-sampler). A run records its choice."""
     urls: tuple[str, ...] = ()
     """Your vLLM servers on this machine, e.g. [http://127.0.0.1:8000]; $VLLM_API_KEY contains their key (--api-key).
     []: palimpsest starts servers."""
     servers: int = Field(1, ge=1, le=MOST_SERVERS)
     """Servers to start; with engine.name=ray on any machine of the cluster."""
     devices: tuple[int, ...] = ()
-    """GPUs of the servers on this machine, in groups of `tensor_parallel`; []: those that Ray assigns with
-    engine.name=ray, otherwise CUDA_VISIBLE_DEVICES."""
+    """GPUs of the servers here, in groups of `tensor_parallel`; []: CUDA_VISIBLE_DEVICES, or with Ray its choice."""
     tensor_parallel_size: int = Field(1, ge=1, le=64)
     """GPUs of one machine that share one server's weights."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
@@ -349,8 +349,8 @@ class SamplerConfig(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> SamplerConfig:
-        changed = self.changed()
-        if self.name == "embedded" and changed:
+        changed = [name for name in self.changed() if name != "name"]
+        if self.name != "vllm" and changed:
             raise ValueError(f"sampler.{changed[0]} is for servers: set sampler.name=vllm, or leave it out")
         if self.urls and (theirs := [name for name in changed if name in STARTED]):
             raise ValueError(

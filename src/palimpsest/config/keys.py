@@ -18,7 +18,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -31,6 +31,8 @@ from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.config.section import leaves
 from palimpsest.errors import nearest
 from palimpsest.plugin_options import choices, expected
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +153,22 @@ def yaml_words(value: Any) -> str:
     return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
 
 
-def with_keys(config: Any, keys: Mapping[str, Any]) -> Any:
-    """A configuration or section with changed values, unchecked: for estimates only.
+def with_keys(config: T, keys: Mapping[str, Any]) -> T:
+    """A configuration or section with changed values, unchecked.
 
     >>> with_keys(RunConfig(), {"model.lora.rank": 4}).model.lora.rank
     4
     """
+    changed: Any = config
     for key, value in keys.items():
         name, _, rest = key.partition(".")
         if rest:
-            held = config[name] if isinstance(config, dict) else getattr(config, name)
-            section = section_in(type(config).model_fields[name].annotation) if held is None else None
+            held = changed[name] if isinstance(changed, dict) else getattr(changed, name)
+            section = section_in(type(changed).model_fields[name].annotation) if held is None else None
             value = with_keys(section() if section else held, {rest: value})
         value = tuple(value) if isinstance(value, list) else value
-        config = {**config, name: value} if isinstance(config, dict) else config.model_copy(update={name: value})
-    return config
+        changed = {**changed, name: value} if isinstance(changed, dict) else changed.model_copy(update={name: value})
+    return changed  # type: ignore[no-any-return]
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:

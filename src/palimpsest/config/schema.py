@@ -412,13 +412,14 @@ class RunConfig(Strict):
 def check_cluster(config: RunConfig) -> None:
     """Reject a `cluster` that has no effect with this engine or device. Raises ValueError."""
     cluster = config.cluster
-    changed = [name for name in cluster.no_default() if name != "max_restarts"]
+    free = ("max_restarts", *(["placement"] if takes_turns(config) else []))
+    changed = [name for name in cluster.no_default() if name not in free]
     if config.engine.name == "embedded" and changed:
         value = getattr(cluster, changed[0])
         raise ValueError(f"cluster.{changed[0]}={value} needs engine.name=ray: set that, or omit it")
     if config.engine.name != "ray":
         return
-    if config.sampler.name == "embedded":
+    if config.sampler.name != "vllm":
         cluster.check_copies()
     if config.cold_start is not None and config.model.lora is not None:
         raise ValueError(
@@ -457,25 +458,25 @@ def suspicious(config: RunConfig) -> list[str]:
 
 
 def is_served(config: RunConfig, objective: str | None) -> bool:
-    """Return whether servers replace the engine as sampler for `objective`: only for training with rewards."""
-    return objective == "policy" and config.sampler.name == "vllm"
+    """Return whether servers replace the engine as sampler for `objective`; imitation ("nll") samples nothing."""
+    return objective != "nll" and config.sampler.name == "vllm"
 
 
 def by_ray(config: RunConfig, objective: str | None) -> bool:
-    """Return whether Ray decides where the servers run."""
-    free = not config.sampler.urls and not config.sampler.devices
-    return is_served(config, objective) and config.engine.name == "ray" and free
+    """Return whether Ray decides where the servers run: not for a model that isn't trained."""
+    free = objective == "policy" and not config.sampler.urls and not config.sampler.devices
+    return free and is_served(config, objective) and config.engine.name == "ray"
 
 
 def takes_turns(config: RunConfig) -> bool:
-    """Return whether servers sleep while ranks learn on the same GPUs."""
+    """Return whether servers sleep while the learner learns on the same GPUs."""
     return config.sampler.name == "vllm" and config.cluster.placement == "colocated"
 
 
 def check_served(config: RunConfig) -> None:
     """Reject settings that servers can't sample for. Raises ValueError."""
     sampling, loss = config.sampling, config.loss
-    if config.sampler.name == "embedded":
+    if config.sampler.name != "vllm":
         return
     if config.engine.name not in ("embedded", "ray"):
         raise ValueError(f"sampler.name=vllm samples for engine.name=embedded and ray, not for {config.engine.name}")

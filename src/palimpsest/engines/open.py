@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ from palimpsest.config.install_hints import install_line
 from palimpsest.config.schema import ModelConfig, RunConfig, is_served
 from palimpsest.engines.protocol import Engine, Objective
 from palimpsest.errors import ConfigError, closed_after
-from palimpsest.models.model_folder import check_name, opened
+from palimpsest.models.model_folder import adapters_of, check_name, open_model, opened
 
 if TYPE_CHECKING:
     from palimpsest.engines.embedded.encoder import TextEncoder
@@ -30,9 +30,9 @@ _NEEDED = ("codec", "sampler", "learner", "limits", "close")
 def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path | None = None) -> Engine:
     """Open the engine `config.engine` on the model `config.model`.
 
-    `objective`: the learner's loss; None opens the engine only for sampling, and `config.sampler` is ignored. `folder`:
-    for server logs. Raises ConfigError for a missing or invalid engine, and for GPUs that two processes would share or
-    that are too small; ModelError for a model that can't be used. The caller closes the engine (`using`).
+    `objective`: the learner's loss; None opens the engine only for sampling. `folder`: for server logs. Raises
+    ConfigError for a missing or invalid engine, and for GPUs that two processes would share or that are too small;
+    ModelError for a model that can't be used. The caller closes the engine (`using`).
     """
     check_models(config)
     if isinstance(config.engine, EndpointEngineConfig):
@@ -42,14 +42,18 @@ def open_engine(config: RunConfig, *, objective: Objective | None, folder: Path 
             opened(path)  # those of roles too, before the first is loaded
     if isinstance(config.engine, OwnEngineConfig):
         return _plugin_engine(config.engine, config, objective)
-    _check_packages(config, objective)
     from palimpsest.engines.embedded.model_loading import with_dtype  # torch looks for GPUs
-    from palimpsest.engines.preflight import check_gpus
+    from palimpsest.engines.preflight import check_gpus, with_share
 
+    config = with_sampler(config, objective)
+    _check_packages(config, objective)
     config = with_dtype(config, objective)
     for warning in check_gpus(config, objective):
         warnings.warn(warning, stacklevel=2)
     served = is_served(config, objective)
+    if served and objective is None:
+        return _served_model(config, folder)
+    config = with_share(config) if served else config
     if isinstance(config.engine, RayEngineConfig):
         from palimpsest.engines.ray.engine import RayEngine
 
@@ -69,6 +73,38 @@ def _served(
 
     assert engine.learner is not None
     return ServedEngine(engine, engine.learner, config, folder, hosts)
+
+
+def _served_model(config: RunConfig, folder: Path | None) -> Engine:
+    """vLLM servers of a model that isn't loaded here."""
+    if config.sampler.urls:
+        fix = "for servers that have the model use --base-url URL/v1; otherwise omit sampler.urls"
+        raise ConfigError(f"sampler.urls={list(config.sampler.urls)}: these servers get weights from training; {fix}")
+    from palimpsest.engines.embedded.engine import check_vocabulary
+    from palimpsest.engines.embedded.model_loading import described_limits
+    from palimpsest.engines.vllm.engine import ServedEngine, StoredModel
+    from palimpsest.text.codec import Codec
+
+    adapters, base = adapters_of(model_path(config.model))
+    limits, codec = described_limits(config.model), Codec.load(config.model)
+    check_vocabulary(codec, limits.vocab, config.model.path)
+    stored = StoredModel(config.model, codec, limits, write_merged if adapters else open_model(base)[0])
+    return ServedEngine(stored, stored, config, folder)
+
+
+def with_sampler(config: RunConfig, objective: Objective | None) -> RunConfig:
+    """`config` with sampler.name=auto resolved for this machine."""
+    if config.sampler.name != "auto":
+        return config
+    from palimpsest.engines.preflight import with_sampler as resolved
+
+    return resolved(config, objective)
+
+
+async def start_servers(engine: Engine) -> None:
+    """Start the vLLM servers of an engine without a learner, once. Raises SamplerError."""
+    if (start := getattr(engine, "start_servers", None)) is not None:
+        await start()
 
 
 def _endpoint(config: RunConfig, objective: Objective | None) -> Engine:
@@ -101,7 +137,7 @@ def check_engine(config: RunConfig) -> tuple[int | None, str]:
     if isinstance(config.engine, OwnEngineConfig):
         return None, f"engine.name={config.engine.name} is custom: budgets and GPUs were not checked"
     from palimpsest.engines.embedded import compute
-    from palimpsest.engines.embedded.model_loading import described_window, with_dtype
+    from palimpsest.engines.embedded.model_loading import described_limits, with_dtype
     from palimpsest.engines.preflight import check_gpus
 
     unchecked = "" if compute.memories() else "none on this machine: the layout was not checked"
@@ -115,22 +151,29 @@ def check_engine(config: RunConfig) -> tuple[int | None, str]:
         unchecked += f"; {error}"
     for warning in check_gpus(with_dtype(config, "policy"), "policy"):
         warnings.warn(warning, stacklevel=2)
-    window = described_window(config.model)
+    window = described_limits(config.model).max_context
     return min(window, config.sampler.max_model_len or window), unchecked
 
 
-def layout_on(gpus: int, objective: Objective | None) -> list[str]:
-    """Overrides for `gpus` GPUs of this machine: a learner rank on each; for `objective` None a copy of the sampler.
+def layout_on(gpus: int, objective: Objective | None, overrides: Sequence[str] = ()) -> list[str]:
+    """Overrides for `gpus` GPUs of this machine: a learner rank on each; for `objective` None a vLLM server, or a copy
+    of the embedded sampler without vLLM or with sampler.name=embedded in `overrides`.
 
     Raises ConfigError if this process sees fewer.
     """
     from palimpsest.engines.embedded.compute import gpus_but
+    from palimpsest.engines.vllm.server_process import on_cpu
 
-    if (there := len(gpus_but(()))) < gpus:
+    names = gpus_but(())
+    if (there := len(names)) < gpus:
         fix = f"give --gpus {there}" if there else "omit it to compute on the CPU"
         raise ConfigError(f"--gpus {gpus}: this process sees {there} GPUs; {fix}, or set CUDA_VISIBLE_DEVICES")
     if gpus == 1:
         return []
+    if objective is None and "sampler.name=embedded" not in overrides and names[-1].isdecimal():
+        with suppress(ConfigError):  # no vLLM
+            if not on_cpu():
+                return ["sampler.name=vllm", f"sampler.servers={gpus}", f"sampler.devices=[{','.join(names[:gpus])}]"]
     role = "sampler" if objective is None else "learner"
     return ["engine.name=ray", f"cluster.{role}s={gpus}", f"cluster.gpus_per_{role}=1"]
 

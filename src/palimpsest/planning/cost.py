@@ -189,7 +189,7 @@ def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
     held, adapted = 2 if config.model.dtype == "bfloat16" else 4, config.model.lora is not None
     kl = objective == "policy" and config.loss.kl_loss_coef > 0
     if objective is None:
-        return held
+        return held / (config.sampler.tensor_parallel_size if is_served(config, None) else 1)
     if config.engine.name == "ray":
         return 0 if config.cluster.cpu_offload else (4 if adapted else 20 if kl else 16) / config.cluster.learners
     apart = objective == "policy" and config.train.max_off_policy_steps > 0 and not is_served(config, objective)
@@ -217,8 +217,8 @@ def memory_of(
         return {"learner": learner}
     limit = server_share(config, shape.parameters, gb) * gb
     learner["limit"] -= ASLEEP_GB if takes_turns(config) else limit if at.shared else 0.0
-    server = (2 * shape.parameters / 1e9 + 1.5 * cache) / at.parallel + SERVER_GB
-    return {"learner": learner, "server": {"sampling": server, "limit": limit}}
+    server = {"sampling": (2 * shape.parameters / 1e9 + 1.5 * cache) / at.parallel + SERVER_GB, "limit": limit}
+    return {"server": server} if objective is None else {"learner": learner, "server": server}
 
 
 def server_share(config: RunConfig, parameters: int, gb: float) -> float:
@@ -229,11 +229,11 @@ def server_share(config: RunConfig, parameters: int, gb: float) -> float:
     >>> server_share(turns, 7_600_000_000, 80)  # 1 - (11.4 + 5 + 3) / 80
     0.75
     """
-    cluster, settings = config.cluster, config.sampler
+    settings = config.sampler
     if not takes_turns(config) or "gpu_memory_utilization" in settings.changed():
         return settings.gpu_memory_utilization
-    kept = 4 if config.model.lora is not None else 16 if config.loss.kl_loss_coef > 0 else 12
-    rank = 0.0 if cluster.cpu_offload else kept * parameters / cluster.learners / 1e9
+    gradient = 0 if config.model.lora is not None else 4 / config.cluster.learners
+    rank = max(0.0, bytes_per_weight(config, "policy") - gradient) * parameters / 1e9
     return max(0.01, math.floor(100 - 100 * (rank + RESTING_GB + ASLEEP_GB) / gb) / 100)
 
 

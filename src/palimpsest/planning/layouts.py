@@ -26,19 +26,17 @@ from palimpsest.planning.model_shape import ModelShape
 from palimpsest.planning.workload import ProblemSizes, workload
 from palimpsest.plugin_options import options_of
 
-SHARES = (0.3, 0.4, 0.5, 0.6, 0.7)  # of a GPU, for a server next to a learner
 LEAST_TOKENS = 2048  # of a smaller micro-batch
 _TRIES = 8  # layouts that the configuration may reject before its error is raised
 REASONS = {
     "engine.name": "ray divides weights and optimizer state among ranks; embedded uses one GPU",
     "cluster.learners": "ranks; with these, sampling and learning together take least time",
-    "cluster.placement": "servers sleep while the ranks learn on the same GPUs",
+    "cluster.placement": "servers sleep while the learner learns on the same GPUs",
     "cluster.gpus_per_learner": "without GPUs the run stops, instead of computing on CPUs",
-    "sampler.name": "vllm decodes many sequences at once",
+    "sampler.name": "vllm decodes many sequences at once; embedded needs no memory for a server",
     "sampler.servers": "vLLM servers",
     "sampler.devices": "GPUs of the servers",
     "sampler.tensor_parallel_size": "GPUs per server",
-    "sampler.gpu_memory_utilization": "share of the GPU for the server",
     "train.max_off_policy_steps": "the servers sample the next batch while the ranks learn",
     "loss.importance_sampling_cap": "weighs tokens that older weights sampled",
     "engine.micro_batch_tokens": "the activations of larger micro-batches don't fit",
@@ -83,14 +81,11 @@ def layouts(job: LayoutTask) -> list[Keys]:
 
 def _candidates(job: LayoutTask) -> Iterator[Keys]:
     total, count, vllm = job.hardware.total, job.hardware.count, {"sampler.name": "vllm"}
-    if total == 1:  # one process, or one with a server on the same GPU
-        alone = {"engine.name": "embedded"}
-        yield {**alone, "sampler.name": "embedded"}
-        yield from (
-            {**alone, **vllm, "sampler.servers": 1, "sampler.gpu_memory_utilization": share} for share in SHARES
-        )
     ranks: dict[str, Any] = {"engine.name": "ray", "cluster.gpus_per_learner": 1, **vllm}
     turns = {"cluster.placement": "colocated", "train.max_off_policy_steps": 0}
+    if total == 1:  # one process, or one in turns with a server
+        yield {"engine.name": "embedded", "sampler.name": "embedded"}
+        yield {"engine.name": "embedded", **vllm, **turns, "sampler.servers": 1}
     placed, sized = job.given.get("sampler.devices"), {"cluster.learners", "sampler.servers"} & {*job.given}
     whole = count if job.hardware.machines > 1 and not placed and not sized else 1
     for size in (1, 2, 4, 8):  # GPUs of a server: on one machine, with whole heads of keys and values on each

@@ -25,7 +25,7 @@ from palimpsest.config.load import Overrides
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.data.sources.file_source import left_out, outlines
 from palimpsest.data.synthetic.world import unknown_to_bundled
-from palimpsest.engines.open import open_engine, using
+from palimpsest.engines.open import open_engine, using, with_sampler
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.runner import Entry, Samples, summaries_of
@@ -164,7 +164,7 @@ async def evaluate_plan_async(
         progress.message(line)
     _check(plan, out, force)
     cells, skipped = _problems(plan)
-    engine = await asyncio.to_thread(open_engine, plan.config, objective=None)
+    plan, engine = await asyncio.to_thread(_opened, plan, out)
     plan = plan.fitted([outline for problems in cells.values() for outline in outlines(problems)], engine)
     entries = _entries(plan, cells, engine)
     _announce(progress, engine, plan.policies, skipped)
@@ -195,6 +195,11 @@ async def evaluate_plan_async(
 
 
 evaluate_plan = blocking(evaluate_plan_async)
+
+
+def _opened(plan: EvalPlan, out: Path | None) -> tuple[EvalPlan, Engine]:
+    plan = replace(plan, config=with_sampler(plan.config, None))
+    return plan, open_engine(plan.config, objective=None, folder=out)
 
 
 def _check(plan: EvalPlan, out: Path | None, force: bool) -> None:

@@ -42,6 +42,8 @@ from palimpsest.app.composition import Evaluator, measure_memory
 from palimpsest.app.config_resolution import on_embedded
 from palimpsest.app.quickstart.quickstart_plan import Grid
 from palimpsest.app.train.training_run import open_setup, train_in_folder
+from palimpsest.config.engine import SamplerConfig
+from palimpsest.config.keys import with_keys
 from palimpsest.config.load import parse_config
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Sampler
@@ -238,7 +240,7 @@ class Shard:
     async def play(self, report: JobReport) -> None:
         """`run` on the current event loop."""
         config = on_embedded(parse_config(self.config))  # regardless of the training engine
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": self.model})})
+        config = with_keys(config, {"model.path": self.model, "sampler": SamplerConfig(name="embedded")})
         engine = await asyncio.to_thread(open_engine, config, objective=None)
         grid = Grid(config)
         own = grid.entries(self.names, self.index, self.count)

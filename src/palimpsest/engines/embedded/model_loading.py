@@ -34,9 +34,9 @@ from palimpsest.config.engine import SHIPPED, AdapterConfig, ModelConfig, model_
 from palimpsest.config.install_hints import install_line
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded import compute
-from palimpsest.engines.embedded.architecture import check_class, max_context, merged_weight
+from palimpsest.engines.embedded.architecture import check_class, context_of, merged_weight
 from palimpsest.engines.embedded.parity import admit
-from palimpsest.engines.protocol import Objective
+from palimpsest.engines.protocol import Limits, Objective
 from palimpsest.errors import ConfigError, ModelError
 from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, refusing
 from palimpsest.models.model_folder import adapters_of, open_model, stored_dtype
@@ -189,15 +189,17 @@ def with_dtype(config: RunConfig, objective: Objective | None) -> RunConfig:
     return config.model_copy(update={"model": ModelConfig.model_validate(model.model_dump() | {"dtype": dtype})})
 
 
-def described_window(config: ModelConfig) -> int:
-    """Context window in tokens of a model that is not loaded. Raises ModelError."""
+def described_limits(config: ModelConfig) -> Limits:
+    """Vocabulary and context window of a model that is not loaded. Raises ModelError."""
     folder, _ = open_model(adapters_of(model_path(config))[1])
     from transformers import AutoConfig
 
     with refusing(f"model {config.path}: unusable config.json"), _naming(config.path):
         described = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_class(described)
-        return max_context(SimpleNamespace(config=described))
+        context = context_of(SimpleNamespace(config=described))
+        note = f"the window is {context.tokens} tokens {context.reason}" if context.reason else ""
+        return Limits(described.get_text_config(decoder=True).vocab_size, context.tokens, note=note)
 
 
 def load_model(config: ModelConfig) -> Any:

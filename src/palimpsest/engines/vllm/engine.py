@@ -19,13 +19,15 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from palimpsest.config.engine import LogprobsMode, SamplerConfig, logprobs_mode
+from palimpsest.config.engine import LogprobsMode, ModelConfig, SamplerConfig, logprobs_mode
 from palimpsest.config.schema import RunConfig, takes_turns
 from palimpsest.engines import process_guard
 from palimpsest.engines.protocol import (
@@ -43,6 +45,7 @@ from palimpsest.engines.vllm.client import Probe, VllmClient, probe_ids
 from palimpsest.engines.vllm.pool import Member, Pool, Process, time_limit
 from palimpsest.engines.vllm.server_process import ServerProcess, check_python
 from palimpsest.errors import ConfigError, SamplerError
+from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams
 
 # ---- vLLM servers as one sampler -----------------------------------------------------------------------------
@@ -91,6 +94,11 @@ class VllmSampler:
         return published.version if published else 0
 
     @property
+    def usable(self) -> bool:
+        """True if a server has the weights published last."""
+        return self._pool.usable
+
+    @property
     def reading(self) -> set[Path]:
         """Folders of the servers that are starting."""
         return self._pool.reading
@@ -100,15 +108,15 @@ class VllmSampler:
         """Requests that the servers take together."""
         return self._settings.max_in_flight * len(self._pool)
 
-    async def load_weights(self, folder: Path, version: int, probe: Probe | None = None) -> None:
+    async def load_weights(self, folder: Path, version: int, probe: Probe | None = None, final: bool = False) -> None:
         """Load the Hugging Face `folder` into the servers: safetensors with a separate output projection, under a name
         that was never loaded. Keep it until the next call has returned, since a restarted server reads it again, and
-        while it is in `reading`. `probe`: the learner's scores of `probe_ids`, which every server must match. The call
-        waits for starting servers only if no other is left.
+        while it is in `reading`. `probe`: the learner's scores of `probe_ids`, which every server must match; `final`:
+        none follow, so tied weights are fine. The call waits for starting servers only if no other is left.
 
         Raises SamplerError if no server is left.
         """
-        await self._pool.load_weights(folder, version, probe)
+        await self._pool.load_weights(folder, version, probe, final=final)
 
     async def sleep(self) -> None:
         """Free the servers' GPUs; requests wait until the next `load_weights`."""
@@ -206,11 +214,10 @@ class Hosts(Protocol):
 class ThisMachine:
     """Satisfies `Hosts`."""
 
-    server = ServerProcess
-
-    def __init__(self, learner: WritesWeights, folder: Path) -> None:
-        """`folder`: a new one for weights, which servers of the user must see too."""
+    def __init__(self, learner: WritesWeights | StoredModel, folder: Path, *, in_turns: bool = False) -> None:
+        """`folder`: a new one for weights, which servers of the user must see too; `in_turns`: see `ServedLearner`."""
         self._learner, self._path = learner, folder
+        self.server = partial(ServerProcess, sleeps=in_turns)
         self._folder: process_guard.GuardedFolder | None = None
 
     async def write(self, name: str) -> Path:
@@ -273,20 +280,39 @@ class ServedLearner:
         return self.version
 
 
+class StoredModel:
+    """Engine of a model that only servers load. Satisfies `palimpsest.engines.protocol.Engine`, without a sampler."""
+
+    sampler: Any = None
+    learner = None
+
+    def __init__(self, config: ModelConfig, codec: Codec, limits: Limits, source: Path | Callable[..., None]) -> None:
+        """`source`: the model's folder, or for an adapter what writes the merged model, `engines.open.write_merged`."""
+        self.codec, self.limits, self.source, self._config = codec, limits, source, config
+
+    async def write_weights(self, folder: Path) -> None:
+        """Write the merged model into the new `folder`."""
+        assert callable(self.source)
+        folder.mkdir()
+        await asyncio.to_thread(self.source, self._config, folder, untied=False)
+
+    async def close(self) -> None: ...
+
+
 class ServedEngine:
     """Satisfies `palimpsest.engines.protocol.Engine`."""
 
     def __init__(
         self,
         inner: Engine,
-        learner: WritesWeights,
+        learner: WritesWeights | StoredModel,
         config: RunConfig,
         folder: Path | None,
         hosts: Hosts | None = None,
     ) -> None:
-        """`learner` is that of `inner`; `folder`: the run folder, if any; `hosts`: other machines for the servers.
-        Raises ConfigError."""
-        settings = config.sampler
+        """`learner` is that of `inner`, or `inner` itself is a `StoredModel`, which is only sampled; `folder`: the run
+        folder, if any; `hosts`: other machines for the servers. Raises ConfigError."""
+        settings, stored = config.sampler, isinstance(learner, StoredModel)
         if hosts is None and settings.folder is not None and not Path(settings.folder).is_dir():
             raise ConfigError(f"sampler.folder={settings.folder}: no such folder; make it, or set it to null")
         if not settings.urls and (hosts is None or config.cluster.address is None):
@@ -294,18 +320,29 @@ class ServedEngine:
         name = f"palimpsest-{secrets.token_hex(4)}"
         logs = Path(tempfile.gettempdir()) / name if folder is None else folder / FOLDER
         handover = logs / name if settings.folder is None else Path(settings.folder) / name
-        mode, dtype = logprobs_mode(config.sampling), config.model.dtype
-        self._inner, self.codec = inner, inner.codec
-        self._hosts: Hosts = hosts or ThisMachine(learner, handover)
+        mode, dtype = logprobs_mode(config.eval_sampling if stored else config.sampling), config.model.dtype
+        self._inner, self.codec, self._logs = inner, inner.codec, logs if folder is None else None
+        self._hosts: Hosts = hosts or ThisMachine(learner, handover, in_turns=takes_turns(config))
         self.sampler = VllmSampler(settings, inner.limits, mode=mode, dtype=dtype, logs=logs, server=self._hosts.server)
-        self.learner = ServedLearner(learner, self.sampler, self._hosts, in_turns=takes_turns(config))
+        self.learner: ServedLearner | None = None
+        if not isinstance(learner, StoredModel):
+            self.learner = ServedLearner(learner, self.sampler, self._hosts, in_turns=takes_turns(config))
         window, who = self.sampler.max_context, "servers of yours" if settings.urls else f"vLLM, which prints to {logs}"
         note = "; ".join(filter(None, (inner.limits.note, f"sampled by {who}")))
         self.limits = replace(inner.limits, max_context=window, concurrency=self.sampler.concurrency, note=note)
 
+    async def start_servers(self) -> None:
+        """Start the servers of a `StoredModel`; a learner's start with its first publication. Raises SamplerError."""
+        if isinstance(self._inner, StoredModel) and not self.sampler.usable:
+            source = self._inner.source
+            folder = source if isinstance(source, Path) else await self._hosts.write("merged")
+            await self.sampler.load_weights(folder, 0, final=True)
+
     async def close(self) -> None:
         """End the servers that were started, and the engine of the learner; a second call does nothing."""
         try:
+            if self.sampler.usable and self._logs is not None:  # no error names them
+                await asyncio.to_thread(shutil.rmtree, self._logs, ignore_errors=True)
             await self.sampler.close()
         finally:
             await asyncio.to_thread(self._hosts.clear)

@@ -107,6 +107,8 @@ class PublishedWeights:
     tag: str
     """Version string for servers: unique per run, as a server may have served another run."""
     probe: Probe | None
+    final: bool = False
+    """True if no others follow."""
 
 
 class time_limit:
@@ -162,6 +164,10 @@ class Pool:
         return sum(member.busy_s for member in self._members)
 
     @property
+    def usable(self) -> bool:
+        return any(member.usable for member in self._members)
+
+    @property
     def reading(self) -> set[Path]:
         """Folders of the servers that are starting."""
         starting = [member for member in self._members if member.starting is not None and not member.starting.done()]
@@ -190,7 +196,7 @@ class Pool:
         """Server with room. If none is left, all waiting requests share one attempt to restart servers."""
         attempts = self._attempts
         while True:
-            if not self._waits and not any(member.usable for member in self._members):
+            if not self._waits and not self.usable:
                 if attempts < self._attempts:
                     raise SamplerError(self._why())
                 await self._revive()
@@ -246,11 +252,11 @@ class Pool:
 
     # ---- weights --------------------------------------------------------------------------------------------
 
-    async def load_weights(self, folder: Path, version: int, probe: Probe | None) -> None:
+    async def load_weights(self, folder: Path, version: int, probe: Probe | None, *, final: bool = False) -> None:
         try:
             async with self._lock:
                 tag = f"{self._run}-{version}-{folder.name}"
-                self.published = PublishedWeights(folder.resolve(), version, tag, probe)
+                self.published = PublishedWeights(folder.resolve(), version, tag, probe, final)
                 self._homes.clear()
                 await self._bring_up()
         finally:
@@ -294,13 +300,13 @@ class Pool:
         self._forget_starts()
         self._start_those_down(published)
         await asyncio.gather(*(self._load(member, published) for member in self._members if _loads(member)))
-        if not any(member.usable for member in self._members):
+        if not self.usable:
             self._start_those_down(published)  # includes servers that ended during loading
             await asyncio.gather(*(member.starting for member in self._members if member.starting is not None))
             stale = [member for member in self._members if member.up and not member.sound]  # started on older weights
             await asyncio.gather(*(self._load(member, published) for member in stale))
         self._attempts += 1
-        if not any(member.usable for member in self._members):
+        if not self.usable:
             raise SamplerError(self._why())
 
     def _forget_starts(self) -> None:
@@ -383,7 +389,7 @@ class Pool:
     async def _admit(self, client: VllmClient) -> None:
         """Reject a server that can't serve this run."""
         window, model = await client.model()
-        if is_tied(model):
+        if not (self.published and self.published.final) and is_tied(model):
             raise ServerFailed(
                 f"{client.name}: {model}, its initial model, ties output projection and embeddings, so updates would "
                 "miss the projection: start it on a folder of palimpsest export MODEL --untied --out FOLDER"

@@ -10,12 +10,17 @@ Not covered: other users with the rights of this one.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import secrets
+import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack, suppress
+from hashlib import sha256
+from itertools import count
 from pathlib import Path
 
 from palimpsest.config.engine import PYTHON, LogprobsMode, SamplerConfig
@@ -58,6 +63,7 @@ class ServerProcess:
         self._guard: process_guard.ProcessGuard | None = None
         self._mark = ""
         self._folder = Path()
+        self._held = ExitStack()
 
     @property
     def running(self) -> bool:
@@ -73,7 +79,7 @@ class ServerProcess:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command(model, socket),
+                self._command(stable_name(model, self._held), socket),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -92,6 +98,7 @@ class ServerProcess:
         if process is not None:
             process.kill()
             process.wait()
+        self._held.close()
 
     def check(self) -> None:
         """Raise SamplerError with the reason from its log if it ended."""
@@ -146,6 +153,32 @@ class ServerProcess:
         if os.environ.get(PYTHON):
             environment.pop("PYTHONPATH", None)  # of another environment
         return environment
+
+
+def stable_name(model: Path, held: ExitStack) -> Path:
+    """A link to `model` under a name that earlier servers had, as vLLM compiles again under another path; `model` if
+    another user owns the folder of links.
+
+    Models with equal config.json share names; `held` locks one, so that the servers of another run take others.
+    """
+    config, folder = model / "config.json", Path(tempfile.gettempdir()) / f"palimpsest_models_{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    if not own or not config.is_file():
+        return model
+    digest = sha256(config.read_bytes()).hexdigest()[:16]
+    for link in (folder / f"{digest}-{number}" for number in count()):
+        lock = os.open(f"{link}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.callback(os.close, lock)
+            break
+        os.close(lock)
+    link.unlink(missing_ok=True)
+    link.symlink_to(model.resolve())
+    return link
 
 
 def _inductor_cache() -> str:
