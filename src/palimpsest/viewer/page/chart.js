@@ -11,7 +11,9 @@ export function ticks(low, high, count) {
   const size = Math.pow(10, Math.floor(Math.log10(raw)));
   const step = [1, 2, 5, 10].map((each) => each * size).find((each) => each >= raw * 0.75) || raw;
   const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Number(at.toPrecision(12)));
+  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) {
+    found.push(Number(at.toPrecision(12)));
+  }
   return found;
 }
 
@@ -29,7 +31,12 @@ function smoothed(points, strength) {
 // Axis names [across, up], each centred.
 export function axisNames([across, up], x, bottom, y) {
   const name = (attributes, text) => svg("text", { class: "axis-name", "text-anchor": "middle", ...attributes }, text);
-  return svg("g", { class: "axes" }, name({ x, y: bottom }, across), name({ x: 11, y, transform: `rotate(-90 11 ${y})` }, up));
+  return svg(
+    "g",
+    { class: "axes" },
+    name({ x, y: bottom }, across),
+    name({ x: 11, y, transform: `rotate(-90 11 ${y})` }, up),
+  );
 }
 
 // True if a schedule sets a metric: smoothing would show values that it never had.
@@ -55,7 +62,11 @@ function colour(place) {
 
 // A line sample for a legend.
 export function swatch(style, dashed) {
-  return svg("svg", { width: 22, height: 10, "aria-hidden": "true", class: style }, svg("path", { class: "line", d: "M1,5H21", "stroke-dasharray": dashed ? "4 3" : null }));
+  return svg(
+    "svg",
+    { width: 22, height: 10, "aria-hidden": "true", class: style },
+    svg("path", { class: "line", d: "M1,5H21", "stroke-dasharray": dashed ? "4 3" : null }),
+  );
 }
 
 // {title, series: [{name, points: [[x, y]], band: [[x, low, high]], marks: true, dashed: true}], smoothing, domain,
@@ -88,7 +99,11 @@ export function chart(holder, options) {
   }
 
   function legend() {
-    return el("span", { class: "legend" }, state.series.map((each, at) => el("span", { class: "legend-item" }, swatch(colour(at), each.dashed), each.name)));
+    return el(
+      "span",
+      { class: "legend" },
+      state.series.map((each, at) => el("span", { class: "legend-item" }, swatch(colour(at), each.dashed), each.name)),
+    );
   }
 
   function measure() {
@@ -101,19 +116,41 @@ export function chart(holder, options) {
     const [x0, x1] = state.domain || extent(xs, state.log ? 0.0 : 0), [y0, y1] = state.range || extent(ys, 0.06);
     const w = width - LEFT - RIGHT, h = state.height - TOP - BOTTOM, from = across(x0), to = across(x1);
     return {
-      x0, x1, y0, y1, w, h,
+      x0,
+      x1,
+      y0,
+      y1,
+      w,
+      h,
       x: (value) => LEFT + (w * (across(value) - from)) / (to - from || 1),
       y: (value) => TOP + h * (1 - (value - y0) / (y1 - y0 || 1)),
-      back: (px) => (state.log ? Math.pow(2, from + ((px - LEFT) / w) * (to - from)) : from + ((px - LEFT) / w) * (to - from)),
+      back: (
+        px,
+      ) => (state.log ? Math.pow(2, from + ((px - LEFT) / w) * (to - from)) : from + ((px - LEFT) / w) * (to - from)),
     };
   }
 
   function picture() {
     scale = measure();
     const clip = "clip" + Math.random().toString(36).slice(2);
-    const label = state.title + ": " + state.series.map((each) => `${each.name} ${num(each.points.length ? each.points[each.points.length - 1][1] : null)}`).join(", ");
-    const root = svg("svg", { width, height: state.height, viewBox: `0 0 ${width} ${state.height}`, role: "img", "aria-label": label });
-    root.append(svg("clipPath", { id: clip }, svg("rect", { x: LEFT - 4, y: 0, width: scale.w + 8, height: state.height - BOTTOM + 2 })));
+    const label = state.title + ": " +
+      state.series.map((each) =>
+        `${each.name} ${num(each.points.length ? each.points[each.points.length - 1][1] : null)}`
+      ).join(", ");
+    const root = svg("svg", {
+      width,
+      height: state.height,
+      viewBox: `0 0 ${width} ${state.height}`,
+      role: "img",
+      "aria-label": label,
+    });
+    root.append(
+      svg(
+        "clipPath",
+        { id: clip },
+        svg("rect", { x: LEFT - 4, y: 0, width: scale.w + 8, height: state.height - BOTTOM + 2 }),
+      ),
+    );
     root.append(grid());
     const lines = svg("g", { "clip-path": `url(#${clip})` });
     state.series.forEach((each, at) => lines.append(one(each, colour(at))));
@@ -125,16 +162,32 @@ export function chart(holder, options) {
     const group = svg("g", { class: "axes" });
     for (const value of ticks(scale.y0, scale.y1, 4)) {
       const y = scale.y(value).toFixed(1);
-      group.append(svg("path", { d: `M${LEFT},${y}H${width - RIGHT}` }), svg("text", { x: LEFT - 6, y: Number(y) + 4, "text-anchor": "end" }, num(value)));
+      group.append(
+        svg("path", { d: `M${LEFT},${y}H${width - RIGHT}` }),
+        svg("text", { x: LEFT - 6, y: Number(y) + 4, "text-anchor": "end" }, num(value)),
+      );
     }
-    const all = [...new Set(state.series.flatMap((each) => each.points.map((point) => point[0])))].sort((a, b) => a - b);
+    const all = [...new Set(state.series.flatMap((each) => each.points.map((point) => point[0])))].sort((a, b) =>
+      a - b
+    );
     const whole = all.every(Number.isInteger);
-    const marks = state.log ? all : ticks(scale.x0, scale.x1, Math.max(2, width / 110)).filter((value) => !whole || Number.isInteger(value));
+    const marks = state.log
+      ? all
+      : ticks(scale.x0, scale.x1, Math.max(2, width / 110)).filter((value) => !whole || Number.isInteger(value));
     for (const value of marks) {
       if (value < scale.x0 || value > scale.x1) continue;
-      group.append(svg("text", { x: scale.x(value).toFixed(1), y: state.height - 20, "text-anchor": "middle" }, num(value)));
+      group.append(
+        svg("text", { x: scale.x(value).toFixed(1), y: state.height - 20, "text-anchor": "middle" }, num(value)),
+      );
     }
-    group.append(axisNames([state.xName || "step", state.yName || state.title], LEFT + scale.w / 2, state.height - 4, TOP + scale.h / 2));
+    group.append(
+      axisNames(
+        [state.xName || "step", state.yName || state.title],
+        LEFT + scale.w / 2,
+        state.height - 4,
+        TOP + scale.h / 2,
+      ),
+    );
     return group;
   }
 
@@ -145,18 +198,34 @@ export function chart(holder, options) {
   function one(each, style) {
     const group = svg("g", { class: style }), smooth = state.smoothing && !each.marks;
     if (each.band && each.band.length > 1) {
-      for (const [x, low, high] of each.band) group.append(svg("path", { class: "whisker", d: path([[x, low], [x, high]]) }));
+      for (const [x, low, high] of each.band) {
+        group.append(svg("path", { class: "whisker", d: path([[x, low], [x, high]]) }));
+      }
     }
     if (smooth) group.append(svg("path", { class: "line raw", d: path(each.points) }));
-    group.append(svg("path", { class: "line", d: path(smoothed(each.points, smooth ? state.smoothing : 0)), "stroke-dasharray": each.dashed ? "5 4" : null }));
-    if (each.marks || each.points.length === 1) for (const [x, y] of each.points) group.append(svg("circle", { class: "dot", cx: scale.x(x), cy: scale.y(y), r: 3.5 }));
+    group.append(
+      svg("path", {
+        class: "line",
+        d: path(smoothed(each.points, smooth ? state.smoothing : 0)),
+        "stroke-dasharray": each.dashed ? "5 4" : null,
+      }),
+    );
+    if (each.marks || each.points.length === 1) {
+      for (const [x, y] of each.points) {
+        group.append(svg("circle", { class: "dot", cx: scale.x(x), cy: scale.y(y), r: 3.5 }));
+      }
+    }
     return group;
   }
 
   function nearest(px) {
     const at = scale.back(px);
     let best = null;
-    for (const each of state.series) for (const [x] of each.points) if (best === null || Math.abs(across(x) - across(at)) < Math.abs(across(best) - across(at))) best = x;
+    for (const each of state.series) {
+      for (
+        const [x] of each.points
+      ) if (best === null || Math.abs(across(x) - across(at)) < Math.abs(across(best) - across(at))) best = x;
+    }
     return best;
   }
 
@@ -168,7 +237,9 @@ export function chart(holder, options) {
     if (!scale || !drawing) return;
     const px = pixel(event), cursor = clear(drawing.querySelector(".cursor"));
     if (drag !== null) {
-      cursor.append(svg("rect", { class: "zoom", x: Math.min(px, drag), y: TOP, width: Math.abs(px - drag), height: scale.h }));
+      cursor.append(
+        svg("rect", { class: "zoom", x: Math.min(px, drag), y: TOP, width: Math.abs(px - drag), height: scale.h }),
+      );
       return;
     }
     const x = nearest(px);
@@ -177,13 +248,18 @@ export function chart(holder, options) {
 
   // Values of all series at one x.
   function valuesAt(x) {
-    const found = state.series.map((each) => [state.series.length > 1 ? each.name + " " : "", each.points.find((point) => point[0] === x)]);
+    const found = state.series.map((
+      each,
+    ) => [state.series.length > 1 ? each.name + " " : "", each.points.find((point) => point[0] === x)]);
     return found.filter((each) => each[1]).map(([name, point]) => [name, num(point[1])]);
   }
 
   function tell(x) {
     clear(drawing.querySelector(".cursor")).append(svg("path", { d: `M${scale.x(x).toFixed(1)},${TOP}v${scale.h}` }));
-    clear(tip).append(el("div", { class: "faint" }, place(x)), ...valuesAt(x).map(([name, value]) => el("div", null, name, el("strong", null, value))));
+    clear(tip).append(
+      el("div", { class: "faint" }, place(x)),
+      ...valuesAt(x).map(([name, value]) => el("div", null, name, el("strong", null, value))),
+    );
     tip.hidden = false;
     tip.style.setProperty("left", Math.min(width - 150, scale.x(x) + 10) + "px");
   }
@@ -200,7 +276,9 @@ export function chart(holder, options) {
   // x of the visible points, ascending.
   function stops() {
     const all = new Set(state.series.flatMap((each) => each.points.map((point) => point[0])));
-    return [...all].filter((x) => !state.domain || (x >= state.domain[0] && x <= state.domain[1])).sort((a, b) => a - b);
+    return [...all].filter((x) => !state.domain || (x >= state.domain[0] && x <= state.domain[1])).sort((a, b) =>
+      a - b
+    );
   }
 
   const renew = walk(area, {

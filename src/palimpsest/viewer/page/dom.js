@@ -1,7 +1,9 @@
 // Elements from values. Foreign text enters the page here, always as text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+const HIDDEN =
+  // deno-lint-ignore no-control-regex
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
 const SHOWN = new Set(["title", "aria-label", "aria-valuetext", "placeholder"]);
 
@@ -9,8 +11,9 @@ function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [key, each] of Object.entries(value)) element.style.setProperty(key, each);
-    else if (name in element && typeof value === "boolean") element[name] = value;
+    else if (name === "style") {
+      for (const [key, each] of Object.entries(value)) element.style.setProperty(key, each);
+    } else if (name in element && typeof value === "boolean") element[name] = value;
     else if (SHOWN.has(name)) element.setAttribute(name, visible(String(value)));
     else element.setAttribute(name, value === true ? "" : String(value));
   }
@@ -109,19 +112,34 @@ export function ago(seconds) {
 const SIGNS = { running: "▶", waiting: "◌", finished: "✓", stopped: "■", dead: "✕", gone: "⌀", file: "▤" };
 
 export function badge(word) {
-  return el("span", { class: "badge badge-" + word }, el("span", { "aria-hidden": "true" }, (SIGNS[word] || "•") + " "), word.replace(/_/g, " "));
+  return el(
+    "span",
+    { class: "badge badge-" + word },
+    el("span", { "aria-hidden": "true" }, (SIGNS[word] || "•") + " "),
+    word.replace(/_/g, " "),
+  );
 }
 
 // legend([["✓", "right"], [svg(...), "held"]])
 export function legend(pairs) {
-  return el("p", { class: "legend" }, pairs.map(([mark, text]) => el("span", { class: "legend-item" }, mark, " " + text)));
+  return el(
+    "p",
+    { class: "legend" },
+    pairs.map(([mark, text]) => el("span", { class: "legend-item" }, mark, " " + text)),
+  );
 }
 
 // Right, wrong, partly, ungraded: a sign, and a word for screen readers.
 const GRADES = { right: "✓", wrong: "✕", partly: "~", none: "?" };
 
 export function grade(value) {
-  return value === null || value === undefined ? "none" : value >= 0.999 ? "right" : value <= 0.001 ? "wrong" : "partly";
+  return value === null || value === undefined
+    ? "none"
+    : value >= 0.999
+    ? "right"
+    : value <= 0.001
+    ? "wrong"
+    : "partly";
 }
 
 export function gradeMark(name, attributes) {
@@ -131,7 +149,10 @@ export function gradeMark(name, attributes) {
 // Legend of these signs, then of others.
 export function gradeLegend(...others) {
   const words = { right: "right", wrong: "wrong", partly: "partly right", none: "ungraded" };
-  return legend([...Object.entries(words).map(([name, text]) => [gradeMark(name, { "aria-hidden": "true" }), text]), ...others]);
+  return legend([
+    ...Object.entries(words).map(([name, text]) => [gradeMark(name, { "aria-hidden": "true" }), text]),
+    ...others,
+  ]);
 }
 
 // A line chart without axes.
@@ -139,11 +160,21 @@ export function sparkline(values, label) {
   const width = 160, height = 28;
   if (!values || values.length < 2) return el("span", { class: "faint" }, "–");
   const low = Math.min(...values), high = Math.max(...values), range = high - low || 1;
-  const points = values.map((value, at) => [(at * width) / (values.length - 1), 2 + (height - 4) * (1 - (value - low) / range)]);
+  const points = values.map((
+    value,
+    at,
+  ) => [(at * width) / (values.length - 1), 2 + (height - 4) * (1 - (value - low) / range)]);
   const last = points[points.length - 1];
   return svg(
     "svg",
-    { class: "spark", viewBox: `0 0 ${width + 4} ${height}`, width: width + 4, height, role: "img", "aria-label": label },
+    {
+      class: "spark",
+      viewBox: `0 0 ${width + 4} ${height}`,
+      width: width + 4,
+      height,
+      role: "img",
+      "aria-label": label,
+    },
     svg("polyline", { points: points.map((p) => p.map((v) => v.toFixed(1)).join(",")).join(" ") }),
     svg("circle", { cx: last[0].toFixed(1), cy: last[1].toFixed(1), r: 2.5 }),
   );

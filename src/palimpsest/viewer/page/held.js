@@ -15,5 +15,10 @@ export function heldPlace(place) {
 export function leads(place, attributes, ...children) {
   if (heldPlace(place)) return el("a", { ...attributes, href: link(place) }, children);
   const own = attributes && attributes.class;
-  return el("span", { class: own ? own + " faint" : "faint", title: LEFT_OUT }, children, el("span", { class: "hidden" }, `, ${LEFT_OUT}`));
+  return el(
+    "span",
+    { class: own ? own + " faint" : "faint", title: LEFT_OUT },
+    children,
+    el("span", { class: "hidden" }, `, ${LEFT_OUT}`),
+  );
 }

@@ -47,11 +47,18 @@ export function help() {
   const open = document.querySelector("dialog.keys");
   if (open) return open.close();
   const several = present().filter((each, at, all) => all.findIndex((other) => other.key === each.key) === at); // charts share keys
-  const rows = [...several, { key: "Esc", help: "leave a field and activate these keys" }, { key: "?", help: "this list" }].map((each) =>
-    el("tr", null, el("td", null, el("kbd", null, each.key)), el("td", null, each.help)),
-  );
+  const rows = [...several, { key: "Esc", help: "leave a field and activate these keys" }, {
+    key: "?",
+    help: "this list",
+  }].map((each) => el("tr", null, el("td", null, el("kbd", null, each.key)), el("td", null, each.help)));
   const shut = el("button", { type: "button", onclick: () => dialog.close() }, "Close");
-  const dialog = el("dialog", { class: "keys", onclose: () => dialog.remove() }, el("h2", null, "Keys"), el("table", null, rows), shut);
+  const dialog = el(
+    "dialog",
+    { class: "keys", onclose: () => dialog.remove() },
+    el("h2", null, "Keys"),
+    el("table", null, rows),
+    shut,
+  );
   document.body.append(dialog);
   dialog.showModal();
 }

@@ -11,7 +11,14 @@ import { show as showGroup } from "./screens/group.js";
 import { show as showEpisode } from "./screens/episode.js";
 import { show as showEvaluation } from "./screens/evaluation.js";
 
-const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, group: showGroup, episode: showEpisode, evaluation: showEvaluation };
+const SCREENS = {
+  runs: showRuns,
+  run: showRun,
+  episodes: showEpisodes,
+  group: showGroup,
+  episode: showEpisode,
+  evaluation: showEvaluation,
+};
 
 const LISTS = ["runs", "run", "episodes", "evaluation"];
 const EPISODES = ["group", "episode"];
@@ -33,7 +40,9 @@ async function draw() {
   main.append(waiting, holder);
   try {
     if (!SCREENS[place.screen]) throw new Error("no page at this address");
-    if (isShort(place)) throw new Error("this short address needs a viewer with a single source; choose one from the list");
+    if (isShort(place)) {
+      throw new Error("this short address needs a viewer with a single source; choose one from the list");
+    }
     const ended = await SCREENS[place.screen](holder, place);
     if (EPISODES.includes(place.screen)) ids(place, main);
     if (exported && LISTS.includes(place.screen)) await leftOut(holder);
@@ -71,7 +80,16 @@ async function resolved(place) {
 // A notice about omissions, on each list of an exported file.
 async function leftOut(holder) {
   const { told } = await get("/api/export").catch(() => ({ told: [] }));
-  if (told.length) holder.prepend(el("div", { class: "notice left-out" }, el("strong", null, "This file is incomplete"), told.map((text) => el("p", null, text))));
+  if (told.length) {
+    holder.prepend(
+      el(
+        "div",
+        { class: "notice left-out" },
+        el("strong", null, "This file is incomplete"),
+        told.map((text) => el("p", null, text)),
+      ),
+    );
+  }
 }
 
 // Without a tokenizer, ids replace text: a notice explains why.
@@ -83,7 +101,12 @@ async function ids(place, main) {
 
 function trouble(error) {
   const back = el("a", { href: link({ screen: "runs" }) }, "All runs");
-  return el("div", { class: "notice notice-bad", role: "alert" }, el("p", null, el("strong", null, error.message)), el("p", null, back));
+  return el(
+    "div",
+    { class: "notice notice-bad", role: "alert" },
+    el("p", null, el("strong", null, error.message)),
+    el("p", null, back),
+  );
 }
 
 function header(place) {
@@ -91,17 +114,39 @@ function header(place) {
   const trail = [el("a", { class: "brand", href: link({ screen: "runs" }) }, "palimpsest")];
   const at = { run: place.run, step: place.step, group: place.group, rollout: place.rollout };
   if (place.run && SCREENS.run) trail.push(el("a", { href: link({ ...at, screen: "run" }) }, place.run));
-  if (place.step && SCREENS.episodes) trail.push(el("a", { href: link({ ...at, screen: "episodes" }) }, place.step === "all" ? "episodes" : "step " + place.step));
-  if (place.group !== null && SCREENS.group) trail.push(el("a", { href: link({ ...at, screen: "group" }) }, "group " + place.group));
-  if (place.rollout !== null) trail.push(el("a", { href: link({ ...at, screen: "episode" }) }, "rollout " + place.rollout));
+  if (place.step && SCREENS.episodes) {
+    trail.push(
+      el("a", { href: link({ ...at, screen: "episodes" }) }, place.step === "all" ? "episodes" : "step " + place.step),
+    );
+  }
+  if (place.group !== null && SCREENS.group) {
+    trail.push(el("a", { href: link({ ...at, screen: "group" }) }, "group " + place.group));
+  }
+  if (place.rollout !== null) {
+    trail.push(el("a", { href: link({ ...at, screen: "episode" }) }, "rollout " + place.rollout));
+  }
   if (place.screen === "evaluation") trail.push(el("span", null, "problems"));
-  const crumbs = trail.flatMap((part, index) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), part] : [part]));
+  const crumbs = trail.flatMap((
+    part,
+    index,
+  ) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), part] : [part]));
   const tools = [
     el("nav", { class: "crumbs", "aria-label": "Location" }, crumbs),
     el("span", { class: "grow" }),
-    exported ? null : el("button", { type: "button", class: "quiet", title: "Load new steps automatically", "aria-pressed": String(following.now), onclick: follow }, "Follow"),
+    exported ? null : el("button", {
+      type: "button",
+      class: "quiet",
+      title: "Load new steps automatically",
+      "aria-pressed": String(following.now),
+      onclick: follow,
+    }, "Follow"),
     el("button", { type: "button", class: "quiet", title: "Keys (?)", onclick: help }, "Keys"),
-    el("button", { type: "button", class: "quiet", title: "Light or dark", onclick: switchColours }, "◐", el("span", { class: "hidden" }, " Light or dark")),
+    el(
+      "button",
+      { type: "button", class: "quiet", title: "Light or dark", onclick: switchColours },
+      "◐",
+      el("span", { class: "hidden" }, " Light or dark"),
+    ),
   ];
   top.append(...tools.filter(Boolean));
   titled(place);

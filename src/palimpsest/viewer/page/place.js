@@ -63,7 +63,9 @@ export function link(place) {
     group: at + step + "/g/" + place.group,
     episode: at + step + "/e/" + place.group + "/" + place.rollout + turn,
   };
-  const kept = Object.entries(place.query || {}).filter((pair) => pair[1] !== null && pair[1] !== undefined && pair[1] !== "");
+  const kept = Object.entries(place.query || {}).filter((pair) =>
+    pair[1] !== null && pair[1] !== undefined && pair[1] !== ""
+  );
   const query = new URLSearchParams(kept).toString();
   return "#" + paths[place.screen] + (query ? "?" + query : "");
 }
@@ -71,7 +73,10 @@ export function link(place) {
 // The API path of a place: /api/runs/RUN/steps/STEP/groups/GROUP/rollouts/ROLLOUT, up to its last known part.
 export function asked({ run, step, group, rollout }) {
   const parts = [["runs", run], ["steps", step], ["groups", group], ["rollouts", rollout]];
-  return "/api" + parts.filter((part) => part[1] !== null && part[1] !== undefined).map(([name, value]) => `/${name}/${encodeURIComponent(value)}`).join("");
+  return "/api" +
+    parts.filter((part) => part[1] !== null && part[1] !== undefined).map(([name, value]) =>
+      `/${name}/${encodeURIComponent(value)}`
+    ).join("");
 }
 
 // The window title, most specific part first.

@@ -7,10 +7,18 @@ import { asked, link, ordinal } from "./place.js";
 export async function replayCommand(body, place, start) {
   const facts = await get(asked({ run: place.run })).catch(() => null);
   const memory = start.memory ? start.memory.after.trim() : "", turn = start.memory ? start.turn + 1 : start.turn;
-  if (!facts || facts.kind === "record") return clear(body).append(el("p", { class: "faint" }, "Replay needs the episode's run or evaluation; this file has neither."));
+  if (!facts || facts.kind === "record") {
+    return clear(body).append(
+      el("p", { class: "faint" }, "Replay needs the episode's run or evaluation; this file has neither."),
+    );
+  }
   const edit = start.memory ? " --memory " + quoted(memory) : "";
   const command = `palimpsest replay ${quoted(source(facts.path, place))} --turn ${ordinal(turn)}${edit}`;
-  const says = start.memory ? `Replays from turn ${ordinal(turn)} with your memory and the recorded seeds, and shows both ends. An unchanged memory reproduces the episode.` : `Replays from turn ${ordinal(turn)} with the recorded seeds.`;
+  const says = start.memory
+    ? `Replays from turn ${
+      ordinal(turn)
+    } with your memory and the recorded seeds, and shows both ends. An unchanged memory reproduces the episode.`
+    : `Replays from turn ${ordinal(turn)} with the recorded seeds.`;
   return clear(body).append(el("p", { class: "soft" }, says), el("pre", { class: "reply command" }, command));
 }
 

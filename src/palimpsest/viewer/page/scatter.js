@@ -20,7 +20,9 @@ export function scatter(holder, open) {
 
   function wordsOf(at) {
     const { row, x, y } = points[at];
-    return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${kindOf(row)}: ${row.answer || row.outcome}`;
+    return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${kindOf(row)}: ${
+      row.answer || row.outcome
+    }`;
   }
 
   function show(at) {
@@ -45,7 +47,8 @@ export function scatter(holder, open) {
 
   // The index of the point under the pointer; -1 if none is near.
   function under(event) {
-    const box = holder.getBoundingClientRect(), far = (point) => Math.hypot(point.cx - event.clientX + box.left, point.cy - event.clientY + box.top);
+    const box = holder.getBoundingClientRect(),
+      far = (point) => Math.hypot(point.cx - event.clientX + box.left, point.cy - event.clientY + box.top);
     return points.reduce((best, point, at) => (far(point) < (best < 0 ? NEAR : far(points[best])) ? at : best), -1);
   }
 
@@ -64,32 +67,67 @@ export function scatter(holder, open) {
   return ({ rows, x, y, value, names: words }) => {
     names = [words[x], words[y]];
     name = `${names[1]} over ${names[0]}`;
-    const all = rows.map((row) => ({ row, x: value(row, x), y: value(row, y) })).filter((each) => typeof each.x === "number" && typeof each.y === "number");
+    const all = rows.map((row) => ({ row, x: value(row, x), y: value(row, y) })).filter((each) =>
+      typeof each.x === "number" && typeof each.y === "number"
+    );
     points = all.length > MOST ? all.filter((_, at) => at % Math.ceil(all.length / MOST) === 0) : all;
     points.sort((a, b) => a.x - b.x || a.y - b.y);
     clear(holder);
     leave();
     ring = svg("circle", { class: "ring", r: 0 });
-    if (points.length) holder.append(drawn(points, `${name} of ${all.length} episodes; the table has the same`, names, Math.max(240, roomIn(holder)), ring), tip);
-    else holder.append(el("p", { class: "faint" }, "no data yet"));
+    if (points.length) {
+      holder.append(
+        drawn(
+          points,
+          `${name} of ${all.length} episodes; the table has the same`,
+          names,
+          Math.max(240, roomIn(holder)),
+          ring,
+        ),
+        tip,
+      );
+    } else holder.append(el("p", { class: "faint" }, "no data yet"));
     renew();
   };
 }
 
 function bounds(points, name) {
-  const low = points.reduce((a, p) => Math.min(a, p[name]), Infinity), high = points.reduce((a, p) => Math.max(a, p[name]), -Infinity);
+  const low = points.reduce((a, p) => Math.min(a, p[name]), Infinity),
+    high = points.reduce((a, p) => Math.max(a, p[name]), -Infinity);
   return low === high ? [low - 0.5, high + 0.5] : [low, high];
 }
 
 function drawn(points, label, names, width, ring) {
   const [x0, x1] = bounds(points, "x"), [y0, y1] = bounds(points, "y");
-  const px = (x) => LEFT + ((width - LEFT - RIGHT) * (x - x0)) / (x1 - x0), py = (y) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (y - y0) / (y1 - y0));
-  const root = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });
-  for (const each of ticks(y0, y1, 3)) root.append(svg("g", { class: "axes" }, svg("path", { d: `M${LEFT - 4},${py(each)}H${width - RIGHT + 4}` }), svg("text", { x: LEFT - 8, y: py(each) + 4, "text-anchor": "end" }, num(each))));
-  for (const each of ticks(x0, x1, Math.max(2, width / 100))) root.append(svg("g", { class: "axes" }, svg("text", { x: px(each), y: HEIGHT - 19, "text-anchor": "middle" }, num(each))));
+  const px = (x) => LEFT + ((width - LEFT - RIGHT) * (x - x0)) / (x1 - x0),
+    py = (y) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (y - y0) / (y1 - y0));
+  const root = svg("svg", {
+    width,
+    height: HEIGHT,
+    viewBox: `0 0 ${width} ${HEIGHT}`,
+    role: "img",
+    "aria-label": label,
+  });
+  for (const each of ticks(y0, y1, 3)) {
+    root.append(
+      svg(
+        "g",
+        { class: "axes" },
+        svg("path", { d: `M${LEFT - 4},${py(each)}H${width - RIGHT + 4}` }),
+        svg("text", { x: LEFT - 8, y: py(each) + 4, "text-anchor": "end" }, num(each)),
+      ),
+    );
+  }
+  for (const each of ticks(x0, x1, Math.max(2, width / 100))) {
+    root.append(
+      svg("g", { class: "axes" }, svg("text", { x: px(each), y: HEIGHT - 19, "text-anchor": "middle" }, num(each))),
+    );
+  }
   root.append(axisNames(names, LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 3, TOP + (HEIGHT - TOP - BOTTOM) / 2));
   points.forEach((point, at) => Object.assign(point, apart(px(point.x), py(point.y), at)));
-  const shapes = Object.entries(SHAPES).map(([kind, shape]) => svg("path", { class: kind, d: points.filter(({ row }) => kindOf(row) === kind).map(shape).join("") }));
+  const shapes = Object.entries(SHAPES).map(([kind, shape]) =>
+    svg("path", { class: kind, d: points.filter(({ row }) => kindOf(row) === kind).map(shape).join("") })
+  );
   root.append(svg("g", { class: "dots" }, shapes, ring));
   return root;
 }

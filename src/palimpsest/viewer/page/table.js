@@ -23,7 +23,14 @@ export function virtualTable(holder, options) {
     clear(head).append(...options.columns.map((column) => {
       const mark = sort === column.name ? " ▲" : sort === "-" + column.name ? " ▼" : "";
       const state = mark === " ▲" ? "ascending" : mark ? "descending" : null;
-      const content = column.sort ? el("button", { type: "button", class: "quiet", title: column.hint || null, onclick: () => options.onsort(column.name) }, column.title + mark) : column.title;
+      const content = column.sort
+        ? el("button", {
+          type: "button",
+          class: "quiet",
+          title: column.hint || null,
+          onclick: () => options.onsort(column.name),
+        }, column.title + mark)
+        : column.title;
       return el("div", { class: column.number ? "number" : "", role: "columnheader", "aria-sort": state }, content);
     }));
   }
@@ -38,18 +45,29 @@ export function virtualTable(holder, options) {
   function window_() {
     if (printing) return rowsOf(0, rows.length); // paper doesn't scroll
     const top = Math.max(0, frame.scrollTop - head.offsetHeight);
-    return rowsOf(Math.max(0, Math.floor(top / HEIGHT) - SPARE), Math.min(rows.length, Math.ceil((top + frame.clientHeight) / HEIGHT) + SPARE));
+    return rowsOf(
+      Math.max(0, Math.floor(top / HEIGHT) - SPARE),
+      Math.min(rows.length, Math.ceil((top + frame.clientHeight) / HEIGHT) + SPARE),
+    );
   }
 
   function rowsOf(from, to) {
     [first, last] = [from, to];
     const made = rows.slice(first, last).map((row, at) => {
-      const line = el("div", { class: "vrow", role: "row", "aria-rowindex": first + at + 1 }, options.columns.map((column) => el("div", { class: column.number ? "number" : "", role: "cell" }, column.cell(row))));
+      const line = el(
+        "div",
+        { class: "vrow", role: "row", "aria-rowindex": first + at + 1 },
+        options.columns.map((column) =>
+          el("div", { class: column.number ? "number" : "", role: "cell" }, column.cell(row))
+        ),
+      );
       line.style.setProperty("top", (first + at) * HEIGHT + "px");
       return line;
     });
     space.style.setProperty("height", rows.length * HEIGHT + "px");
-    const line = space.contains(document.activeElement) ? document.activeElement.closest("[aria-rowindex]").getAttribute("aria-rowindex") : 0;
+    const line = space.contains(document.activeElement)
+      ? document.activeElement.closest("[aria-rowindex]").getAttribute("aria-rowindex")
+      : 0;
     keepFocus(() => space.querySelector(`[aria-rowindex="${line}"]`), () => space.replaceChildren(...made));
     if (options.onwindow) options.onwindow(rows.slice(first, last));
   }

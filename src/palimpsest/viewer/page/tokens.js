@@ -8,7 +8,13 @@ const USUAL = "surprise";
 // `mode`: the initial colouring; calls chosen(mode) on a change, with null for the default.
 export function tokenStrip(told, mode, chosen) {
   const text = el("div", { class: "tokens" });
-  const modes = Object.entries(MODES).map(([mode, name]) => el("button", { type: "button", "aria-pressed": "false", onclick: () => (show(mode), chosen(mode === USUAL ? null : mode)) }, name));
+  const modes = Object.entries(MODES).map(([mode, name]) =>
+    el("button", {
+      type: "button",
+      "aria-pressed": "false",
+      onclick: () => (show(mode), chosen(mode === USUAL ? null : mode)),
+    }, name)
+  );
   const facts = el("p", { class: "legend" });
   const most = Math.max(1e-9, ...told.tokens.map((token) => Math.abs(token.advantage || 0)));
 
@@ -19,21 +25,48 @@ export function tokenStrip(told, mode, chosen) {
   }
 
   show(Object.hasOwn(MODES, mode) ? mode : USUAL);
-  return el("div", { class: "token-strip" }, el("div", { class: "tools", role: "group", "aria-label": "Colour by" }, modes), text, facts, rewards(told));
+  return el(
+    "div",
+    { class: "token-strip" },
+    el("div", { class: "tools", role: "group", "aria-label": "Colour by" }, modes),
+    text,
+    facts,
+    rewards(told),
+  );
 }
 
 function tokenOf(token, mode, most) {
   const surprise = Math.min(1, -token.logprob / 5);
-  const value = mode === "surprise" ? surprise : mode === "advantage" ? Math.abs(token.advantage || 0) / most : token.trained ? 0.35 : 0;
+  const value = mode === "surprise"
+    ? surprise
+    : mode === "advantage"
+    ? Math.abs(token.advantage || 0) / most
+    : token.trained
+    ? 0.35
+    : 0;
   const kind = mode === "advantage" && (token.advantage || 0) < 0 ? "minus" : mode === "advantage" ? "plus" : mode;
-  const told = [`p = ${num(Math.exp(token.logprob))}`, `log-probability ${num(token.logprob)} nats`, token.trained ? `advantage ${num(token.advantage)}` : "not trained", `id ${token.id}`];
-  const classes = ["token", "token-" + kind, !token.trained && "untrained", token.control && "control"].filter(Boolean).join(" ");
-  return el("span", { class: classes, title: told.join("\n"), style: { "--value": value.toFixed(3) } }, token.text === "" ? "·" : token.text.replace(/\n/g, "⏎\n"));
+  const told = [
+    `p = ${num(Math.exp(token.logprob))}`,
+    `log-probability ${num(token.logprob)} nats`,
+    token.trained ? `advantage ${num(token.advantage)}` : "not trained",
+    `id ${token.id}`,
+  ];
+  const classes = ["token", "token-" + kind, !token.trained && "untrained", token.control && "control"].filter(Boolean)
+    .join(" ");
+  return el(
+    "span",
+    { class: classes, title: told.join("\n"), style: { "--value": value.toFixed(3) } },
+    token.text === "" ? "·" : token.text.replace(/\n/g, "⏎\n"),
+  );
 }
 
 function explained(told, mode) {
   const says = {
-    surprise: [`darker: less likely; mean surprise ${num(told.mean_logprob === null ? null : -told.mean_logprob)} nats per token. ${told.note}.`],
+    surprise: [
+      `darker: less likely; mean surprise ${
+        num(told.mean_logprob === null ? null : -told.mean_logprob)
+      } nats per token. ${told.note}.`,
+    ],
     advantage: [`blue pushes towards the token, orange away from it; ${told.advantage_is}.`],
     trained: ["shaded tokens are trained on; hatched tokens are context."],
   };

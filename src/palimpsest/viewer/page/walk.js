@@ -4,7 +4,16 @@
 import { set } from "./dom.js";
 import { tell } from "./keys.js";
 
-const STEPS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10, Home: -Infinity, End: Infinity };
+const STEPS = {
+  ArrowRight: 1,
+  ArrowUp: 1,
+  ArrowLeft: -1,
+  ArrowDown: -1,
+  PageUp: 10,
+  PageDown: -10,
+  Home: -Infinity,
+  End: Infinity,
+};
 
 // {label(), count(), words(at), show(at), leave(), open(at)}; `at` is a point's index. Returns renew(), to call after
 // changes of the points.
@@ -18,7 +27,13 @@ export function walk(area, of) {
     const last = of.count() - 1;
     if (at !== null) at = Math.min(at, last);
     const most = Math.max(0, last), told = last < 0 ? "no data" : of.words(at ?? last);
-    set(area, { "aria-label": of.label(), "aria-valuemin": 0, "aria-valuemax": most, "aria-valuenow": at ?? most, "aria-valuetext": told });
+    set(area, {
+      "aria-label": of.label(),
+      "aria-valuemin": 0,
+      "aria-valuemax": most,
+      "aria-valuenow": at ?? most,
+      "aria-valuetext": told,
+    });
   }
 
   function to(next) {

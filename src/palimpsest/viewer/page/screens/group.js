@@ -17,38 +17,122 @@ export async function show(main, place) {
   on(main, "k", "previous group", () => to(-1));
   on(main, "]", "next group", () => to(1));
   on(main, "[", "previous group", () => to(-1));
-  main.append(head(view), el("section", { class: "card" }, el("h2", null, "Rollouts side by side"), parting(view), signs(view), matrix(view, place)), forestCard(view, place));
+  main.append(
+    head(view),
+    el(
+      "section",
+      { class: "card" },
+      el("h2", null, "Rollouts side by side"),
+      parting(view),
+      signs(view),
+      matrix(view, place),
+    ),
+    forestCard(view, place),
+  );
 }
 
 function head(view) {
   const rewards = view.rollouts.map((row) => row.grade.value).filter((value) => value !== null);
-  const facts = [["Gold", view.problem.answers.slice(0, 4).join(" / ")], ["Mean reward", num(mean(rewards))], ["Rollouts", num(view.rollouts.length)], ["Advantage", view.advantage_is], ...(view.player ? [["Agent", `${view.player}, ${view.part}`]] : [])];
-  return el("header", { class: "episode-head" }, headline(view.problem.question), el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value)))), view.evidence.length ? el("p", { class: "soft" }, "Evidence: ", view.evidence.map((text, at) => [at ? ", " : "", el("q", { class: "gold" }, text)])) : null);
+  const facts = [
+    ["Gold", view.problem.answers.slice(0, 4).join(" / ")],
+    ["Mean reward", num(mean(rewards))],
+    ["Rollouts", num(view.rollouts.length)],
+    ["Advantage", view.advantage_is],
+    ...(view.player ? [["Agent", `${view.player}, ${view.part}`]] : []),
+  ];
+  return el(
+    "header",
+    { class: "episode-head" },
+    headline(view.problem.question),
+    el(
+      "dl",
+      { class: "facts" },
+      facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value))),
+    ),
+    view.evidence.length
+      ? el(
+        "p",
+        { class: "soft" },
+        "Evidence: ",
+        view.evidence.map((text, at) => [at ? ", " : "", el("q", { class: "gold" }, text)]),
+      )
+      : null,
+  );
 }
 
 function parting(view) {
   if (!view.parts.length) return el("p", { class: "faint" }, "These agents have no memory to compare.");
   if (view.first_parting === null) return el("p", { class: "soft" }, "All rollouts wrote the same memories.");
-  return el("p", { class: "soft" }, "Memories first diverge after ", el("strong", null, columnOf(view, view.first_parting)), `: ${view.parts[view.first_parting].memories} distinct memories. Equal letters in a column are equal memories; A is the most frequent.`);
+  return el(
+    "p",
+    { class: "soft" },
+    "Memories first diverge after ",
+    el("strong", null, columnOf(view, view.first_parting)),
+    `: ${
+      view.parts[view.first_parting].memories
+    } distinct memories. Equal letters in a column are equal memories; A is the most frequent.`,
+  );
 }
 
 function signs(view) {
   const states = [...new Set(view.rollouts.flatMap((row) => row.cells.filter(Boolean).map((cell) => cell.state)))];
-  const marks = states.map((state) => [el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), nameOf(state)]);
-  return legend([["A", "the most frequent memory of its column"], ...marks, [el("span", { class: "star" }, "★"), "contains evidence"], [el("span", { class: "star soft" }, "▼"), "read evidence"]]);
+  const marks = states.map((
+    state,
+  ) => [el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), nameOf(state)]);
+  return legend([["A", "the most frequent memory of its column"], ...marks, [
+    el("span", { class: "star" }, "★"),
+    "contains evidence",
+  ], [el("span", { class: "star soft" }, "▼"), "read evidence"]]);
 }
 
 function matrix(view, place) {
   const steps = view.parts.length, wide = steps <= WIDE;
   const letters = view.parts.map((part) => new Map(Object.keys(part.counts).map((id, at) => [id, letter(at)])));
-  const head = el("tr", null, ["Rollout", "Reward", "Advantage", "Ended"].map((name) => el("th", { scope: "col" }, name)), view.parts.map((part) => el("th", { scope: "col", class: part.step === view.first_parting ? "parting" : null, title: part.step === view.first_parting ? "memories first diverge here" : null }, wide ? columnOf(view, part.step) : String(ordinal(part.step)))), el("th", { scope: "col" }, "Answer"));
-  const order = [...view.rollouts].sort((a, b) => (b.grade.value ?? -1) - (a.grade.value ?? -1) || a.rollout - b.rollout);
+  const head = el(
+    "tr",
+    null,
+    ["Rollout", "Reward", "Advantage", "Ended"].map((name) => el("th", { scope: "col" }, name)),
+    view.parts.map((part) =>
+      el("th", {
+        scope: "col",
+        class: part.step === view.first_parting ? "parting" : null,
+        title: part.step === view.first_parting ? "memories first diverge here" : null,
+      }, wide ? columnOf(view, part.step) : String(ordinal(part.step)))
+    ),
+    el("th", { scope: "col" }, "Answer"),
+  );
+  const order = [...view.rollouts].sort((a, b) =>
+    (b.grade.value ?? -1) - (a.grade.value ?? -1) || a.rollout - b.rollout
+  );
   const rows = order.map((row) => {
     const to = (turn) => ({ ...place, screen: "episode", rollout: row.rollout, turn });
     const cells = view.parts.map((part) => cell(row.cells[part.step], letters[part.step], wide, to));
-    return el("tr", null, el("td", { class: "unbroken" }, leads({ ...place, screen: "episode", rollout: row.rollout, turn: null }, null, "rollout " + row.rollout), row.replayed ? el("small", null, row.replayed) : null), el("td", { class: "number" }, num(row.grade.value)), el("td", { class: "number" }, advantage(row.advantage, order)), el("td", null, badge(row.outcome.replace(/_/g, " "))), cells, el("td", { class: "memory-cell", title: row.answer }, unboxed(row.answer || "–").slice(0, 120)));
+    return el(
+      "tr",
+      null,
+      el(
+        "td",
+        { class: "unbroken" },
+        leads({ ...place, screen: "episode", rollout: row.rollout, turn: null }, null, "rollout " + row.rollout),
+        row.replayed ? el("small", null, row.replayed) : null,
+      ),
+      el("td", { class: "number" }, num(row.grade.value)),
+      el("td", { class: "number" }, advantage(row.advantage, order)),
+      el("td", null, badge(row.outcome.replace(/_/g, " "))),
+      cells,
+      el("td", { class: "memory-cell", title: row.answer }, unboxed(row.answer || "–").slice(0, 120)),
+    );
   });
-  return el("div", { class: "scroll" }, el("table", { class: "rows small matrix" + (wide ? " wide" : "") }, el("thead", null, head), el("tbody", null, rows)));
+  return el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      { class: "rows small matrix" + (wide ? " wide" : "") },
+      el("thead", null, head),
+      el("tbody", null, rows),
+    ),
+  );
 }
 
 // The turn; the memory's number if rollouts wrote it at different turns.
@@ -64,29 +148,97 @@ function letter(at) {
 function cell(found, letters, wide, to) {
   if (!found) return el("td", { class: "faint" }, "–");
   const name = letters.get(found.memory_id), held = found.held.length > 0;
-  const title = `turn ${ordinal(found.turn)}: ${found.marks.map(nameOf).join(", ")}; ${found.tokens} tokens${held ? "; contains evidence" : ""}\n${found.memory}`;
-  return el("td", { class: "step" }, leads(to(found.turn), { class: `same same-${Math.min(5, name.charCodeAt(0) - 65)}`, title }, el("span", { class: "same-letter" }, name), el("span", { class: "legend-cell legend-" + slug(found.state), "aria-hidden": "true" }, sign(found.state)), held ? el("span", { class: "star", title: "contains evidence" }, "★") : null, found.seen.length ? el("span", { class: "star soft", title: "evidence read here" }, "▼") : null, wide ? el("span", { class: "same-text" }, found.memory.trim().slice(0, 160) || "empty") : null));
+  const title = `turn ${ordinal(found.turn)}: ${found.marks.map(nameOf).join(", ")}; ${found.tokens} tokens${
+    held ? "; contains evidence" : ""
+  }\n${found.memory}`;
+  return el(
+    "td",
+    { class: "step" },
+    leads(
+      to(found.turn),
+      { class: `same same-${Math.min(5, name.charCodeAt(0) - 65)}`, title },
+      el("span", { class: "same-letter" }, name),
+      el("span", { class: "legend-cell legend-" + slug(found.state), "aria-hidden": "true" }, sign(found.state)),
+      held ? el("span", { class: "star", title: "contains evidence" }, "★") : null,
+      found.seen.length ? el("span", { class: "star soft", title: "evidence read here" }, "▼") : null,
+      wide ? el("span", { class: "same-text" }, found.memory.trim().slice(0, 160) || "empty") : null,
+    ),
+  );
 }
 
 function advantage(value, rows) {
   if (value === null) return "–";
   const most = Math.max(1e-9, ...rows.map((row) => Math.abs(row.advantage || 0)));
-  return el("span", { class: "bar-cell" }, el("span", { class: value < 0 ? "bar minus" : "bar plus", "aria-hidden": "true", style: { width: `${((Math.abs(value) / most) * 3).toFixed(2)}rem` } }), num(value));
+  return el(
+    "span",
+    { class: "bar-cell" },
+    el("span", {
+      class: value < 0 ? "bar minus" : "bar plus",
+      "aria-hidden": "true",
+      style: { width: `${((Math.abs(value) / most) * 3).toFixed(2)}rem` },
+    }),
+    num(value),
+  );
 }
 
 function forestCard(view, place) {
   const forest = view.forest;
-  if (forest.left_out) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, forest.left_out));
-  if (!forest.rows.length) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, "This group has no trained tokens."));
+  if (forest.left_out) {
+    return el(
+      "section",
+      { class: "card" },
+      el("h2", null, "Prefix forest"),
+      el("p", { class: "faint" }, forest.left_out),
+    );
+  }
+  if (!forest.rows.length) {
+    return el(
+      "section",
+      { class: "card" },
+      el("h2", null, "Prefix forest"),
+      el("p", { class: "faint" }, "This group has no trained tokens."),
+    );
+  }
   const share = forest.logical_tokens / Math.max(1, forest.physical_tokens);
-  return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "soft" }, `The ${num(forest.rows.length)} segments of this group have ${num(forest.logical_tokens)} tokens, ${num(forest.physical_tokens)} of them distinct (`, el("strong", null, `${share.toFixed(2)} to 1`), `). ${computed(forest.computed)}Each line is a segment with its tokens from left to right; a block across several lines is shared.`), drawing(forest, place), el("p", { class: "legend" }, [["node-4", "shared by many"], ["node-1", "shared by two"], ["node-0", "in one segment"], ["node-trained", "sampled: trained"]].map(([kind, text]) => el("span", { class: "legend-item" }, el("span", { class: "legend-cell " + kind, "aria-hidden": "true" }), text)), forest.nodes_left_out ? el("span", { class: "faint" }, `${num(forest.nodes_left_out)} smaller nodes omitted`) : null));
+  return el(
+    "section",
+    { class: "card" },
+    el("h2", null, "Prefix forest"),
+    el(
+      "p",
+      { class: "soft" },
+      `The ${num(forest.rows.length)} segments of this group have ${num(forest.logical_tokens)} tokens, ${
+        num(forest.physical_tokens)
+      } of them distinct (`,
+      el("strong", null, `${share.toFixed(2)} to 1`),
+      `). ${
+        computed(forest.computed)
+      }Each line is a segment with its tokens from left to right; a block across several lines is shared.`,
+    ),
+    drawing(forest, place),
+    el(
+      "p",
+      { class: "legend" },
+      [["node-4", "shared by many"], ["node-1", "shared by two"], ["node-0", "in one segment"], [
+        "node-trained",
+        "sampled: trained",
+      ]].map(([kind, text]) =>
+        el("span", { class: "legend-item" }, el("span", { class: "legend-cell " + kind, "aria-hidden": "true" }), text)
+      ),
+      forest.nodes_left_out
+        ? el("span", { class: "faint" }, `${num(forest.nodes_left_out)} smaller nodes omitted`)
+        : null,
+    ),
+  );
 }
 
 // The tokens that training computes, if known.
 function computed(of) {
   if (!of) return "";
   if (!of.segments) return "All advantages are 0, so training computes no token. ";
-  return `The ${num(of.segments)} segments with a nonzero advantage have ${num(of.logical_tokens)} tokens without their last ones, which are only predicted; training computes ${num(of.physical_tokens)}. `;
+  return `The ${num(of.segments)} segments with a nonzero advantage have ${
+    num(of.logical_tokens)
+  } tokens without their last ones, which are only predicted; training computes ${num(of.physical_tokens)}. `;
 }
 
 // Neighbouring lines of the same turns.
@@ -106,18 +258,28 @@ function drawing(forest, place) {
   let drawn = 0;
   new ResizeObserver(() => {
     const width = Math.max(LEAST, roomIn(holder));
-    if (width !== drawn) clear(holder).append(picture(forest, place, (drawn = width)));
+    if (width !== drawn) clear(holder).append(picture(forest, place, drawn = width));
   }).observe(holder);
   return holder;
 }
 
 function picture(forest, place, whole) {
-  const deepest = Math.max(1, ...forest.nodes.map((node) => node.end)), line = Math.max(5, Math.min(18, 900 / forest.rows.length));
+  const deepest = Math.max(1, ...forest.nodes.map((node) => node.end)),
+    line = Math.max(5, Math.min(18, 900 / forest.rows.length));
   const left = 132, width = whole - left - 4, scale = width / deepest, height = line * forest.rows.length;
-  const image = svg("svg", { class: "forest", width: whole, height: height + 22, viewBox: `0 0 ${whole} ${height + 22}`, role: "img", "aria-label": `prefix forest of ${forest.rows.length} segments` });
+  const image = svg("svg", {
+    class: "forest",
+    width: whole,
+    height: height + 22,
+    viewBox: `0 0 ${whole} ${height + 22}`,
+    role: "img",
+    "aria-label": `prefix forest of ${forest.rows.length} segments`,
+  });
   for (const run of runs(forest.rows)) {
     if (run.size * line < 11) continue;
-    const turns = run.turns[0] === run.turns[1] ? "turn " + ordinal(run.turns[0]) : `turns ${ordinal(run.turns[0])}–${ordinal(run.turns[1])}`;
+    const turns = run.turns[0] === run.turns[1]
+      ? "turn " + ordinal(run.turns[0])
+      : `turns ${ordinal(run.turns[0])}–${ordinal(run.turns[1])}`;
     const text = run.size === 1 ? `rollout ${run.rollout}, ${turns}` : `${turns}, ${run.size} segments`;
     const to = { ...place, screen: "episode", rollout: run.rollout, turn: run.turns[0] };
     const label = svg("text", { class: "forest-row", x: left - 8, y: (run.at + run.size / 2) * line + 4 }, text);
@@ -125,13 +287,53 @@ function picture(forest, place, whole) {
   }
   for (const node of forest.nodes) {
     const [first, last] = node.rows, rows = last - first, shade = Math.min(4, Math.ceil(Math.log2(rows)));
-    const box = { x: left + node.start * scale, y: first * line + 0.5, width: Math.max(0.5, (node.end - node.start) * scale - 0.75), height: rows * line - 1 };
-    const title = `${node.end - node.start} tokens, shared by ${rows} segments of ${node.rollouts.length} rollouts, ${node.trained} trained\n${node.text}`;
-    image.append(svg("rect", { class: "node node-" + (rows === 1 && node.trained > 0 ? "0" : shade), ...box, rx: 1.5 }, svg("title", null, title)));
-    if (node.trained) image.append(svg("rect", { class: "node-trained", x: box.x + box.width * (1 - node.trained / (node.end - node.start)), y: box.y, width: (box.width * node.trained) / (node.end - node.start), height: box.height }, svg("title", null, title)));
+    const box = {
+      x: left + node.start * scale,
+      y: first * line + 0.5,
+      width: Math.max(0.5, (node.end - node.start) * scale - 0.75),
+      height: rows * line - 1,
+    };
+    const title = `${
+      node.end - node.start
+    } tokens, shared by ${rows} segments of ${node.rollouts.length} rollouts, ${node.trained} trained\n${node.text}`;
+    image.append(
+      svg(
+        "rect",
+        { class: "node node-" + (rows === 1 && node.trained > 0 ? "0" : shade), ...box, rx: 1.5 },
+        svg("title", null, title),
+      ),
+    );
+    if (node.trained) {
+      image.append(
+        svg("rect", {
+          class: "node-trained",
+          x: box.x + box.width * (1 - node.trained / (node.end - node.start)),
+          y: box.y,
+          width: (box.width * node.trained) / (node.end - node.start),
+          height: box.height,
+        }, svg("title", null, title)),
+      );
+    }
     const own = box.width * (1 - node.trained / (node.end - node.start));
-    if (own > 60 && box.height > 9) image.append(svg("text", { class: "node-text", x: box.x + 4, y: box.y + Math.min(box.height / 2 + 4, box.height - 2) }, node.text.replace(/\s+/g, " ").trim().slice(0, Math.floor(own / 6.4))));
+    if (own > 60 && box.height > 9) {
+      image.append(
+        svg(
+          "text",
+          { class: "node-text", x: box.x + 4, y: box.y + Math.min(box.height / 2 + 4, box.height - 2) },
+          node.text.replace(/\s+/g, " ").trim().slice(0, Math.floor(own / 6.4)),
+        ),
+      );
+    }
   }
-  for (const share of [0, 0.5, 1]) image.append(svg("text", { class: "axis-text", x: left + width * share, y: height + 16, "text-anchor": share === 1 ? "end" : share ? "middle" : "start" }, num(Math.round(deepest * share)) + (share ? "" : " tokens")));
+  for (const share of [0, 0.5, 1]) {
+    image.append(
+      svg("text", {
+        class: "axis-text",
+        x: left + width * share,
+        y: height + 16,
+        "text-anchor": share === 1 ? "end" : share ? "middle" : "start",
+      }, num(Math.round(deepest * share)) + (share ? "" : " tokens")),
+    );
+  }
   return image;
 }

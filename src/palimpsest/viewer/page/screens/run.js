@@ -9,9 +9,35 @@ import { scores } from "../scores.js";
 
 const GROUPS = [
   ["Reward", ["reward/mean", "reward/std", "groups/with_signal", "reward/ungraded", "eval/accuracy"]],
-  ["Memory", ["memory/evidence_retention", "memory/copy_fidelity", "memory/tokens", "memory/truncated", "memory/overwrite_rate", "memory/recall_rate", "memory/recall_hit_rate", "memory/malformed_rate"]],
-  ["Policy", ["policy/entropy", "policy/clip_fraction", "policy/logprob_gap", "sampler/logprob_gap_mean", "policy/approx_kl", "policy/kl", "optim/grad_norm", "optim/learning_rate", "optim/grad_skipped"]],
-  ["Episodes and tools", ["episode/turns", "episode/sampled_tokens", "episode/prompt_tokens", "tool/prunes", "tool/context_tokens", "curriculum/chunks"]],
+  ["Memory", [
+    "memory/evidence_retention",
+    "memory/copy_fidelity",
+    "memory/tokens",
+    "memory/truncated",
+    "memory/overwrite_rate",
+    "memory/recall_rate",
+    "memory/recall_hit_rate",
+    "memory/malformed_rate",
+  ]],
+  ["Policy", [
+    "policy/entropy",
+    "policy/clip_fraction",
+    "policy/logprob_gap",
+    "sampler/logprob_gap_mean",
+    "policy/approx_kl",
+    "policy/kl",
+    "optim/grad_norm",
+    "optim/learning_rate",
+    "optim/grad_skipped",
+  ]],
+  ["Episodes and tools", [
+    "episode/turns",
+    "episode/sampled_tokens",
+    "episode/prompt_tokens",
+    "tool/prunes",
+    "tool/context_tokens",
+    "curriculum/chunks",
+  ]],
   ["Warm-up", ["loss", "sft/loss", "accuracy", "sft/accuracy"]],
 ];
 const CLOCKS = ["rollout_s", "learn_s", "rollout_tokens_per_s", "rss_mb"];
@@ -28,7 +54,12 @@ const EXPLAINED = {
 export async function show(main, place) {
   const path = asked(place);
   const [facts, recorded] = await Promise.all([get(path), get(path + "/steps")]);
-  const parts = { head: el("div", null), alarms: el("div", { "aria-live": "polite" }), charts: el("div", null), rest: el("div", null) };
+  const parts = {
+    head: el("div", null),
+    alarms: el("div", { "aria-live": "polite" }),
+    charts: el("div", null),
+    rest: el("div", null),
+  };
   main.append(parts.head, parts.alarms, parts.charts, parts.rest);
   const head = heading(parts.head, facts);
   head(facts, recorded);
@@ -41,7 +72,7 @@ export async function show(main, place) {
   const curves = curvesOf(parts.charts, place, facts);
   const told = { file: null, next: -1, clocks: -1, rows: [], timings: [] };
   await refresh();
-  let stopLengths = facts.evaluated ? await evaluated(parts.charts, path, facts) : null;
+  const stopLengths = facts.evaluated ? await evaluated(parts.charts, path, facts) : null;
   configuration(parts.rest, facts);
   await events(parts.rest, path);
   on(main, "e", "episodes of the newest step", () => newest(place, path));
@@ -49,7 +80,11 @@ export async function show(main, place) {
 
   async function refresh() {
     const [now, steps, metrics, timings, alarms] = await Promise.all([
-      get(path), get(path + "/steps"), get(path + "/metrics?since=" + told.next), get(path + "/timings?since=" + told.clocks), get(path + "/alarms"),
+      get(path),
+      get(path + "/steps"),
+      get(path + "/metrics?since=" + told.next),
+      get(path + "/timings?since=" + told.clocks),
+      get(path + "/alarms"),
     ]);
     if ((told.file !== null && told.file !== metrics.file) || metrics.last < told.next) {
       Object.assign(told, { file: null, next: -1, clocks: -1, rows: [], timings: [] });
@@ -91,13 +126,33 @@ function lost(holder, error) {
 // The head of a run; returns a function that updates it and preserves the focus.
 function heading(holder, facts) {
   const name = facts.kind === "run" ? "Newest episodes" : "Episodes";
-  const episodes = el("a", { class: "button" }, name), status = el("span", null), about = el("p", { class: "soft about" });
-  const problems = el("a", { class: "button", href: link({ screen: "evaluation", run: facts.key }) }, "Problems of its evaluation");
+  const episodes = el("a", { class: "button" }, name),
+    status = el("span", null),
+    about = el("p", { class: "soft about" });
+  const problems = el(
+    "a",
+    { class: "button", href: link({ screen: "evaluation", run: facts.key }) },
+    "Problems of its evaluation",
+  );
   const done = el("progress", { class: "done", max: 1, "aria-label": "steps done" });
-  holder.append(el("div", { class: "title" }, el("h1", null, facts.name), status, el("span", { class: "grow" }), episodes, problems), about, done);
+  holder.append(
+    el(
+      "div",
+      { class: "title" },
+      el("h1", null, facts.name),
+      status,
+      el("span", { class: "grow" }),
+      episodes,
+      problems,
+    ),
+    about,
+    done,
+  );
   return (now, steps) => {
     episodes.hidden = !steps.length;
-    if (steps.length) episodes.setAttribute("href", link({ screen: "episodes", run: now.key, step: steps[steps.length - 1] }));
+    if (steps.length) {
+      episodes.setAttribute("href", link({ screen: "episodes", run: now.key, step: steps[steps.length - 1] }));
+    }
     problems.hidden = !now.evaluated;
     done.hidden = !now.steps;
     if (now.steps) done.value = Math.min(1, now.step / now.steps);
@@ -117,7 +172,11 @@ function aboutOf(facts) {
   return told.filter(Boolean).join(" · ");
 }
 
-const WORDS = { red: ["✕", "Alarm", "notice-bad"], amber: ["▲", "Warning", "notice-warn"], advice: ["→", "Advice", "notice-good"] };
+const WORDS = {
+  red: ["✕", "Alarm", "notice-bad"],
+  amber: ["▲", "Warning", "notice-warn"],
+  advice: ["→", "Advice", "notice-good"],
+};
 
 function warn(holder, alarms) {
   const text = JSON.stringify(alarms);
@@ -134,10 +193,31 @@ function curvesOf(holder, place, facts) {
   const [from, to, strength] = ["from", "to", "smooth"].map((name) => Number(place.query[name] ?? NaN));
   let domain = from < to ? [from, to] : null, smoothing = strength >= 0 && strength < 1 ? strength : 0.8;
   const own = new Set((place.query.more || "").split(",").filter(Boolean));
-  const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smoothing, oninput: (event) => smooth(Number(event.target.value)) });
-  const picker = el("input", { type: "search", list: "metric-names", placeholder: "Add a metric…", "aria-label": "Add a metric", onchange: add });
+  const slider = el("input", {
+    type: "range",
+    min: 0,
+    max: 0.98,
+    step: 0.02,
+    value: smoothing,
+    oninput: (event) => smooth(Number(event.target.value)),
+  });
+  const picker = el("input", {
+    type: "search",
+    list: "metric-names",
+    placeholder: "Add a metric…",
+    "aria-label": "Add a metric",
+    onchange: add,
+  });
   const whole = el("button", { type: "button", hidden: domain === null, onclick: () => zoom(null) }, "Show all steps");
-  const tools = el("div", { class: "tools" }, el("label", null, "Smoothing ", slider), picker, el("datalist", { id: "metric-names" }, facts.metrics.map((name) => el("option", { value: name }))), whole, el("span", { class: "faint" }, "Drag to zoom, click for the episodes of the nearest recorded step."));
+  const tools = el(
+    "div",
+    { class: "tools" },
+    el("label", null, "Smoothing ", slider),
+    picker,
+    el("datalist", { id: "metric-names" }, facts.metrics.map((name) => el("option", { value: name }))),
+    whole,
+    el("span", { class: "faint" }, "Drag to zoom, click for the episodes of the nearest recorded step."),
+  );
   const grid = el("div", null);
   holder.append(tools, grid);
 
@@ -167,10 +247,22 @@ function curvesOf(holder, place, facts) {
       for (const [title, list] of wanted) {
         const cells = el("div", { class: "charts" });
         grid.append(el("h2", null, title), cells);
-        for (const name of list) charts.set(title + name, { ...chart(cells, { title: name, hint: EXPLAINED[name], onzoom: zoom, onpick: pick }), name, clock: title === "Time" });
+        for (const name of list) {
+          charts.set(title + name, {
+            ...chart(cells, { title: name, hint: EXPLAINED[name], onzoom: zoom, onpick: pick }),
+            name,
+            clock: title === "Time",
+          });
+        }
       }
     }
-    for (const each of charts.values()) each.draw({ series: [{ name: each.name, points: points(each.clock ? timings : rows, each.name) }], smoothing: strengthOf(each), domain });
+    for (const each of charts.values()) {
+      each.draw({
+        series: [{ name: each.name, points: points(each.clock ? timings : rows, each.name) }],
+        smoothing: strengthOf(each),
+        domain,
+      });
+    }
   }
 
   const strengthOf = (each) => (isSet(each.name) ? 0 : smoothing);
@@ -178,14 +270,21 @@ function curvesOf(holder, place, facts) {
   function smooth(strength) {
     smoothing = strength;
     for (const each of charts.values()) each.draw({ smoothing: strengthOf(each) });
-    replaceQuery(place, (place.query = { ...place.query, smooth: strength }));
+    replaceQuery(place, place.query = { ...place.query, smooth: strength });
   }
 
   function zoom(wanted) {
     domain = wanted;
     whole.hidden = wanted === null;
     for (const each of charts.values()) each.draw({ domain });
-    replaceQuery(place, (place.query = { ...place.query, from: wanted ? Math.round(wanted[0]) : null, to: wanted ? Math.round(wanted[1]) : null }));
+    replaceQuery(
+      place,
+      place.query = {
+        ...place.query,
+        from: wanted ? Math.round(wanted[0]) : null,
+        to: wanted ? Math.round(wanted[1]) : null,
+      },
+    );
   }
 
   function add(event) {
@@ -193,18 +292,22 @@ function curvesOf(holder, place, facts) {
     if (!facts.metrics.includes(name)) return;
     own.add(name);
     event.target.value = "";
-    replaceQuery(place, (place.query = { ...place.query, more: [...own].join(",") }));
+    replaceQuery(place, place.query = { ...place.query, more: [...own].join(",") });
     draw(rows, timings);
   }
 
   async function pick(step) {
     const steps = await get(asked(place) + "/steps");
-    const nearest = steps.reduce((best, each) => (best === null || Math.abs(each - step) < Math.abs(best - step) ? each : best), null);
+    const nearest = steps.reduce(
+      (best, each) => (best === null || Math.abs(each - step) < Math.abs(best - step) ? each : best),
+      null,
+    );
     if (nearest !== null) go({ screen: "episodes", run: facts.key, step: nearest });
   }
 
   return {
-    draw, zoom,
+    draw,
+    zoom,
     drawn: () => charts.size > 0,
     stop: () => charts.forEach((each) => each.stop()),
   };
@@ -217,8 +320,21 @@ async function evaluated(holder, path, facts) {
     holder.prepend(el("div", { class: "notice notice-bad", role: "alert" }, told.error.message));
     return null;
   }
-  const what = facts.kind === "run" ? [] : [["Model", facts.model || "recorded at its end"], [facts.policies.length > 1 ? "Policies" : "Policy", facts.policies.join(", ") || "not recorded"]];
-  const parts = el("div", null, el("h2", null, "Scores"), el("dl", { class: "facts" }, what.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value)))), scores(told.cells));
+  const what = facts.kind === "run" ? [] : [["Model", facts.model || "recorded at its end"], [
+    facts.policies.length > 1 ? "Policies" : "Policy",
+    facts.policies.join(", ") || "not recorded",
+  ]];
+  const parts = el(
+    "div",
+    null,
+    el("h2", null, "Scores"),
+    el(
+      "dl",
+      { class: "facts" },
+      what.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value))),
+    ),
+    scores(told.cells),
+  );
   holder.prepend(parts);
   return lengths(parts, told.cells);
 }
@@ -235,7 +351,16 @@ function lengths(holder, cells) {
   if (new Set(cells.map((cell) => cell.size)).size < 2) return null; // the table suffices
   const area = el("div", { class: "charts wide" });
   holder.append(el("h2", null, "Accuracy by length"), area);
-  const made = chart(area, { title: "accuracy, 95% intervals", yName: "accuracy", series: [...lines.values()], log: true, xName: "length", range: [0, 1.02], height: 240, legend: true });
+  const made = chart(area, {
+    title: "accuracy, 95% intervals",
+    yName: "accuracy",
+    series: [...lines.values()],
+    log: true,
+    xName: "length",
+    range: [0, 1.02],
+    height: 240,
+    legend: true,
+  });
   made.draw();
   return made.stop;
 }
@@ -243,11 +368,37 @@ function lengths(holder, cells) {
 function configuration(holder, facts) {
   if (facts.trouble) holder.append(el("div", { class: "notice notice-bad", role: "alert" }, facts.trouble));
   const rows = Object.entries(facts.config);
-  const table = el("table", { class: "rows plain" }, el("tbody", null, rows.map(([key, value]) => el("tr", null, el("td", { class: "mono" }, key), el("td", { class: "mono" }, JSON.stringify(value))))));
-  const filter = el("input", { type: "search", placeholder: "Filter keys…", "aria-label": "Filter keys", oninput: (event) => {
-    for (const row of table.querySelectorAll("tr")) row.hidden = !row.textContent.toLowerCase().includes(event.target.value.toLowerCase());
-  } });
-  holder.append(el("details", null, el("summary", null, `Configuration (${rows.length} keys)`), el("p", { class: "faint" }, facts.path), filter, table));
+  const table = el(
+    "table",
+    { class: "rows plain" },
+    el(
+      "tbody",
+      null,
+      rows.map(([key, value]) =>
+        el("tr", null, el("td", { class: "mono" }, key), el("td", { class: "mono" }, JSON.stringify(value)))
+      ),
+    ),
+  );
+  const filter = el("input", {
+    type: "search",
+    placeholder: "Filter keys…",
+    "aria-label": "Filter keys",
+    oninput: (event) => {
+      for (const row of table.querySelectorAll("tr")) {
+        row.hidden = !row.textContent.toLowerCase().includes(event.target.value.toLowerCase());
+      }
+    },
+  });
+  holder.append(
+    el(
+      "details",
+      null,
+      el("summary", null, `Configuration (${rows.length} keys)`),
+      el("p", { class: "faint" }, facts.path),
+      filter,
+      table,
+    ),
+  );
 }
 
 async function events(holder, path) {
@@ -255,9 +406,23 @@ async function events(holder, path) {
   const quiet = told.filter((row) => row.kind === "refills_used_up").length;
   const rows = told.filter((row) => row.kind !== "refills_used_up").reverse().slice(0, 200);
   const list = rows.map((row) => {
-    const { number, time, kind, ...detail } = row;
-    return el("tr", null, el("td", { class: "number faint" }, time || ""), el("td", null, kind), el("td", { class: "mono" }, Object.keys(detail).length ? JSON.stringify(detail) : ""));
+    const { number: _, time, kind, ...detail } = row;
+    return el(
+      "tr",
+      null,
+      el("td", { class: "number faint" }, time || ""),
+      el("td", null, kind),
+      el("td", { class: "mono" }, Object.keys(detail).length ? JSON.stringify(detail) : ""),
+    );
   });
   const note = quiet ? el("p", { class: "faint" }, `refills were used up ${num(quiet)} more times`) : null;
-  holder.append(el("details", null, el("summary", null, `Events (${rows.length})`), el("table", { class: "rows plain" }, el("tbody", null, list)), note));
+  holder.append(
+    el(
+      "details",
+      null,
+      el("summary", null, `Events (${rows.length})`),
+      el("table", { class: "rows plain" }, el("tbody", null, list)),
+      note,
+    ),
+  );
 }
