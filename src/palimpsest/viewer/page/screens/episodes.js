@@ -1,13 +1,13 @@
-// The episodes of a step or a file: a histogram of rewards, a scatter plot, a table; the address stores filters.
+// The episodes of a step or a file: histogram of rewards, scatter plot, table. The address stores filters.
 
-import { badge, clear, el, legend, mean, num, roomIn, svg, unboxed } from "../dom.js";
+import { badge, clear, contentWidth, el, extractBoxed, legend, mean, num, svg } from "../dom.js";
 import { get } from "../api.js";
 import { axisNames, ticks } from "../chart.js";
-import { asked, go, link } from "../place.js";
-import { heldPlace, leads } from "../held.js";
-import { on } from "../keys.js";
+import { apiPath, navigate, routeHash } from "../route.js";
+import { isAvailable, routeLink } from "../links.js";
+import { bindKey } from "../keys.js";
 import { scatter } from "../scatter.js";
-import { scores } from "../scores.js";
+import { scoreTable } from "../scores.js";
 import { virtualTable } from "../table.js";
 
 const BINS = 20;
@@ -21,48 +21,61 @@ const AXES = {
   invention: "hallucinated",
 };
 const MEASURED = ["retention", "invention"];
-const EVERYONE = "all";
+const ALL_AGENTS = "all";
 
-export function show(main, place) {
-  const path = asked(place);
-  const state = { rows: [], scored: null, torn: null, measures: new Map(), asked: new Set(), stopped: false };
-  const query = { ...place.query };
-  const parts = layout(main, place);
+export function show(main, route) {
+  const path = apiPath(route);
+  const state = {
+    rows: [],
+    results: null,
+    recordError: null,
+    measures: new Map(),
+    requestedGroups: new Set(),
+    stopped: false,
+  };
+  const query = { ...route.query };
+  const elements = createLayout(main, route);
   let table = null; // created with the first answer
-  const at = (row) => ({ screen: "episode", run: place.run, step: place.step, group: row.group, rollout: row.rollout });
-  const points = scatter(parts.scatter, (row) => heldPlace(at(row)) && go(at(row)));
-  const watcher = new ResizeObserver(pictures);
-  watcher.observe(parts.histogram);
-  parts.search.value = query.q || "";
-  on(main, "j", "next step", () => beside(1));
-  on(main, "k", "previous step", () => beside(-1));
-  on(main, "/", "search in questions and answers", () => parts.search.focus());
+  const routeOf = (row) => ({
+    screen: "episode",
+    run: route.run,
+    step: route.step,
+    group: row.group,
+    rollout: row.rollout,
+  });
+  const points = scatter(elements.scatter, (row) => isAvailable(routeOf(row)) && navigate(routeOf(row)));
+  const watcher = new ResizeObserver(drawCharts);
+  watcher.observe(elements.histogram);
+  elements.search.value = query.q || "";
+  bindKey(main, "j", "next step", () => goToStep(1));
+  bindKey(main, "k", "previous step", () => goToStep(-1));
+  bindKey(main, "/", "search in questions and answers", () => elements.search.focus());
   const unfiltered = { outcome: null, from: null, to: null, q: null, group: null, player: null };
-  on(main, "x", "clear all filters", () => set(unfiltered));
-  parts.search.addEventListener("input", () => set({ q: parts.search.value || null }));
-  parts.outcome.addEventListener("change", () => set({ outcome: parts.outcome.value || null }));
-  for (const axis of ["x", "y"]) parts[axis].addEventListener("change", () => set({ [axis]: parts[axis].value }));
-  parts.clear.addEventListener("click", () => set(unfiltered));
-  parts.player.addEventListener(
+  bindKey(main, "x", "clear all filters", () => setFilters(unfiltered));
+  elements.search.addEventListener("input", () => setFilters({ q: elements.search.value || null }));
+  elements.outcome.addEventListener("change", () => setFilters({ outcome: elements.outcome.value || null }));
+  for (const axis of ["x", "y"]) {
+    elements[axis].addEventListener("change", () => setFilters({ [axis]: elements[axis].value }));
+  }
+  elements.clear.addEventListener("click", () => setFilters(unfiltered));
+  elements.player.addEventListener(
     "change",
-    () => set({ player: parts.player.value === agent() ? null : parts.player.value }),
+    () => setFilters({ player: elements.player.value === defaultPlayer() ? null : elements.player.value }),
   );
-  load().catch((
-    error,
-  ) => (parts.notice.append(el("div", { class: "notice notice-bad", role: "alert" }, error.message)),
-    (state.more = false))
+  load().catch((error) =>
+    elements.notice.append(el("div", { class: "notice notice-bad", role: "alert" }, error.message))
   );
-  get(path + "/decoder").then((told) =>
-    told.why && parts.notice.append(el("div", { class: "notice notice-warn" }, told.why))
+  get(path + "/decoder").then((decoder) =>
+    decoder.why && elements.notice.append(el("div", { class: "notice notice-warn" }, decoder.why))
   ).catch(() => null);
-  steps();
+  drawSteps();
 
   async function load() {
-    const told = await get(path + "/episodes");
+    const response = await get(path + "/episodes");
     if (state.stopped) return;
-    Object.assign(state, { rows: told.rows, scored: told.parts || null, torn: told.torn });
-    table = virtualTable(parts.table, {
-      columns: columns(place, state),
+    Object.assign(state, { rows: response.rows, results: response.parts || null, recordError: response.torn });
+    table = virtualTable(elements.table, {
+      columns: columns(route, state),
       onsort: sortBy,
       onwindow: (rows) => measure(rows),
       label: "Episodes",
@@ -70,42 +83,46 @@ export function show(main, place) {
     draw();
   }
 
-  async function steps() {
-    const all = await get(asked({ run: place.run }) + "/steps").catch(() => []);
+  async function drawSteps() {
+    const all = await get(apiPath({ run: route.run }) + "/steps").catch(() => []);
     state.steps = all.map(String);
-    const at = state.steps.indexOf(place.step);
-    if (at < 0 || all.length < 2) return;
-    const choose = el("select", {
+    const current = state.steps.indexOf(route.step);
+    if (current < 0 || all.length < 2) return;
+    const stepSelect = el("select", {
       "aria-label": "Step",
-      onchange: () => go({ screen: "episodes", run: place.run, step: choose.value, query }),
-    }, all.map((step) => el("option", { value: step, selected: String(step) === place.step }, "step " + step)));
-    clear(parts.steps).append(
-      el("button", { type: "button", disabled: at === 0, title: "previous step (k)", onclick: () => beside(-1) }, "‹"),
-      choose,
+      onchange: () => navigate({ screen: "episodes", run: route.run, step: stepSelect.value, query }),
+    }, all.map((step) => el("option", { value: step, selected: String(step) === route.step }, "step " + step)));
+    clear(elements.steps).append(
+      el(
+        "button",
+        { type: "button", disabled: current === 0, title: "previous step (k)", onclick: () => goToStep(-1) },
+        "‹",
+      ),
+      stepSelect,
       el("button", {
         type: "button",
-        disabled: at === all.length - 1,
+        disabled: current === all.length - 1,
         title: "next step (j)",
-        onclick: () => beside(1),
+        onclick: () => goToStep(1),
       }, "›"),
     );
   }
 
-  function beside(by) {
-    const step = (state.steps || [])[(state.steps || []).indexOf(place.step) + by];
-    if (step !== undefined) go({ screen: "episodes", run: place.run, step, query });
+  function goToStep(offset) {
+    const step = (state.steps || [])[(state.steps || []).indexOf(route.step) + offset];
+    if (step !== undefined) navigate({ screen: "episodes", run: route.run, step, query });
   }
 
-  function set(changes) {
+  function setFilters(changes) {
     Object.assign(query, changes);
     for (const key of Object.keys(query)) if (query[key] === null || query[key] === "") delete query[key];
-    history.replaceState(null, "", link({ ...place, query }));
-    if (!query.q) parts.search.value = "";
+    history.replaceState(null, "", routeHash({ ...route, query }));
+    if (!query.q) elements.search.value = "";
     draw();
   }
 
   function sortBy(name) {
-    set({ sort: query.sort === "-" + name ? name : "-" + name });
+    setFilters({ sort: query.sort === "-" + name ? name : "-" + name });
   }
 
   function value(row, name) {
@@ -114,139 +131,153 @@ export function show(main, place) {
   }
 
   // The selected agent or baseline of an evaluation, by default the agent.
-  function player() {
-    return query.player || agent();
+  function selectedPlayer() {
+    return query.player || defaultPlayer();
   }
 
-  // The only agent; everyone if there are several.
-  function agent() {
-    const names = new Set((state.scored || []).filter((part) => !part.baseline).map((part) => part.player));
-    return names.size === 1 ? [...names][0] : EVERYONE;
+  // The only agent; all agents if there are several.
+  function defaultPlayer() {
+    const names = new Set((state.results || []).filter((part) => !part.baseline).map((part) => part.player));
+    return names.size === 1 ? [...names][0] : ALL_AGENTS;
   }
 
-  function players() {
-    if (!state.scored) return;
-    const recorded = (part) => state.rows.filter((row) => row.player === part.player && row.part === part.label).length;
-    clear(parts.scores).append(el("h2", null, "Scores of all episodes"), scores(state.scored, recorded), unrecorded());
-    const names = [...new Set([...state.scored.map((part) => part.player), ...state.rows.map((row) => row.player)])];
-    parts.player.hidden = false;
-    clear(parts.player).append(
-      ...names.map((name) => el("option", { value: name }, name)),
-      el("option", { value: EVERYONE }, "everyone"),
+  function drawPlayers() {
+    if (!state.results) return;
+    const countRecorded = (part) =>
+      state.rows.filter((row) => row.player === part.player && row.part === part.label).length;
+    clear(elements.scores).append(
+      el("h2", null, "Scores of all episodes"),
+      scoreTable(state.results, countRecorded),
+      recordedNote(),
     );
-    parts.player.value = player();
+    const names = [...new Set([...state.results.map((part) => part.player), ...state.rows.map((row) => row.player)])];
+    elements.player.hidden = false;
+    clear(elements.player).append(
+      ...names.map((name) => el("option", { value: name }, name)),
+      el("option", { value: ALL_AGENTS }, "everyone"),
+    );
+    elements.player.value = selectedPlayer();
   }
 
-  function unrecorded() {
-    const all = state.scored.reduce((sum, part) => sum + part.episodes, 0),
-      held = state.rows.filter((row) => row.part !== null).length;
-    if (held >= all) return "";
+  function recordedNote() {
+    const all = state.results.reduce((sum, part) => sum + part.episodes, 0),
+      recordedCount = state.rows.filter((row) => row.part !== null).length;
+    if (recordedCount >= all) return "";
     return el(
       "p",
       { class: "soft" },
-      `${num(held)} of ${
+      `${num(recordedCount)} of ${
         num(all)
       } episodes were recorded, and everything below covers only these. By default an evaluation records failed episodes; evaluation.record=all records all.`,
     );
   }
 
-  function kept(row, without) {
-    if (state.scored && player() !== EVERYONE && row.player !== player()) return false;
+  function matchesFilters(row, ignoredFilter) {
+    if (state.results && selectedPlayer() !== ALL_AGENTS && row.player !== selectedPlayer()) return false;
     const text = (query.q || "").toLowerCase();
     if (query.outcome && row.outcome !== query.outcome) return false;
     if (query.group !== undefined && String(row.group) !== query.group) return false;
     if (
-      without !== "reward" && query.from !== undefined &&
+      ignoredFilter !== "reward" && query.from !== undefined &&
       !(row.reward !== null && row.reward >= Number(query.from) &&
         (row.reward < Number(query.to) || (query.last && row.reward <= Number(query.to))))
     ) return false;
     return !text ||
-      [row.question, row.answer || "", row.id, ...row.golds].some((each) => each.toLowerCase().includes(text));
+      [row.question, row.answer || "", row.id, ...row.golds].some((field) => field.toLowerCase().includes(text));
   }
 
-  function ordered(rows) {
+  function sortRows(rows) {
     if (!query.sort) return rows;
     const name = query.sort.replace(/^-/, ""), sign = query.sort[0] === "-" ? -1 : 1;
-    const missing = (each) => each === null || each === undefined;
+    const isMissing = (value) => value === null || value === undefined;
     return [...rows].sort((a, b) => {
-      const [one, other] = [value(a, name), value(b, name)];
-      if (missing(one) || missing(other)) return Number(missing(one)) - Number(missing(other));
-      return (one < other ? -1 : one > other ? 1 : 0) * sign;
+      const [first, second] = [value(a, name), value(b, name)];
+      if (isMissing(first) || isMissing(second)) return Number(isMissing(first)) - Number(isMissing(second));
+      return (first < second ? -1 : first > second ? 1 : 0) * sign;
     });
   }
 
   function draw() {
     if (!table) return;
-    const shown = ordered(state.rows.filter((row) => kept(row)));
-    outcomes();
-    players();
-    for (const axis of ["x", "y"]) parts[axis].value = query[axis] || (axis === "x" ? varied(shown) : "reward");
-    state.shown = shown;
-    pictures();
-    table.draw(shown, query.sort);
-    const groups = new Set(shown.map((row) => row.group)).size;
-    const ungraded = shown.filter((row) => row.reward === null).length;
-    const rewards = shown.filter((row) => row.reward !== null).map((row) => row.reward);
-    const of = state.scored
-      ? `recorded episodes in ${num(groups)} groups (${player() === EVERYONE ? "agent and baselines" : player()})`
+    const visibleRows = sortRows(state.rows.filter((row) => matchesFilters(row)));
+    drawOutcomes();
+    drawPlayers();
+    for (const axis of ["x", "y"]) {
+      elements[axis].value = query[axis] || (axis === "x" ? firstVaryingColumn(visibleRows) : "reward");
+    }
+    state.visibleRows = visibleRows;
+    drawCharts();
+    table.draw(visibleRows, query.sort);
+    const groups = new Set(visibleRows.map((row) => row.group)).size;
+    const ungraded = visibleRows.filter((row) => row.reward === null).length;
+    const rewards = visibleRows.filter((row) => row.reward !== null).map((row) => row.reward);
+    const total = state.results
+      ? `recorded episodes in ${num(groups)} groups (${
+        selectedPlayer() === ALL_AGENTS ? "agent and baselines" : selectedPlayer()
+      })`
       : `episodes in ${num(groups)} groups`;
-    const told = [
-      `${num(shown.length)} of ${num(state.rows.length)} ${of}`,
-      state.scored ? null : `mean reward ${num(mean(rewards))}`,
+    const summary = [
+      `${num(visibleRows.length)} of ${num(state.rows.length)} ${total}`,
+      state.results ? null : `mean reward ${num(mean(rewards))}`,
       ungraded ? `${num(ungraded)} ungraded` : null,
     ];
-    clear(parts.count).append(told.filter(Boolean).join(" · "));
-    parts.clear.hidden = !["outcome", "from", "q", "group", "player"].some((key) => key in query);
-    clear(parts.torn).append(state.torn ? el("div", { class: "notice notice-bad", role: "alert" }, state.torn) : "");
-    const wanted = [query.sort && query.sort.replace(/^-/, ""), parts.x.value, parts.y.value].some((name) =>
-      MEASURED.includes(name)
+    clear(elements.count).append(summary.filter(Boolean).join(" · "));
+    elements.clear.hidden = !["outcome", "from", "q", "group", "player"].some((key) => key in query);
+    clear(elements.recordError).append(
+      state.recordError ? el("div", { class: "notice notice-bad", role: "alert" }, state.recordError) : "",
     );
-    if (wanted) everything();
+    const needsMeasures = [query.sort && query.sort.replace(/^-/, ""), elements.x.value, elements.y.value].some((
+      name,
+    ) => MEASURED.includes(name));
+    if (needsMeasures) measureAll();
   }
 
   // Drawn at full width, so that text keeps its size.
-  function pictures() {
-    if (!state.shown || state.stopped) return;
-    histogram(parts.histogram, state.rows.filter((row) => kept(row, "reward")), query, set);
-    points({ rows: state.shown, x: parts.x.value, y: parts.y.value, value, names: AXES });
+  function drawCharts() {
+    if (!state.visibleRows || state.stopped) return;
+    drawHistogram(elements.histogram, state.rows.filter((row) => matchesFilters(row, "reward")), query, setFilters);
+    points({ rows: state.visibleRows, x: elements.x.value, y: elements.y.value, value, names: AXES });
   }
 
-  function outcomes() {
+  function drawOutcomes() {
     const counts = new Map();
     for (const row of state.rows) counts.set(row.outcome, (counts.get(row.outcome) || 0) + 1);
     const text = JSON.stringify([...counts]);
-    if (parts.outcome.dataset.told !== text) {
-      parts.outcome.dataset.told = text;
-      clear(parts.outcome).append(
+    if (elements.outcome.dataset.counts !== text) {
+      elements.outcome.dataset.counts = text;
+      clear(elements.outcome).append(
         el("option", { value: "" }, "every outcome"),
         ...[...counts].map(([name, count]) => el("option", { value: name }, `${name} (${count})`)),
       );
     }
-    parts.outcome.value = query.outcome || "";
+    elements.outcome.value = query.outcome || "";
   }
 
-  // Retention and hallucination need decoded prompts: of the visible groups, or of all if they order the table.
+  // Retention and hallucination need decoded prompts. Visible groups are measured, all groups if the table needs them.
   async function measure(rows) {
-    const groups = [...new Set(rows.map((row) => row.group))].filter((group) => !state.asked.has(group)).slice(0, 16);
+    const groups = [...new Set(rows.map((row) => row.group))].filter((group) => !state.requestedGroups.has(group))
+      .slice(0, 16);
     if (!groups.length || state.stopped) return;
-    groups.forEach((group) => state.asked.add(group));
-    const told = await get(path + "/measures?groups=" + groups.join(",")).catch(() => ({}));
-    for (const [key, each] of Object.entries(told)) state.measures.set(key, each);
-    const left = [...state.measures.values()].filter((each) => each.left_out).length;
-    if (left) {
-      clear(parts.unmeasured).append(
-        `This file lacks the evidence kept and hallucinations of ${num(left)} episodes (…).`,
+    groups.forEach((group) => state.requestedGroups.add(group));
+    const newMeasures = await get(path + "/measures?groups=" + groups.join(",")).catch(() => ({}));
+    for (const [key, measure] of Object.entries(newMeasures)) state.measures.set(key, measure);
+    const omittedCount = [...state.measures.values()].filter((measure) => measure.left_out).length;
+    if (omittedCount) {
+      clear(elements.unmeasured).append(
+        `This file lacks the evidence kept and hallucinations of ${num(omittedCount)} episodes (…).`,
       );
     }
-    if (!state.stopped && Object.keys(told).length) table.again();
+    if (!state.stopped && Object.keys(newMeasures).length) table.redraw();
     return measure(rows);
   }
 
-  async function everything() {
-    const before = state.measures.size;
-    const left = state.rows.filter((row) => !state.asked.has(row.group));
-    for (let at = 0; at < left.length && !state.stopped; at += 64) await measure(left.slice(at, at + 64));
-    if (!state.stopped && state.measures.size !== before) draw();
+  async function measureAll() {
+    const sizeBefore = state.measures.size;
+    const unmeasured = state.rows.filter((row) => !state.requestedGroups.has(row.group));
+    for (let start = 0; start < unmeasured.length && !state.stopped; start += 64) {
+      await measure(unmeasured.slice(start, start + 64));
+    }
+    if (!state.stopped && state.measures.size !== sizeBefore) draw();
   }
 
   return () => {
@@ -256,42 +287,46 @@ export function show(main, place) {
   };
 }
 
-function layout(main, place) {
-  const parts = {
+function createLayout(main, route) {
+  const elements = {
     notice: el("div", null),
-    torn: el("div", null),
+    recordError: el("div", null),
     unmeasured: el("p", { class: "faint" }),
     steps: el("span", { class: "steps" }),
     count: el("p", { class: "soft about", "aria-live": "polite" }),
   };
-  parts.search = el("input", { type: "search", placeholder: "Search questions and answers…", "aria-label": "Search" });
-  parts.outcome = el("select", { "aria-label": "Outcome" });
-  parts.player = el("select", { "aria-label": "Agent", hidden: true });
-  parts.scores = el("div", null);
-  parts.clear = el("button", { type: "button" }, "Clear filters");
+  elements.search = el("input", {
+    type: "search",
+    placeholder: "Search questions and answers…",
+    "aria-label": "Search",
+  });
+  elements.outcome = el("select", { "aria-label": "Outcome" });
+  elements.player = el("select", { "aria-label": "Agent", hidden: true });
+  elements.scores = el("div", null);
+  elements.clear = el("button", { type: "button" }, "Clear filters");
   const axis = (name) =>
     el(
       "select",
       { "aria-label": name },
-      Object.entries(AXES).map(([key, words]) => el("option", { value: key }, words)),
+      Object.entries(AXES).map(([key, label]) => el("option", { value: key }, label)),
     );
-  Object.assign(parts, {
+  Object.assign(elements, {
     x: axis("Across"),
     y: axis("Up"),
     histogram: el("div", { class: "chart-area" }),
     scatter: el("div", { class: "chart-area" }),
     table: el("div", null),
   });
-  const title = place.step === "all"
+  const title = route.step === "all"
     ? "Episodes"
-    : /^\d+$/.test(place.step)
-    ? "Episodes of step " + place.step
-    : "Episodes of " + place.step;
+    : /^\d+$/.test(route.step)
+    ? "Episodes of step " + route.step
+    : "Episodes of " + route.step;
   main.append(
-    el("div", { class: "title" }, el("h1", null, title), parts.steps),
-    parts.notice,
-    parts.torn,
-    parts.scores,
+    el("div", { class: "title" }, el("h1", null, title), elements.steps),
+    elements.notice,
+    elements.recordError,
+    elements.scores,
     el(
       "div",
       { class: "charts two" },
@@ -304,7 +339,7 @@ function layout(main, place) {
           el("span", { class: "chart-name" }, "rewards"),
           el("span", { class: "faint hint" }, "click a bar to filter"),
         ),
-        parts.histogram,
+        elements.histogram,
       ),
       el(
         "figure",
@@ -312,32 +347,32 @@ function layout(main, place) {
         el(
           "div",
           { class: "chart-title" },
-          parts.y,
+          elements.y,
           el("span", { class: "faint" }, "over"),
-          parts.x,
+          elements.x,
           legend([["●", "right"], ["×", "wrong"], ["–", "ungraded"]]),
         ),
-        parts.scatter,
+        elements.scatter,
       ),
     ),
-    el("div", { class: "tools" }, parts.search, parts.player, parts.outcome, parts.clear),
-    parts.count,
-    parts.unmeasured,
-    parts.table,
+    el("div", { class: "tools" }, elements.search, elements.player, elements.outcome, elements.clear),
+    elements.count,
+    elements.unmeasured,
+    elements.table,
   );
-  return parts;
+  return elements;
 }
 
-function columns(place, state) {
+function columns(route, state) {
   const measured = (row) => state.measures.get(row.group + "/" + row.rollout) || {};
-  const at = (row) => ({ run: place.run, step: place.step, group: row.group, rollout: row.rollout });
+  const groupRoute = (row) => ({ run: route.run, step: route.step, group: row.group, rollout: row.rollout });
   return [
     {
       name: "group",
       title: "Group",
       sort: true,
       width: "3.4rem",
-      cell: (row) => leads({ ...at(row), screen: "group" }, null, "g" + row.group),
+      cell: (row) => routeLink({ ...groupRoute(row), screen: "group" }, null, "g" + row.group),
     },
     {
       name: "rollout",
@@ -345,13 +380,13 @@ function columns(place, state) {
       sort: true,
       width: "4.4rem",
       cell: (row) =>
-        leads(
-          { ...at(row), screen: "episode" },
+        routeLink(
+          { ...groupRoute(row), screen: "episode" },
           null,
-          (heldPlace({ ...at(row), screen: "episode" }) ? "open " : "") + row.rollout,
+          (isAvailable({ ...groupRoute(row), screen: "episode" }) ? "open " : "") + row.rollout,
         ),
     },
-    ...(state.scored
+    ...(state.results
       ? [{
         name: "player",
         title: "Agent",
@@ -399,7 +434,7 @@ function columns(place, state) {
       sort: true,
       number: true,
       width: "3.6rem",
-      cell: (row) => figure(measured(row), "retention"),
+      cell: (row) => formatMeasure(measured(row), "retention"),
     },
     {
       name: "invention",
@@ -408,7 +443,7 @@ function columns(place, state) {
       sort: true,
       number: true,
       width: "5.2rem",
-      cell: (row) => figure(measured(row), "invention"),
+      cell: (row) => formatMeasure(measured(row), "invention"),
     },
     {
       name: "question",
@@ -420,7 +455,7 @@ function columns(place, state) {
       name: "answer",
       title: "Answer",
       width: "minmax(7rem,2fr)",
-      cell: (row) => el("span", { title: row.answer || "" }, row.answer === null ? "–" : unboxed(row.answer)),
+      cell: (row) => el("span", { title: row.answer || "" }, row.answer === null ? "–" : extractBoxed(row.answer)),
     },
     {
       name: "gold",
@@ -431,40 +466,47 @@ function columns(place, state) {
   ];
 }
 
-// A dash if nothing can be measured; an omission of an exported file shows "…".
-function figure(measured, name) {
+// A dash if nothing can be measured. "…" if the exported file omits it.
+function formatMeasure(measured, name) {
   return measured.left_out
     ? el("span", { class: "faint", title: "not measured for this file" }, "…")
     : num(measured[name]);
 }
 
 // The first quantity that differs between episodes.
-function varied(rows) {
+function firstVaryingColumn(rows) {
   const names = ["sampled_tokens", "prompt_tokens", "turns", "group"];
   return names.find((name) => rows.some((row) => row[name] !== rows[0][name])) || "group";
 }
 
-// Bar edges, also stored in the address: a bar counts the rewards that a click on it selects.
-function edgesOf(rewards) {
+// Bar edges, also stored in the address. A bar counts the rewards that a click selects.
+function binEdges(rewards) {
   const low = rewards.reduce((a, b) => Math.min(a, b), 0), high = rewards.reduce((a, b) => Math.max(a, b), 1);
   return Array.from(
     { length: BINS + 1 },
-    (_, at) => (at === 0 ? low : at === BINS ? high : Number((low + ((high - low) * at) / BINS).toPrecision(12))),
+    (
+      _,
+      index,
+    ) => (index === 0 ? low : index === BINS ? high : Number((low + ((high - low) * index) / BINS).toPrecision(12))),
   );
 }
 
-function histogram(holder, rows, query, set) {
+function drawHistogram(container, rows, query, setFilters) {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
-  clear(holder);
-  if (!rewards.length) return holder.append(el("p", { class: "faint" }, "all episodes are ungraded"));
-  const width = Math.max(240, roomIn(holder)),
+  clear(container);
+  if (!rewards.length) return container.append(el("p", { class: "faint" }, "all episodes are ungraded"));
+  const width = Math.max(240, contentWidth(container)),
     height = 184,
-    edges = edgesOf(rewards),
+    edges = binEdges(rewards),
     low = edges[0],
     high = edges[BINS];
   const counts = new Array(BINS).fill(0);
   for (const reward of rewards) counts[Math.min(BINS, edges.filter((edge) => edge <= reward).length) - 1] += 1;
-  const most = Math.max(...counts), left = 54, step = (width - left - 6) / BINS, floor = height - 36, room = floor - 12;
+  const largest = Math.max(...counts),
+    left = 54,
+    step = (width - left - 6) / BINS,
+    floor = height - 36,
+    plotHeight = floor - 12;
   const root = svg("svg", {
     width,
     height,
@@ -473,8 +515,8 @@ function histogram(holder, rows, query, set) {
     role: "group",
     "aria-label": "Histogram of rewards",
   });
-  for (const value of ticks(0, most, 3)) {
-    const y = floor - (room * value) / most;
+  for (const value of ticks(0, largest, 3)) {
+    const y = floor - (plotHeight * value) / largest;
     root.append(
       svg(
         "g",
@@ -484,31 +526,39 @@ function histogram(holder, rows, query, set) {
       ),
     );
   }
-  counts.forEach((count, at) => {
-    const from = edges[at], to = edges[at + 1], tall = Math.max(count ? 2 : 0, (room * count) / most);
-    const chosen = query.from !== undefined && Number(query.from) === from;
-    const pick = () =>
-      set(
-        chosen
+  counts.forEach((count, index) => {
+    const start = edges[index],
+      end = edges[index + 1],
+      barHeight = Math.max(count ? 2 : 0, (plotHeight * count) / largest);
+    const isSelected = query.from !== undefined && Number(query.from) === start;
+    const toggleFilter = () =>
+      setFilters(
+        isSelected
           ? { from: null, to: null, last: null }
-          : { from: String(from), to: String(to), last: at === BINS - 1 ? "1" : null },
+          : { from: String(start), to: String(end), last: index === BINS - 1 ? "1" : null },
       );
-    const label = `${count} episodes with a reward from ${num(Number(from.toPrecision(3)))} to ${
-      num(Number(to.toPrecision(3)))
+    const label = `${count} episodes with a reward from ${num(Number(start.toPrecision(3)))} to ${
+      num(Number(end.toPrecision(3)))
     }`;
     const bar = svg("g", {
-      class: "bin" + (chosen ? " chosen" : ""),
+      class: "bin" + (isSelected ? " chosen" : ""),
       role: "button",
       tabindex: 0,
       "aria-label": label,
-      "aria-pressed": String(chosen),
-      onclick: pick,
-      onkeydown: (event) => (event.key === "Enter" || event.key === " ") && pick(),
+      "aria-pressed": String(isSelected),
+      onclick: toggleFilter,
+      onkeydown: (event) => (event.key === "Enter" || event.key === " ") && toggleFilter(),
     });
     bar.append(
       svg("title", null, label),
-      svg("rect", { class: "reach", x: left + at * step, y: 4, width: step, height: floor - 4 }),
-      svg("rect", { class: "fill", x: left + 1 + at * step, y: floor - tall, width: step - 2, height: tall }),
+      svg("rect", { class: "reach", x: left + index * step, y: 4, width: step, height: floor - 4 }),
+      svg("rect", {
+        class: "fill",
+        x: left + 1 + index * step,
+        y: floor - barHeight,
+        width: step - 2,
+        height: barHeight,
+      }),
     );
     root.append(bar);
   });
@@ -526,5 +576,5 @@ function histogram(holder, rows, query, set) {
     );
   }
   root.append(axisNames(["reward", "episodes"], left + (width - left) / 2, height - 4, floor / 2));
-  holder.append(root);
+  container.append(root);
 }
