@@ -17,12 +17,13 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 Passage = tuple[str, int, str]
 """(kind, line, text)"""
+Reader = Callable[[str], Iterator[Passage]]
 
 HOUSE = re.compile(
     r"(?i)\b(?:beside|anew|told|tells?|stands? (?:in|there|beside|alone|under|behind|for)"
@@ -86,19 +87,20 @@ def python(text: str, docstrings: str) -> Iterator[Passage]:
 
 def javascript(text: str) -> Iterator[Passage]:
     """Comments, strings and names: identifiers other than keywords, properties and keys."""
-    for found in re.finditer(r"(?m)(?:^|\s)// ?(\w.*)$", text):
+    for found in re.finditer(r"(?m)(?:^|(?<=\s))// ?(\w.*)$", text):
         yield "comments", text.count("\n", 0, found.start(1)) + 1, found[1]
-    text = re.sub(r"(?m)(?:^|\s)//.*$", "", text)
+    text = re.sub(r"(?m)(?:^|(?<=\s))//.*$", "", text)
     text = re.sub(r"([(\[=,:!]\s*)/(?![*/])(?:\\.|\[[^\]\n]*\]|[^/\n\\])+/[a-z]*", r"\1", text)
-    while found := re.search(r"`((?:[^`$\\]|\\.|\$(?!\{)|\$\{[^`]*?\})*)`", text):  # the innermost template first
-        inner = re.findall(r"\$(\{[^}]*\})", found[1])
-        words = re.sub(r"\$\{[^}]*\}", "X", found[1]).replace('"', "'").replace("\n", " ")
-        text = f'{text[: found.start()]}"{words}" {" ".join(inner)}{text[found.end() :]}'
+    while template := re.search(r"`((?:[^`$\\]|\\.|\$(?!\{)|\$\{[^`]*?\})*)`", text):  # the innermost template first
+        inner = " ".join(re.findall(r"\$(\{[^}]*\})", template[1]))
+        words = re.sub(r"\$\{[^}]*\}", "X", template[1]).replace('"', "'").replace("\n", " ")
+        lines = "\n" * (template[1].count("\n") - inner.count("\n"))
+        text = f'{text[: template.start()]}"{words}" {inner}{lines}{text[template.end() :]}'
     for found in re.finditer(r'"((?:[^"\\\n]|\\.)*)"', text):
         if len(found[1].split()) > 3:
             yield "messages", text.count("\n", 0, found.start()) + 1, found[1]
     text = re.sub(r'"(?:[^"\\\n]|\\.)*"', "", text)
-    for found in re.finditer(r"(?<![.\w$])(?<!\?\.)[a-zA-Z_$][\w$]*\b(?!:)|\.\.\.[a-zA-Z_$][\w$]*", text):
+    for found in re.finditer(r"(?<![.\w$])[a-zA-Z_$][\w$]*\b(?!:)|\.\.\.[a-zA-Z_$][\w$]*", text):
         name = found[0].lstrip(".")
         if not KEYWORDS.fullmatch(name):
             yield "names", text.count("\n", 0, found.start()) + 1, name
@@ -109,8 +111,8 @@ def passages(paths: Iterable[Path]) -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     files = (file for root in paths for file in ([root] if root.is_file() else sorted(root.rglob("*.*"))))
     for path in files:
-        docstrings = "help" if "cli" in path.parts else "docstrings"
-        readers = {".md": markdown, ".py": partial(python, docstrings=docstrings), ".js": javascript}
+        of_python = partial(python, docstrings="help" if "cli" in path.parts else "docstrings")
+        readers: dict[str, Reader] = {".md": markdown, ".py": of_python, ".js": javascript}
         if path.suffix not in readers:
             continue
         for kind, line, passage in readers[path.suffix](path.read_text("utf-8")):
