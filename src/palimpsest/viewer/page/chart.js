@@ -94,11 +94,13 @@ export function chart(container, options) {
   function drawCaption() {
     const main = state.series[0];
     const last = main && main.points.length ? main.points[main.points.length - 1][1] : null;
-    const names = state.series.length > 1 || state.legend ? legend() : el("span", { class: "chart-last" }, num(last));
+    const names = state.series.length > 1 || state.legend
+      ? drawLegend()
+      : el("span", { class: "chart-last" }, num(last));
     clear(title).append(el("span", { class: "chart-name", title: state.hint || state.title }, state.title), names);
   }
 
-  function legend() {
+  function drawLegend() {
     return el(
       "span",
       { class: "legend" },
@@ -108,7 +110,7 @@ export function chart(container, options) {
     );
   }
 
-  function measure() {
+  function computeScale() {
     const isInDomain = ([x]) => !state.domain || (x >= state.domain[0] && x <= state.domain[1]);
     const xs = [], ys = [];
     for (const series of state.series) {
@@ -135,34 +137,34 @@ export function chart(container, options) {
   }
 
   function drawSvg() {
-    scale = measure();
+    scale = computeScale();
     const clip = "clip" + Math.random().toString(36).slice(2);
     const label = state.title + ": " +
       state.series.map((series) =>
         `${series.name} ${num(series.points.length ? series.points[series.points.length - 1][1] : null)}`
       ).join(", ");
-    const root = svg("svg", {
+    const image = svg("svg", {
       width,
       height: state.height,
       viewBox: `0 0 ${width} ${state.height}`,
       role: "img",
       "aria-label": label,
     });
-    root.append(
+    image.append(
       svg(
         "clipPath",
         { id: clip },
         svg("rect", { x: LEFT - 4, y: 0, width: scale.w + 8, height: state.height - BOTTOM + 2 }),
       ),
     );
-    root.append(grid());
+    image.append(drawGrid());
     const lines = svg("g", { "clip-path": `url(#${clip})` });
     state.series.forEach((series, index) => lines.append(drawSeries(series, colourClass(index))));
-    root.append(lines, svg("g", { class: "cursor" }));
-    return root;
+    image.append(lines, svg("g", { class: "cursor" }));
+    return image;
   }
 
-  function grid() {
+  function drawGrid() {
     const group = svg("g", { class: "axes" });
     for (const value of ticks(scale.y0, scale.y1, 4)) {
       const y = scale.y(value).toFixed(1);
@@ -195,7 +197,7 @@ export function chart(container, options) {
     return group;
   }
 
-  function path(points) {
+  function linePath(points) {
     return points.map(([x, y], index) => (index ? "L" : "M") + scale.x(x).toFixed(1) + "," + scale.y(y).toFixed(1))
       .join("");
   }
@@ -204,14 +206,14 @@ export function chart(container, options) {
     const group = svg("g", { class: style }), isSmoothed = state.smoothing && !series.marks;
     if (series.band && series.band.length > 1) {
       for (const [x, low, high] of series.band) {
-        group.append(svg("path", { class: "whisker", d: path([[x, low], [x, high]]) }));
+        group.append(svg("path", { class: "whisker", d: linePath([[x, low], [x, high]]) }));
       }
     }
-    if (isSmoothed) group.append(svg("path", { class: "line raw", d: path(series.points) }));
+    if (isSmoothed) group.append(svg("path", { class: "line raw", d: linePath(series.points) }));
     group.append(
       svg("path", {
         class: "line",
-        d: path(movingAverage(series.points, isSmoothed ? state.smoothing : 0)),
+        d: linePath(movingAverage(series.points, isSmoothed ? state.smoothing : 0)),
         "stroke-dasharray": series.dashed ? "5 4" : null,
       }),
     );
@@ -234,13 +236,13 @@ export function chart(container, options) {
     return best;
   }
 
-  function pixel(event) {
+  function pointerX(event) {
     return event.clientX - area.getBoundingClientRect().left;
   }
 
-  function hover(event) {
+  function onHover(event) {
     if (!scale || !drawing) return;
-    const px = pixel(event), cursor = clear(drawing.querySelector(".cursor"));
+    const px = pointerX(event), cursor = clear(drawing.querySelector(".cursor"));
     if (drag !== null) {
       cursor.append(
         svg("rect", { class: "zoom", x: Math.min(px, drag), y: TOP, width: Math.abs(px - drag), height: scale.h }),
@@ -295,14 +297,14 @@ export function chart(container, options) {
     leave: hideValues,
     open: (index) => state.onpick && state.onpick(visibleXs()[index]),
   });
-  area.addEventListener("pointermove", hover);
+  area.addEventListener("pointermove", onHover);
   area.addEventListener("pointerleave", hideValues);
   area.addEventListener("pointerdown", (event) => {
-    if (event.button === 0 && scale) drag = pixel(event);
+    if (event.button === 0 && scale) drag = pointerX(event);
   });
-  function release(event) {
+  function onRelease(event) {
     if (drag === null) return;
-    const [start, end] = [drag, pixel(event)].sort((a, b) => a - b);
+    const [start, end] = [drag, pointerX(event)].sort((a, b) => a - b);
     drag = null;
     if (end - start > 8) {
       if (state.onzoom) state.onzoom([scale.back(Math.max(LEFT, start)), scale.back(Math.min(width - RIGHT, end))]);
@@ -311,7 +313,7 @@ export function chart(container, options) {
       if (x !== null) state.onpick(x);
     }
   }
-  addEventListener("pointerup", release);
+  addEventListener("pointerup", onRelease);
   area.addEventListener("dblclick", () => state.onzoom && state.onzoom(null));
   const watcher = new ResizeObserver((entries) => {
     const newWidth = Math.floor(entries[0].contentRect.width);
@@ -322,7 +324,7 @@ export function chart(container, options) {
     draw,
     stop() {
       watcher.disconnect();
-      removeEventListener("pointerup", release);
+      removeEventListener("pointerup", onRelease);
     },
   };
 }

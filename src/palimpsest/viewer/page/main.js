@@ -131,9 +131,9 @@ function drawHeader(route) {
   }
   if (route.screen === "evaluation") links.push(el("span", null, "problems"));
   const crumbs = links.flatMap((
-    part,
+    crumb,
     index,
-  ) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), part] : [part]));
+  ) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), crumb] : [crumb]));
   const tools = [
     el("nav", { class: "crumbs", "aria-label": "Location" }, crumbs),
     el("span", { class: "grow" }),

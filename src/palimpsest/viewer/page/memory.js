@@ -18,14 +18,14 @@ const ORIGINS = {
 
 // Text split at the edges of ranges [{from, to, ...}], in code points. render(text, ranges) returns each part.
 function renderRanges(text, start, ranges, render) {
-  const points = Array.from(text), end = start + points.length;
+  const characters = Array.from(text), end = start + characters.length;
   const overlapping = ranges.filter((range) => range.to > start && range.from < end);
   const edges = [...new Set([start, end, ...overlapping.flatMap((range) => [range.from, range.to])])].filter((bound) =>
     bound >= start && bound <= end
   ).sort((a, b) => a - b);
   return edges.slice(1).map((edge, index) =>
     render(
-      points.slice(edges[index] - start, edge - start).join(""),
+      characters.slice(edges[index] - start, edge - start).join(""),
       overlapping.filter((range) => range.from <= edges[index] && range.to >= edge),
     )
   );
@@ -75,18 +75,18 @@ function markText(text, ranges) {
 export function diffView(view, highlight) {
   const marks = markedRanges(view);
   const elements = view.diff.map((part, number) => {
-    const indent = leadingSpace(part.text);
+    const leadingCount = countLeadingSpace(part.text);
     if (part.origin === "dropped") {
       const isLost = part.evidence.length > 0;
       const deletion = el(
         "del",
         { class: isLost ? "o-lost" : "o-dropped", title: isLost ? "lost evidence" : "dropped" },
         hiddenText(isLost ? "lost evidence: " : "dropped: "),
-        part.text.slice(indent),
+        part.text.slice(leadingCount),
       );
-      return [part.text.slice(0, indent), deletion];
+      return [part.text.slice(0, leadingCount), deletion];
     }
-    const inner = renderRanges(part.text.slice(indent), part.characters[0] + indent, marks, markText);
+    const inner = renderRanges(part.text.slice(leadingCount), part.characters[0] + leadingCount, marks, markText);
     const hasSource = part.source && !["kept", "unfounded"].includes(part.origin);
     const element = el(
       "span",
@@ -102,13 +102,13 @@ export function diffView(view, highlight) {
       inner,
     );
     if (part.source) listenForHover(element, () => highlight(number), () => highlight(null));
-    return [part.text.slice(0, indent), element];
+    return [part.text.slice(0, leadingCount), element];
   });
   return el("div", { class: "memory-text" }, elements.length ? elements : el("span", { class: "faint" }, "empty"));
 }
 
 // White space before a run of words stays unmarked.
-function leadingSpace(text) {
+function countLeadingSpace(text) {
   return text.length - text.trimStart().length;
 }
 
@@ -167,9 +167,9 @@ export function promptPieces(view, fates) {
   return {
     element: container,
     spans,
-    highlight(part) {
+    highlight(number) {
       for (const element of highlighted) element.classList.remove("highlighted");
-      highlighted = part === null ? [] : spans.get(part) || [];
+      highlighted = number === null ? [] : spans.get(number) || [];
       for (const element of highlighted) element.classList.add("highlighted");
       const box = highlighted.length && highlighted[0].closest(".piece-text");
       if (box) box.scrollTop = highlighted[0].offsetTop - box.offsetTop - box.clientHeight / 3;
@@ -197,9 +197,10 @@ function pieceView(piece, view, spans, fates) {
       evidence = ranges.find((range) => range.kind === "gold");
     const classes = [source && "o-" + source.origin, evidence && "gold"].filter(Boolean).join(" ");
     const title = evidence ? "evidence: " + fates[evidence.number].text : "words that the memory took from here";
-    const indent = leadingSpace(part), element = el("span", { class: classes, title }, part.slice(indent));
+    const leadingCount = countLeadingSpace(part),
+      element = el("span", { class: classes, title }, part.slice(leadingCount));
     if (source) spans.set(source.part, [...(spans.get(source.part) || []), element]);
-    return indent ? [part.slice(0, indent), element] : element;
+    return leadingCount ? [part.slice(0, leadingCount), element] : element;
   });
   const facts = formatTokens(piece.tokens) + (piece.whole ? "" : ", truncated");
   const box = el(

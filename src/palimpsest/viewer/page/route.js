@@ -74,7 +74,7 @@ export function routeHash(route) {
 export function apiPath({ run, step, group, rollout }) {
   const levels = [["runs", run], ["steps", step], ["groups", group], ["rollouts", rollout]];
   return "/api" +
-    levels.filter((part) => part[1] !== null && part[1] !== undefined).map(([name, value]) =>
+    levels.filter((level) => level[1] !== null && level[1] !== undefined).map(([name, value]) =>
       `/${name}/${encodeURIComponent(value)}`
     ).join("");
 }

@@ -20,9 +20,9 @@ export function scatter(container, onOpen) {
 
   function describePoint(index) {
     const { row, x, y } = points[index];
-    return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${kindOf(row)}: ${
-      row.answer || row.outcome
-    }`;
+    return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${
+      gradeKind(row)
+    }: ${row.answer || row.outcome}`;
   }
 
   function show(index) {
@@ -106,7 +106,7 @@ function drawPoints(points, label, names, width, ring) {
   const [x0, x1] = bounds(points, "x"), [y0, y1] = bounds(points, "y");
   const px = (x) => LEFT + ((width - LEFT - RIGHT) * (x - x0)) / (x1 - x0),
     py = (y) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (y - y0) / (y1 - y0));
-  const root = svg("svg", {
+  const image = svg("svg", {
     width,
     height: HEIGHT,
     viewBox: `0 0 ${width} ${HEIGHT}`,
@@ -114,7 +114,7 @@ function drawPoints(points, label, names, width, ring) {
     "aria-label": label,
   });
   for (const tick of ticks(y0, y1, 3)) {
-    root.append(
+    image.append(
       svg(
         "g",
         { class: "axes" },
@@ -124,20 +124,20 @@ function drawPoints(points, label, names, width, ring) {
     );
   }
   for (const tick of ticks(x0, x1, Math.max(2, width / 100))) {
-    root.append(
+    image.append(
       svg("g", { class: "axes" }, svg("text", { x: px(tick), y: HEIGHT - 19, "text-anchor": "middle" }, num(tick))),
     );
   }
-  root.append(axisNames(names, LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 3, TOP + (HEIGHT - TOP - BOTTOM) / 2));
+  image.append(axisNames(names, LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 3, TOP + (HEIGHT - TOP - BOTTOM) / 2));
   points.forEach((point, index) => Object.assign(point, jitter(px(point.x), py(point.y), index)));
   const shapes = Object.entries(SHAPES).map(([kind, shape]) =>
-    svg("path", { class: kind, d: points.filter(({ row }) => kindOf(row) === kind).map(shape).join("") })
+    svg("path", { class: kind, d: points.filter(({ row }) => gradeKind(row) === kind).map(shape).join("") })
   );
-  root.append(svg("g", { class: "dots" }, shapes, ring));
-  return root;
+  image.append(svg("g", { class: "dots" }, shapes, ring));
+  return image;
 }
 
-function kindOf({ reward }) {
+function gradeKind({ reward }) {
   return reward === null ? "ungraded" : reward >= 0.5 ? "right" : "wrong";
 }
 

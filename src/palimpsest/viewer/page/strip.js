@@ -50,22 +50,22 @@ const CELL = 26,
   MIN_HEIGHT = 4,
   PRINT_WIDTH = 440;
 
-export function sign(state) {
+export function stateSign(state) {
   return SIGNS[state] || "·";
 }
 
-export function nameOf(state) {
+export function stateName(state) {
   return NAMES[state] || state;
 }
 
-export function slug(state) {
+export function className(state) {
   return state.replace(/ /g, "-");
 }
 
 export function verdictBadge(fate) {
   const kind = { held: "good", "in sight": "good", lost: "bad", "not written": "bad", unseen: "faint" }[fate.verdict] ||
     "faint";
-  return el("span", { class: "verdict verdict-" + kind, title: VERDICTS[fate.verdict] }, nameOf(fate.verdict));
+  return el("span", { class: "verdict verdict-" + kind, title: VERDICTS[fate.verdict] }, stateName(fate.verdict));
 }
 
 // {element, mark(turn), stop()}: `mark` highlights the current turn.
@@ -186,7 +186,7 @@ function keyTurn(fate) {
 }
 
 function cellView(row, x, width, view) {
-  const group = svg("g", { class: "cell cell-" + slug(row.state) });
+  const group = svg("g", { class: "cell cell-" + className(row.state) });
   group.append(
     svg("rect", {
       x: x + (width > 6 ? 1 : 0),
@@ -207,7 +207,7 @@ function cellView(row, x, width, view) {
       }),
     );
   }
-  if (width >= 14) group.append(svg("text", { x: x + width / 2, y: CELL / 2 + 4.5 }, sign(row.state)));
+  if (width >= 14) group.append(svg("text", { x: x + width / 2, y: CELL / 2 + 4.5 }, stateSign(row.state)));
   const suffix = row.unfounded
     ? `; keeps ${row.unfounded === 1 ? "a sentence" : row.unfounded + " sentences"} hallucinated earlier`
     : "";
@@ -215,7 +215,7 @@ function cellView(row, x, width, view) {
     svg(
       "title",
       null,
-      `turn ${ordinal(row.turn)}: ${row.marks.map(nameOf).join(", ")} (${view.states[row.state]})${suffix}`,
+      `turn ${ordinal(row.turn)}: ${row.marks.map(stateName).join(", ")} (${view.states[row.state]})${suffix}`,
     ),
   );
   return group;
@@ -234,7 +234,7 @@ function columnView(turns, rows, cell, statesBySeverity) {
     group.append(
       svg(
         "g",
-        { class: "cell cell-" + slug(state) },
+        { class: "cell cell-" + className(state) },
         svg("rect", { x: turns[0] * cell, y, width: Math.max(turns.length * cell, 2), height }),
       ),
     );
@@ -245,7 +245,7 @@ function columnView(turns, rows, cell, statesBySeverity) {
       "title",
       null,
       `turns ${ordinal(turns[0])} to ${ordinal(turns[turns.length - 1])}: ` +
-        counts.map(([state, count]) => `${count} ${nameOf(state)}`).join(", "),
+        counts.map(([state, count]) => `${count} ${stateName(state)}`).join(", "),
     ),
   );
   return group;
@@ -358,8 +358,8 @@ function stripLegend(view, note) {
     el(
       "span",
       { class: "legend-item", title: view.states[state] },
-      el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)),
-      nameOf(state),
+      el("span", { class: "legend-cell legend-" + className(state), "aria-hidden": "true" }, stateSign(state)),
+      stateName(state),
     )
   );
   const mark = (kind, text) =>
@@ -375,7 +375,7 @@ function stripLegend(view, note) {
 function describeStrip(view) {
   const counts = {};
   for (const row of view.turns) counts[row.state] = (counts[row.state] || 0) + 1;
-  const turns = Object.entries(counts).map(([state, count]) => `${count} ${nameOf(state)}`).join(", ");
+  const turns = Object.entries(counts).map(([state, count]) => `${count} ${stateName(state)}`).join(", ");
   return `${view.turns.length} turns: ${turns}. ` +
-    view.fates.map((fate) => `${fate.text} ${nameOf(fate.verdict)}`).join("; ");
+    view.fates.map((fate) => `${fate.text} ${stateName(fate.verdict)}`).join("; ");
 }

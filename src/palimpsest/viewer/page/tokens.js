@@ -12,19 +12,19 @@ export function tokenStrip(tokenView, mode, onChange) {
     el("button", {
       type: "button",
       "aria-pressed": "false",
-      onclick: () => (show(mode), onChange(mode === DEFAULT_MODE ? null : mode)),
+      onclick: () => (draw(mode), onChange(mode === DEFAULT_MODE ? null : mode)),
     }, name)
   );
   const note = el("p", { class: "legend" });
   const largest = Math.max(1e-9, ...tokenView.tokens.map((token) => Math.abs(token.advantage || 0)));
 
-  function show(mode) {
+  function draw(mode) {
     modes.forEach((button, index) => button.setAttribute("aria-pressed", String(Object.keys(MODES)[index] === mode)));
     clear(text).append(...tokenView.tokens.map((token) => tokenElement(token, mode, largest)));
     clear(note).append(...explainMode(tokenView, mode));
   }
 
-  show(Object.hasOwn(MODES, mode) ? mode : DEFAULT_MODE);
+  draw(Object.hasOwn(MODES, mode) ? mode : DEFAULT_MODE);
   return el(
     "div",
     { class: "token-strip" },

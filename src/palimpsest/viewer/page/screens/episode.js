@@ -6,7 +6,7 @@ import { get } from "../api.js";
 import { apiPath, ordinal, routeHash, setTitle } from "../route.js";
 import { routeLink } from "../links.js";
 import { bindKey, describeKey } from "../keys.js";
-import { nameOf, sign, slug, strip, verdictBadge } from "../strip.js";
+import { className, stateName, stateSign, strip, verdictBadge } from "../strip.js";
 import { blameView, diffView, originLegend, plainView, promptPieces } from "../memory.js";
 import { contextBlocks } from "../context.js";
 import { tokenStrip } from "../tokens.js";
@@ -286,8 +286,8 @@ export async function show(main, route) {
 
 // The reverse of highlight(): a piece of the prompt highlights the memory.
 function linkHighlights(body, promptView) {
-  for (const [part, elements] of promptView.spans) {
-    const target = body.querySelector(`[data-part="${part}"]`);
+  for (const [number, elements] of promptView.spans) {
+    const target = body.querySelector(`[data-part="${number}"]`);
     if (!target) continue;
     for (const element of elements) {
       element.addEventListener("mouseenter", () => target.classList.add("highlighted"));
@@ -371,9 +371,9 @@ function turnHead(turnView, view) {
   const marks = turnView.marks.map((mark) =>
     el(
       "span",
-      { class: "turn-mark turn-mark-" + slug(mark), title: view.states[mark] },
-      el("span", { "aria-hidden": "true" }, sign(mark) + " "),
-      nameOf(mark),
+      { class: "turn-mark turn-mark-" + className(mark), title: view.states[mark] },
+      el("span", { "aria-hidden": "true" }, stateSign(mark) + " "),
+      stateName(mark),
     )
   );
   const facts = [
@@ -407,8 +407,8 @@ function evidenceLines(row, view) {
     lost: ["✕", "lost from the memory: ", "lost"],
     recalled: ["↩", "recalled: ", "recalled"],
   };
-  return Object.entries(labels).flatMap(([part, [symbol, text, kind]]) =>
-    row[part].map((number) =>
+  return Object.entries(labels).flatMap(([key, [symbol, text, kind]]) =>
+    row[key].map((number) =>
       el(
         "li",
         { class: "evidence evidence-" + kind },

@@ -43,7 +43,7 @@ export function show(main, route) {
     group: row.group,
     rollout: row.rollout,
   });
-  const points = scatter(elements.scatter, (row) => isAvailable(routeOf(row)) && navigate(routeOf(row)));
+  const drawScatter = scatter(elements.scatter, (row) => isAvailable(routeOf(row)) && navigate(routeOf(row)));
   const watcher = new ResizeObserver(drawCharts);
   watcher.observe(elements.histogram);
   elements.search.value = query.q || "";
@@ -125,7 +125,7 @@ export function show(main, route) {
     setFilters({ sort: query.sort === "-" + name ? name : "-" + name });
   }
 
-  function value(row, name) {
+  function getValue(row, name) {
     if (MEASURED.includes(name)) return (state.measures.get(row.group + "/" + row.rollout) || {})[name];
     return row[name];
   }
@@ -137,20 +137,22 @@ export function show(main, route) {
 
   // The only agent; all agents if there are several.
   function defaultPlayer() {
-    const names = new Set((state.results || []).filter((part) => !part.baseline).map((part) => part.player));
+    const names = new Set((state.results || []).filter((result) => !result.baseline).map((result) => result.player));
     return names.size === 1 ? [...names][0] : ALL_AGENTS;
   }
 
   function drawPlayers() {
     if (!state.results) return;
-    const countRecorded = (part) =>
-      state.rows.filter((row) => row.player === part.player && row.part === part.label).length;
+    const countRecorded = (result) =>
+      state.rows.filter((row) => row.player === result.player && row.part === result.label).length;
     clear(elements.scores).append(
       el("h2", null, "Scores of all episodes"),
       scoreTable(state.results, countRecorded),
       recordedNote(),
     );
-    const names = [...new Set([...state.results.map((part) => part.player), ...state.rows.map((row) => row.player)])];
+    const names = [
+      ...new Set([...state.results.map((result) => result.player), ...state.rows.map((row) => row.player)]),
+    ];
     elements.player.hidden = false;
     clear(elements.player).append(
       ...names.map((name) => el("option", { value: name }, name)),
@@ -160,7 +162,7 @@ export function show(main, route) {
   }
 
   function recordedNote() {
-    const all = state.results.reduce((sum, part) => sum + part.episodes, 0),
+    const all = state.results.reduce((sum, result) => sum + result.episodes, 0),
       recordedCount = state.rows.filter((row) => row.part !== null).length;
     if (recordedCount >= all) return "";
     return el(
@@ -191,9 +193,9 @@ export function show(main, route) {
     const name = query.sort.replace(/^-/, ""), sign = query.sort[0] === "-" ? -1 : 1;
     const isMissing = (value) => value === null || value === undefined;
     return [...rows].sort((a, b) => {
-      const [first, second] = [value(a, name), value(b, name)];
-      if (isMissing(first) || isMissing(second)) return Number(isMissing(first)) - Number(isMissing(second));
-      return (first < second ? -1 : first > second ? 1 : 0) * sign;
+      const [x, y] = [getValue(a, name), getValue(b, name)];
+      if (isMissing(x) || isMissing(y)) return Number(isMissing(x)) - Number(isMissing(y));
+      return (x < y ? -1 : x > y ? 1 : 0) * sign;
     });
   }
 
@@ -211,13 +213,13 @@ export function show(main, route) {
     const groups = new Set(visibleRows.map((row) => row.group)).size;
     const ungraded = visibleRows.filter((row) => row.reward === null).length;
     const rewards = visibleRows.filter((row) => row.reward !== null).map((row) => row.reward);
-    const total = state.results
+    const scope = state.results
       ? `recorded episodes in ${num(groups)} groups (${
         selectedPlayer() === ALL_AGENTS ? "agent and baselines" : selectedPlayer()
       })`
       : `episodes in ${num(groups)} groups`;
     const summary = [
-      `${num(visibleRows.length)} of ${num(state.rows.length)} ${total}`,
+      `${num(visibleRows.length)} of ${num(state.rows.length)} ${scope}`,
       state.results ? null : `mean reward ${num(mean(rewards))}`,
       ungraded ? `${num(ungraded)} ungraded` : null,
     ];
@@ -236,7 +238,7 @@ export function show(main, route) {
   function drawCharts() {
     if (!state.visibleRows || state.stopped) return;
     drawHistogram(elements.histogram, state.rows.filter((row) => matchesFilters(row, "reward")), query, setFilters);
-    points({ rows: state.visibleRows, x: elements.x.value, y: elements.y.value, value, names: AXES });
+    drawScatter({ rows: state.visibleRows, x: elements.x.value, y: elements.y.value, value: getValue, names: AXES });
   }
 
   function drawOutcomes() {
@@ -475,8 +477,8 @@ function formatMeasure(measured, name) {
 
 // The first quantity that differs between episodes.
 function firstVaryingColumn(rows) {
-  const names = ["sampled_tokens", "prompt_tokens", "turns", "group"];
-  return names.find((name) => rows.some((row) => row[name] !== rows[0][name])) || "group";
+  const columnNames = ["sampled_tokens", "prompt_tokens", "turns", "group"];
+  return columnNames.find((name) => rows.some((row) => row[name] !== rows[0][name])) || "group";
 }
 
 // Bar edges, also stored in the address. A bar counts the rewards that a click selects.
@@ -507,7 +509,7 @@ function drawHistogram(container, rows, query, setFilters) {
     step = (width - left - 6) / BINS,
     floor = height - 36,
     plotHeight = floor - 12;
-  const root = svg("svg", {
+  const image = svg("svg", {
     width,
     height,
     viewBox: `0 0 ${width} ${height}`,
@@ -517,7 +519,7 @@ function drawHistogram(container, rows, query, setFilters) {
   });
   for (const value of ticks(0, largest, 3)) {
     const y = floor - (plotHeight * value) / largest;
-    root.append(
+    image.append(
       svg(
         "g",
         { class: "axes" },
@@ -560,10 +562,10 @@ function drawHistogram(container, rows, query, setFilters) {
         height: barHeight,
       }),
     );
-    root.append(bar);
+    image.append(bar);
   });
   for (const value of ticks(low, high, 5)) {
-    root.append(
+    image.append(
       svg(
         "g",
         { class: "axes" },
@@ -575,6 +577,6 @@ function drawHistogram(container, rows, query, setFilters) {
       ),
     );
   }
-  root.append(axisNames(["reward", "episodes"], left + (width - left) / 2, height - 4, floor / 2));
-  container.append(root);
+  image.append(axisNames(["reward", "episodes"], left + (width - left) / 2, height - 4, floor / 2));
+  container.append(image);
 }

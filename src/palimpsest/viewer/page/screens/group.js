@@ -6,7 +6,7 @@ import { get } from "../api.js";
 import { apiPath, ordinal, routeHash } from "../route.js";
 import { isAvailable, routeLink } from "../links.js";
 import { bindKey } from "../keys.js";
-import { nameOf, sign, slug } from "../strip.js";
+import { className, stateName, stateSign } from "../strip.js";
 
 const MAX_WIDE_COLUMNS = 8, MIN_WIDTH = 690;
 
@@ -79,7 +79,10 @@ function signLegend(view) {
   const states = [...new Set(view.rollouts.flatMap((row) => row.cells.filter(Boolean).map((cell) => cell.state)))];
   const marks = states.map((
     state,
-  ) => [el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), nameOf(state)]);
+  ) => [
+    el("span", { class: "legend-cell legend-" + className(state), "aria-hidden": "true" }, stateSign(state)),
+    stateName(state),
+  ]);
   return legend([["A", "the most frequent memory of its column"], ...marks, [
     el("span", { class: "star" }, "★"),
     "contains evidence",
@@ -149,7 +152,7 @@ function letterOf(index) {
 function cellView(entry, letters, isWide, turnRoute) {
   if (!entry) return el("td", { class: "faint" }, "–");
   const name = letters.get(entry.memory_id), hasEvidence = entry.held.length > 0;
-  const title = `turn ${ordinal(entry.turn)}: ${entry.marks.map(nameOf).join(", ")}; ${entry.tokens} tokens${
+  const title = `turn ${ordinal(entry.turn)}: ${entry.marks.map(stateName).join(", ")}; ${entry.tokens} tokens${
     hasEvidence ? "; contains evidence" : ""
   }\n${entry.memory}`;
   return el(
@@ -159,7 +162,11 @@ function cellView(entry, letters, isWide, turnRoute) {
       turnRoute(entry.turn),
       { class: `memory-link memory-link-${Math.min(5, name.charCodeAt(0) - 65)}`, title },
       el("span", { class: "memory-letter" }, name),
-      el("span", { class: "legend-cell legend-" + slug(entry.state), "aria-hidden": "true" }, sign(entry.state)),
+      el(
+        "span",
+        { class: "legend-cell legend-" + className(entry.state), "aria-hidden": "true" },
+        stateSign(entry.state),
+      ),
       hasEvidence ? el("span", { class: "star", title: "contains evidence" }, "★") : null,
       entry.seen.length ? el("span", { class: "star soft", title: "evidence read here" }, "▼") : null,
       isWide ? el("span", { class: "memory-preview" }, entry.memory.trim().slice(0, 160) || "empty") : null,

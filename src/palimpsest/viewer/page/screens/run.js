@@ -263,27 +263,27 @@ function metricCharts(container, route, facts) {
         }
       }
     }
-    for (const item of charts.values()) {
-      item.draw({
-        series: [{ name: item.name, points: points(item.clock ? timings : rows, item.name) }],
-        smoothing: strengthOf(item),
+    for (const metricChart of charts.values()) {
+      metricChart.draw({
+        series: [{ name: metricChart.name, points: points(metricChart.clock ? timings : rows, metricChart.name) }],
+        smoothing: strengthOf(metricChart),
         domain,
       });
     }
   }
 
-  const strengthOf = (item) => (isSet(item.name) ? 0 : smoothing);
+  const strengthOf = (metricChart) => (isSet(metricChart.name) ? 0 : smoothing);
 
   function setSmoothing(strength) {
     smoothing = strength;
-    for (const item of charts.values()) item.draw({ smoothing: strengthOf(item) });
+    for (const metricChart of charts.values()) metricChart.draw({ smoothing: strengthOf(metricChart) });
     replaceQuery(route, route.query = { ...route.query, smooth: strength });
   }
 
   function zoom(range) {
     domain = range;
     resetZoom.hidden = range === null;
-    for (const item of charts.values()) item.draw({ domain });
+    for (const metricChart of charts.values()) metricChart.draw({ domain });
     replaceQuery(
       route,
       route.query = {
@@ -319,7 +319,7 @@ function metricCharts(container, route, facts) {
     draw,
     zoom,
     isDrawn: () => charts.size > 0,
-    stop: () => charts.forEach((item) => item.stop()),
+    stop: () => charts.forEach((metricChart) => metricChart.stop()),
   };
 }
 
