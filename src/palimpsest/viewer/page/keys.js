@@ -6,7 +6,7 @@ let bindings = [];
 
 // Active while `container` is on the page: a removed screen has no keys.
 export function bindKey(container, key, help, action) {
-  bindings.push({ holder: container, key, help, action });
+  bindings.push({ container, key, help, action });
 }
 
 // Adds a key that `container` handles while focused to the list of keys.
@@ -19,7 +19,7 @@ export function clearKeys() {
 }
 
 function activeKeys() {
-  return bindings.filter((binding) => binding.holder.isConnected);
+  return bindings.filter((binding) => binding.container.isConnected);
 }
 
 // Checkboxes, sliders and buttons are inputs too, but accept no letters.
