@@ -18,7 +18,7 @@ GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),python3,$(PYTHON))
 
 .PHONY: install install-dev quickstart test test-slow test-readme test-gpu gpu-session test-all lint docs docs-tables clean
 
-install: $(VENV)/.installed          ## palimpsest into .venv
+install: $(VENV)/.installed          ## palimpsest into .venv, and pytest for the tests of your own policies
 
 install-dev: $(VENV)/.installed-dev  ## the same, with test requirements
 
@@ -31,6 +31,7 @@ $(VENV)/.installed: pyproject.toml scripts/install_torch.py | $(BIN)/python
 	$(if $(LOCKED),$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements-dev.txt)
 	$(BIN)/python scripts/install_torch.py --build $(TORCH) --index $(TORCH_INDEX)
 	$(BIN)/python -m pip install --quiet $(EDITABLE) .
+	$(if $(LOCKED),,$(BIN)/python -m pip install --quiet 'pytest>=8.3')
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
@@ -71,6 +72,8 @@ lint: install-dev                    ## style, formatting, types
 	$(BIN)/ruff check src tests scripts benchmarks examples
 	$(BIN)/ruff format --check src tests scripts benchmarks examples
 	$(BIN)/mypy
+	$(BIN)/deno fmt --check --quiet
+	$(BIN)/deno lint --quiet
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

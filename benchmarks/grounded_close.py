@@ -12,7 +12,7 @@ Of every sentence of the file's first 100 sources: a copy, the two parts of a nu
 10:30, 1914-1918), in both modes, another modal verb, and "the only one of the" for "one of the".
 
 A dropped paraphrase is a false drop, a retained corruption a false keep. `--thresholds` prints both for the thresholds
-of alignment.py on the first file: only hotpotqa_train_100.json served for choosing the current one.
+of grounded.py on the first file: only hotpotqa_train_100.json served for choosing the current one.
 
 Not covered: a model's paraphrases. The rules don't count a synonym as a paraphrase; the row "synonym" is outside of the
 totals.

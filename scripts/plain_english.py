@@ -1,12 +1,12 @@
-"""Measures the English of Markdown and Python files.
+"""Measures the English of Markdown, Python and JavaScript files.
 
     python scripts/plain_english.py README.md docs src
     python scripts/plain_english.py src --text messages          # FILE:LINE: TEXT, to grep
     python scripts/plain_english.py docs --max docs.p90=28       # exits with 1 above a limit
 
 Kinds: docs (Markdown), help (docstrings and help= under cli/), docstrings, messages (strings of four words and more),
-comments. Code is left out; table cells count as words, not as sentences. p50 and p90 are words per sentence, passive
-and fronted are percentages of sentences, house is per 1,000 words.
+comments, names (identifiers of JavaScript). Code is left out; table cells count as words, not as sentences. p50 and p90
+are words per sentence, passive and fronted are percentages of sentences, house is per 1,000 words or names.
 
 Not covered: other languages' files; passives are found by a regular expression, so they are a trend.
 """
@@ -17,11 +17,13 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 Passage = tuple[str, int, str]
 """(kind, line, text)"""
+Reader = Callable[[str], Iterator[Passage]]
 
 HOUSE = re.compile(
     r"(?i)\b(?:beside|anew|told|tells?|stands? (?:in|there|beside|alone|under|behind|for)"
@@ -30,6 +32,16 @@ HOUSE = re.compile(
     r"|in (?:its|their|the) place|in place of|so many|(?:is|are) no|isn't there|in sight|in words|learnt|lessons?"
     r"|made[- ]up|from nowhere|mend\w*|foretold|gravest|for want of|as it (?:is|was)|by itself|of what|comes? out"
     r"|otherwise than|what (?:it|they) \w+|lies|lay|said once|takes its place)\b"
+)
+HOUSE_NAMES = re.compile(
+    r"(?:\b|(?=[A-Z]))(?i:told|tells?|asked|kept|found|place|beside|held|leads|lit|gravest|torn|mine|whole|unsaid|said"
+    r"|says|spoken|unboxed|forget|painted|remember|trouble|made)(?![a-z])"
+    r"|\b(?:parts|each|at|on|to|one|that|under|within|since|leading)\b"
+)
+"""Words, or whole names, that say neither what a value is nor what a function does."""
+KEYWORDS = re.compile(
+    "async|await|break|case|catch|const|continue|default|delete|else|export|false|finally|for|from|function|if|import|in"
+    "|instanceof|let|new|null|of|return|switch|this|throw|true|try|typeof|undefined|void|while|yield"
 )
 FRONTED = re.compile(
     r"^[-*#>\d. ]*(?:Of|What|Where|Who|Whoever|Whatever|Whose|Which|Whether|That|Those|Nor|Besides?|Told|As|So)\b"
@@ -73,20 +85,42 @@ def python(text: str, docstrings: str) -> Iterator[Passage]:
                 yield kinds.get(id(node), "messages"), node.lineno, paragraph.partition(">>>")[0]
 
 
+def javascript(text: str) -> Iterator[Passage]:
+    """Comments, strings and names: identifiers other than keywords, properties and keys."""
+    for found in re.finditer(r"(?m)(?:^|(?<=\s))// ?(\w.*)$", text):
+        yield "comments", text.count("\n", 0, found.start(1)) + 1, found[1]
+    text = re.sub(r"(?m)(?:^|(?<=\s))//.*$", "", text)
+    text = re.sub(r"([(\[=,:!]\s*)/(?![*/])(?:\\.|\[[^\]\n]*\]|[^/\n\\])+/[a-z]*", r"\1", text)
+    while template := re.search(r"`((?:[^`$\\]|\\.|\$(?!\{)|\$\{[^`]*?\})*)`", text):  # the innermost template first
+        inner = " ".join(re.findall(r"\$(\{[^}]*\})", template[1]))
+        words = re.sub(r"\$\{[^}]*\}", "X", template[1]).replace('"', "'").replace("\n", " ")
+        lines = "\n" * (template[1].count("\n") - inner.count("\n"))
+        text = f'{text[: template.start()]}"{words}" {inner}{lines}{text[template.end() :]}'
+    for found in re.finditer(r'"((?:[^"\\\n]|\\.)*)"', text):
+        if len(found[1].split()) > 3:
+            yield "messages", text.count("\n", 0, found.start()) + 1, found[1]
+    text = re.sub(r'"(?:[^"\\\n]|\\.)*"', "", text)
+    for found in re.finditer(r"(?<![.\w$])[a-zA-Z_$][\w$]*\b(?!:)|\.\.\.[a-zA-Z_$][\w$]*", text):
+        name = found[0].lstrip(".")
+        if not KEYWORDS.fullmatch(name):
+            yield "names", text.count("\n", 0, found.start()) + 1, name
+
+
 def passages(paths: Iterable[Path]) -> dict[str, list[tuple[str, str]]]:
     """Kind to (FILE:LINE, text) of everything in files and folders."""
     found: dict[str, list[tuple[str, str]]] = {}
     files = (file for root in paths for file in ([root] if root.is_file() else sorted(root.rglob("*.*"))))
     for path in files:
-        if path.suffix not in (".py", ".md"):
+        of_python = partial(python, docstrings="help" if "cli" in path.parts else "docstrings")
+        readers: dict[str, Reader] = {".md": markdown, ".py": of_python, ".js": javascript}
+        if path.suffix not in readers:
             continue
-        text, own = path.read_text("utf-8"), "help" if "cli" in path.parts else "docstrings"
-        for kind, line, passage in markdown(text) if path.suffix == ".md" else python(text, own):
+        for kind, line, passage in readers[path.suffix](path.read_text("utf-8")):
             found.setdefault(kind, []).append((f"{path}:{line}", " ".join(passage.split())))
     return found
 
 
-def measure(texts: Iterable[str]) -> dict[str, float]:
+def measure(texts: Iterable[str], house_words: re.Pattern[str] = HOUSE) -> dict[str, float]:
     """Figures of some texts."""
     flat = [" ".join(re.sub(r"`+[^`]*`+", "CODE", text).split()) for text in texts]
     end = r"(?<=[.!?])[*_)\"]* (?=[A-Z*\[(])"
@@ -96,7 +130,7 @@ def measure(texts: Iterable[str]) -> dict[str, float]:
         name: 100 * sum(bool(pattern.search(part)) for part in prose) / max(len(prose), 1)
         for name, pattern in (("passive", PASSIVE), ("fronted", FRONTED))
     }
-    house = 1000 * sum(len(HOUSE.findall(text)) for text in flat) / max(words, 1)
+    house = 1000 * sum(len(house_words.findall(text)) for text in flat) / max(words, 1)
     return {"words": words, "p50": sizes[len(sizes) // 2], "p90": sizes[len(sizes) * 9 // 10], **shares, "house": house}
 
 
@@ -114,7 +148,7 @@ def main() -> None:
     figures = {
         f"{kind}.{name}": value
         for kind, rows in found.items()
-        for name, value in measure(text for _, text in rows).items()
+        for name, value in measure((text for _, text in rows), HOUSE_NAMES if kind == "names" else HOUSE).items()
     }
     for name, value in figures.items():
         print(f"{name:18}{value:10.1f}")

@@ -1,4 +1,4 @@
-"""Limits of the English in docs, help, messages, docstrings and comments, lowered with every improvement."""
+"""Limits of the English in docs, help, messages, docstrings, comments and names, lowered with every improvement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plain_english import HOUSE, measure, passages
+from plain_english import HOUSE, HOUSE_NAMES, javascript, measure, passages
 
 ROOT = Path(__file__).parent.parent
 LIMITS = {
@@ -36,3 +36,16 @@ def test_what_is_measured() -> None:
     figures = measure(["It was told by somebody. What it is we know."])
     assert figures == {"words": 10, "p50": 5, "p90": 5, "passive": 50, "fronted": 50, "house": 300}
     assert HOUSE.findall("told somebody what it is") == ["told", "somebody", "what it is"]
+
+
+def test_names_in_javascript_stay_plain() -> None:
+    assert measure(texts()["names"], HOUSE_NAMES)["house"] <= 0.5
+
+
+def test_the_names_that_are_measured() -> None:
+    """By hand: keywords, properties, keys, strings, comments and regular expressions are no names."""
+    line = r'const told = route.asked({ kept: `x ${isHeld(at, `${lit}`)} mine` }, /torn/, "that"); // whole'
+    names = [text for kind, _, text in javascript(line) if kind == "names"]
+    assert sorted(names) == ["at", "isHeld", "lit", "route", "told"]
+    assert measure(names, HOUSE_NAMES)["house"] == 800
+    assert HOUSE_NAMES.findall("replace atlas helder heldPlace onPick eachOther") == ["held", "Place"]

@@ -1,6 +1,6 @@
 // Search of a site opened from disk: browsers run no worker there, so its script runs in a hidden frame.
 if (location.protocol === "file:") {
-  window.Worker = class {
+  globalThis.Worker = class {
     constructor(url) {
       this.frame = document.createElement("iframe");
       this.frame.hidden = true;

@@ -1,8 +1,8 @@
 """HTTP connections to a service with aiohttp: under concurrency a request costs a third of its time in httpx2.
 
 Guaranteed: replies are streamed and never exceed the limit, neither as sent nor decompressed; no cookies, no redirects;
-a token is only in a header; a failure is an `Again` of http_services.py; a request is sent again only if the service
-closed a reused connection before it replied.
+a token is only in a header; a failure is a `RetryableError` of http_services.py; a request is sent again only if the
+service closed a reused connection before it replied.
 Not covered: encodings other than gzip and deflate, which are rejected.
 """
 

@@ -184,7 +184,7 @@ class ServiceDown(Exception):
 async def attempted(
     once: Callable[[], Awaitable[T]], *, attempts: int, pause: float, key: Sequence[Key], longest: float = LONGEST_PAUSE
 ) -> T:
-    """Call `once`, again after each `Again`, at most `attempts` times. Raises GaveUp.
+    """Call `once`, again after each `RetryableError`, at most `attempts` times. Raises GaveUp.
 
     The pause before the second attempt is up to `pause` seconds, then doubles; a longer pause that the service requests
     wins. `key` draws the exact pause, so that requests that failed together don't return together.

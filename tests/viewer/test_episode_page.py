@@ -137,8 +137,8 @@ def test_blame_names_the_turn_of_every_run_of_words(watched: Watched) -> None:
     page = watched.go(at("overwrite", 2))
     shown(page, 2)
     page.keyboard.press("b")
-    page.wait_for_selector(".blamed")
-    turns = page.locator(".blamed sup").all_inner_texts()
+    page.wait_for_selector(".blame-span")
+    turns = page.locator(".blame-span sup").all_inner_texts()
     assert turns == [str(one["turn"] + 1) for one in blame_view(group, 0, 2)["spans"]]
     page.keyboard.press("b")
     page.wait_for_selector(".memory-text:not(.blame-text)")
@@ -150,7 +150,7 @@ def test_how_an_episode_is_shown_stands_in_its_address(watched: Watched) -> None
     for key in ("b", "t"):
         page.keyboard.press(key)
     page.get_by_role("button", name="Trained").click()
-    page.wait_for_selector(".blamed")
+    page.wait_for_selector(".blame-span")
     address = page.url
     assert address.endswith("/t/2?memory=blame&tab=tokens&by=trained")
     page.keyboard.press("k")
@@ -159,7 +159,7 @@ def test_how_an_episode_is_shown_stands_in_its_address(watched: Watched) -> None
     page.goto("about:blank")
     page.goto(address)
     watched.read()
-    page.wait_for_selector(".blamed")
+    page.wait_for_selector(".blame-span")
     page.wait_for_selector("button[aria-pressed=true]:text('Trained')")
     page.keyboard.press("b")
     page.wait_for_selector(".memory-text:not(.blame-text)")
@@ -217,7 +217,7 @@ def test_a_word_that_was_taken_lights_up_where_it_stands(watched: Watched) -> No
     page = watched.go(at("overwrite", 1))
     shown(page, 1)
     page.locator(".memory .o-section").first.focus()
-    assert "drinks tea" in page.locator(".piece .lit").first.inner_text()
+    assert "drinks tea" in page.locator(".piece .highlighted").first.inner_text()
 
 
 def test_fates_lead_to_their_turns(watched: Watched) -> None:
@@ -250,7 +250,7 @@ def test_pruning_agents_show_their_context_and_what_was_missed(watched: Watched)
     page = watched.go(at("prune", 2))
     shown(page, 2)
     assert page.locator(".column").count() == 6
-    assert "requested again at turn 5" in page.locator(".missed").inner_text()
+    assert "requested again at turn 5" in page.locator(".needed-later").inner_text()
 
 
 @pytest.mark.parametrize("name", ["overwrite", "prune"])

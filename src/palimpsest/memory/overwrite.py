@@ -42,7 +42,7 @@ class ReadingPrompts(PromptSet):
 
     read: Annotated[str, Slots("question", "memory", "section", when="layout=memory_first")] = ""
     read_section_first: Annotated[str, Slots("question", "memory", "section", when="layout=section_first")] = ""
-    """`read_section` for `layout: section_first`."""
+    """`read` with `layout=section_first`."""
     answer: Annotated[str, Slots("question", "memory")] = ""
     empty_memory: Annotated[str, Slots(may_be_empty=True)] = ""
     """The memory before the first turn."""

@@ -86,7 +86,7 @@ _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size
 _OPTIONAL = ("num_key_value_heads", "head_dim", "qk_nope_head_dim", "qk_rope_head_dim")
 _USED = ("num_experts_per_tok", "moe_k", "top_k_experts")
 _ROUTED = re.compile(r"\bexperts\.|moe\.(?:in|out)put_linear\.")
-"""Names of routed experts' weights; `shared_experts.` are others."""
+"""Names of routed experts' weights; shared experts are others."""
 
 
 def shape_of(path: str) -> ModelShape:

@@ -5,7 +5,7 @@
 
 Guaranteed: passages in memory and on disk are ranked alike (retrieval/search.py); an index on disk or a server never
 blocks the event loop; a failed service is only a ToolError for the model; invalid options (checked by the constructor's
-annotations), duplicate names and schemas that text/tool_calls.py can't check are ConfigErrors before any episode.
+annotations), duplicate names and schemas that text/tool_calls.py can't check raise ConfigError before any episode.
 Passages and documents of a problem are searched on the event loop: a thread's timing varies between runs and would
 change the last bits of log-probabilities in the next turn.
 Not covered: for that reason, byte-identical runs with an index on disk or a server; reporting a failed service to the

@@ -85,7 +85,7 @@ from palimpsest.text.codec import Codec
 
 CHECKED_LAYERS = 2
 COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
-"""Modules of the classes in structure.ROOT that tensor parallelism divides by outputs and by inputs."""
+"""Linear layers that tensor parallelism divides by outputs and by inputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ none.
 
 Guaranteed: the event loop is never blocked; at most `concurrency` requests are active; the client retries an endpoint
 that is down, slow, busy (429, 5xx) or returns no completion, `attempts` times in all, after a pause that doubles, or
-the longer pause that the endpoint requests, up to `endpoints.LONGEST_PAUSE`; then it raises a one-line JudgeError. An
-endpoint that is down or hangs delays all requests together by about `attempts` times `timeout_s`: after that the client
-probes it once per `timeout_s`, and other requests fail at once. No message contains the key, whatever an endpoint
-echoes; replies are read up to `_REPLY_BYTES`.
+the longer pause that the endpoint requests, up to `http_services.LONGEST_PAUSE`; then it raises a one-line JudgeError.
+An endpoint that is down or hangs delays all requests together by about `attempts` times `timeout_s`: after that the
+client probes it once per `timeout_s`, and other requests fail at once. No message contains the key, whatever an
+endpoint echoes; replies are read up to `_REPLY_BYTES`.
 Not covered: use from several event loops; redirects.
 """
 

@@ -1,7 +1,7 @@
-// SVG curves: hover and arrow keys show values, a drag zooms, a double click resets, a click or Enter opens a step.
+// SVG curves. Hover and arrow keys show values. A drag zooms, a double click resets. A click or Enter opens a step.
 
 import { clear, el, num, svg } from "./dom.js";
-import { walk } from "./walk.js";
+import { keyboardSlider } from "./slider.js";
 
 const LEFT = 66, RIGHT = 18, TOP = 8, BOTTOM = 36;
 
@@ -9,14 +9,16 @@ const LEFT = 66, RIGHT = 18, TOP = 8, BOTTOM = 36;
 export function ticks(low, high, count) {
   const raw = (high - low) / Math.max(1, count) || 1;
   const size = Math.pow(10, Math.floor(Math.log10(raw)));
-  const step = [1, 2, 5, 10].map((each) => each * size).find((each) => each >= raw * 0.75) || raw;
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) found.push(Number(at.toPrecision(12)));
-  return found;
+  const step = [1, 2, 5, 10].map((factor) => factor * size).find((factor) => factor >= raw * 0.75) || raw;
+  const values = [];
+  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) {
+    values.push(Number(value.toPrecision(12)));
+  }
+  return values;
 }
 
 // Exponential moving average; 0: unchanged values, 0.99: nearly flat.
-function smoothed(points, strength) {
+function movingAverage(points, strength) {
   if (!strength) return points;
   let mean = 0, weight = 0;
   return points.map(([x, y]) => {
@@ -29,10 +31,15 @@ function smoothed(points, strength) {
 // Axis names [across, up], each centred.
 export function axisNames([across, up], x, bottom, y) {
   const name = (attributes, text) => svg("text", { class: "axis-name", "text-anchor": "middle", ...attributes }, text);
-  return svg("g", { class: "axes" }, name({ x, y: bottom }, across), name({ x: 11, y, transform: `rotate(-90 11 ${y})` }, up));
+  return svg(
+    "g",
+    { class: "axes" },
+    name({ x, y: bottom }, across),
+    name({ x: 11, y, transform: `rotate(-90 11 ${y})` }, up),
+  );
 }
 
-// True if a schedule sets a metric: smoothing would show values that it never had.
+// True if a schedule sets a metric. Smoothing would show values that it never had.
 export function isSet(name) {
   return name.startsWith("curriculum/") || name.endsWith("learning_rate");
 }
@@ -49,196 +56,275 @@ function extent(values, pad) {
 }
 
 // The colour class of a series, by its index.
-function colour(place) {
-  return "c" + ((place % 6) + 1);
+function colourClass(index) {
+  return "c" + ((index % 6) + 1);
 }
 
 // A line sample for a legend.
 export function swatch(style, dashed) {
-  return svg("svg", { width: 22, height: 10, "aria-hidden": "true", class: style }, svg("path", { class: "line", d: "M1,5H21", "stroke-dasharray": dashed ? "4 3" : null }));
+  return svg(
+    "svg",
+    { width: 22, height: 10, "aria-hidden": "true", class: style },
+    svg("path", { class: "line", d: "M1,5H21", "stroke-dasharray": dashed ? "4 3" : null }),
+  );
 }
 
 // {title, series: [{name, points: [[x, y]], band: [[x, low, high]], marks: true, dashed: true}], smoothing, domain,
 //  height, log, xName, yName, range, onpick(x), onzoom([from, to] or null), hint}; returns {draw(changes), stop()}.
-export function chart(holder, options) {
+export function chart(container, options) {
   const state = { smoothing: 0, domain: null, height: 184, series: [], ...options };
   const title = el("div", { class: "chart-title" });
   const area = el("div", { class: "chart-area" });
   const tip = el("div", { class: "chart-tip", hidden: true });
   area.append(tip);
-  holder.append(el("figure", { class: "chart" }, title, area));
+  container.append(el("figure", { class: "chart" }, title, area));
   let width = 0, drag = null, scale = null, drawing = null;
-  const across = (x) => (state.log ? Math.log2(x) : x);
+  const toAxis = (x) => (state.log ? Math.log2(x) : x);
 
   function draw(changes) {
     Object.assign(state, changes || {});
     if (!width) return;
     if (drawing) drawing.remove();
-    drawing = picture();
+    drawing = drawSvg();
     area.prepend(drawing);
-    caption();
-    renew();
+    drawCaption();
+    updateSlider();
   }
 
-  function caption() {
+  function drawCaption() {
     const main = state.series[0];
     const last = main && main.points.length ? main.points[main.points.length - 1][1] : null;
-    const names = state.series.length > 1 || state.legend ? legend() : el("span", { class: "chart-last" }, num(last));
+    const names = state.series.length > 1 || state.legend
+      ? drawLegend()
+      : el("span", { class: "chart-last" }, num(last));
     clear(title).append(el("span", { class: "chart-name", title: state.hint || state.title }, state.title), names);
   }
 
-  function legend() {
-    return el("span", { class: "legend" }, state.series.map((each, at) => el("span", { class: "legend-item" }, swatch(colour(at), each.dashed), each.name)));
+  function drawLegend() {
+    return el(
+      "span",
+      { class: "legend" },
+      state.series.map((series, index) =>
+        el("span", { class: "legend-item" }, swatch(colourClass(index), series.dashed), series.name)
+      ),
+    );
   }
 
-  function measure() {
-    const shown = ([x]) => !state.domain || (x >= state.domain[0] && x <= state.domain[1]);
+  function computeScale() {
+    const isInDomain = ([x]) => !state.domain || (x >= state.domain[0] && x <= state.domain[1]);
     const xs = [], ys = [];
-    for (const each of state.series) {
-      for (const point of each.points) if (shown(point)) (xs.push(point[0]), ys.push(point[1]));
-      for (const point of each.band || []) if (shown(point)) (xs.push(point[0]), ys.push(point[1], point[2]));
+    for (const series of state.series) {
+      for (const point of series.points) if (isInDomain(point)) (xs.push(point[0]), ys.push(point[1]));
+      for (const point of series.band || []) if (isInDomain(point)) (xs.push(point[0]), ys.push(point[1], point[2]));
     }
     const [x0, x1] = state.domain || extent(xs, state.log ? 0.0 : 0), [y0, y1] = state.range || extent(ys, 0.06);
-    const w = width - LEFT - RIGHT, h = state.height - TOP - BOTTOM, from = across(x0), to = across(x1);
+    const w = width - LEFT - RIGHT, h = state.height - TOP - BOTTOM, axisStart = toAxis(x0), axisEnd = toAxis(x1);
     return {
-      x0, x1, y0, y1, w, h,
-      x: (value) => LEFT + (w * (across(value) - from)) / (to - from || 1),
+      x0,
+      x1,
+      y0,
+      y1,
+      w,
+      h,
+      x: (value) => LEFT + (w * (toAxis(value) - axisStart)) / (axisEnd - axisStart || 1),
       y: (value) => TOP + h * (1 - (value - y0) / (y1 - y0 || 1)),
-      back: (px) => (state.log ? Math.pow(2, from + ((px - LEFT) / w) * (to - from)) : from + ((px - LEFT) / w) * (to - from)),
+      back: (
+        px,
+      ) => (state.log
+        ? Math.pow(2, axisStart + ((px - LEFT) / w) * (axisEnd - axisStart))
+        : axisStart + ((px - LEFT) / w) * (axisEnd - axisStart)),
     };
   }
 
-  function picture() {
-    scale = measure();
+  function drawSvg() {
+    scale = computeScale();
     const clip = "clip" + Math.random().toString(36).slice(2);
-    const label = state.title + ": " + state.series.map((each) => `${each.name} ${num(each.points.length ? each.points[each.points.length - 1][1] : null)}`).join(", ");
-    const root = svg("svg", { width, height: state.height, viewBox: `0 0 ${width} ${state.height}`, role: "img", "aria-label": label });
-    root.append(svg("clipPath", { id: clip }, svg("rect", { x: LEFT - 4, y: 0, width: scale.w + 8, height: state.height - BOTTOM + 2 })));
-    root.append(grid());
+    const label = state.title + ": " +
+      state.series.map((series) =>
+        `${series.name} ${num(series.points.length ? series.points[series.points.length - 1][1] : null)}`
+      ).join(", ");
+    const image = svg("svg", {
+      width,
+      height: state.height,
+      viewBox: `0 0 ${width} ${state.height}`,
+      role: "img",
+      "aria-label": label,
+    });
+    image.append(
+      svg(
+        "clipPath",
+        { id: clip },
+        svg("rect", { x: LEFT - 4, y: 0, width: scale.w + 8, height: state.height - BOTTOM + 2 }),
+      ),
+    );
+    image.append(drawGrid());
     const lines = svg("g", { "clip-path": `url(#${clip})` });
-    state.series.forEach((each, at) => lines.append(one(each, colour(at))));
-    root.append(lines, svg("g", { class: "cursor" }));
-    return root;
+    state.series.forEach((series, index) => lines.append(drawSeries(series, colourClass(index))));
+    image.append(lines, svg("g", { class: "cursor" }));
+    return image;
   }
 
-  function grid() {
+  function drawGrid() {
     const group = svg("g", { class: "axes" });
     for (const value of ticks(scale.y0, scale.y1, 4)) {
       const y = scale.y(value).toFixed(1);
-      group.append(svg("path", { d: `M${LEFT},${y}H${width - RIGHT}` }), svg("text", { x: LEFT - 6, y: Number(y) + 4, "text-anchor": "end" }, num(value)));
+      group.append(
+        svg("path", { d: `M${LEFT},${y}H${width - RIGHT}` }),
+        svg("text", { x: LEFT - 6, y: Number(y) + 4, "text-anchor": "end" }, num(value)),
+      );
     }
-    const all = [...new Set(state.series.flatMap((each) => each.points.map((point) => point[0])))].sort((a, b) => a - b);
-    const whole = all.every(Number.isInteger);
-    const marks = state.log ? all : ticks(scale.x0, scale.x1, Math.max(2, width / 110)).filter((value) => !whole || Number.isInteger(value));
+    const all = [...new Set(state.series.flatMap((series) => series.points.map((point) => point[0])))].sort((a, b) =>
+      a - b
+    );
+    const integersOnly = all.every(Number.isInteger);
+    const marks = state.log
+      ? all
+      : ticks(scale.x0, scale.x1, Math.max(2, width / 110)).filter((value) => !integersOnly || Number.isInteger(value));
     for (const value of marks) {
       if (value < scale.x0 || value > scale.x1) continue;
-      group.append(svg("text", { x: scale.x(value).toFixed(1), y: state.height - 20, "text-anchor": "middle" }, num(value)));
+      group.append(
+        svg("text", { x: scale.x(value).toFixed(1), y: state.height - 20, "text-anchor": "middle" }, num(value)),
+      );
     }
-    group.append(axisNames([state.xName || "step", state.yName || state.title], LEFT + scale.w / 2, state.height - 4, TOP + scale.h / 2));
+    group.append(
+      axisNames(
+        [state.xName || "step", state.yName || state.title],
+        LEFT + scale.w / 2,
+        state.height - 4,
+        TOP + scale.h / 2,
+      ),
+    );
     return group;
   }
 
-  function path(points) {
-    return points.map(([x, y], at) => (at ? "L" : "M") + scale.x(x).toFixed(1) + "," + scale.y(y).toFixed(1)).join("");
+  function linePath(points) {
+    return points.map(([x, y], index) => (index ? "L" : "M") + scale.x(x).toFixed(1) + "," + scale.y(y).toFixed(1))
+      .join("");
   }
 
-  function one(each, style) {
-    const group = svg("g", { class: style }), smooth = state.smoothing && !each.marks;
-    if (each.band && each.band.length > 1) {
-      for (const [x, low, high] of each.band) group.append(svg("path", { class: "whisker", d: path([[x, low], [x, high]]) }));
+  function drawSeries(series, style) {
+    const group = svg("g", { class: style }), isSmoothed = state.smoothing && !series.marks;
+    if (series.band && series.band.length > 1) {
+      for (const [x, low, high] of series.band) {
+        group.append(svg("path", { class: "whisker", d: linePath([[x, low], [x, high]]) }));
+      }
     }
-    if (smooth) group.append(svg("path", { class: "line raw", d: path(each.points) }));
-    group.append(svg("path", { class: "line", d: path(smoothed(each.points, smooth ? state.smoothing : 0)), "stroke-dasharray": each.dashed ? "5 4" : null }));
-    if (each.marks || each.points.length === 1) for (const [x, y] of each.points) group.append(svg("circle", { class: "dot", cx: scale.x(x), cy: scale.y(y), r: 3.5 }));
+    if (isSmoothed) group.append(svg("path", { class: "line raw", d: linePath(series.points) }));
+    group.append(
+      svg("path", {
+        class: "line",
+        d: linePath(movingAverage(series.points, isSmoothed ? state.smoothing : 0)),
+        "stroke-dasharray": series.dashed ? "5 4" : null,
+      }),
+    );
+    if (series.marks || series.points.length === 1) {
+      for (const [x, y] of series.points) {
+        group.append(svg("circle", { class: "dot", cx: scale.x(x), cy: scale.y(y), r: 3.5 }));
+      }
+    }
     return group;
   }
 
   function nearest(px) {
-    const at = scale.back(px);
+    const target = scale.back(px);
     let best = null;
-    for (const each of state.series) for (const [x] of each.points) if (best === null || Math.abs(across(x) - across(at)) < Math.abs(across(best) - across(at))) best = x;
+    for (const series of state.series) {
+      for (
+        const [x] of series.points
+      ) if (best === null || Math.abs(toAxis(x) - toAxis(target)) < Math.abs(toAxis(best) - toAxis(target))) best = x;
+    }
     return best;
   }
 
-  function pixel(event) {
+  function pointerX(event) {
     return event.clientX - area.getBoundingClientRect().left;
   }
 
-  function hover(event) {
+  function onHover(event) {
     if (!scale || !drawing) return;
-    const px = pixel(event), cursor = clear(drawing.querySelector(".cursor"));
+    const px = pointerX(event), cursor = clear(drawing.querySelector(".cursor"));
     if (drag !== null) {
-      cursor.append(svg("rect", { class: "zoom", x: Math.min(px, drag), y: TOP, width: Math.abs(px - drag), height: scale.h }));
+      cursor.append(
+        svg("rect", { class: "zoom", x: Math.min(px, drag), y: TOP, width: Math.abs(px - drag), height: scale.h }),
+      );
       return;
     }
     const x = nearest(px);
-    if (x !== null) tell(x);
+    if (x !== null) showValues(x);
   }
 
   // Values of all series at one x.
   function valuesAt(x) {
-    const found = state.series.map((each) => [state.series.length > 1 ? each.name + " " : "", each.points.find((point) => point[0] === x)]);
-    return found.filter((each) => each[1]).map(([name, point]) => [name, num(point[1])]);
+    const entries = state.series.map((
+      series,
+    ) => [state.series.length > 1 ? series.name + " " : "", series.points.find((point) => point[0] === x)]);
+    return entries.filter((entry) => entry[1]).map(([name, point]) => [name, num(point[1])]);
   }
 
-  function tell(x) {
+  function showValues(x) {
     clear(drawing.querySelector(".cursor")).append(svg("path", { d: `M${scale.x(x).toFixed(1)},${TOP}v${scale.h}` }));
-    clear(tip).append(el("div", { class: "faint" }, place(x)), ...valuesAt(x).map(([name, value]) => el("div", null, name, el("strong", null, value))));
+    clear(tip).append(
+      el("div", { class: "faint" }, formatX(x)),
+      ...valuesAt(x).map(([name, value]) => el("div", null, name, el("strong", null, value))),
+    );
     tip.hidden = false;
     tip.style.setProperty("left", Math.min(width - 150, scale.x(x) + 10) + "px");
   }
 
-  function place(x) {
+  function formatX(x) {
     return (state.xName || "step") + " " + num(x);
   }
 
-  function leave() {
+  function hideValues() {
     tip.hidden = true;
     if (drawing) clear(drawing.querySelector(".cursor"));
   }
 
   // x of the visible points, ascending.
-  function stops() {
-    const all = new Set(state.series.flatMap((each) => each.points.map((point) => point[0])));
-    return [...all].filter((x) => !state.domain || (x >= state.domain[0] && x <= state.domain[1])).sort((a, b) => a - b);
+  function visibleXs() {
+    const all = new Set(state.series.flatMap((series) => series.points.map((point) => point[0])));
+    return [...all].filter((x) => !state.domain || (x >= state.domain[0] && x <= state.domain[1])).sort((a, b) =>
+      a - b
+    );
   }
 
-  const renew = walk(area, {
+  const updateSlider = keyboardSlider(area, {
     label: () => state.title + ": arrow keys move between points" + (state.onpick ? ", Enter opens its step" : ""),
-    count: () => stops().length,
-    words: (at) => place(stops()[at]) + ": " + valuesAt(stops()[at]).map(([name, value]) => name + value).join(", "),
-    show: (at) => drawing && tell(stops()[at]),
-    leave,
-    open: (at) => state.onpick && state.onpick(stops()[at]),
+    count: () => visibleXs().length,
+    describe: (index) =>
+      formatX(visibleXs()[index]) + ": " + valuesAt(visibleXs()[index]).map(([name, value]) => name + value).join(", "),
+    show: (index) => drawing && showValues(visibleXs()[index]),
+    leave: hideValues,
+    open: (index) => state.onpick && state.onpick(visibleXs()[index]),
   });
-  area.addEventListener("pointermove", hover);
-  area.addEventListener("pointerleave", leave);
+  area.addEventListener("pointermove", onHover);
+  area.addEventListener("pointerleave", hideValues);
   area.addEventListener("pointerdown", (event) => {
-    if (event.button === 0 && scale) drag = pixel(event);
+    if (event.button === 0 && scale) drag = pointerX(event);
   });
-  function release(event) {
+  function onRelease(event) {
     if (drag === null) return;
-    const [from, to] = [drag, pixel(event)].sort((a, b) => a - b);
+    const [start, end] = [drag, pointerX(event)].sort((a, b) => a - b);
     drag = null;
-    if (to - from > 8) {
-      if (state.onzoom) state.onzoom([scale.back(Math.max(LEFT, from)), scale.back(Math.min(width - RIGHT, to))]);
+    if (end - start > 8) {
+      if (state.onzoom) state.onzoom([scale.back(Math.max(LEFT, start)), scale.back(Math.min(width - RIGHT, end))]);
     } else if (state.onpick && area.contains(event.target)) {
-      const x = nearest(to);
+      const x = nearest(end);
       if (x !== null) state.onpick(x);
     }
   }
-  addEventListener("pointerup", release);
+  addEventListener("pointerup", onRelease);
   area.addEventListener("dblclick", () => state.onzoom && state.onzoom(null));
   const watcher = new ResizeObserver((entries) => {
-    const now = Math.floor(entries[0].contentRect.width);
-    if (now !== width) ((width = now), draw());
+    const newWidth = Math.floor(entries[0].contentRect.width);
+    if (newWidth !== width) ((width = newWidth), draw());
   });
   watcher.observe(area);
   return {
     draw,
     stop() {
       watcher.disconnect();
-      removeEventListener("pointerup", release);
+      removeEventListener("pointerup", onRelease);
     },
   };
 }

@@ -2,43 +2,43 @@
 
 import { el } from "./dom.js";
 
-let bound = [];
+let bindings = [];
 
-// Active while `holder` is on the page: an outdated screen has no keys.
-export function on(holder, key, help, action) {
-  bound.push({ holder, key, help, action });
+// Active while `container` is on the page: a removed screen has no keys.
+export function bindKey(container, key, help, action) {
+  bindings.push({ container, key, help, action });
 }
 
-// A key that `holder` handles while focused: only for the list.
-export function tell(holder, key, help) {
-  on(holder, key, help, null);
+// Adds a key that `container` handles while focused to the list of keys.
+export function describeKey(container, key, help) {
+  bindKey(container, key, help, null);
 }
 
-export function forget() {
-  bound = [];
+export function clearKeys() {
+  bindings = [];
 }
 
-function present() {
-  return bound.filter((each) => each.holder.isConnected);
+function activeKeys() {
+  return bindings.filter((binding) => binding.container.isConnected);
 }
 
 // Checkboxes, sliders and buttons are inputs too, but accept no letters.
-function types(target) {
+function isTextField(target) {
   if (target.tagName === "INPUT") return !/^(checkbox|radio|range|button|submit|reset)$/.test(target.type);
   return /^(SELECT|TEXTAREA)$/.test(target.tagName) || target.isContentEditable;
 }
 
-export function listen() {
+export function listenForKeys() {
   document.addEventListener("keydown", (event) => {
-    const typing = types(event.target);
+    const isTyping = isTextField(event.target);
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "Escape" && typing) event.target.blur();
-    if (typing) return;
+    if (event.key === "Escape" && isTyping) event.target.blur();
+    if (isTyping) return;
     if (event.key === "?") return help();
-    const found = present().find((each) => each.key === event.key && each.action);
-    if (found) {
+    const binding = activeKeys().find((binding) => binding.key === event.key && binding.action);
+    if (binding) {
       event.preventDefault();
-      found.action(event);
+      binding.action(event);
     }
   });
 }
@@ -46,12 +46,21 @@ export function listen() {
 export function help() {
   const open = document.querySelector("dialog.keys");
   if (open) return open.close();
-  const several = present().filter((each, at, all) => all.findIndex((other) => other.key === each.key) === at); // charts share keys
-  const rows = [...several, { key: "Esc", help: "leave a field and activate these keys" }, { key: "?", help: "this list" }].map((each) =>
-    el("tr", null, el("td", null, el("kbd", null, each.key)), el("td", null, each.help)),
+  const unique = activeKeys().filter((binding, index, all) =>
+    all.findIndex((other) => other.key === binding.key) === index
+  ); // charts share keys
+  const rows = [...unique, { key: "Esc", help: "leave a field and activate these keys" }, {
+    key: "?",
+    help: "this list",
+  }].map((binding) => el("tr", null, el("td", null, el("kbd", null, binding.key)), el("td", null, binding.help)));
+  const closeButton = el("button", { type: "button", onclick: () => dialog.close() }, "Close");
+  const dialog = el(
+    "dialog",
+    { class: "keys", onclose: () => dialog.remove() },
+    el("h2", null, "Keys"),
+    el("table", null, rows),
+    closeButton,
   );
-  const shut = el("button", { type: "button", onclick: () => dialog.close() }, "Close");
-  const dialog = el("dialog", { class: "keys", onclose: () => dialog.remove() }, el("h2", null, "Keys"), el("table", null, rows), shut);
   document.body.append(dialog);
   dialog.showModal();
 }

@@ -2,8 +2,8 @@
 
 import { clear, el } from "./dom.js";
 import { exported, following, get } from "./api.js";
-import { asked, link, parse, titled } from "./place.js";
-import { forget, help, listen } from "./keys.js";
+import { apiPath, parse, routeHash, setTitle } from "./route.js";
+import { clearKeys, help, listenForKeys } from "./keys.js";
 import { show as showRuns } from "./screens/runs.js";
 import { show as showRun } from "./screens/run.js";
 import { show as showEpisodes } from "./screens/episodes.js";
@@ -11,103 +11,152 @@ import { show as showGroup } from "./screens/group.js";
 import { show as showEpisode } from "./screens/episode.js";
 import { show as showEvaluation } from "./screens/evaluation.js";
 
-const SCREENS = { runs: showRuns, run: showRun, episodes: showEpisodes, group: showGroup, episode: showEpisode, evaluation: showEvaluation };
+const SCREENS = {
+  runs: showRuns,
+  run: showRun,
+  episodes: showEpisodes,
+  group: showGroup,
+  episode: showEpisode,
+  evaluation: showEvaluation,
+};
 
 const LISTS = ["runs", "run", "episodes", "evaluation"];
 const EPISODES = ["group", "episode"];
 
 let stop = null;
-let turn = 0;
+let drawCount = 0;
 
 async function draw() {
-  const mine = ++turn;
-  const place = await resolved(parse(location.hash));
-  const holder = el("div", { class: "screen" });
-  if (mine !== turn) return;
+  const drawNumber = ++drawCount;
+  const route = await resolveRoute(parse(location.hash));
+  const container = el("div", { class: "screen" });
+  if (drawNumber !== drawCount) return;
   if (stop) stop();
   stop = null;
-  forget();
+  clearKeys();
   const main = clear(document.getElementById("main"));
-  header(place);
-  const waiting = el("p", { class: "loading" }, "Reading…");
-  main.append(waiting, holder);
+  drawHeader(route);
+  const loadingNote = el("p", { class: "loading" }, "Reading…");
+  main.append(loadingNote, container);
   try {
-    if (!SCREENS[place.screen]) throw new Error("no page at this address");
-    if (isShort(place)) throw new Error("this short address needs a viewer with a single source; choose one from the list");
-    const ended = await SCREENS[place.screen](holder, place);
-    if (EPISODES.includes(place.screen)) ids(place, main);
-    if (exported && LISTS.includes(place.screen)) await leftOut(holder);
-    if (mine === turn) stop = ended || null;
-    else if (ended) ended();
-    if (mine === turn && mine > 1) heading(main);
+    if (!SCREENS[route.screen]) throw new Error("no page at this address");
+    if (isShort(route)) {
+      throw new Error("this short address needs a viewer with a single source; choose one from the list");
+    }
+    const stopScreen = await SCREENS[route.screen](container, route);
+    if (EPISODES.includes(route.screen)) showDecoderNotice(route, main);
+    if (exported && LISTS.includes(route.screen)) await showOmissions(container);
+    if (drawNumber === drawCount) stop = stopScreen || null;
+    else if (stopScreen) stopScreen();
+    if (drawNumber === drawCount && drawNumber > 1) focusHeading(main);
   } catch (error) {
-    clear(holder).append(trouble(error));
+    clear(container).append(errorNotice(error));
   }
-  waiting.remove();
+  loadingNote.remove();
 }
 
 // Moves the focus to the heading of a new screen.
-function heading(main) {
-  const found = main.querySelector("h1");
-  if (!found || main.contains(document.activeElement)) return;
-  found.tabIndex = -1;
-  found.focus({ preventScroll: true });
+function focusHeading(main) {
+  const title = main.querySelector("h1");
+  if (!title || main.contains(document.activeElement)) return;
+  title.tabIndex = -1;
+  title.focus({ preventScroll: true });
 }
 
-function isShort(place) {
-  return EPISODES.includes(place.screen) && !place.run;
+function isShort(route) {
+  return EPISODES.includes(route.screen) && !route.run;
 }
 
 // An address without a run means the only source.
-async function resolved(place) {
-  if (!isShort(place)) return place;
+async function resolveRoute(route) {
+  if (!isShort(route)) return route;
   const runs = (await get("/api/runs").catch(() => ({ runs: [] }))).runs;
-  if (runs.length !== 1) return place;
+  if (runs.length !== 1) return route;
   const [{ key, kind }] = runs;
-  const steps = kind === "run" ? await get(asked({ run: key }) + "/steps").catch(() => []) : [];
-  return { ...place, run: key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
+  const steps = kind === "run" ? await get(apiPath({ run: key }) + "/steps").catch(() => []) : [];
+  return { ...route, run: key, step: steps.length ? String(steps[steps.length - 1]) : "all" };
 }
 
 // A notice about omissions, on each list of an exported file.
-async function leftOut(holder) {
-  const { told } = await get("/api/export").catch(() => ({ told: [] }));
-  if (told.length) holder.prepend(el("div", { class: "notice left-out" }, el("strong", null, "This file is incomplete"), told.map((text) => el("p", null, text))));
+async function showOmissions(container) {
+  const { told: omissions } = await get("/api/export").catch(() => ({ told: [] }));
+  if (omissions.length) {
+    container.prepend(
+      el(
+        "div",
+        { class: "notice left-out" },
+        el("strong", null, "This file is incomplete"),
+        omissions.map((text) => el("p", null, text)),
+      ),
+    );
+  }
 }
 
 // Without a tokenizer, ids replace text: a notice explains why.
-async function ids(place, main) {
-  const told = await get(asked({ run: place.run, step: place.step }) + "/decoder").catch(() => ({ why: null }));
-  const said = [...main.querySelectorAll(":scope > .notice")].some((each) => each.textContent === told.why);
-  if (told.why && !said) main.prepend(el("div", { class: "notice notice-warn" }, told.why));
+async function showDecoderNotice(route, main) {
+  const decoder = await get(apiPath({ run: route.run, step: route.step }) + "/decoder").catch(() => ({ why: null }));
+  const isShown = [...main.querySelectorAll(":scope > .notice")].some((notice) => notice.textContent === decoder.why);
+  if (decoder.why && !isShown) main.prepend(el("div", { class: "notice notice-warn" }, decoder.why));
 }
 
-function trouble(error) {
-  const back = el("a", { href: link({ screen: "runs" }) }, "All runs");
-  return el("div", { class: "notice notice-bad", role: "alert" }, el("p", null, el("strong", null, error.message)), el("p", null, back));
+function errorNotice(error) {
+  const runsLink = el("a", { href: routeHash({ screen: "runs" }) }, "All runs");
+  return el(
+    "div",
+    { class: "notice notice-bad", role: "alert" },
+    el("p", null, el("strong", null, error.message)),
+    el("p", null, runsLink),
+  );
 }
 
-function header(place) {
+function drawHeader(route) {
   const top = clear(document.getElementById("top"));
-  const trail = [el("a", { class: "brand", href: link({ screen: "runs" }) }, "palimpsest")];
-  const at = { run: place.run, step: place.step, group: place.group, rollout: place.rollout };
-  if (place.run && SCREENS.run) trail.push(el("a", { href: link({ ...at, screen: "run" }) }, place.run));
-  if (place.step && SCREENS.episodes) trail.push(el("a", { href: link({ ...at, screen: "episodes" }) }, place.step === "all" ? "episodes" : "step " + place.step));
-  if (place.group !== null && SCREENS.group) trail.push(el("a", { href: link({ ...at, screen: "group" }) }, "group " + place.group));
-  if (place.rollout !== null) trail.push(el("a", { href: link({ ...at, screen: "episode" }) }, "rollout " + place.rollout));
-  if (place.screen === "evaluation") trail.push(el("span", null, "problems"));
-  const crumbs = trail.flatMap((part, index) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), part] : [part]));
+  const links = [el("a", { class: "brand", href: routeHash({ screen: "runs" }) }, "palimpsest")];
+  const base = { run: route.run, step: route.step, group: route.group, rollout: route.rollout };
+  if (route.run && SCREENS.run) links.push(el("a", { href: routeHash({ ...base, screen: "run" }) }, route.run));
+  if (route.step && SCREENS.episodes) {
+    links.push(
+      el(
+        "a",
+        { href: routeHash({ ...base, screen: "episodes" }) },
+        route.step === "all" ? "episodes" : "step " + route.step,
+      ),
+    );
+  }
+  if (route.group !== null && SCREENS.group) {
+    links.push(el("a", { href: routeHash({ ...base, screen: "group" }) }, "group " + route.group));
+  }
+  if (route.rollout !== null) {
+    links.push(el("a", { href: routeHash({ ...base, screen: "episode" }) }, "rollout " + route.rollout));
+  }
+  if (route.screen === "evaluation") links.push(el("span", null, "problems"));
+  const crumbs = links.flatMap((
+    crumb,
+    index,
+  ) => (index ? [el("span", { class: "faint", "aria-hidden": "true" }, "/"), crumb] : [crumb]));
   const tools = [
     el("nav", { class: "crumbs", "aria-label": "Location" }, crumbs),
     el("span", { class: "grow" }),
-    exported ? null : el("button", { type: "button", class: "quiet", title: "Load new steps automatically", "aria-pressed": String(following.now), onclick: follow }, "Follow"),
+    exported ? null : el("button", {
+      type: "button",
+      class: "quiet",
+      title: "Load new steps automatically",
+      "aria-pressed": String(following.now),
+      onclick: toggleFollowing,
+    }, "Follow"),
     el("button", { type: "button", class: "quiet", title: "Keys (?)", onclick: help }, "Keys"),
-    el("button", { type: "button", class: "quiet", title: "Light or dark", onclick: switchColours }, "◐", el("span", { class: "hidden" }, " Light or dark")),
+    el(
+      "button",
+      { type: "button", class: "quiet", title: "Light or dark", onclick: switchColours },
+      "◐",
+      el("span", { class: "hidden" }, " Light or dark"),
+    ),
   ];
   top.append(...tools.filter(Boolean));
-  titled(place);
+  setTitle(route);
 }
 
-function follow(event) {
+function toggleFollowing(event) {
   following.now = !following.now;
   event.target.setAttribute("aria-pressed", String(following.now));
 }
@@ -116,8 +165,8 @@ const COLOURS = "palimpsest-colours";
 
 function switchColours() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = document.documentElement.dataset.colours || (dark ? "dark" : "light");
-  setColours(now === "dark" ? "light" : "dark");
+  const current = document.documentElement.dataset.colours || (dark ? "dark" : "light");
+  setColours(current === "dark" ? "light" : "dark");
 }
 
 function setColours(name) {
@@ -131,30 +180,34 @@ function setColours(name) {
 }
 
 // An exported file opens at its first selected episode, otherwise at its source.
-async function opened() {
-  const told = exported ? await get("/api/export").catch(() => null) : null;
-  if (!told || !told.first || location.hash) return;
-  const screen = told.first.rollout !== undefined ? "episode" : told.first.step !== undefined ? "episodes" : "run";
-  history.replaceState(null, "", link({ screen, ...told.first }));
+async function openFirstEpisode() {
+  const exportInfo = exported ? await get("/api/export").catch(() => null) : null;
+  if (!exportInfo || !exportInfo.first || location.hash) return;
+  const screen = exportInfo.first.rollout !== undefined
+    ? "episode"
+    : exportInfo.first.step !== undefined
+    ? "episodes"
+    : "run";
+  history.replaceState(null, "", routeHash({ screen, ...exportInfo.first }));
 }
 
-async function begin() {
+async function start() {
   try {
     const name = localStorage.getItem(COLOURS);
     if (name === "dark" || name === "light") document.documentElement.dataset.colours = name;
   } catch {
-    // the same
+    // without storage the system's colours apply
   }
   if (exported) document.documentElement.dataset.exported = "yes";
-  listen();
+  listenForKeys();
   const skip = document.querySelector(".skip");
   skip.addEventListener("click", (event) => {
     event.preventDefault(); // its address is not a screen
     document.getElementById("main").focus();
   });
   addEventListener("hashchange", draw);
-  await opened();
+  await openFirstEpisode();
   draw();
 }
 
-begin();
+start();

@@ -1,10 +1,10 @@
 // Scatter plot of episodes: a click, or arrow keys and Enter, open one.
 
-import { clear, el, num, roomIn, set, svg } from "./dom.js";
+import { clear, contentWidth, el, num, setAttributes, svg } from "./dom.js";
 import { axisNames, ticks } from "./chart.js";
-import { walk } from "./walk.js";
+import { keyboardSlider } from "./slider.js";
 
-const HEIGHT = 184, LEFT = 64, RIGHT = 12, TOP = 8, BOTTOM = 42, MOST = 3000, NEAR = 8;
+const HEIGHT = 184, LEFT = 64, RIGHT = 12, TOP = 8, BOTTOM = 42, MAX_POINTS = 3000, MAX_DISTANCE = 8;
 
 // A disc, a cross, a dash. One path per kind avoids thousands of elements.
 const SHAPES = {
@@ -13,92 +13,135 @@ const SHAPES = {
   ungraded: ({ cx, cy }) => `M${cx.toFixed(1)},${cy.toFixed(1)}m-3,0h6`,
 };
 
-// Returns draw({rows, x, y, value(row, name), names}); calls open(row) with the chosen episode.
-export function scatter(holder, open) {
+// Returns draw({rows, x, y, value(row, name), names}); calls onOpen(row) with the selected episode.
+export function scatter(container, onOpen) {
   const tip = el("div", { class: "chart-tip", hidden: true });
   let points = [], name = "", names = [], ring = null;
 
-  function wordsOf(at) {
-    const { row, x, y } = points[at];
-    return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${kindOf(row)}: ${row.answer || row.outcome}`;
+  function describePoint(index) {
+    const { row, x, y } = points[index];
+    return `group ${row.group}, rollout ${row.rollout}: ${names[1]} ${num(y)}, ${names[0]} ${num(x)}, ${
+      gradeKind(row)
+    }: ${row.answer || row.outcome}`;
   }
 
-  function show(at) {
-    set(ring, { cx: points[at].cx, cy: points[at].cy, r: 5 });
-    clear(tip).append(wordsOf(at));
+  function show(index) {
+    setAttributes(ring, { cx: points[index].cx, cy: points[index].cy, r: 5 });
+    clear(tip).append(describePoint(index));
     tip.hidden = false;
   }
 
-  function leave() {
+  function hideTip() {
     tip.hidden = true;
-    if (ring) set(ring, { r: 0 });
+    if (ring) setAttributes(ring, { r: 0 });
   }
 
-  const renew = walk(holder, {
+  const updateSlider = keyboardSlider(container, {
     label: () => name + ": arrow keys move between episodes, Enter opens one",
     count: () => points.length,
-    words: wordsOf,
+    describe: describePoint,
     show,
-    leave,
-    open: (at) => open(points[at].row),
+    leave: hideTip,
+    open: (index) => onOpen(points[index].row),
   });
 
   // The index of the point under the pointer; -1 if none is near.
-  function under(event) {
-    const box = holder.getBoundingClientRect(), far = (point) => Math.hypot(point.cx - event.clientX + box.left, point.cy - event.clientY + box.top);
-    return points.reduce((best, point, at) => (far(point) < (best < 0 ? NEAR : far(points[best])) ? at : best), -1);
+  function pointAt(event) {
+    const box = container.getBoundingClientRect(),
+      distance = (point) => Math.hypot(point.cx - event.clientX + box.left, point.cy - event.clientY + box.top);
+    return points.reduce(
+      (best, point, index) => (distance(point) < (best < 0 ? MAX_DISTANCE : distance(points[best])) ? index : best),
+      -1,
+    );
   }
 
-  holder.addEventListener("pointermove", (event) => {
-    const at = under(event);
-    holder.classList.toggle("pointed", at >= 0);
-    if (at >= 0) show(at);
-    else leave();
+  container.addEventListener("pointermove", (event) => {
+    const index = pointAt(event);
+    container.classList.toggle("pointed", index >= 0);
+    if (index >= 0) show(index);
+    else hideTip();
   });
-  holder.addEventListener("pointerleave", leave);
-  holder.addEventListener("click", (event) => {
-    const at = under(event);
-    if (at >= 0) open(points[at].row);
+  container.addEventListener("pointerleave", hideTip);
+  container.addEventListener("click", (event) => {
+    const index = pointAt(event);
+    if (index >= 0) onOpen(points[index].row);
   });
 
-  return ({ rows, x, y, value, names: words }) => {
-    names = [words[x], words[y]];
+  return ({ rows, x, y, value, names: axisLabels }) => {
+    names = [axisLabels[x], axisLabels[y]];
     name = `${names[1]} over ${names[0]}`;
-    const all = rows.map((row) => ({ row, x: value(row, x), y: value(row, y) })).filter((each) => typeof each.x === "number" && typeof each.y === "number");
-    points = all.length > MOST ? all.filter((_, at) => at % Math.ceil(all.length / MOST) === 0) : all;
+    const plotted = rows.map((row) => ({ row, x: value(row, x), y: value(row, y) })).filter((point) =>
+      typeof point.x === "number" && typeof point.y === "number"
+    );
+    points = plotted.length > MAX_POINTS
+      ? plotted.filter((_, index) => index % Math.ceil(plotted.length / MAX_POINTS) === 0)
+      : plotted;
     points.sort((a, b) => a.x - b.x || a.y - b.y);
-    clear(holder);
-    leave();
+    clear(container);
+    hideTip();
     ring = svg("circle", { class: "ring", r: 0 });
-    if (points.length) holder.append(drawn(points, `${name} of ${all.length} episodes; the table has the same`, names, Math.max(240, roomIn(holder)), ring), tip);
-    else holder.append(el("p", { class: "faint" }, "no data yet"));
-    renew();
+    if (points.length) {
+      container.append(
+        drawPoints(
+          points,
+          `${name} of ${plotted.length} episodes; the table has the same`,
+          names,
+          Math.max(240, contentWidth(container)),
+          ring,
+        ),
+        tip,
+      );
+    } else container.append(el("p", { class: "faint" }, "no data yet"));
+    updateSlider();
   };
 }
 
 function bounds(points, name) {
-  const low = points.reduce((a, p) => Math.min(a, p[name]), Infinity), high = points.reduce((a, p) => Math.max(a, p[name]), -Infinity);
+  const low = points.reduce((a, p) => Math.min(a, p[name]), Infinity),
+    high = points.reduce((a, p) => Math.max(a, p[name]), -Infinity);
   return low === high ? [low - 0.5, high + 0.5] : [low, high];
 }
 
-function drawn(points, label, names, width, ring) {
+function drawPoints(points, label, names, width, ring) {
   const [x0, x1] = bounds(points, "x"), [y0, y1] = bounds(points, "y");
-  const px = (x) => LEFT + ((width - LEFT - RIGHT) * (x - x0)) / (x1 - x0), py = (y) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (y - y0) / (y1 - y0));
-  const root = svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });
-  for (const each of ticks(y0, y1, 3)) root.append(svg("g", { class: "axes" }, svg("path", { d: `M${LEFT - 4},${py(each)}H${width - RIGHT + 4}` }), svg("text", { x: LEFT - 8, y: py(each) + 4, "text-anchor": "end" }, num(each))));
-  for (const each of ticks(x0, x1, Math.max(2, width / 100))) root.append(svg("g", { class: "axes" }, svg("text", { x: px(each), y: HEIGHT - 19, "text-anchor": "middle" }, num(each))));
-  root.append(axisNames(names, LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 3, TOP + (HEIGHT - TOP - BOTTOM) / 2));
-  points.forEach((point, at) => Object.assign(point, apart(px(point.x), py(point.y), at)));
-  const shapes = Object.entries(SHAPES).map(([kind, shape]) => svg("path", { class: kind, d: points.filter(({ row }) => kindOf(row) === kind).map(shape).join("") }));
-  root.append(svg("g", { class: "dots" }, shapes, ring));
-  return root;
+  const px = (x) => LEFT + ((width - LEFT - RIGHT) * (x - x0)) / (x1 - x0),
+    py = (y) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - (y - y0) / (y1 - y0));
+  const image = svg("svg", {
+    width,
+    height: HEIGHT,
+    viewBox: `0 0 ${width} ${HEIGHT}`,
+    role: "img",
+    "aria-label": label,
+  });
+  for (const tick of ticks(y0, y1, 3)) {
+    image.append(
+      svg(
+        "g",
+        { class: "axes" },
+        svg("path", { d: `M${LEFT - 4},${py(tick)}H${width - RIGHT + 4}` }),
+        svg("text", { x: LEFT - 8, y: py(tick) + 4, "text-anchor": "end" }, num(tick)),
+      ),
+    );
+  }
+  for (const tick of ticks(x0, x1, Math.max(2, width / 100))) {
+    image.append(
+      svg("g", { class: "axes" }, svg("text", { x: px(tick), y: HEIGHT - 19, "text-anchor": "middle" }, num(tick))),
+    );
+  }
+  image.append(axisNames(names, LEFT + (width - LEFT - RIGHT) / 2, HEIGHT - 3, TOP + (HEIGHT - TOP - BOTTOM) / 2));
+  points.forEach((point, index) => Object.assign(point, jitter(px(point.x), py(point.y), index)));
+  const shapes = Object.entries(SHAPES).map(([kind, shape]) =>
+    svg("path", { class: kind, d: points.filter(({ row }) => gradeKind(row) === kind).map(shape).join("") })
+  );
+  image.append(svg("g", { class: "dots" }, shapes, ring));
+  return image;
 }
 
-function kindOf({ reward }) {
+function gradeKind({ reward }) {
   return reward === null ? "ungraded" : reward >= 0.5 ? "right" : "wrong";
 }
 
 // Jitter for overlapping points.
-function apart(x, y, at) {
-  return { cx: x + (((at * 104729) % 17) - 8) * 0.6, cy: y + (((at * 7919) % 13) - 6) * 0.45 };
+function jitter(x, y, index) {
+  return { cx: x + (((index * 104729) % 17) - 8) * 0.6, cy: y + (((index * 7919) % 13) - 6) * 0.45 };
 }

@@ -1,188 +1,285 @@
-// The episodes of a step or a file: a histogram of rewards, a scatter plot, a table; the address stores filters.
+// The episodes of a step or a file: histogram of rewards, scatter plot, table. The address stores filters.
 
-import { badge, clear, el, legend, mean, num, roomIn, svg, unboxed } from "../dom.js";
+import { badge, clear, contentWidth, el, extractBoxed, legend, mean, num, svg } from "../dom.js";
 import { get } from "../api.js";
 import { axisNames, ticks } from "../chart.js";
-import { asked, go, link } from "../place.js";
-import { heldPlace, leads } from "../held.js";
-import { on } from "../keys.js";
+import { apiPath, navigate, routeHash } from "../route.js";
+import { isAvailable, routeLink } from "../links.js";
+import { bindKey } from "../keys.js";
 import { scatter } from "../scatter.js";
-import { scores } from "../scores.js";
+import { scoreTable } from "../scores.js";
 import { virtualTable } from "../table.js";
 
 const BINS = 20;
-const AXES = { reward: "reward", group: "group", turns: "turns", prompt_tokens: "tokens read", sampled_tokens: "tokens sampled", retention: "evidence kept", invention: "hallucinated" };
+const AXES = {
+  reward: "reward",
+  group: "group",
+  turns: "turns",
+  prompt_tokens: "tokens read",
+  sampled_tokens: "tokens sampled",
+  retention: "evidence kept",
+  invention: "hallucinated",
+};
 const MEASURED = ["retention", "invention"];
-const EVERYONE = "all";
+const ALL_AGENTS = "all";
 
-export async function show(main, place) {
-  const path = asked(place);
-  const state = { rows: [], scored: null, torn: null, measures: new Map(), asked: new Set(), stopped: false };
-  const query = { ...place.query };
-  const parts = layout(main, place);
+export function show(main, route) {
+  const path = apiPath(route);
+  const state = {
+    rows: [],
+    results: null,
+    recordError: null,
+    measures: new Map(),
+    requestedGroups: new Set(),
+    stopped: false,
+  };
+  const query = { ...route.query };
+  const elements = createLayout(main, route);
   let table = null; // created with the first answer
-  const at = (row) => ({ screen: "episode", run: place.run, step: place.step, group: row.group, rollout: row.rollout });
-  const points = scatter(parts.scatter, (row) => heldPlace(at(row)) && go(at(row)));
-  const watcher = new ResizeObserver(pictures);
-  watcher.observe(parts.histogram);
-  parts.search.value = query.q || "";
-  on(main, "j", "next step", () => beside(1));
-  on(main, "k", "previous step", () => beside(-1));
-  on(main, "/", "search in questions and answers", () => parts.search.focus());
+  const routeOf = (row) => ({
+    screen: "episode",
+    run: route.run,
+    step: route.step,
+    group: row.group,
+    rollout: row.rollout,
+  });
+  const drawScatter = scatter(elements.scatter, (row) => isAvailable(routeOf(row)) && navigate(routeOf(row)));
+  const watcher = new ResizeObserver(drawCharts);
+  watcher.observe(elements.histogram);
+  elements.search.value = query.q || "";
+  bindKey(main, "j", "next step", () => goToStep(1));
+  bindKey(main, "k", "previous step", () => goToStep(-1));
+  bindKey(main, "/", "search in questions and answers", () => elements.search.focus());
   const unfiltered = { outcome: null, from: null, to: null, q: null, group: null, player: null };
-  on(main, "x", "clear all filters", () => set(unfiltered));
-  parts.search.addEventListener("input", () => set({ q: parts.search.value || null }));
-  parts.outcome.addEventListener("change", () => set({ outcome: parts.outcome.value || null }));
-  for (const axis of ["x", "y"]) parts[axis].addEventListener("change", () => set({ [axis]: parts[axis].value }));
-  parts.clear.addEventListener("click", () => set(unfiltered));
-  parts.player.addEventListener("change", () => set({ player: parts.player.value === agent() ? null : parts.player.value }));
-  load().catch((error) => (parts.notice.append(el("div", { class: "notice notice-bad", role: "alert" }, error.message)), (state.more = false)));
-  get(path + "/decoder").then((told) => told.why && parts.notice.append(el("div", { class: "notice notice-warn" }, told.why))).catch(() => null);
-  steps();
+  bindKey(main, "x", "clear all filters", () => setFilters(unfiltered));
+  elements.search.addEventListener("input", () => setFilters({ q: elements.search.value || null }));
+  elements.outcome.addEventListener("change", () => setFilters({ outcome: elements.outcome.value || null }));
+  for (const axis of ["x", "y"]) {
+    elements[axis].addEventListener("change", () => setFilters({ [axis]: elements[axis].value }));
+  }
+  elements.clear.addEventListener("click", () => setFilters(unfiltered));
+  elements.player.addEventListener(
+    "change",
+    () => setFilters({ player: elements.player.value === defaultPlayer() ? null : elements.player.value }),
+  );
+  load().catch((error) =>
+    elements.notice.append(el("div", { class: "notice notice-bad", role: "alert" }, error.message))
+  );
+  get(path + "/decoder").then((decoder) =>
+    decoder.why && elements.notice.append(el("div", { class: "notice notice-warn" }, decoder.why))
+  ).catch(() => null);
+  drawSteps();
 
   async function load() {
-    const told = await get(path + "/episodes");
+    const response = await get(path + "/episodes");
     if (state.stopped) return;
-    Object.assign(state, { rows: told.rows, scored: told.parts || null, torn: told.torn });
-    table = virtualTable(parts.table, { columns: columns(place, state), onsort: sortBy, onwindow: (rows) => measure(rows), label: "Episodes" });
+    Object.assign(state, { rows: response.rows, results: response.parts || null, recordError: response.torn });
+    table = virtualTable(elements.table, {
+      columns: columns(route, state),
+      onsort: sortBy,
+      onwindow: (rows) => measure(rows),
+      label: "Episodes",
+    });
     draw();
   }
 
-  async function steps() {
-    const all = await get(asked({ run: place.run }) + "/steps").catch(() => []);
+  async function drawSteps() {
+    const all = await get(apiPath({ run: route.run }) + "/steps").catch(() => []);
     state.steps = all.map(String);
-    const at = state.steps.indexOf(place.step);
-    if (at < 0 || all.length < 2) return;
-    const choose = el("select", { "aria-label": "Step", onchange: () => go({ screen: "episodes", run: place.run, step: choose.value, query }) }, all.map((step) => el("option", { value: step, selected: String(step) === place.step }, "step " + step)));
-    clear(parts.steps).append(el("button", { type: "button", disabled: at === 0, title: "previous step (k)", onclick: () => beside(-1) }, "‹"), choose, el("button", { type: "button", disabled: at === all.length - 1, title: "next step (j)", onclick: () => beside(1) }, "›"));
+    const current = state.steps.indexOf(route.step);
+    if (current < 0 || all.length < 2) return;
+    const stepSelect = el("select", {
+      "aria-label": "Step",
+      onchange: () => navigate({ screen: "episodes", run: route.run, step: stepSelect.value, query }),
+    }, all.map((step) => el("option", { value: step, selected: String(step) === route.step }, "step " + step)));
+    clear(elements.steps).append(
+      el(
+        "button",
+        { type: "button", disabled: current === 0, title: "previous step (k)", onclick: () => goToStep(-1) },
+        "‹",
+      ),
+      stepSelect,
+      el("button", {
+        type: "button",
+        disabled: current === all.length - 1,
+        title: "next step (j)",
+        onclick: () => goToStep(1),
+      }, "›"),
+    );
   }
 
-  function beside(by) {
-    const step = (state.steps || [])[(state.steps || []).indexOf(place.step) + by];
-    if (step !== undefined) go({ screen: "episodes", run: place.run, step, query });
+  function goToStep(offset) {
+    const step = (state.steps || [])[(state.steps || []).indexOf(route.step) + offset];
+    if (step !== undefined) navigate({ screen: "episodes", run: route.run, step, query });
   }
 
-  function set(changes) {
+  function setFilters(changes) {
     Object.assign(query, changes);
     for (const key of Object.keys(query)) if (query[key] === null || query[key] === "") delete query[key];
-    history.replaceState(null, "", link({ ...place, query }));
-    if (!query.q) parts.search.value = "";
+    history.replaceState(null, "", routeHash({ ...route, query }));
+    if (!query.q) elements.search.value = "";
     draw();
   }
 
   function sortBy(name) {
-    set({ sort: query.sort === "-" + name ? name : "-" + name });
+    setFilters({ sort: query.sort === "-" + name ? name : "-" + name });
   }
 
-  function value(row, name) {
+  function getValue(row, name) {
     if (MEASURED.includes(name)) return (state.measures.get(row.group + "/" + row.rollout) || {})[name];
     return row[name];
   }
 
   // The selected agent or baseline of an evaluation, by default the agent.
-  function player() {
-    return query.player || agent();
+  function selectedPlayer() {
+    return query.player || defaultPlayer();
   }
 
-  // The only agent; everyone if there are several.
-  function agent() {
-    const names = new Set((state.scored || []).filter((part) => !part.baseline).map((part) => part.player));
-    return names.size === 1 ? [...names][0] : EVERYONE;
+  // The only agent; all agents if there are several.
+  function defaultPlayer() {
+    const names = new Set((state.results || []).filter((result) => !result.baseline).map((result) => result.player));
+    return names.size === 1 ? [...names][0] : ALL_AGENTS;
   }
 
-  function players() {
-    if (!state.scored) return;
-    const recorded = (part) => state.rows.filter((row) => row.player === part.player && row.part === part.label).length;
-    clear(parts.scores).append(el("h2", null, "Scores of all episodes"), scores(state.scored, recorded), unrecorded());
-    const names = [...new Set([...state.scored.map((part) => part.player), ...state.rows.map((row) => row.player)])];
-    parts.player.hidden = false;
-    clear(parts.player).append(...names.map((name) => el("option", { value: name }, name)), el("option", { value: EVERYONE }, "everyone"));
-    parts.player.value = player();
+  function drawPlayers() {
+    if (!state.results) return;
+    const countRecorded = (result) =>
+      state.rows.filter((row) => row.player === result.player && row.part === result.label).length;
+    clear(elements.scores).append(
+      el("h2", null, "Scores of all episodes"),
+      scoreTable(state.results, countRecorded),
+      recordedNote(),
+    );
+    const names = [
+      ...new Set([...state.results.map((result) => result.player), ...state.rows.map((row) => row.player)]),
+    ];
+    elements.player.hidden = false;
+    clear(elements.player).append(
+      ...names.map((name) => el("option", { value: name }, name)),
+      el("option", { value: ALL_AGENTS }, "everyone"),
+    );
+    elements.player.value = selectedPlayer();
   }
 
-  function unrecorded() {
-    const all = state.scored.reduce((sum, part) => sum + part.episodes, 0), held = state.rows.filter((row) => row.part !== null).length;
-    if (held >= all) return "";
-    return el("p", { class: "soft" }, `${num(held)} of ${num(all)} episodes were recorded, and everything below covers only these. By default an evaluation records failed episodes; evaluation.record=all records all.`);
+  function recordedNote() {
+    const all = state.results.reduce((sum, result) => sum + result.episodes, 0),
+      recordedCount = state.rows.filter((row) => row.part !== null).length;
+    if (recordedCount >= all) return "";
+    return el(
+      "p",
+      { class: "soft" },
+      `${num(recordedCount)} of ${
+        num(all)
+      } episodes were recorded, and everything below covers only these. By default an evaluation records failed episodes; evaluation.record=all records all.`,
+    );
   }
 
-  function kept(row, without) {
-    if (state.scored && player() !== EVERYONE && row.player !== player()) return false;
+  function matchesFilters(row, ignoredFilter) {
+    if (state.results && selectedPlayer() !== ALL_AGENTS && row.player !== selectedPlayer()) return false;
     const text = (query.q || "").toLowerCase();
     if (query.outcome && row.outcome !== query.outcome) return false;
     if (query.group !== undefined && String(row.group) !== query.group) return false;
-    if (without !== "reward" && query.from !== undefined && !(row.reward !== null && row.reward >= Number(query.from) && (row.reward < Number(query.to) || (query.last && row.reward <= Number(query.to))))) return false;
-    return !text || [row.question, row.answer || "", row.id, ...row.golds].some((each) => each.toLowerCase().includes(text));
+    if (
+      ignoredFilter !== "reward" && query.from !== undefined &&
+      !(row.reward !== null && row.reward >= Number(query.from) &&
+        (row.reward < Number(query.to) || (query.last && row.reward <= Number(query.to))))
+    ) return false;
+    return !text ||
+      [row.question, row.answer || "", row.id, ...row.golds].some((field) => field.toLowerCase().includes(text));
   }
 
-  function ordered(rows) {
+  function sortRows(rows) {
     if (!query.sort) return rows;
     const name = query.sort.replace(/^-/, ""), sign = query.sort[0] === "-" ? -1 : 1;
-    const missing = (each) => each === null || each === undefined;
+    const isMissing = (value) => value === null || value === undefined;
     return [...rows].sort((a, b) => {
-      const [one, other] = [value(a, name), value(b, name)];
-      if (missing(one) || missing(other)) return Number(missing(one)) - Number(missing(other));
-      return (one < other ? -1 : one > other ? 1 : 0) * sign;
+      const [x, y] = [getValue(a, name), getValue(b, name)];
+      if (isMissing(x) || isMissing(y)) return Number(isMissing(x)) - Number(isMissing(y));
+      return (x < y ? -1 : x > y ? 1 : 0) * sign;
     });
   }
 
   function draw() {
     if (!table) return;
-    const shown = ordered(state.rows.filter((row) => kept(row)));
-    outcomes();
-    players();
-    for (const axis of ["x", "y"]) parts[axis].value = query[axis] || (axis === "x" ? varied(shown) : "reward");
-    state.shown = shown;
-    pictures();
-    table.draw(shown, query.sort);
-    const groups = new Set(shown.map((row) => row.group)).size;
-    const ungraded = shown.filter((row) => row.reward === null).length;
-    const rewards = shown.filter((row) => row.reward !== null).map((row) => row.reward);
-    const of = state.scored ? `recorded episodes in ${num(groups)} groups (${player() === EVERYONE ? "agent and baselines" : player()})` : `episodes in ${num(groups)} groups`;
-    const told = [`${num(shown.length)} of ${num(state.rows.length)} ${of}`, state.scored ? null : `mean reward ${num(mean(rewards))}`, ungraded ? `${num(ungraded)} ungraded` : null];
-    clear(parts.count).append(told.filter(Boolean).join(" · "));
-    parts.clear.hidden = !["outcome", "from", "q", "group", "player"].some((key) => key in query);
-    clear(parts.torn).append(state.torn ? el("div", { class: "notice notice-bad", role: "alert" }, state.torn) : "");
-    const wanted = [query.sort && query.sort.replace(/^-/, ""), parts.x.value, parts.y.value].some((name) => MEASURED.includes(name));
-    if (wanted) everything();
+    const visibleRows = sortRows(state.rows.filter((row) => matchesFilters(row)));
+    drawOutcomes();
+    drawPlayers();
+    for (const axis of ["x", "y"]) {
+      elements[axis].value = query[axis] || (axis === "x" ? firstVaryingColumn(visibleRows) : "reward");
+    }
+    state.visibleRows = visibleRows;
+    drawCharts();
+    table.draw(visibleRows, query.sort);
+    const groups = new Set(visibleRows.map((row) => row.group)).size;
+    const ungraded = visibleRows.filter((row) => row.reward === null).length;
+    const rewards = visibleRows.filter((row) => row.reward !== null).map((row) => row.reward);
+    const scope = state.results
+      ? `recorded episodes in ${num(groups)} groups (${
+        selectedPlayer() === ALL_AGENTS ? "agent and baselines" : selectedPlayer()
+      })`
+      : `episodes in ${num(groups)} groups`;
+    const summary = [
+      `${num(visibleRows.length)} of ${num(state.rows.length)} ${scope}`,
+      state.results ? null : `mean reward ${num(mean(rewards))}`,
+      ungraded ? `${num(ungraded)} ungraded` : null,
+    ];
+    clear(elements.count).append(summary.filter(Boolean).join(" · "));
+    elements.clear.hidden = !["outcome", "from", "q", "group", "player"].some((key) => key in query);
+    clear(elements.recordError).append(
+      state.recordError ? el("div", { class: "notice notice-bad", role: "alert" }, state.recordError) : "",
+    );
+    const needsMeasures = [query.sort && query.sort.replace(/^-/, ""), elements.x.value, elements.y.value].some((
+      name,
+    ) => MEASURED.includes(name));
+    if (needsMeasures) measureAll();
   }
 
   // Drawn at full width, so that text keeps its size.
-  function pictures() {
-    if (!state.shown || state.stopped) return;
-    histogram(parts.histogram, state.rows.filter((row) => kept(row, "reward")), query, set);
-    points({ rows: state.shown, x: parts.x.value, y: parts.y.value, value, names: AXES });
+  function drawCharts() {
+    if (!state.visibleRows || state.stopped) return;
+    drawHistogram(elements.histogram, state.rows.filter((row) => matchesFilters(row, "reward")), query, setFilters);
+    drawScatter({ rows: state.visibleRows, x: elements.x.value, y: elements.y.value, value: getValue, names: AXES });
   }
 
-  function outcomes() {
+  function drawOutcomes() {
     const counts = new Map();
     for (const row of state.rows) counts.set(row.outcome, (counts.get(row.outcome) || 0) + 1);
     const text = JSON.stringify([...counts]);
-    if (parts.outcome.dataset.told !== text) {
-      parts.outcome.dataset.told = text;
-      clear(parts.outcome).append(el("option", { value: "" }, "every outcome"), ...[...counts].map(([name, count]) => el("option", { value: name }, `${name} (${count})`)));
+    if (elements.outcome.dataset.counts !== text) {
+      elements.outcome.dataset.counts = text;
+      clear(elements.outcome).append(
+        el("option", { value: "" }, "every outcome"),
+        ...[...counts].map(([name, count]) => el("option", { value: name }, `${name} (${count})`)),
+      );
     }
-    parts.outcome.value = query.outcome || "";
+    elements.outcome.value = query.outcome || "";
   }
 
-  // Retention and hallucination need decoded prompts: of the visible groups, or of all if they order the table.
+  // Retention and hallucination need decoded prompts. Visible groups are measured, all groups if the table needs them.
   async function measure(rows) {
-    const groups = [...new Set(rows.map((row) => row.group))].filter((group) => !state.asked.has(group)).slice(0, 16);
+    const groups = [...new Set(rows.map((row) => row.group))].filter((group) => !state.requestedGroups.has(group))
+      .slice(0, 16);
     if (!groups.length || state.stopped) return;
-    groups.forEach((group) => state.asked.add(group));
-    const told = await get(path + "/measures?groups=" + groups.join(",")).catch(() => ({}));
-    for (const [key, each] of Object.entries(told)) state.measures.set(key, each);
-    const left = [...state.measures.values()].filter((each) => each.left_out).length;
-    if (left) clear(parts.unmeasured).append(`This file lacks the evidence kept and hallucinations of ${num(left)} episodes (…).`);
-    if (!state.stopped && Object.keys(told).length) table.again();
+    groups.forEach((group) => state.requestedGroups.add(group));
+    const newMeasures = await get(path + "/measures?groups=" + groups.join(",")).catch(() => ({}));
+    for (const [key, measure] of Object.entries(newMeasures)) state.measures.set(key, measure);
+    const omittedCount = [...state.measures.values()].filter((measure) => measure.left_out).length;
+    if (omittedCount) {
+      clear(elements.unmeasured).append(
+        `This file lacks the evidence kept and hallucinations of ${num(omittedCount)} episodes (…).`,
+      );
+    }
+    if (!state.stopped && Object.keys(newMeasures).length) table.redraw();
     return measure(rows);
   }
 
-  async function everything() {
-    const before = state.measures.size;
-    const left = state.rows.filter((row) => !state.asked.has(row.group));
-    for (let at = 0; at < left.length && !state.stopped; at += 64) await measure(left.slice(at, at + 64));
-    if (!state.stopped && state.measures.size !== before) draw();
+  async function measureAll() {
+    const sizeBefore = state.measures.size;
+    const unmeasured = state.rows.filter((row) => !state.requestedGroups.has(row.group));
+    for (let start = 0; start < unmeasured.length && !state.stopped; start += 64) {
+      await measure(unmeasured.slice(start, start + 64));
+    }
+    if (!state.stopped && state.measures.size !== sizeBefore) draw();
   }
 
   return () => {
@@ -192,86 +289,294 @@ export async function show(main, place) {
   };
 }
 
-function layout(main, place) {
-  const parts = { notice: el("div", null), torn: el("div", null), unmeasured: el("p", { class: "faint" }), steps: el("span", { class: "steps" }), count: el("p", { class: "soft about", "aria-live": "polite" }) };
-  parts.search = el("input", { type: "search", placeholder: "Search questions and answers…", "aria-label": "Search" });
-  parts.outcome = el("select", { "aria-label": "Outcome" });
-  parts.player = el("select", { "aria-label": "Agent", hidden: true });
-  parts.scores = el("div", null);
-  parts.clear = el("button", { type: "button" }, "Clear filters");
-  const axis = (name) => el("select", { "aria-label": name }, Object.entries(AXES).map(([key, words]) => el("option", { value: key }, words)));
-  Object.assign(parts, { x: axis("Across"), y: axis("Up"), histogram: el("div", { class: "chart-area" }), scatter: el("div", { class: "chart-area" }), table: el("div", null) });
-  const title = place.step === "all" ? "Episodes" : /^\d+$/.test(place.step) ? "Episodes of step " + place.step : "Episodes of " + place.step;
+function createLayout(main, route) {
+  const elements = {
+    notice: el("div", null),
+    recordError: el("div", null),
+    unmeasured: el("p", { class: "faint" }),
+    steps: el("span", { class: "steps" }),
+    count: el("p", { class: "soft about", "aria-live": "polite" }),
+  };
+  elements.search = el("input", {
+    type: "search",
+    placeholder: "Search questions and answers…",
+    "aria-label": "Search",
+  });
+  elements.outcome = el("select", { "aria-label": "Outcome" });
+  elements.player = el("select", { "aria-label": "Agent", hidden: true });
+  elements.scores = el("div", null);
+  elements.clear = el("button", { type: "button" }, "Clear filters");
+  const axis = (name) =>
+    el(
+      "select",
+      { "aria-label": name },
+      Object.entries(AXES).map(([key, label]) => el("option", { value: key }, label)),
+    );
+  Object.assign(elements, {
+    x: axis("Across"),
+    y: axis("Up"),
+    histogram: el("div", { class: "chart-area" }),
+    scatter: el("div", { class: "chart-area" }),
+    table: el("div", null),
+  });
+  const title = route.step === "all"
+    ? "Episodes"
+    : /^\d+$/.test(route.step)
+    ? "Episodes of step " + route.step
+    : "Episodes of " + route.step;
   main.append(
-    el("div", { class: "title" }, el("h1", null, title), parts.steps), parts.notice, parts.torn, parts.scores,
-    el("div", { class: "charts two" },
-      el("figure", { class: "chart" }, el("div", { class: "chart-title" }, el("span", { class: "chart-name" }, "rewards"), el("span", { class: "faint hint" }, "click a bar to filter")), parts.histogram),
-      el("figure", { class: "chart" }, el("div", { class: "chart-title" }, parts.y, el("span", { class: "faint" }, "over"), parts.x, legend([["●", "right"], ["×", "wrong"], ["–", "ungraded"]])), parts.scatter)),
-    el("div", { class: "tools" }, parts.search, parts.player, parts.outcome, parts.clear), parts.count, parts.unmeasured, parts.table,
+    el("div", { class: "title" }, el("h1", null, title), elements.steps),
+    elements.notice,
+    elements.recordError,
+    elements.scores,
+    el(
+      "div",
+      { class: "charts two" },
+      el(
+        "figure",
+        { class: "chart" },
+        el(
+          "div",
+          { class: "chart-title" },
+          el("span", { class: "chart-name" }, "rewards"),
+          el("span", { class: "faint hint" }, "click a bar to filter"),
+        ),
+        elements.histogram,
+      ),
+      el(
+        "figure",
+        { class: "chart" },
+        el(
+          "div",
+          { class: "chart-title" },
+          elements.y,
+          el("span", { class: "faint" }, "over"),
+          elements.x,
+          legend([["●", "right"], ["×", "wrong"], ["–", "ungraded"]]),
+        ),
+        elements.scatter,
+      ),
+    ),
+    el("div", { class: "tools" }, elements.search, elements.player, elements.outcome, elements.clear),
+    elements.count,
+    elements.unmeasured,
+    elements.table,
   );
-  return parts;
+  return elements;
 }
 
-function columns(place, state) {
+function columns(route, state) {
   const measured = (row) => state.measures.get(row.group + "/" + row.rollout) || {};
-  const at = (row) => ({ run: place.run, step: place.step, group: row.group, rollout: row.rollout });
+  const groupRoute = (row) => ({ run: route.run, step: route.step, group: row.group, rollout: row.rollout });
   return [
-    { name: "group", title: "Group", sort: true, width: "3.4rem", cell: (row) => leads({ ...at(row), screen: "group" }, null, "g" + row.group) },
-    { name: "rollout", title: "Rollout", sort: true, width: "4.4rem", cell: (row) => leads({ ...at(row), screen: "episode" }, null, (heldPlace({ ...at(row), screen: "episode" }) ? "open " : "") + row.rollout) },
-    ...(state.scored ? [{ name: "player", title: "Agent", sort: true, width: "minmax(4.5rem,1fr)", cell: (row) => el("span", { title: row.part || "" }, row.player) }] : []),
-    { name: "reward", title: "Reward", sort: true, number: true, width: "4.8rem", cell: (row) => (row.reward === null ? el("span", { title: row.reason || "", class: "faint" }, "ungraded") : num(row.reward)) },
+    {
+      name: "group",
+      title: "Group",
+      sort: true,
+      width: "3.4rem",
+      cell: (row) => routeLink({ ...groupRoute(row), screen: "group" }, null, "g" + row.group),
+    },
+    {
+      name: "rollout",
+      title: "Rollout",
+      sort: true,
+      width: "4.4rem",
+      cell: (row) =>
+        routeLink(
+          { ...groupRoute(row), screen: "episode" },
+          null,
+          (isAvailable({ ...groupRoute(row), screen: "episode" }) ? "open " : "") + row.rollout,
+        ),
+    },
+    ...(state.results
+      ? [{
+        name: "player",
+        title: "Agent",
+        sort: true,
+        width: "minmax(4.5rem,1fr)",
+        cell: (row) => el("span", { title: row.part || "" }, row.player),
+      }]
+      : []),
+    {
+      name: "reward",
+      title: "Reward",
+      sort: true,
+      number: true,
+      width: "4.8rem",
+      cell: (
+        row,
+      ) => (row.reward === null
+        ? el("span", { title: row.reason || "", class: "faint" }, "ungraded")
+        : num(row.reward)),
+    },
     { name: "outcome", title: "Outcome", sort: true, width: "9.8rem", cell: (row) => badge(row.outcome) },
     { name: "turns", title: "Turns", sort: true, number: true, width: "3.8rem", cell: (row) => num(row.turns) },
-    { name: "prompt_tokens", title: "Read", hint: "tokens of all prompts", sort: true, number: true, width: "4.6rem", cell: (row) => num(row.prompt_tokens) },
-    { name: "sampled_tokens", title: "Sampled", hint: "tokens the model wrote", sort: true, number: true, width: "5.2rem", cell: (row) => num(row.sampled_tokens) },
-    { name: "retention", title: "Kept", hint: "share of the evidence in the final memory", sort: true, number: true, width: "3.6rem", cell: (row) => figure(measured(row), "retention") },
-    { name: "invention", title: "Halluc.", hint: "share of written sentences that are hallucinated: in no text read", sort: true, number: true, width: "5.2rem", cell: (row) => figure(measured(row), "invention") },
-    { name: "question", title: "Question", width: "minmax(11rem,3fr)", cell: (row) => el("span", { title: row.question }, row.question) },
-    { name: "answer", title: "Answer", width: "minmax(7rem,2fr)", cell: (row) => el("span", { title: row.answer || "" }, row.answer === null ? "–" : unboxed(row.answer)) },
-    { name: "gold", title: "Gold", width: "minmax(5rem,1fr)", cell: (row) => el("span", { title: row.golds.join(" | ") }, row.golds.join(" | ")) },
+    {
+      name: "prompt_tokens",
+      title: "Read",
+      hint: "tokens of all prompts",
+      sort: true,
+      number: true,
+      width: "4.6rem",
+      cell: (row) => num(row.prompt_tokens),
+    },
+    {
+      name: "sampled_tokens",
+      title: "Sampled",
+      hint: "tokens the model wrote",
+      sort: true,
+      number: true,
+      width: "5.2rem",
+      cell: (row) => num(row.sampled_tokens),
+    },
+    {
+      name: "retention",
+      title: "Kept",
+      hint: "share of the evidence in the final memory",
+      sort: true,
+      number: true,
+      width: "3.6rem",
+      cell: (row) => formatMeasure(measured(row), "retention"),
+    },
+    {
+      name: "invention",
+      title: "Halluc.",
+      hint: "share of written sentences that are hallucinated: in no text read",
+      sort: true,
+      number: true,
+      width: "5.2rem",
+      cell: (row) => formatMeasure(measured(row), "invention"),
+    },
+    {
+      name: "question",
+      title: "Question",
+      width: "minmax(11rem,3fr)",
+      cell: (row) => el("span", { title: row.question }, row.question),
+    },
+    {
+      name: "answer",
+      title: "Answer",
+      width: "minmax(7rem,2fr)",
+      cell: (row) => el("span", { title: row.answer || "" }, row.answer === null ? "–" : extractBoxed(row.answer)),
+    },
+    {
+      name: "gold",
+      title: "Gold",
+      width: "minmax(5rem,1fr)",
+      cell: (row) => el("span", { title: row.golds.join(" | ") }, row.golds.join(" | ")),
+    },
   ];
 }
 
-// A dash if nothing can be measured; an omission of an exported file shows "…".
-function figure(measured, name) {
-  return measured.left_out ? el("span", { class: "faint", title: "not measured for this file" }, "…") : num(measured[name]);
+// A dash if nothing can be measured. "…" if the exported file omits it.
+function formatMeasure(measured, name) {
+  return measured.left_out
+    ? el("span", { class: "faint", title: "not measured for this file" }, "…")
+    : num(measured[name]);
 }
 
 // The first quantity that differs between episodes.
-function varied(rows) {
-  const names = ["sampled_tokens", "prompt_tokens", "turns", "group"];
-  return names.find((name) => rows.some((row) => row[name] !== rows[0][name])) || "group";
+function firstVaryingColumn(rows) {
+  const columnNames = ["sampled_tokens", "prompt_tokens", "turns", "group"];
+  return columnNames.find((name) => rows.some((row) => row[name] !== rows[0][name])) || "group";
 }
 
-// Bar edges, also stored in the address: a bar counts the rewards that a click on it selects.
-function edgesOf(rewards) {
+// Bar edges, also stored in the address. A bar counts the rewards that a click selects.
+function binEdges(rewards) {
   const low = rewards.reduce((a, b) => Math.min(a, b), 0), high = rewards.reduce((a, b) => Math.max(a, b), 1);
-  return Array.from({ length: BINS + 1 }, (_, at) => (at === 0 ? low : at === BINS ? high : Number((low + ((high - low) * at) / BINS).toPrecision(12))));
+  return Array.from(
+    { length: BINS + 1 },
+    (
+      _,
+      index,
+    ) => (index === 0 ? low : index === BINS ? high : Number((low + ((high - low) * index) / BINS).toPrecision(12))),
+  );
 }
 
-function histogram(holder, rows, query, set) {
+function drawHistogram(container, rows, query, setFilters) {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
-  clear(holder);
-  if (!rewards.length) return holder.append(el("p", { class: "faint" }, "all episodes are ungraded"));
-  const width = Math.max(240, roomIn(holder)), height = 184, edges = edgesOf(rewards), low = edges[0], high = edges[BINS];
+  clear(container);
+  if (!rewards.length) return container.append(el("p", { class: "faint" }, "all episodes are ungraded"));
+  const width = Math.max(240, contentWidth(container)),
+    height = 184,
+    edges = binEdges(rewards),
+    low = edges[0],
+    high = edges[BINS];
   const counts = new Array(BINS).fill(0);
   for (const reward of rewards) counts[Math.min(BINS, edges.filter((edge) => edge <= reward).length) - 1] += 1;
-  const most = Math.max(...counts), left = 54, step = (width - left - 6) / BINS, floor = height - 36, room = floor - 12;
-  const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, class: "histogram", role: "group", "aria-label": "Histogram of rewards" });
-  for (const value of ticks(0, most, 3)) {
-    const y = floor - (room * value) / most;
-    root.append(svg("g", { class: "axes" }, svg("path", { d: `M${left - 2},${y}H${width}` }), svg("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, num(value))));
-  }
-  counts.forEach((count, at) => {
-    const from = edges[at], to = edges[at + 1], tall = Math.max(count ? 2 : 0, (room * count) / most);
-    const chosen = query.from !== undefined && Number(query.from) === from;
-    const pick = () => set(chosen ? { from: null, to: null, last: null } : { from: String(from), to: String(to), last: at === BINS - 1 ? "1" : null });
-    const label = `${count} episodes with a reward from ${num(Number(from.toPrecision(3)))} to ${num(Number(to.toPrecision(3)))}`;
-    const bar = svg("g", { class: "bin" + (chosen ? " chosen" : ""), role: "button", tabindex: 0, "aria-label": label, "aria-pressed": String(chosen), onclick: pick, onkeydown: (event) => (event.key === "Enter" || event.key === " ") && pick() });
-    bar.append(svg("title", null, label), svg("rect", { class: "reach", x: left + at * step, y: 4, width: step, height: floor - 4 }), svg("rect", { class: "fill", x: left + 1 + at * step, y: floor - tall, width: step - 2, height: tall }));
-    root.append(bar);
+  const largest = Math.max(...counts),
+    left = 54,
+    step = (width - left - 6) / BINS,
+    floor = height - 36,
+    plotHeight = floor - 12;
+  const image = svg("svg", {
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    class: "histogram",
+    role: "group",
+    "aria-label": "Histogram of rewards",
   });
-  for (const value of ticks(low, high, 5)) root.append(svg("g", { class: "axes" }, svg("text", { x: left + ((width - left - 6) * (value - low)) / (high - low), y: height - 20, "text-anchor": "middle" }, num(value))));
-  root.append(axisNames(["reward", "episodes"], left + (width - left) / 2, height - 4, floor / 2));
-  holder.append(root);
+  for (const value of ticks(0, largest, 3)) {
+    const y = floor - (plotHeight * value) / largest;
+    image.append(
+      svg(
+        "g",
+        { class: "axes" },
+        svg("path", { d: `M${left - 2},${y}H${width}` }),
+        svg("text", { x: left - 8, y: y + 4, "text-anchor": "end" }, num(value)),
+      ),
+    );
+  }
+  counts.forEach((count, index) => {
+    const start = edges[index],
+      end = edges[index + 1],
+      barHeight = Math.max(count ? 2 : 0, (plotHeight * count) / largest);
+    const isSelected = query.from !== undefined && Number(query.from) === start;
+    const toggleFilter = () =>
+      setFilters(
+        isSelected
+          ? { from: null, to: null, last: null }
+          : { from: String(start), to: String(end), last: index === BINS - 1 ? "1" : null },
+      );
+    const label = `${count} episodes with a reward from ${num(Number(start.toPrecision(3)))} to ${
+      num(Number(end.toPrecision(3)))
+    }`;
+    const bar = svg("g", {
+      class: "bin" + (isSelected ? " chosen" : ""),
+      role: "button",
+      tabindex: 0,
+      "aria-label": label,
+      "aria-pressed": String(isSelected),
+      onclick: toggleFilter,
+      onkeydown: (event) => (event.key === "Enter" || event.key === " ") && toggleFilter(),
+    });
+    bar.append(
+      svg("title", null, label),
+      svg("rect", { class: "reach", x: left + index * step, y: 4, width: step, height: floor - 4 }),
+      svg("rect", {
+        class: "fill",
+        x: left + 1 + index * step,
+        y: floor - barHeight,
+        width: step - 2,
+        height: barHeight,
+      }),
+    );
+    image.append(bar);
+  });
+  for (const value of ticks(low, high, 5)) {
+    image.append(
+      svg(
+        "g",
+        { class: "axes" },
+        svg("text", {
+          x: left + ((width - left - 6) * (value - low)) / (high - low),
+          y: height - 20,
+          "text-anchor": "middle",
+        }, num(value)),
+      ),
+    );
+  }
+  image.append(axisNames(["reward", "episodes"], left + (width - left) / 2, height - 4, floor / 2));
+  container.append(image);
 }

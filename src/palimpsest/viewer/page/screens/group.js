@@ -1,137 +1,347 @@
-// A group: rollouts side by side by section, the point where memories diverge, and the prefix forest, whose shared
-// prefixes training computes once.
+// A group: rollouts side by side, the point where memories diverge, the prefix forest.
+// Training computes shared prefixes once.
 
-import { badge, clear, el, headline, legend, mean, num, roomIn, svg, unboxed } from "../dom.js";
+import { badge, clear, contentWidth, el, extractBoxed, headline, legend, mean, num, svg } from "../dom.js";
 import { get } from "../api.js";
-import { asked, link, ordinal } from "../place.js";
-import { heldPlace, leads } from "../held.js";
-import { on } from "../keys.js";
-import { nameOf, sign, slug } from "../strip.js";
+import { apiPath, ordinal, routeHash } from "../route.js";
+import { isAvailable, routeLink } from "../links.js";
+import { bindKey } from "../keys.js";
+import { className, stateName, stateSign } from "../strip.js";
 
-const WIDE = 8, LEAST = 690;
+const MAX_WIDE_COLUMNS = 8, MIN_WIDTH = 690;
 
-export async function show(main, place) {
-  const view = await get(asked(place));
-  const to = (by) => place.group + by >= 0 && (location.hash = link({ ...place, group: place.group + by }));
-  on(main, "j", "next group", () => to(1));
-  on(main, "k", "previous group", () => to(-1));
-  on(main, "]", "next group", () => to(1));
-  on(main, "[", "previous group", () => to(-1));
-  main.append(head(view), el("section", { class: "card" }, el("h2", null, "Rollouts side by side"), parting(view), signs(view), matrix(view, place)), forestCard(view, place));
+export async function show(main, route) {
+  const view = await get(apiPath(route));
+  const goToGroup = (offset) =>
+    route.group + offset >= 0 && (location.hash = routeHash({ ...route, group: route.group + offset }));
+  bindKey(main, "j", "next group", () => goToGroup(1));
+  bindKey(main, "k", "previous group", () => goToGroup(-1));
+  bindKey(main, "]", "next group", () => goToGroup(1));
+  bindKey(main, "[", "previous group", () => goToGroup(-1));
+  main.append(
+    groupHead(view),
+    el(
+      "section",
+      { class: "card" },
+      el("h2", null, "Rollouts side by side"),
+      divergence(view),
+      signLegend(view),
+      matrix(view, route),
+    ),
+    forestCard(view, route),
+  );
 }
 
-function head(view) {
+function groupHead(view) {
   const rewards = view.rollouts.map((row) => row.grade.value).filter((value) => value !== null);
-  const facts = [["Gold", view.problem.answers.slice(0, 4).join(" / ")], ["Mean reward", num(mean(rewards))], ["Rollouts", num(view.rollouts.length)], ["Advantage", view.advantage_is], ...(view.player ? [["Agent", `${view.player}, ${view.part}`]] : [])];
-  return el("header", { class: "episode-head" }, headline(view.problem.question), el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value)))), view.evidence.length ? el("p", { class: "soft" }, "Evidence: ", view.evidence.map((text, at) => [at ? ", " : "", el("q", { class: "gold" }, text)])) : null);
+  const facts = [
+    ["Gold", view.problem.answers.slice(0, 4).join(" / ")],
+    ["Mean reward", num(mean(rewards))],
+    ["Rollouts", num(view.rollouts.length)],
+    ["Advantage", view.advantage_is],
+    ...(view.player ? [["Agent", `${view.player}, ${view.part}`]] : []),
+  ];
+  return el(
+    "header",
+    { class: "episode-head" },
+    headline(view.problem.question),
+    el(
+      "dl",
+      { class: "facts" },
+      facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value))),
+    ),
+    view.evidence.length
+      ? el(
+        "p",
+        { class: "soft" },
+        "Evidence: ",
+        view.evidence.map((text, index) => [index ? ", " : "", el("q", { class: "gold" }, text)]),
+      )
+      : null,
+  );
 }
 
-function parting(view) {
+function divergence(view) {
   if (!view.parts.length) return el("p", { class: "faint" }, "These agents have no memory to compare.");
   if (view.first_parting === null) return el("p", { class: "soft" }, "All rollouts wrote the same memories.");
-  return el("p", { class: "soft" }, "Memories first diverge after ", el("strong", null, columnOf(view, view.first_parting)), `: ${view.parts[view.first_parting].memories} distinct memories. Equal letters in a column are equal memories; A is the most frequent.`);
+  return el(
+    "p",
+    { class: "soft" },
+    "Memories first diverge after ",
+    el("strong", null, columnName(view, view.first_parting)),
+    `: ${
+      view.parts[view.first_parting].memories
+    } distinct memories. Equal letters in a column are equal memories; A is the most frequent.`,
+  );
 }
 
-function signs(view) {
+function signLegend(view) {
   const states = [...new Set(view.rollouts.flatMap((row) => row.cells.filter(Boolean).map((cell) => cell.state)))];
-  const marks = states.map((state) => [el("span", { class: "legend-cell legend-" + slug(state), "aria-hidden": "true" }, sign(state)), nameOf(state)]);
-  return legend([["A", "the most frequent memory of its column"], ...marks, [el("span", { class: "star" }, "★"), "contains evidence"], [el("span", { class: "star soft" }, "▼"), "read evidence"]]);
+  const marks = states.map((
+    state,
+  ) => [
+    el("span", { class: "legend-cell legend-" + className(state), "aria-hidden": "true" }, stateSign(state)),
+    stateName(state),
+  ]);
+  return legend([["A", "the most frequent memory of its column"], ...marks, [
+    el("span", { class: "star" }, "★"),
+    "contains evidence",
+  ], [el("span", { class: "star soft" }, "▼"), "read evidence"]]);
 }
 
-function matrix(view, place) {
-  const steps = view.parts.length, wide = steps <= WIDE;
-  const letters = view.parts.map((part) => new Map(Object.keys(part.counts).map((id, at) => [id, letter(at)])));
-  const head = el("tr", null, ["Rollout", "Reward", "Advantage", "Ended"].map((name) => el("th", { scope: "col" }, name)), view.parts.map((part) => el("th", { scope: "col", class: part.step === view.first_parting ? "parting" : null, title: part.step === view.first_parting ? "memories first diverge here" : null }, wide ? columnOf(view, part.step) : String(ordinal(part.step)))), el("th", { scope: "col" }, "Answer"));
-  const order = [...view.rollouts].sort((a, b) => (b.grade.value ?? -1) - (a.grade.value ?? -1) || a.rollout - b.rollout);
+function matrix(view, route) {
+  const steps = view.parts.length, isWide = steps <= MAX_WIDE_COLUMNS;
+  const letters = view.parts.map((part) => new Map(Object.keys(part.counts).map((id, index) => [id, letterOf(index)])));
+  const head = el(
+    "tr",
+    null,
+    ["Rollout", "Reward", "Advantage", "Ended"].map((name) => el("th", { scope: "col" }, name)),
+    view.parts.map((part) =>
+      el("th", {
+        scope: "col",
+        class: part.step === view.first_parting ? "divergence" : null,
+        title: part.step === view.first_parting ? "memories first diverge here" : null,
+      }, isWide ? columnName(view, part.step) : String(ordinal(part.step)))
+    ),
+    el("th", { scope: "col" }, "Answer"),
+  );
+  const order = [...view.rollouts].sort((a, b) =>
+    (b.grade.value ?? -1) - (a.grade.value ?? -1) || a.rollout - b.rollout
+  );
   const rows = order.map((row) => {
-    const to = (turn) => ({ ...place, screen: "episode", rollout: row.rollout, turn });
-    const cells = view.parts.map((part) => cell(row.cells[part.step], letters[part.step], wide, to));
-    return el("tr", null, el("td", { class: "unbroken" }, leads({ ...place, screen: "episode", rollout: row.rollout, turn: null }, null, "rollout " + row.rollout), row.replayed ? el("small", null, row.replayed) : null), el("td", { class: "number" }, num(row.grade.value)), el("td", { class: "number" }, advantage(row.advantage, order)), el("td", null, badge(row.outcome.replace(/_/g, " "))), cells, el("td", { class: "memory-cell", title: row.answer }, unboxed(row.answer || "–").slice(0, 120)));
+    const turnRoute = (turn) => ({ ...route, screen: "episode", rollout: row.rollout, turn });
+    const cells = view.parts.map((part) => cellView(row.cells[part.step], letters[part.step], isWide, turnRoute));
+    return el(
+      "tr",
+      null,
+      el(
+        "td",
+        { class: "nowrap" },
+        routeLink({ ...route, screen: "episode", rollout: row.rollout, turn: null }, null, "rollout " + row.rollout),
+        row.replayed ? el("small", null, row.replayed) : null,
+      ),
+      el("td", { class: "number" }, num(row.grade.value)),
+      el("td", { class: "number" }, advantageBar(row.advantage, order)),
+      el("td", null, badge(row.outcome.replace(/_/g, " "))),
+      cells,
+      el("td", { class: "memory-cell", title: row.answer }, extractBoxed(row.answer || "–").slice(0, 120)),
+    );
   });
-  return el("div", { class: "scroll" }, el("table", { class: "rows small matrix" + (wide ? " wide" : "") }, el("thead", null, head), el("tbody", null, rows)));
+  return el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      { class: "rows small matrix" + (isWide ? " wide" : "") },
+      el("thead", null, head),
+      el("tbody", null, rows),
+    ),
+  );
 }
 
 // The turn; the memory's number if rollouts wrote it at different turns.
-function columnOf(view, step) {
+function columnName(view, step) {
   const turns = new Set(view.rollouts.filter((row) => row.cells[step]).map((row) => row.cells[step].turn));
   return turns.size === 1 ? `turn ${ordinal([...turns][0])}` : `memory ${ordinal(step)}`;
 }
 
-function letter(at) {
-  return at < 26 ? String.fromCharCode(65 + at) : "+";
+function letterOf(index) {
+  return index < 26 ? String.fromCharCode(65 + index) : "+";
 }
 
-function cell(found, letters, wide, to) {
-  if (!found) return el("td", { class: "faint" }, "–");
-  const name = letters.get(found.memory_id), held = found.held.length > 0;
-  const title = `turn ${ordinal(found.turn)}: ${found.marks.map(nameOf).join(", ")}; ${found.tokens} tokens${held ? "; contains evidence" : ""}\n${found.memory}`;
-  return el("td", { class: "step" }, leads(to(found.turn), { class: `same same-${Math.min(5, name.charCodeAt(0) - 65)}`, title }, el("span", { class: "same-letter" }, name), el("span", { class: "legend-cell legend-" + slug(found.state), "aria-hidden": "true" }, sign(found.state)), held ? el("span", { class: "star", title: "contains evidence" }, "★") : null, found.seen.length ? el("span", { class: "star soft", title: "evidence read here" }, "▼") : null, wide ? el("span", { class: "same-text" }, found.memory.trim().slice(0, 160) || "empty") : null));
+function cellView(entry, letters, isWide, turnRoute) {
+  if (!entry) return el("td", { class: "faint" }, "–");
+  const name = letters.get(entry.memory_id), hasEvidence = entry.held.length > 0;
+  const title = `turn ${ordinal(entry.turn)}: ${entry.marks.map(stateName).join(", ")}; ${entry.tokens} tokens${
+    hasEvidence ? "; contains evidence" : ""
+  }\n${entry.memory}`;
+  return el(
+    "td",
+    { class: "step" },
+    routeLink(
+      turnRoute(entry.turn),
+      { class: `memory-link memory-link-${Math.min(5, name.charCodeAt(0) - 65)}`, title },
+      el("span", { class: "memory-letter" }, name),
+      el(
+        "span",
+        { class: "legend-cell legend-" + className(entry.state), "aria-hidden": "true" },
+        stateSign(entry.state),
+      ),
+      hasEvidence ? el("span", { class: "star", title: "contains evidence" }, "★") : null,
+      entry.seen.length ? el("span", { class: "star soft", title: "evidence read here" }, "▼") : null,
+      isWide ? el("span", { class: "memory-preview" }, entry.memory.trim().slice(0, 160) || "empty") : null,
+    ),
+  );
 }
 
-function advantage(value, rows) {
+function advantageBar(value, rows) {
   if (value === null) return "–";
-  const most = Math.max(1e-9, ...rows.map((row) => Math.abs(row.advantage || 0)));
-  return el("span", { class: "bar-cell" }, el("span", { class: value < 0 ? "bar minus" : "bar plus", "aria-hidden": "true", style: { width: `${((Math.abs(value) / most) * 3).toFixed(2)}rem` } }), num(value));
+  const largest = Math.max(1e-9, ...rows.map((row) => Math.abs(row.advantage || 0)));
+  return el(
+    "span",
+    { class: "bar-cell" },
+    el("span", {
+      class: value < 0 ? "bar minus" : "bar plus",
+      "aria-hidden": "true",
+      style: { width: `${((Math.abs(value) / largest) * 3).toFixed(2)}rem` },
+    }),
+    num(value),
+  );
 }
 
-function forestCard(view, place) {
+function forestCard(view, route) {
   const forest = view.forest;
-  if (forest.left_out) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, forest.left_out));
-  if (!forest.rows.length) return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "faint" }, "This group has no trained tokens."));
+  if (forest.left_out) {
+    return el(
+      "section",
+      { class: "card" },
+      el("h2", null, "Prefix forest"),
+      el("p", { class: "faint" }, forest.left_out),
+    );
+  }
+  if (!forest.rows.length) {
+    return el(
+      "section",
+      { class: "card" },
+      el("h2", null, "Prefix forest"),
+      el("p", { class: "faint" }, "This group has no trained tokens."),
+    );
+  }
   const share = forest.logical_tokens / Math.max(1, forest.physical_tokens);
-  return el("section", { class: "card" }, el("h2", null, "Prefix forest"), el("p", { class: "soft" }, `The ${num(forest.rows.length)} segments of this group have ${num(forest.logical_tokens)} tokens, ${num(forest.physical_tokens)} of them distinct (`, el("strong", null, `${share.toFixed(2)} to 1`), `). ${computed(forest.computed)}Each line is a segment with its tokens from left to right; a block across several lines is shared.`), drawing(forest, place), el("p", { class: "legend" }, [["node-4", "shared by many"], ["node-1", "shared by two"], ["node-0", "in one segment"], ["node-trained", "sampled: trained"]].map(([kind, text]) => el("span", { class: "legend-item" }, el("span", { class: "legend-cell " + kind, "aria-hidden": "true" }), text)), forest.nodes_left_out ? el("span", { class: "faint" }, `${num(forest.nodes_left_out)} smaller nodes omitted`) : null));
+  return el(
+    "section",
+    { class: "card" },
+    el("h2", null, "Prefix forest"),
+    el(
+      "p",
+      { class: "soft" },
+      `The ${num(forest.rows.length)} segments of this group have ${num(forest.logical_tokens)} tokens, ${
+        num(forest.physical_tokens)
+      } of them distinct (`,
+      el("strong", null, `${share.toFixed(2)} to 1`),
+      `). ${
+        describeComputed(forest.computed)
+      }Each line is a segment with its tokens from left to right; a block across several lines is shared.`,
+    ),
+    forestView(forest, route),
+    el(
+      "p",
+      { class: "legend" },
+      [["node-4", "shared by many"], ["node-1", "shared by two"], ["node-0", "in one segment"], [
+        "node-trained",
+        "sampled: trained",
+      ]].map(([kind, text]) =>
+        el("span", { class: "legend-item" }, el("span", { class: "legend-cell " + kind, "aria-hidden": "true" }), text)
+      ),
+      forest.nodes_left_out
+        ? el("span", { class: "faint" }, `${num(forest.nodes_left_out)} smaller nodes omitted`)
+        : null,
+    ),
+  );
 }
 
 // The tokens that training computes, if known.
-function computed(of) {
-  if (!of) return "";
-  if (!of.segments) return "All advantages are 0, so training computes no token. ";
-  return `The ${num(of.segments)} segments with a nonzero advantage have ${num(of.logical_tokens)} tokens without their last ones, which are only predicted; training computes ${num(of.physical_tokens)}. `;
+function describeComputed(counts) {
+  if (!counts) return "";
+  if (!counts.segments) return "All advantages are 0, so training computes no token. ";
+  return `The ${num(counts.segments)} segments with a nonzero advantage have ${
+    num(counts.logical_tokens)
+  } tokens without their last ones, which are only predicted; training computes ${num(counts.physical_tokens)}. `;
 }
 
 // Neighbouring lines of the same turns.
-function runs(rows) {
-  const found = [];
-  rows.forEach((row, at) => {
-    const last = found[found.length - 1];
+function mergeRows(rows) {
+  const merged = [];
+  rows.forEach((row, index) => {
+    const last = merged[merged.length - 1];
     if (last && last.turns.join() === row.turns.join()) last.size += 1;
-    else found.push({ at, size: 1, turns: row.turns, rollout: row.rollout });
+    else merged.push({ start: index, size: 1, turns: row.turns, rollout: row.rollout });
   });
-  return found;
+  return merged;
 }
 
 // Drawn at full width, so that text keeps its size.
-function drawing(forest, place) {
-  const holder = el("div", { class: "scroll" });
-  let drawn = 0;
+function forestView(forest, route) {
+  const container = el("div", { class: "scroll" });
+  let currentWidth = 0;
   new ResizeObserver(() => {
-    const width = Math.max(LEAST, roomIn(holder));
-    if (width !== drawn) clear(holder).append(picture(forest, place, (drawn = width)));
-  }).observe(holder);
-  return holder;
+    const width = Math.max(MIN_WIDTH, contentWidth(container));
+    if (width !== currentWidth) clear(container).append(drawForest(forest, route, currentWidth = width));
+  }).observe(container);
+  return container;
 }
 
-function picture(forest, place, whole) {
-  const deepest = Math.max(1, ...forest.nodes.map((node) => node.end)), line = Math.max(5, Math.min(18, 900 / forest.rows.length));
-  const left = 132, width = whole - left - 4, scale = width / deepest, height = line * forest.rows.length;
-  const image = svg("svg", { class: "forest", width: whole, height: height + 22, viewBox: `0 0 ${whole} ${height + 22}`, role: "img", "aria-label": `prefix forest of ${forest.rows.length} segments` });
-  for (const run of runs(forest.rows)) {
+function drawForest(forest, route, totalWidth) {
+  const deepest = Math.max(1, ...forest.nodes.map((node) => node.end)),
+    line = Math.max(5, Math.min(18, 900 / forest.rows.length));
+  const left = 132, width = totalWidth - left - 4, scale = width / deepest, height = line * forest.rows.length;
+  const image = svg("svg", {
+    class: "forest",
+    width: totalWidth,
+    height: height + 22,
+    viewBox: `0 0 ${totalWidth} ${height + 22}`,
+    role: "img",
+    "aria-label": `prefix forest of ${forest.rows.length} segments`,
+  });
+  for (const run of mergeRows(forest.rows)) {
     if (run.size * line < 11) continue;
-    const turns = run.turns[0] === run.turns[1] ? "turn " + ordinal(run.turns[0]) : `turns ${ordinal(run.turns[0])}–${ordinal(run.turns[1])}`;
+    const turns = run.turns[0] === run.turns[1]
+      ? "turn " + ordinal(run.turns[0])
+      : `turns ${ordinal(run.turns[0])}–${ordinal(run.turns[1])}`;
     const text = run.size === 1 ? `rollout ${run.rollout}, ${turns}` : `${turns}, ${run.size} segments`;
-    const to = { ...place, screen: "episode", rollout: run.rollout, turn: run.turns[0] };
-    const label = svg("text", { class: "forest-row", x: left - 8, y: (run.at + run.size / 2) * line + 4 }, text);
-    image.append(heldPlace(to) ? svg("a", { href: link(to) }, label) : label);
+    const target = { ...route, screen: "episode", rollout: run.rollout, turn: run.turns[0] };
+    const label = svg("text", { class: "forest-row", x: left - 8, y: (run.start + run.size / 2) * line + 4 }, text);
+    image.append(isAvailable(target) ? svg("a", { href: routeHash(target) }, label) : label);
   }
   for (const node of forest.nodes) {
     const [first, last] = node.rows, rows = last - first, shade = Math.min(4, Math.ceil(Math.log2(rows)));
-    const box = { x: left + node.start * scale, y: first * line + 0.5, width: Math.max(0.5, (node.end - node.start) * scale - 0.75), height: rows * line - 1 };
-    const title = `${node.end - node.start} tokens, shared by ${rows} segments of ${node.rollouts.length} rollouts, ${node.trained} trained\n${node.text}`;
-    image.append(svg("rect", { class: "node node-" + (rows === 1 && node.trained > 0 ? "0" : shade), ...box, rx: 1.5 }, svg("title", null, title)));
-    if (node.trained) image.append(svg("rect", { class: "node-trained", x: box.x + box.width * (1 - node.trained / (node.end - node.start)), y: box.y, width: (box.width * node.trained) / (node.end - node.start), height: box.height }, svg("title", null, title)));
-    const own = box.width * (1 - node.trained / (node.end - node.start));
-    if (own > 60 && box.height > 9) image.append(svg("text", { class: "node-text", x: box.x + 4, y: box.y + Math.min(box.height / 2 + 4, box.height - 2) }, node.text.replace(/\s+/g, " ").trim().slice(0, Math.floor(own / 6.4))));
+    const box = {
+      x: left + node.start * scale,
+      y: first * line + 0.5,
+      width: Math.max(0.5, (node.end - node.start) * scale - 0.75),
+      height: rows * line - 1,
+    };
+    const title = `${
+      node.end - node.start
+    } tokens, shared by ${rows} segments of ${node.rollouts.length} rollouts, ${node.trained} trained\n${node.text}`;
+    image.append(
+      svg(
+        "rect",
+        { class: "node node-" + (rows === 1 && node.trained > 0 ? "0" : shade), ...box, rx: 1.5 },
+        svg("title", null, title),
+      ),
+    );
+    if (node.trained) {
+      image.append(
+        svg("rect", {
+          class: "node-trained",
+          x: box.x + box.width * (1 - node.trained / (node.end - node.start)),
+          y: box.y,
+          width: (box.width * node.trained) / (node.end - node.start),
+          height: box.height,
+        }, svg("title", null, title)),
+      );
+    }
+    const untrainedWidth = box.width * (1 - node.trained / (node.end - node.start));
+    if (untrainedWidth > 60 && box.height > 9) {
+      image.append(
+        svg(
+          "text",
+          { class: "node-text", x: box.x + 4, y: box.y + Math.min(box.height / 2 + 4, box.height - 2) },
+          node.text.replace(/\s+/g, " ").trim().slice(0, Math.floor(untrainedWidth / 6.4)),
+        ),
+      );
+    }
   }
-  for (const share of [0, 0.5, 1]) image.append(svg("text", { class: "axis-text", x: left + width * share, y: height + 16, "text-anchor": share === 1 ? "end" : share ? "middle" : "start" }, num(Math.round(deepest * share)) + (share ? "" : " tokens")));
+  for (const share of [0, 0.5, 1]) {
+    image.append(
+      svg("text", {
+        class: "axis-text",
+        x: left + width * share,
+        y: height + 16,
+        "text-anchor": share === 1 ? "end" : share ? "middle" : "start",
+      }, num(Math.round(deepest * share)) + (share ? "" : " tokens")),
+    );
+  }
   return image;
 }
