@@ -131,7 +131,7 @@ def test_what_trained_an_agent_does_not_play_it(tmp_path: Path, tiny_model_folde
         weights = tmp_path / "run" / "checkpoints" / "weights"
         shutil.copytree(tiny_model_folder, weights)
     played = evaluation_config(Agent(weights))
-    assert (played.engine.name, played.sampler.name) == ("embedded", "embedded")
+    assert (played.engine.name, played.sampler.name) == ("embedded", "auto")
     assert played.cluster.changed() == played.sampler.changed() == []
     assert played.engine.model_dump(exclude={"name"}) == config.engine.model_dump(exclude={"name"})
     on_ray = evaluation_config(Agent(weights, overrides=["engine.name=ray", "cluster.samplers=3"]))

@@ -48,7 +48,8 @@ def serve() -> None:
 
             def seen(_: dict[str, Any]) -> bytes:
                 folder = state.loaded[-1] if state.loaded else words[words.index("--model") + 1]
-                facts = {"pid": os.getpid(), "folder": folder, "files": digests(Path(folder)), "words": words}
+                at = Path(folder).resolve()
+                facts = {"pid": os.getpid(), "folder": str(at), "files": digests(at), "words": words}
                 return reply(200, facts | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")})
 
             state.faults["/seen"] = seen
