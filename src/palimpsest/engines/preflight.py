@@ -92,33 +92,28 @@ class Use:
         raise ConfigError(f"{given}: a server would take GPU {twice[0]}, which {other} has; {fix}")
 
     def _check_memory(self, shape: ModelShape) -> list[str]:
-        if not (found := self._faults(self.config, shape)):
+        if not (smallest := min((self.gpus[name] for name in self.learning), default=0)):  # 0: unknown
+            return []
+        hardware = Hardware(replace(DEVICES["h100"], memory_gb=smallest / 1e9), len(self.gpus))
+
+        def found(**keys: object) -> list[str]:
+            memory = memory_of(with_keys(self.config, keys), shape, hardware, self.objective)
+            alone = {"learner": {**memory["learner"], "limit": ROOM * smallest / 1e9}}
+            return faults(memory if self.serving else alone)
+
+        if not (exceeding := found()):
             return []
         half = self.config.engine.micro_batch_tokens // 2  # type: ignore[union-attr]
         changes = {"model.gradient_checkpointing": True, "engine.micro_batch_tokens": half, ADAPTER: 16}
         ways = [f"--gpus {len(self.gpus)}"] if len(self.gpus) > 1 and self.objective == "policy" else []
-        for key, value in (changes if self.objective else {}).items():
-            if not self._faults(with_keys(self.config, {key: value}), shape):
-                ways.append(f"{key}={str(value).lower()}")
+        if self.objective:
+            ways += [f"{key}={str(value).lower()}" for key, value in changes.items() if not found(**{key: value})]
         fix = " or ".join(ways) or "a smaller model, or more GPUs"
         size = f"{shape.parameters / 1e9:.1f} billion weights"
-        message = f"model.path={self.config.model.path} ({size}): {'; '.join(found)}; use {fix}"
-        if shape.parameters * bytes_per_weight(self.config, self.objective) > self._smallest:
+        message = f"model.path={self.config.model.path} ({size}): {'; '.join(exceeding)}; use {fix}"
+        if shape.parameters * bytes_per_weight(self.config, self.objective) > smallest:
             raise ConfigError(message)
         return [f"memory may run out, by formulas that were not measured: {message}"]
-
-    @property
-    def _smallest(self) -> int:
-        """Bytes of the smallest GPU of the learner; 0: unknown."""
-        return min((self.gpus[name] for name in self.learning), default=0)
-
-    def _faults(self, config: RunConfig, shape: ModelShape) -> list[str]:
-        if not self._smallest:
-            return []
-        hardware = Hardware(replace(DEVICES["h100"], memory_gb=self._smallest / 1e9), len(self.gpus))
-        memory = memory_of(config, shape, hardware, self.objective)
-        alone = {"learner": {**memory["learner"], "limit": ROOM * self._smallest / 1e9}}
-        return faults(memory if self.serving else alone)
 
     def _idle(self) -> list[str]:
         """Warnings about idle GPUs and sampling on CPUs; [] for a small model that needs no more."""

@@ -16,6 +16,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from palimpsest.config.engine import PYTHON, LogprobsMode, SamplerConfig
@@ -28,6 +29,8 @@ from palimpsest.http_connections import Connections
 _CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """For vLLM's CPU build: compiling gains nothing, and chunked prefill of a seeded prompt crashes it."""
 _CPU_CACHE_GIB = "2"
+_HEAD = "--hf-overrides.head_dtype=float32"
+"""bfloat16 logits would differ from the learner's; on a CPU, vLLM would cast the whole projection at every step."""
 _STARTING = ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_ENGINE_READY_TIMEOUT_S")
 """vLLM's limits of the first request and of a start; 300 s and 600 s by default."""
 _TAIL = 4000  # bytes of a log searched for a reason
@@ -118,6 +121,7 @@ class ServerProcess:
             *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             *(_CPU_ARGS if self._cpu else ("--enable-sleep-mode",) if self._sleeps else ()),
+            *(() if self._cpu or self._dtype != "bfloat16" or _replaced(settings.args) else (_HEAD,)),
             *settings.args,
         ]
 
@@ -146,6 +150,17 @@ class ServerProcess:
         if os.environ.get(PYTHON):
             environment.pop("PYTHONPATH", None)  # of another environment
         return environment
+
+
+def _replaced(args: Sequence[str]) -> bool:
+    """True if `args` give --hf-overrides as one JSON text: vLLM would drop it for a key alone. Keys are merged, and the
+    last value of a key counts.
+
+    >>> _replaced(["--hf_overrides={}"]), _replaced(["--hf-overrides.rope.factor=2", "--seed=1"])
+    (True, False)
+    """
+    names = [arg.partition("=")[0].replace("_", "-") for arg in args]
+    return any(name.startswith("--hf-o") and "." not in name for name in names)
 
 
 def _inductor_cache() -> str:
