@@ -16,7 +16,6 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from palimpsest.config.engine import PYTHON, LogprobsMode, SamplerConfig
@@ -112,6 +111,8 @@ class ServerProcess:
     def _command(self, model: Path, socket: Path) -> list[str]:
         """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`)."""
         settings = self._settings
+        flags = [arg.partition("=")[0].replace("_", "-") for arg in settings.args]
+        whole = any(flag.startswith("--hf-o") and "." not in flag for flag in flags)  # as JSON, which a key would drop
         return [
             *(os.environ.get(PYTHON, sys.executable), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model), "--served-model-name", "policy", "--uds", str(socket)),
@@ -121,7 +122,7 @@ class ServerProcess:
             *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             *(_CPU_ARGS if self._cpu else ("--enable-sleep-mode",) if self._sleeps else ()),
-            *(() if self._cpu or self._dtype != "bfloat16" or _replaced(settings.args) else (_HEAD,)),
+            *(() if whole or self._cpu or self._dtype != "bfloat16" else (_HEAD,)),
             *settings.args,
         ]
 
@@ -150,17 +151,6 @@ class ServerProcess:
         if os.environ.get(PYTHON):
             environment.pop("PYTHONPATH", None)  # of another environment
         return environment
-
-
-def _replaced(args: Sequence[str]) -> bool:
-    """True if `args` give --hf-overrides as one JSON text: vLLM would drop it for a key alone. Keys are merged, and the
-    last value of a key counts.
-
-    >>> _replaced(["--hf_overrides={}"]), _replaced(["--hf-overrides.rope.factor=2", "--seed=1"])
-    (True, False)
-    """
-    names = [arg.partition("=")[0].replace("_", "-") for arg in args]
-    return any(name.startswith("--hf-o") and "." not in name for name in names)
 
 
 def _inductor_cache() -> str:
