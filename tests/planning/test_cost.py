@@ -118,6 +118,27 @@ def test_operations_are_those_that_torch_counts(tokens: int) -> None:
     assert operations(shape, attended=tokens) == pytest.approx(counted, rel=3e-3)
 
 
+def test_only_the_attention_layers_of_a_hybrid_attend_and_keep_keys_and_values() -> None:
+    """An LFM 2 decoder on the meta device: the operations that grow with the length are those of attention."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        num_hidden_layers=4, hidden_size=256, num_attention_heads=8, num_key_value_heads=2, intermediate_size=512,
+        vocab_size=1000, layer_types=["conv", "full_attention", "conv", "conv"],
+    )  # fmt: skip
+    counted = []
+    for tokens in (512, 2048):
+        with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            ids, mask = torch.zeros((1, tokens), dtype=torch.long), torch.zeros((1, 1, tokens, tokens))
+            Lfm2ForCausalLM(config)(input_ids=ids, attention_mask=mask, use_cache=False)
+        counted.append(counter.get_total_flops() / tokens)
+    shape = shape_from(config.to_dict(), "tiny")
+    assert operations(shape, 2048) - operations(shape, 512) == pytest.approx(counted[1] - counted[0], rel=1e-3)
+    assert shape.kv_bytes == 2 * 2 * 1 * 2 * 32  # keys and values in 2 bytes: one layer, two heads of 32
+
+
 def test_a_mixture_computes_with_the_experts_of_a_token() -> None:
     shape = ModelShape(1, 10, 10, 10, 1, head=10, tied=True, layer=10**6, parameters=1_000_010, idle=900_000)
     assert operations(shape, attended=0) == 2 * 100_000

@@ -127,7 +127,7 @@ def estimate(config: RunConfig, shape: ModelShape, load: Workload, hardware: Har
 
 def operations(shape: ModelShape, attended: float) -> float:
     """Operations of a forward pass per token that attends to `attended` tokens, without the output projection."""
-    return 2 * shape.body + 4 * shape.layers * shape.query * attended
+    return 2 * shape.body + 4 * (shape.layers - shape.recurrent) * shape.query * attended
 
 
 def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: Hardware, at: Processes) -> float:
