@@ -90,6 +90,9 @@ def test_seconds_by_hand() -> None:
     assert cost.seconds["sampling"] == pytest.approx(1e6 * (2e6 + 40 * 5e4) / 0.5e12 + decode, rel=1e-3)
     assert (cost.seconds["publication"], cost.overlaps, cost.dominated_by) == (0, False, "learning")
     assert cost.step_s == pytest.approx(sum(cost.seconds.values()))
+    rarer = load_recipe("memagent-7b", [*words, "train.batch_size=2", "model.gradient_checkpointing=every_second"])
+    half = estimate(rarer, shape, load, Hardware(device, 1))
+    assert half.seconds["learning"] == pytest.approx(3.5 * unit + 2 * 0.01, rel=1e-3)
     adapters = load_recipe("memagent-7b", [*words, "model.lora.rank=4", "train.batch_size=2"])
     adapted = estimate(adapters, shape, load, Hardware(device, 1))
     assert adapted.seconds["learning"] == pytest.approx(3 * unit + 0.02, rel=1e-3)
@@ -113,6 +116,27 @@ def test_operations_are_those_that_torch_counts(tokens: int) -> None:
     shape = shape_from(config.to_dict(), "tiny")
     counted = counter.get_total_flops() / tokens - 2 * shape.head
     assert operations(shape, attended=tokens) == pytest.approx(counted, rel=3e-3)
+
+
+def test_only_the_attention_layers_of_a_hybrid_attend_and_keep_keys_and_values() -> None:
+    """An LFM 2 decoder on the meta device: the operations that grow with the length are those of attention."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        num_hidden_layers=4, hidden_size=256, num_attention_heads=8, num_key_value_heads=2, intermediate_size=512,
+        vocab_size=1000, layer_types=["conv", "full_attention", "conv", "conv"],
+    )  # fmt: skip
+    counted = []
+    for tokens in (512, 2048):
+        with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            ids, mask = torch.zeros((1, tokens), dtype=torch.long), torch.zeros((1, 1, tokens, tokens))
+            Lfm2ForCausalLM(config)(input_ids=ids, attention_mask=mask, use_cache=False)
+        counted.append(counter.get_total_flops() / tokens)
+    shape = shape_from(config.to_dict(), "tiny")
+    assert operations(shape, 2048) - operations(shape, 512) == pytest.approx(counted[1] - counted[0], rel=1e-3)
+    assert shape.kv_bytes == 2 * 2 * 1 * 2 * 32  # keys and values in 2 bytes: one layer, two heads of 32
 
 
 def test_a_mixture_computes_with_the_experts_of_a_token() -> None:

@@ -447,8 +447,8 @@ class ModelConfig(Strict):
     unless a run or recipe sets another."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1"""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass, for less memory."""
+    gradient_checkpointing: bool | Literal["every_second"] = False
+    """Recompute activations in the backward pass, for less memory; every_second: those of every second layer."""
     lora: AdapterConfig | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template for every prompt, such as {enable_thinking: false}."""

@@ -2,8 +2,8 @@
 
     operations   2 per active weight, 4 q per layer and attended token: half of a row or prompt, all of a sampled
                  token's context; 2 per weight of the output projection where a token is trained or sampled
-    passes       3 for loss and gradient (2 with adapters), 1 for checkpointing, 1 for log-probabilities that several
-                 optimizer steps recompute, 1 for a KL reference
+    passes       3 for loss and gradient (2 with adapters), 1 for checkpointing (1/2 of every second layer), 1 for
+                 log-probabilities that several optimizer steps recompute, 1 for a KL reference
 
 Compared with published runs in tests/planning/test_cost.py; nothing here was measured on a GPU.
 Not covered: evaluations, checkpoints, tools, judges, stragglers, the start of processes, and networks too slow to hide
@@ -42,6 +42,7 @@ OTHER_GB, SERVER_GB = 2.5, 3.0
 """Contexts, kernels and buffers of a learner; of a server, with its activations."""
 RESTING_GB, ASLEEP_GB = 5.0, 3.0
 """Of a rank that waits for servers, with one gathered weight; of a server that sleeps. Assumptions."""
+RECOMPUTED: Mapping[bool | str, float] = {False: 0.0, "every_second": 0.5, True: 1.0}  # share of the layers
 
 ADAPTER = "model.lora.rank"
 Keys = Mapping[str, Any]
@@ -126,7 +127,7 @@ def estimate(config: RunConfig, shape: ModelShape, load: Workload, hardware: Har
 
 def operations(shape: ModelShape, attended: float) -> float:
     """Operations of a forward pass per token that attends to `attended` tokens, without the output projection."""
-    return 2 * shape.body + 4 * shape.layers * shape.query * attended
+    return 2 * shape.body + 4 * (shape.layers - shape.recurrent) * shape.query * attended
 
 
 def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: Hardware, at: Processes) -> float:
@@ -163,7 +164,7 @@ def _learner_s(
     forward = load.distinct * operations(shape, load.logical / load.rows / 2) + load.trained * 2 * shape.head
     speed = at.ranks * at.share * hardware.device.tflops * 1e12 * LEARNING
     unit = forward / speed * passes * groups / forests
-    units = (3 if config.model.lora is None else 2) + config.model.gradient_checkpointing
+    units = (3 if config.model.lora is None else 2) + RECOMPUTED[config.model.gradient_checkpointing]
     extra = (loss.old_logprobs == "recompute" and steps > 1) + (loss.kl_loss_coef > 0)
     return extra * unit, units * unit + steps * (RANK_S if at.ranks > 1 else STEP_S)
 
@@ -240,7 +241,8 @@ def server_share(config: RunConfig, parameters: int, gb: float) -> float:
 def _step_gb(config: RunConfig, shape: ModelShape) -> float:
     """Activations of one micro-batch, and the layers that a rank gathers."""
     inside, ray = 4 * shape.width + 3 * shape.inner + 3 * shape.query + 2 * shape.kv, config.engine.name == "ray"
-    layers = shape.layers * (shape.width if config.model.gradient_checkpointing else inside)
+    share = RECOMPUTED[config.model.gradient_checkpointing]
+    layers = shape.layers * (share * shape.width + (1 - share) * inside)
     number = 2 if ray or config.model.dtype == "bfloat16" else 4
     activations = number * config.engine.micro_batch_tokens * (layers + inside)  # type: ignore[union-attr]
     gathered = 2 * (shape.embeddings + shape.layer) + 4 * shape.layer if ray else 0

@@ -131,6 +131,7 @@ def eases(job: LayoutTask) -> Iterator[Keys]:
     tokens, keys = job.config.engine.micro_batch_tokens // 2, dict[str, Any]()  # type: ignore[union-attr]
     yield keys
     if not job.config.model.gradient_checkpointing:
+        yield {"model.gradient_checkpointing": "every_second"}
         yield (keys := {"model.gradient_checkpointing": True})
     while tokens >= LEAST_TOKENS:
         yield {**keys, "engine.micro_batch_tokens": tokens}
@@ -188,7 +189,7 @@ def nearest(job: LayoutTask) -> list[str]:
 
 
 def advice(job: LayoutTask, step_s: float) -> list[dict[str, Any]]:
-    """Changes of the method that save at least a twentieth of `step_s`, with the seconds of a step after each."""
+    """Changes of method or memory that save at least a twentieth of `step_s`, with the seconds of a step after each."""
     loss, changes = job.config.loss, list[tuple[str, Any, str]]()
     if job.config.policy.options.get("layout") == "memory_first":
         changes.append(("policy.options.layout", "section_first", "rollouts of a group share every section"))
@@ -196,6 +197,9 @@ def advice(job: LayoutTask, step_s: float) -> list[dict[str, Any]]:
         changes.append(("loss.kl_loss_coef", 0, "no pass of the reference"))
     if loss.old_logprobs == "recompute" and job.config.train.num_minibatches > 1:
         changes.append(("loss.old_logprobs", "sampler", "no pass that recomputes log-probabilities"))
+    rarer = ("model.gradient_checkpointing", "every_second", "there is room for half of the layers' activations")
+    if job.config.model.gradient_checkpointing is True and excess(job.estimate(dict([rarer[:2]])).memory_gb) <= 0:
+        changes.append(rarer)
     costs = [(change, job.estimate({change[0]: change[1]}).step_s) for change in changes if change[0] not in job.given]
     return [
         {"key": key, "value": value, "reason": reason, "seconds_per_step": round(seconds, 1)}

@@ -3,7 +3,7 @@ the meta device (seconds to import, no memory). Models of the recipes are known,
 
 Guaranteed: the number of weights is exact; a token uses `top_k / experts` of the experts' weights, all of the others.
 Not covered: latent attention and sliding windows, whose keys and values count as full heads over the whole context;
-recurrent layers, which count as attention.
+recurrent layers in configurations without `layer_types`, which count as attention, and their fixed states.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class ModelShape:
     layer: int
     parameters: int
     idle: int = 0
+    recurrent: int = 0
+    """Layers without keys and values, such as linear attention and convolutions."""
 
     @property
     def embeddings(self) -> int:
@@ -69,7 +71,7 @@ class ModelShape:
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values per token, in bfloat16."""
-        return 4 * self.layers * self.kv
+        return 4 * (self.layers - self.recurrent) * self.kv
 
 
 KNOWN = {
@@ -81,6 +83,8 @@ KNOWN = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(30, 576, 576, 192, 3, 28_311_552, True, 3_540_096, 134_515_008),
 }
 """Models of the recipes, from their config.json on the hub."""
+RECURRENT = ("linear_attention", "conv", "mamba", "recurrent")
+"""Values of `layer_types` of layers that have a state of one size instead of keys and values."""
 _RUN = re.compile(r"runs/([\w.-]+)-seed\d+")
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "qk_nope_head_dim", "qk_rope_head_dim")
@@ -133,8 +137,10 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
     for weight, shape in weights.items():
         if place := LAYER.search(weight):
             sizes[weight[: place.end()]] += math.prod(shape)
+    recurrent = sum(kind in RECURRENT for kind in found.get("layer_types") or ())
     largest, total = max(sizes.values(), default=0), count(weights)
-    return ModelShape(layers, width, size * heads, size * kv_heads, kv_heads, vocab * width, tied, largest, total, idle)
+    queries, keys = size * heads, size * kv_heads
+    return ModelShape(layers, width, queries, keys, kv_heads, vocab * width, tied, largest, total, idle, recurrent)
 
 
 def _built(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Shapes]:

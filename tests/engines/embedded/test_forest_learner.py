@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ from palimpsest.engines.embedded.forest import attention as forest_plan
 from palimpsest.engines.embedded.forest import layout as forest
 from palimpsest.engines.embedded.forest.forest_model import adopt
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model_loading import load_model
+from palimpsest.engines.embedded.model_loading import load_model, recompute_layers
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import FOREST_REUSE, StepBatch, UpdateStats
 from palimpsest.memory.document_baselines import FullContextPolicy
@@ -346,6 +346,30 @@ def test_decoders_with_the_attention_interface_train_unpatched(name: str, checkp
     assert stats.loss == pytest.approx(wanted[0], rel=1e-4)
     assert largest_error(gradients(model), wanted[1]) < 1e-4
     assert stats.reuse > 1.5
+
+
+@pytest.mark.parametrize("layout", ["forest", "segments"])
+def test_recomputing_every_second_layer_changes_no_bit(layout: Literal["forest", "segments"]) -> None:
+    model = built("Llama", num_hidden_layers=4)
+    adopt(model, layout)
+    draw, found, calls = random.Random(0), list[tuple[float, Any, list[int]]](), list[int]()
+    batch = batch_of_rows(grown(draw, depth=3, length=30)[:12], draw)
+    for number, each in enumerate(model.model.layers):
+        each.mlp.register_forward_pre_hook(lambda module, inputs, number=number: calls.append(number))
+    values: tuple[Any, ...] = (True, "every_second", False)
+    for value in values:
+        model.zero_grad(set_to_none=True)
+        model.gradient_checkpointing_disable()
+        recompute_layers(model, ModelConfig(gradient_checkpointing=value))
+        learner = learner_of(model)
+        calls.clear()
+        loss = learner.accumulate(batch).loss
+        found.append((loss, gradients(model), [calls.count(number) for number in range(4)]))
+    for loss, grads, _ in found[1:]:
+        assert loss == found[0][0]
+        assert all(torch.equal(grads[name], grad) for name, grad in found[0][1].items())
+    last = 2 if layout == "segments" else 1  # a forest computes it only where needed, and once
+    assert [counts for *_, counts in found] == [[2, 2, 2, last], [2, 1, 2, 1], [1, 1, 1, 1]]
 
 
 @pytest.mark.parametrize("name", ["Mistral", "Gemma3Text"])

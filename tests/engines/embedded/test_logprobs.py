@@ -15,8 +15,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from palimpsest.engines.embedded.architecture import head_of
-from palimpsest.engines.embedded.forest.forest_model import token_logprobs
+from palimpsest.config.engine import ModelConfig
+from palimpsest.engines.embedded import architecture
+from palimpsest.engines.embedded.architecture import LogitsHead, decoder_of, head_of
+from palimpsest.engines.embedded.forest.forest_model import adopt, hidden_at, token_logprobs
+from palimpsest.engines.embedded.forest.layout import build_forests, unweighted
+from palimpsest.engines.embedded.model_loading import load_model
+from palimpsest.engines.embedded.sampling.continuous_batch import score
 
 LARGE = 151_936  # ids of Qwen3's output projection
 
@@ -165,3 +170,50 @@ def test_logits_that_are_kept_in_bfloat16_are_one_chunk_so_that_nothing_is_added
     hidden = torch.randn(500, 4, dtype=torch.bfloat16, requires_grad=True)
     token_logprobs(hidden, head, torch.arange(500), torch.zeros(500, dtype=torch.long), 1.0, vocab=4000)
     assert calls == [500]
+
+
+@pytest.mark.parametrize(("bias", "chunk_rows"), [(False, None), (True, None), (False, 4)])
+def test_float32_logits_of_bfloat16_weights_round_no_log_probability(
+    bias: bool, chunk_rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    projection = nn.Linear(64, 300, bias=bias, dtype=torch.bfloat16)
+    nn.init.normal_(projection.weight)
+    rows, targets, start = torch.arange(20), torch.randint(300, (20,)), torch.randn(20, 64).bfloat16()
+    weights = [weight.detach().double().requires_grad_() for weight in (start, *projection.parameters())]
+    every = nn.functional.linear(weights[0], weights[1], weights[2] if bias else None).log_softmax(-1)
+    exact = every.gather(1, targets[:, None])[:, 0]
+    wanted, values, gradients = torch.autograd.grad(exact.sum(), weights), [], []
+    for devices in ({"cuda"}, {"cpu"}):
+        monkeypatch.setattr(architecture, "WIDE", devices)
+        hidden = start.clone().requires_grad_()
+        head = LogitsHead(None, projection, None, None, None)
+        logprobs, _ = token_logprobs(hidden, head, rows, targets, 1.0, vocab=300, chunk_rows=chunk_rows)
+        logprobs.sum().backward()
+        values.append(float((logprobs - exact).detach().abs().max()))
+        grads = [hidden.grad, *(weight.grad for weight in projection.parameters())]
+        gradients.append(errors([grad for grad in grads if grad is not None], wanted))
+        projection.zero_grad()
+    assert values[1] < 1e-4 < 1e-2 < values[0]
+    assert max(gradients[1]) < 2.0**-7  # rounded to bfloat16 twice
+
+
+def test_sampler_and_learner_of_a_bfloat16_model_have_the_same_float32_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture, "WIDE", {"cpu"})
+    model = load_model(ModelConfig(dtype="bfloat16", device="cpu"))  # its class rounds logits to bfloat16
+    vocab = int(model.config.vocab_size)
+    ids = torch.randint(vocab, (60,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.no_grad():
+        states = decoder_of(model)(input_ids=torch.tensor([ids])).last_hidden_state[0, :-1].double()
+    every = (states @ model.get_output_embeddings().weight.detach().double().t()).log_softmax(-1)
+    exact = every.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    adopt(model)
+    (forest,) = build_forests([unweighted(ids)], 100, 100, torch.device("cpu"))
+    for devices, least, most in (({"cuda"}, 1e-3, 0.1), ({"cpu"}, 0, 1e-5)):
+        monkeypatch.setattr(architecture, "WIDE", devices)
+        with torch.no_grad():
+            hidden = hidden_at(model, forest)
+            learner, _ = token_logprobs(hidden, head_of(model), forest.predicts, forest.targets, 1.0, vocab=vocab)
+        sampler = torch.tensor(score(model, ids[:1], ids[1:]))
+        assert torch.equal(learner, sampler)
+        assert least <= float((sampler - exact).abs().mean()) < most

@@ -87,7 +87,7 @@ def rarer(tied: Path, untied: Path) -> dict[str, Case]:
         "untied": case(untied),
         "lora": case(tied, model={"lora": {"rank": 4}}),
         "kl": case(tied, loss={"kl_loss_coef": 0.1}),
-        "checkpointing": case(tied, model={"gradient_checkpointing": True}),
+        "checkpointing": case(tied, model={"gradient_checkpointing": "every_second"}),
         "recompute": twice,
         "offload": case(tied, cluster={"cpu_offload": True}),
         "nll": Case(case(tied).config, tuple((s,) for s in STEPS), "nll"),

@@ -49,12 +49,16 @@ def start(
     started: list[ServerProcess] = []
 
     def start(
-        index: int = 0, torch: str = "2.13.0+cu130", sleeps: bool = False, **settings: Any
+        index: int = 0,
+        torch: str = "2.13.0+cu130",
+        sleeps: bool = False,
+        dtype: str = "float32",
+        **settings: Any,
     ) -> tuple[ServerProcess, Any]:
         monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python(f"True {torch}"))
         config = SamplerConfig(name="vllm", **settings)
         folder = tmp_path / "run" / "servers"
-        modes: Any = {"mode": "raw_logprobs", "dtype": "float32", "sleeps": sleeps}
+        modes: Any = {"mode": "raw_logprobs", "dtype": dtype, "sleeps": sleeps}
         process = ServerProcess(config, index, window=64, folder=folder, **modes)
         started.append(process)
         process.start(tmp_path / "weights")
@@ -124,6 +128,26 @@ def test_a_server_that_takes_turns_can_free_its_gpu_and_a_cpu_build_which_refuse
 ) -> None:
     _, seen = start(torch=torch, sleeps=sleeps)
     assert seen["args"].count("--enable-sleep-mode") == flag
+
+
+@pytest.mark.parametrize(
+    ("torch", "dtype", "args", "heads"),
+    [
+        ("2.13.0+cu130", "bfloat16", (), ["float32"]),
+        ("2.13.0+cu130", "float32", (), []),
+        ("2.13.0+cpu", "bfloat16", (), []),
+        ("2.13.0+cu130", "bfloat16", ("--hf-overrides.rope.factor=2",), ["float32"]),
+        ("2.13.0+cu130", "bfloat16", ("--hf-overrides.head_dtype=model",), ["float32", "model"]),  # the last counts
+        ("2.13.0+cu130", "bfloat16", ('--hf-overrides={"rope_theta": 1}',), []),  # vLLM would drop it
+        ("2.13.0+cu130", "bfloat16", ("--hf_over={}",), []),
+    ],
+)
+def test_a_bfloat16_model_on_a_gpu_has_float32_logits_unless_the_user_says_otherwise(
+    torch: str, dtype: str, args: tuple[str, ...], heads: list[str], start: Any
+) -> None:
+    _, seen = start(torch=torch, dtype=dtype, args=args)
+    given = [word.partition("=") for word in seen["args"]]
+    assert [value for name, _, value in given if name == "--hf-overrides.head_dtype"] == heads
 
 
 def test_a_server_that_ended_is_told_with_the_reason_in_its_log(start: Any, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -149,16 +150,48 @@ def check_layers(model: Any) -> None:
         raise ModelError(f"{name} has layers of {', '.join(sorted(foreign))}")
 
 
-class ScaledHead(nn.Module):
-    """An output projection and the class's change of logits: scaling (Granite, Cohere) or a cap (Gemma)."""
+WIDE = {"cuda"}
+"""Devices where logits are float32 or wider at no cost; casting the weights on a CPU takes three times as long."""
 
-    def __init__(self, projection: nn.Module, divisor: float | None, factor: float | None, cap: float | None) -> None:
+
+class WideProduct(torch.autograd.Function):
+    """[N, V] float32 logits of `hidden` [N, W] and `weight` [V, W] in a shorter dtype; torch.mm's has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        if hidden.is_cuda:
+            return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+        return hidden.float() @ weight.float().t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, weight = ctx.saved_tensors
+        grad = grads[0].to(weight.dtype)  # as that of logits in the weights' dtype
+        return grad @ weight, grad.t() @ hidden
+
+
+class LogitsHead(nn.Module):
+    """An output projection, in float32 where `WIDE`, after the layers that precede it in the class, and the class's
+    change of logits: scaling (Granite, Cohere) or a cap (Gemma)."""
+
+    def __init__(
+        self, before: nn.Module | None, projection: Any, divisor: float | None, factor: float | None, cap: float | None
+    ) -> None:
         super().__init__()
-        self.projection, self._divisor, self._factor, self._cap = projection, divisor, factor, cap
+        self.before, self.projection = before, projection
+        self._divisor, self._factor, self._cap = divisor, factor, cap
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, W] hidden states to [N, V] logits."""
-        logits: Tensor = self.projection(hidden)
+        hidden = hidden if self.before is None else self.before(hidden)
+        if hidden.device.type in WIDE and self.projection.weight.dtype.itemsize < torch.float32.itemsize:
+            flat: Tensor = WideProduct.apply(hidden.flatten(0, -2), self.projection.weight)  # type: ignore[no-untyped-call]
+            logits = flat.view(*hidden.shape[:-1], -1)
+            logits = logits if self.projection.bias is None else logits + self.projection.bias
+        else:
+            logits = self.projection(hidden)
         if self._divisor is not None:
             logits = logits / self._divisor
         if self._factor is not None:
@@ -176,16 +209,13 @@ def head_of(model: Any) -> Head:
     """The output projection with the class's change of logits, and with the layers that precede it in the class."""
     projection: Any = model.get_output_embeddings()
     before = getattr(base_of(model), "lm_head", None)
-    if before is not None and projection not in before.modules():
-        projection = nn.Sequential(before, projection)
     config = text_config(model)
     divisor, factor, cap = (
         next((value for key in keys if (value := getattr(config, key, None)) is not None), None)
         for keys in (("logits_scaling", "logits_mup_width_multiplier"), ("logit_scale",), CAPS)
     )
-    if divisor is None and factor is None and cap is None:
-        return projection  # type: ignore[no-any-return]
-    return ScaledHead(projection, divisor, factor, cap)
+    precedes = before is not None and projection not in before.modules()
+    return LogitsHead(before if precedes else None, projection, divisor, factor, cap)
 
 
 # ---- Modules that the shortened forwards support -------------------------------------------------------------

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from palimpsest.config.engine import SHIPPED, AdapterConfig, ModelConfig, model_path
 from palimpsest.config.install_hints import install_line
@@ -224,9 +225,17 @@ def _load_full(config: ModelConfig, path: str) -> Any:
     _check_finite(model, path)
     with refusing(f"model {path}: its forward fails"), _naming(path):
         admit(model)
+    recompute_layers(model, config)
+    return model
+
+
+def recompute_layers(model: Any, config: ModelConfig) -> None:
+    """Apply `gradient_checkpointing`; a class without transformers' checkpointed layers recomputes all or none."""
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model
+    if config.gradient_checkpointing == "every_second":
+        for layer in [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)][1::2]:
+            layer.gradient_checkpointing = False
 
 
 def _read(config: ModelConfig, path: str) -> Any:

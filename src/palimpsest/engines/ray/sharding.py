@@ -73,6 +73,7 @@ from palimpsest.engines.embedded.model_loading import (
     disable_noise,
     merged_weights,
     plain_name,
+    recompute_layers,
     sort_targets,
     untied,
 )
@@ -186,8 +187,7 @@ def shard(
     if model._can_set_attn_implementation():
         model.set_attn_implementation(small.config._attn_implementation)
     choose(model, layout=ways_of(small).layout)
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_layers(model, config)
     adapters: dict[str, Tensor] = {}
     if config.lora is not None:
         model, adapters = _with_adapters(model, config, source)

@@ -33,6 +33,8 @@ from palimpsest.http_connections import Connections
 _CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """For vLLM's CPU build: compiling gains nothing, and chunked prefill of a seeded prompt crashes it."""
 _CPU_CACHE_GIB = "2"
+_HEAD = "--hf-overrides.head_dtype=float32"
+"""bfloat16 logits would differ from the learner's; on a CPU, vLLM would cast the whole projection at every step."""
 _STARTING = ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_ENGINE_READY_TIMEOUT_S")
 """vLLM's limits of the first request and of a start; 300 s and 600 s by default."""
 _TAIL = 4000  # bytes of a log searched for a reason
@@ -116,6 +118,8 @@ class ServerProcess:
     def _command(self, model: Path, socket: Path) -> list[str]:
         """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`)."""
         settings = self._settings
+        flags = [arg.partition("=")[0].replace("_", "-") for arg in settings.args]
+        whole = any(flag.startswith("--hf-o") and "." not in flag for flag in flags)  # as JSON, which a key would drop
         return [
             *(os.environ.get(PYTHON, sys.executable), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model), "--served-model-name", "policy", "--uds", str(socket)),
@@ -125,6 +129,7 @@ class ServerProcess:
             *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             *(_CPU_ARGS if self._cpu else ("--enable-sleep-mode",) if self._sleeps else ()),
+            *(() if whole or self._cpu or self._dtype != "bfloat16" else (_HEAD,)),
             *settings.args,
         ]
 
