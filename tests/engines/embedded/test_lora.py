@@ -17,6 +17,7 @@ import torch
 from palimpsest.app.model_export_job import export
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig
+from palimpsest.engines.embedded import architecture
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.model_loading import load_model, save_adapter, trainable
 from palimpsest.engines.embedded.sampling.forward import FusedForward
@@ -161,6 +162,19 @@ def test_an_adapter_on_one_use_of_tied_weights_leaves_the_other(targets: list[st
         opened = load_model(ModelConfig(path=str(folder)))
         torch.testing.assert_close(scores(opened, PROMPT), wanted, atol=1e-4, rtol=1e-4)
         assert opened.config.tie_word_embeddings == (targets == ["q_proj"])
+
+
+@needs_peft
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_logits_have_the_adapter_of_the_output_projection(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import peft
+
+    monkeypatch.setattr(architecture, "WIDE", {device})
+    settings = peft.LoraConfig(r=RANK, target_modules=["lm_head"], task_type="CAUSAL_LM", init_lora_weights=False)
+    model = peft.get_peft_model(built("Qwen2").bfloat16(), settings).eval()
+    with torch.no_grad():
+        states = architecture.decoder_of(model)(input_ids=torch.tensor([PROMPT])).last_hidden_state
+        assert torch.equal(architecture.head_of(model)(states), model.get_output_embeddings()(states))
 
 
 @needs_peft

@@ -186,7 +186,8 @@ class LogitsHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[N, W] hidden states to [N, V] logits."""
         hidden = hidden if self.before is None else self.before(hidden)
-        if hidden.device.type in WIDE and self.projection.weight.dtype.itemsize < torch.float32.itemsize:
+        plain = type(self.projection) is nn.Linear  # an adapter's projection has more than its weight
+        if plain and hidden.device.type in WIDE and self.projection.weight.dtype.itemsize < torch.float32.itemsize:
             flat: Tensor = WideProduct.apply(hidden.flatten(0, -2), self.projection.weight)  # type: ignore[no-untyped-call]
             logits = flat.view(*hidden.shape[:-1], -1)
             logits = logits if self.projection.bias is None else logits + self.projection.bias
