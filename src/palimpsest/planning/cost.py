@@ -185,7 +185,7 @@ def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
     and the KL reference, at the peak of a step.
 
     >>> bytes_per_weight(RunConfig(), "policy"), bytes_per_weight(RunConfig(model={"dtype": "bfloat16"}), None)
-    (16, 2)
+    (16, 2.0)
     """
     held, adapted = 2 if config.model.dtype == "bfloat16" else 4, config.model.lora is not None
     kl = objective == "policy" and config.loss.kl_loss_coef > 0
