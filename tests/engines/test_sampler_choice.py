@@ -51,7 +51,7 @@ def config(tiny_model_folder: Path) -> Callable[..., RunConfig]:
 
 
 def chosen(config: RunConfig, objective: Objective | None = "policy") -> tuple[RunConfig, list[str]]:
-    """The resolved configuration, and what is told of it."""
+    """The resolved configuration and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         resolved = with_sampler(config, objective)
@@ -76,8 +76,8 @@ def test_servers_sample_on_gpus_and_the_checks_before_a_start_accept_them(
     gpus: int, objective: Any, words: list[str], keys: dict[str, Any], machine: Machine, config: Any
 ) -> None:
     machine(gpus)
-    resolved, told = chosen(config(*words), objective)
-    assert (resolved.sampler.name, told) == ("vllm", [])
+    resolved, warned = chosen(config(*words), objective)
+    assert (resolved.sampler.name, warned) == ("vllm", [])
     assert RunConfig.model_validate(resolved.model_dump()) == resolved
     assert {key: getattr(getattr(resolved, key.split(".")[0]), key.split(".")[1]) for key in keys} == keys
     there = compute.memories()
@@ -107,8 +107,8 @@ def test_where_servers_are_not_meant_the_engine_samples_without_a_word(
     gpus: int, objective: Any, words: list[str], machine: Machine, config: Any
 ) -> None:
     machine(gpus, torch=None)
-    resolved, told = chosen(config(*words), objective)
-    assert (resolved.sampler.name, told) == ("embedded", [])
+    resolved, warned = chosen(config(*words), objective)
+    assert (resolved.sampler.name, warned) == ("embedded", [])
     assert resolved.cluster == config(*words).cluster
 
 
@@ -124,13 +124,13 @@ def test_where_servers_are_not_meant_the_engine_samples_without_a_word(
         (8, VLLM, 80e9, ["engine.name=ray", "cluster.address=10.0.0.5:6379", "cluster.folder=/s"], "cluster.address"),
     ],
 )
-def test_what_speaks_against_servers_on_gpus_is_told_in_a_line_with_how_to_silence_it(
+def test_a_reason_against_servers_on_gpus_is_a_line_that_names_how_to_silence_it(
     gpus: int, torch: str | None, memory: float, words: list[str], reason: str, machine: Machine, config: Any
 ) -> None:
     machine(gpus, torch, memory)
-    resolved, told = chosen(config(*words))
+    resolved, warned = chosen(config(*words))
     assert resolved.sampler.name == "embedded"
-    (line,) = told
+    (line,) = warned
     assert reason in line
     assert "sampler.name=embedded" in line
     assert "\n" not in line

@@ -96,9 +96,9 @@ def with_sampler(config: RunConfig, objective: Objective | None) -> RunConfig:
     """`config` with sampler.name=auto resolved for this machine."""
     if config.sampler.name != "auto":
         return config
-    from palimpsest.engines.preflight import with_sampler as resolved
+    from palimpsest.engines.preflight import resolve_sampler  # torch looks for GPUs
 
-    return resolved(config, objective)
+    return resolve_sampler(config, objective)
 
 
 async def start_servers(engine: Engine) -> None:

@@ -1,4 +1,5 @@
-"""Checks of a configuration against this machine's GPUs, before a model is loaded or a process is started.
+"""The sampler for this machine's GPUs, and checks of a configuration against them, before a model is loaded or a
+process is started.
 
 Guaranteed: errors for two processes on one GPU, and for weights and optimizer state that exceed one; warnings for
 memory that unmeasured formulas (planning/cost.py) predict to run out, and for idle GPUs. Each names overrides to type.
@@ -44,13 +45,11 @@ def _shape(config: RunConfig) -> ModelShape:
 # ---- Choice of the sampler ---------------------------------------------------------------------------------------
 
 
-def with_sampler(config: RunConfig, objective: Objective | None) -> RunConfig:
-    """`config` with sampler.name=auto resolved: vllm where servers can sample on this machine's GPUs, else embedded.
+def resolve_sampler(config: RunConfig, objective: Objective | None) -> RunConfig:
+    """`config`, whose sampler.name is auto, with vllm where servers can sample on this machine's GPUs, else embedded.
 
     A warning names the reason for the embedded sampler on a GPU. Raises ModelError.
     """
-    if config.sampler.name != "auto":
-        return config
     embedded = with_keys(config, {"sampler.name": "embedded"})
     copies = objective is None and config.engine.name == "ray"  # of the embedded sampler, which the user asked for
     if objective == "nll" or config.engine.name not in ALIKE or copies or config.model.path in SHIPPED:

@@ -181,8 +181,8 @@ def _publication_s(config: RunConfig, shape: ModelShape, hardware: Hardware) -> 
 
 
 def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
-    """Bytes per weight of the learner's process: the weight, and for trained weights masters, gradients, AdamW moments
-    and the KL reference, at the peak of a step.
+    """Bytes per weight of the learner's process, or without one of a sampler's GPU: the weight, and for trained weights
+    masters, gradients, AdamW moments and the KL reference, at the peak of a step.
 
     >>> bytes_per_weight(RunConfig(), "policy"), bytes_per_weight(RunConfig(model={"dtype": "bfloat16"}), None)
     (16, 2.0)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 PIECE = 32 << 20
 """Bytes of weights per call."""
 _AHEAD = 4
-"""Pieces that a machine is sent at once. Ray holds at most so many for each wave of machines: 768 MiB for 64."""
+"""Pieces on their way to a machine. Ray's store has at most as many for each wave of machines: 768 MiB for 64."""
 
 _REPLACED_S = 10.0  # for actors that replace lost ones
 

@@ -243,7 +243,7 @@ def collect(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex] = (
         first["step"] = chosen
     if only and chosen is not None:
         first = {"run": source.key, "step": chosen, "group": only[0][0], "rollout": only[0][1]}
-    export.put("/api/export", {"told": export.notes, "first": first})
+    export.put("/api/export", {"notes": export.notes, "first": first})
     return export
 
 

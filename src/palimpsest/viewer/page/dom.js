@@ -75,6 +75,11 @@ export function headline(question) {
   return el("h1", { class: question.includes("\n") || question.length > 160 ? "long" : null }, question);
 }
 
+// A name and its value in a list of facts; kind colours the value.
+export function factElement(name, value, kind) {
+  return el("div", { class: "fact" }, el("dt", null, name), el("dd", { class: kind ? "fact-" + kind : null }, value));
+}
+
 // A number for reading: 0.6591, 12,345, 1.2e-6; a dash for none.
 export function num(value, digits) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";

@@ -79,14 +79,14 @@ async function resolveRoute(route) {
 
 // A notice about omissions, on each list of an exported file.
 async function showOmissions(container) {
-  const { told: omissions } = await get("/api/export").catch(() => ({ told: [] }));
-  if (omissions.length) {
+  const { notes } = await get("/api/export").catch(() => ({ notes: [] }));
+  if (notes.length) {
     container.prepend(
       el(
         "div",
         { class: "notice left-out" },
         el("strong", null, "This file is incomplete"),
-        omissions.map((text) => el("p", null, text)),
+        notes.map((text) => el("p", null, text)),
       ),
     );
   }

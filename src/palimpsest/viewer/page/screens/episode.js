@@ -1,7 +1,7 @@
 // An episode: the strip of its turns with the fate of the evidence.
 // Each turn shows the memory, the prompt, blame, context blocks and tokens.
 
-import { badge, clear, el, headline, keepFocus, num } from "../dom.js";
+import { badge, clear, el, factElement, headline, keepFocus, num } from "../dom.js";
 import { get } from "../api.js";
 import { apiPath, ordinal, routeHash, setTitle } from "../route.js";
 import { routeLink } from "../links.js";
@@ -360,10 +360,6 @@ function episodeHead(view, route) {
 function answerElement(view) {
   if (view.answer === null) return el("span", { class: "faint" }, "none");
   return el("span", { title: view.answer }, view.answer.length > 240 ? view.answer.slice(0, 240) + "…" : view.answer);
-}
-
-function factElement(name, value, kind) {
-  return el("div", { class: "fact" }, el("dt", null, name), el("dd", { class: kind ? "fact-" + kind : null }, value));
 }
 
 function turnHead(turnView, view) {

@@ -332,28 +332,17 @@ function createLayout(main, route) {
     el(
       "div",
       { class: "charts two" },
-      el(
-        "figure",
-        { class: "chart" },
-        el(
-          "div",
-          { class: "chart-title" },
-          el("span", { class: "chart-name" }, "rewards"),
-          el("span", { class: "faint hint" }, "click a bar to filter"),
-        ),
+      chartFigure(
+        [el("span", { class: "chart-name" }, "rewards"), el("span", { class: "faint hint" }, "click a bar to filter")],
         elements.histogram,
       ),
-      el(
-        "figure",
-        { class: "chart" },
-        el(
-          "div",
-          { class: "chart-title" },
+      chartFigure(
+        [
           elements.y,
           el("span", { class: "faint" }, "over"),
           elements.x,
           legend([["●", "right"], ["×", "wrong"], ["–", "ungraded"]]),
-        ),
+        ],
         elements.scatter,
       ),
     ),
@@ -363,6 +352,10 @@ function createLayout(main, route) {
     elements.table,
   );
   return elements;
+}
+
+function chartFigure(title, area) {
+  return el("figure", { class: "chart" }, el("div", { class: "chart-title" }, title), area);
 }
 
 function columns(route, state) {

@@ -1,7 +1,7 @@
 // A group: rollouts side by side, the point where memories diverge, the prefix forest.
 // Training computes shared prefixes once.
 
-import { badge, clear, contentWidth, el, extractBoxed, headline, legend, mean, num, svg } from "../dom.js";
+import { badge, clear, contentWidth, el, extractBoxed, factElement, headline, legend, mean, num, svg } from "../dom.js";
 import { get } from "../api.js";
 import { apiPath, ordinal, routeHash } from "../route.js";
 import { isAvailable, routeLink } from "../links.js";
@@ -48,7 +48,7 @@ function groupHead(view) {
     el(
       "dl",
       { class: "facts" },
-      facts.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value))),
+      facts.map(([name, value]) => factElement(name, value)),
     ),
     view.evidence.length
       ? el(

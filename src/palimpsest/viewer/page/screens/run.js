@@ -1,6 +1,6 @@
 // A run: status, alarms, live curves, configuration. Evaluations and files have fewer parts.
 
-import { badge, clear, el, formatAge, formatDuration, legend, num } from "../dom.js";
+import { badge, clear, el, factElement, formatAge, formatDuration, legend, num } from "../dom.js";
 import { get, poll } from "../api.js";
 import { chart, isSet, swatch } from "../chart.js";
 import { apiPath, navigate, replaceQuery, routeHash } from "../route.js";
@@ -341,7 +341,7 @@ async function showEvaluation(container, path, facts) {
     el(
       "dl",
       { class: "facts" },
-      identity.map(([name, value]) => el("div", { class: "fact" }, el("dt", null, name), el("dd", null, value))),
+      identity.map(([name, value]) => factElement(name, value)),
     ),
     scoreTable(evaluation.cells),
   );
