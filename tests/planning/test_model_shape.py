@@ -122,6 +122,37 @@ def test_weights_on_disk_give_the_same_shape_as_the_configuration(name: str, tmp
     assert stored.idle > 0
 
 
+CACHED = [name for name in DECODERS if CASES[name].apart == "has layers of linear_attention"]
+CACHED += ["Rwkv", "FalconH1", "Lfm2", "DeepseekV2", "DeepseekV32", "Falcon", "Qwen3"]
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_states_and_keys_of_a_sequence_are_those_of_transformers_cache(name: str, tmp_path: Path) -> None:
+    """Of a sequence of 7 tokens on a CPU, in float64, by the shape of a stored model."""
+    import torch
+
+    from palimpsest.engines.protocol import state_of
+
+    model = built(name)
+    with torch.no_grad():
+        _, cache = state_of(model(input_ids=torch.arange(7)[None], use_cache=True))
+    model.save_pretrained(tmp_path)
+    shape = shape_of(str(tmp_path))
+    assert shape.state + 7 * shape.kv_bytes // 2 == elements(cache)
+    assert shape.apart == (name not in ("DeepseekV2", "DeepseekV32", "Falcon", "Qwen3"))
+
+
+def elements(state: Any) -> int:
+    """Numbers in all tensors of a cache."""
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        return state.numel() if state.ndim else 0
+    if isinstance(state, list | tuple):
+        return sum(map(elements, state))
+    return sum(map(elements, (state if isinstance(state, dict) else getattr(state, "__dict__", {})).values()))
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
     ("kind", "more"),

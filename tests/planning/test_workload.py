@@ -118,3 +118,15 @@ def test_lengths_come_from_the_files_that_are_there(tmp_path: Path) -> None:
 def test_the_documents_of_a_file_that_is_not_there_are_those_of_the_configuration(documents: str, tokens: int) -> None:
     words = ["data.train_files=nowhere.json", f"data.documents={documents}", "policy.options.max_chunks=100000"]
     assert problem_sizes(load_recipe("memagent-smollm2", words)).document == tokens
+
+
+def test_recurrent_states_are_shared_by_neither_learner_nor_embedded_sampler() -> None:
+    config = load_recipe("memagent-quickstart")
+    sizes = problem_sizes(config)
+    forest, apart = workload(config, sizes), workload(config, sizes, apart=True)
+    assert forest.distinct < forest.logical == apart.logical == apart.distinct
+    assert forest.computed_prompt < forest.prompt == apart.prompt == apart.computed_prompt
+    chosen = workload(load_recipe("memagent-quickstart", ["learner.layout=segments"]), sizes)
+    assert (chosen.distinct, chosen.computed_prompt) == (apart.distinct, forest.computed_prompt)
+    served = workload(load_recipe("memagent-7b", ["sampler.name=vllm"]), sizes, apart=True)
+    assert served.computed_prompt < served.prompt

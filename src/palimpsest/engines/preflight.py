@@ -207,7 +207,7 @@ class Use:
         """Tokens whose keys and values fit a server next to its weights."""
         server = self._memory(self.config, shape)["server"]
         room = (server["limit"] - server["sampling"]) * self.config.sampler.tensor_parallel_size
-        return int(room * 1e9 / max(1, shape.kv_bytes))
+        return int((room * 1e9 - shape.held(0)) / max(1, shape.kv_bytes))
 
     def _idle(self) -> list[str]:
         """Warnings about idle GPUs and sampling on CPUs; [] for a small model that needs no more."""

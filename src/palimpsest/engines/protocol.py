@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -39,6 +39,31 @@ def kv_rows(pool: int, sequence: float) -> int:
     9
     """
     return max(1, int(pool // 2 // sequence))
+
+
+def state_of(output: Any) -> tuple[str, Any]:
+    """Argument name and value of the state of earlier tokens in a decoder's output; "" and None if it has none."""
+    names = ("past_key_values", "cache_params", "state")  # by family
+    return next(((name, value) for name in names if (value := getattr(output, name, None)) is not None), ("", None))
+
+
+def state_bytes(decoder: Any, ids: Any) -> tuple[int, int]:
+    """Bytes of a sequence's state in a decoder of transformers: those of a fixed size, and those per token.
+
+    `ids`: any two tokens, [1, 2].
+    """
+    one, two = (_bytes(state_of(decoder(input_ids=ids[:, :n], use_cache=True))[1]) for n in (1, 2))
+    return 2 * one - two, two - one
+
+
+def _bytes(state: Any) -> int:
+    """Bytes of all tensors in a state, without its counters."""
+    if hasattr(state, "nbytes"):
+        return state.nbytes if state.ndim else 0
+    if isinstance(state, list | tuple):
+        return sum(map(_bytes, state))
+    parts = state if isinstance(state, dict) else getattr(state, "__dict__", {})
+    return sum(map(_bytes, parts.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,7 @@ def _inside(link: Path, folder: Path) -> bool:
 def read_object(name: str, file: Path) -> dict[str, Any]:
     """The JSON object in `file`; {} if the file is missing."""
     try:
-        value = json.loads(read_regular(file))
+        value = json.loads(read_regular(file), object_hook=_number)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -91,6 +91,11 @@ def read_object(name: str, file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"model {name}: {file.name} has {_kind(value)}, but needs a JSON object")
     return value
+
+
+def _number(value: dict[str, Any]) -> Any:
+    """The number that transformers writes as {"__float__": "Infinity"}; other objects unchanged."""
+    return float(str(value["__float__"])) if value.keys() == {"__float__"} else value
 
 
 def _kind(value: object) -> str:

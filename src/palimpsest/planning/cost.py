@@ -33,7 +33,7 @@ FILES, COPY, NETWORK, SWITCH_S = 1.5e9, 0.7e9, 12.5e9, 2.0
 """Bytes per second to write and read files of weights, to pass them on through Ray (1.2 to 1.5 CPU seconds per GB for
 the slowest stage in benchmarks/publication.py) and over a network; seconds to stop and continue a server."""
 TOKEN_S = 2.5e-4  # a CPU's sampler per token, besides products: 1.6e-4 in rememr1-quickstart, 4.6e-4 in memact's
-EAGER_S = 0.03  # a GPU's embedded sampler per step: a thousand kernel launches
+EAGER_S = 0.03  # a step of a GPU's embedded sampler, or of a class's own forward: a thousand kernels or products
 STEP_S, RANK_S = 0.01, 0.1
 """Calls per optimizer step of one process, and of ranks, which wait for each other, on CPU cores."""
 LONGEST = 1.2  # of the mean sequence: long ones stay longest
@@ -127,7 +127,7 @@ def estimate(config: RunConfig, shape: ModelShape, load: Workload, hardware: Har
 
 def operations(shape: ModelShape, attended: float) -> float:
     """Operations of a forward pass per token that attends to `attended` tokens, without the output projection."""
-    return 2 * shape.body + 4 * (shape.layers - shape.recurrent) * shape.query * attended
+    return 2 * shape.body + 4 * shape.attending * shape.query * attended
 
 
 def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: Hardware, at: Processes) -> float:
@@ -136,18 +136,18 @@ def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: 
     engine: Any = config.engine
     width = at.share * at.parallel * math.pow(TENSOR_PARALLEL, math.log2(at.parallel))
     peak, bandwidth = device.tflops * 1e12 * width * PREFILL, device.bandwidth_tb * 1e12 * width * DECODE
-    sequence = max(1.0, load.context * LONGEST * shape.kv_bytes)
+    sequence = max(1.0, shape.held(load.context * LONGEST))
     if served:
         taken = server_share(config, shape.parameters, device.memory_gb) * device.memory_gb - SERVER_GB
         most = min(config.sampler.max_in_flight, (taken * 1e9 * at.parallel - weights) / sequence)
     else:
         pool = kv_bytes(engine.kv_cache_gb, device.memory_gb * 1e9)
-        most = min(engine.max_num_seqs, kv_rows(pool, sequence))
+        most = 1 if shape.apart else min(engine.max_num_seqs, kv_rows(pool, sequence))
     batch = max(1.0, min(most, load.episodes / at.samplers))
     repeats = 1.0 if served or device.is_cpu else 1 + 2 * shape.query / max(1, shape.kv)
     products = batch * (operations(shape, load.context) + 2 * shape.head) / peak
     step = max(products, (weights + batch * sequence * repeats) / bandwidth)
-    step += 0.0 if served else batch * TOKEN_S if device.is_cpu else EAGER_S
+    step += 0.0 if served else batch * TOKEN_S if device.is_cpu and not shape.apart else EAGER_S
     prefill = load.computed_prompt * operations(shape, load.context / 2) / peak
     return (prefill + load.sampled / batch * step) / at.samplers
 
@@ -204,7 +204,7 @@ def memory_of(
     """Memory of the processes; without `load`, without keys and values."""
     at, gb, cpu = Processes.of(config, objective, hardware), hardware.device.memory_gb, hardware.device.is_cpu
     state = shape.parameters * bytes_per_weight(config, objective) / 1e9 + (0.0 if cpu else OTHER_GB)
-    cache = shape.kv_bytes * load.context / 1e9 if load else 0.0  # of a sequence
+    cache = shape.held(load.context) / 1e9 if load else 0.0  # of a sequence
     learner = {"sampling": state, "publication": state, "limit": gb if cpu else ROOM * gb}
     if objective is not None:
         learner["learning"] = state + _step_gb(config, shape)

@@ -1,9 +1,9 @@
 """Shape of a decoder: sizes from config.json, weights counted in the headers of its files, or in transformers' class on
 the meta device (seconds to import, no memory). Models of the recipes are known, so that their plans load neither.
 
-Guaranteed: the number of weights is exact; a token uses `top_k / experts` of the experts' weights, all of the others.
-Not covered: latent attention and sliding windows, whose keys and values count as full heads over the whole context;
-recurrent layers in configurations without `layer_types`, which count as attention, and their fixed states.
+Guaranteed: the number of weights is exact; a token uses `top_k / experts` of the experts' weights, all of the others;
+the states of recurrent layers and of latent attention are those of transformers' cache.
+Not covered: sliding windows, which count as the whole context; states outside of the cache (RecurrentGemma, xLSTM).
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import math
 import re
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from palimpsest.config.engine import named
 from palimpsest.config.load import load_recipe, recipe_names
+from palimpsest.engines.protocol import state_bytes
 from palimpsest.errors import ModelError
 from palimpsest.models.model_files import (
     ADAPTER_SETTINGS,
@@ -51,8 +53,10 @@ class ModelShape:
     layer: int
     parameters: int
     idle: int = 0
-    recurrent: int = 0
-    """Layers without keys and values, such as linear attention and convolutions."""
+    state: int = 0
+    """Elements of a sequence's recurrent states, which have one size."""
+    cached: int | None = None
+    """Elements of its keys and values per token; None: those of all heads in all layers."""
 
     @property
     def embeddings(self) -> int:
@@ -69,9 +73,23 @@ class ModelShape:
         return max(0.0, self.body / self.layers - 2 * self.width * (self.query + self.kv)) / (3 * self.width)
 
     @property
+    def apart(self) -> bool:
+        """True if it is trained by segments, because of recurrent layers."""
+        return self.state > 0
+
+    @property
+    def attending(self) -> int:
+        """Layers with keys and values."""
+        return round(self.kv_bytes / (4 * self.kv)) if self.state else self.layers
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values per token, in bfloat16."""
-        return 4 * (self.layers - self.recurrent) * self.kv
+        return 2 * (2 * self.layers * self.kv if self.cached is None else self.cached)
+
+    def held(self, tokens: float) -> float:
+        """Bytes of a sequence's keys and values, in bfloat16, and of its states, in float32."""
+        return tokens * self.kv_bytes + 4 * self.state
 
 
 KNOWN = {
@@ -83,12 +101,12 @@ KNOWN = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(30, 576, 576, 192, 3, 28_311_552, True, 3_540_096, 134_515_008),
 }
 """Models of the recipes, from their config.json on the hub."""
-RECURRENT = ("linear_attention", "conv", "mamba", "recurrent")
-"""Values of `layer_types` of layers that have a state of one size instead of keys and values."""
 _RUN = re.compile(r"runs/([\w.-]+)-seed\d+")
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "qk_nope_head_dim", "qk_rope_head_dim")
 _USED = ("num_experts_per_tok", "moe_k", "top_k_experts")
+_STATES = re.compile("mamba|linear_|conv|state_size|attention_hidden|kv_lora|multi_query")
+"""Keys of a config.json whose layers don't keep full heads of keys and values."""
 _ROUTED = re.compile(r"\bexperts\.|moe\.(?:in|out)put_linear\.")
 """Names of routed experts' weights; shared experts are others."""
 
@@ -119,10 +137,11 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
     """
     deque(counts_in(name, config), maxlen=0)
     found = next((section for _, section in sections(config) if all(section.get(key) for key in _SIZES)), None)
-    if found is None or weights is None:
+    state, cached = 0, None
+    if found is None or weights is None or any(map(_STATES.search, found)):
         if not config.get("model_type"):
             raise ModelError(f"model {name}: config.json lacks model_type, or {', '.join(_SIZES)} of a decoder")
-        found, made = _built(config, name)
+        found, made, state, cached = _built(config, name)
         weights = weights or made
     for key in (*_SIZES, *_OPTIONAL):
         check_count(name, key, found.get(key))
@@ -137,22 +156,29 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
     for weight, shape in weights.items():
         if place := LAYER.search(weight):
             sizes[weight[: place.end()]] += math.prod(shape)
-    recurrent = sum(kind in RECURRENT for kind in found.get("layer_types") or ())
     largest, total = max(sizes.values(), default=0), count(weights)
     queries, keys = size * heads, size * kv_heads
-    return ModelShape(layers, width, queries, keys, kv_heads, vocab * width, tied, largest, total, idle, recurrent)
+    head, cached = vocab * width, None if cached == 2 * layers * keys else cached
+    return ModelShape(layers, width, queries, keys, kv_heads, head, tied, largest, total, idle, state, cached)
 
 
-def _built(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Shapes]:
-    """Sizes of the text model by transformers' names, and shapes of its weights."""
+def _built(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Shapes, int, int | None]:
+    """Sizes of the text model by transformers' names, shapes of its weights, and `state` and `cached` of its shape."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     described = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
     with refusing(f"model {name}: transformers makes no decoder from its config.json"), torch.device("meta"):
         text = AutoConfig.for_model(**described).get_text_config()
-        model = AutoModelForCausalLM.from_config(text, trust_remote_code=False, attn_implementation="eager")
+        wide = {"attn_implementation": "eager", "dtype": torch.float32}
+        model = AutoModelForCausalLM.from_config(text, trust_remote_code=False, **wide)
         own = text.to_dict()
         found = {name: own.get(key) for name, key in text.attribute_map.items()} | own
         found |= {key: getattr(text, key, None) for key in _SIZES}
-        return found, {weight: tuple(value.shape) for weight, value in model.named_parameters()}
+        shapes = {weight: tuple(value.shape) for weight, value in model.named_parameters()}
+        if model._can_set_experts_implementation():
+            model.set_experts_implementation("batched_mm")  # others read the router's values
+        with suppress(Exception), torch.no_grad():  # a forward pass that reads values, as GPT-2's
+            state, cached = state_bytes(model, torch.zeros((1, 2), dtype=torch.long))
+            return found, shapes, state // 4, cached // 4
+        return found, shapes, 0, None

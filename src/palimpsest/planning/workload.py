@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from palimpsest.config.data import GENERATED, listed
 from palimpsest.config.engine import named
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import RunConfig, is_served
 from palimpsest.data.sources.file_source import build_source
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
@@ -128,23 +128,28 @@ def places(rows: Sequence[PlannedRow], group: float, micro: float = math.inf) ->
     return prompts, replies
 
 
-def workload(config: RunConfig, sizes: ProblemSizes) -> Workload:
-    """Tokens of a step of `config` on problems of `sizes`."""
+def workload(config: RunConfig, sizes: ProblemSizes, *, apart: bool = False) -> Workload:
+    """Tokens of a step of `config` on problems of `sizes`.
+
+    `apart`: the model has recurrent states, which neither the learner nor the embedded sampler shares.
+    """
     policy, group = build_policy(config.policy), config.train.group_size
     rows, turns, prompt = _episode(policy, sizes)
     played, learnt = _groups(config)
     trained = learnt * min(group * len(rows), config.credit.segments_per_group or math.inf) / len(rows)  # episodes
     sampled = sum(row.sampled for row in rows)
     logical = sampled + sum(row.shared + row.own for row in rows)
-    micro = config.engine.micro_batch_tokens  # type: ignore[union-attr]
+    alone = apart and not is_served(config, "policy")  # the embedded sampler shares keys and values, no other states
+    engine: Any = config.engine
+    forest = sum(places(rows, group, engine.micro_batch_tokens)) / group
     return Workload(
         episodes=played * group,
         prompt=played * group * prompt,
-        computed_prompt=played * min(places(rows, group)[0], group * prompt),
+        computed_prompt=played * (group * prompt if alone else min(places(rows, group)[0], group * prompt)),
         sampled=played * group * sampled,
         rows=trained * len(rows),
         logical=trained * logical,
-        distinct=trained * sum(places(rows, group, micro)) / group,
+        distinct=trained * (logical if apart or config.learner.layout == "segments" else forest),
         trained=trained * sampled,
         context=(prompt + sampled / 2) / turns,
     )

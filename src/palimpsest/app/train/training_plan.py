@@ -114,11 +114,16 @@ def plan_training(recipe: Recipe, words: Sequence[str], hardware: Hardware | Non
     if choose:
         keys, cost, config = best(job, lambda keys: run_config(recipe, [*words, *_words(keys)]))
     else:
-        cost = estimate(config, shape, workload(config, sizes), hardware)
-    judge = [] if config.reward.judge is None else [f"the judge at {config.reward.judge.url} needs other GPUs"]
+        cost = job.estimate({})
+    assumed = list(sizes.assumed)
+    if config.reward.judge is not None:
+        assumed.append(f"the judge at {config.reward.judge.url} needs other GPUs")
+    if shape.apart:
+        more = cost.workload.distinct / workload(config, sizes).distinct
+        assumed.append(f"recurrent layers: trained by segments, {more:.1f} times the tokens of a forest")
     ways = nearest(job) if excess(cost.memory_gb) > 0 else []
     faster = advice(replace(job, config=config), cost.step_s)
-    return TrainingPlan(config, hardware, cost, keys, ways, faster, [*sizes.assumed, *judge])
+    return TrainingPlan(config, hardware, cost, keys, ways, faster, assumed)
 
 
 _LAYOUT = ("engine.name=ray", "sampler.name=vllm", "loss.importance_sampling_cap=2")
@@ -181,8 +186,9 @@ def compare_run(run: Path, hardware: Hardware | None) -> dict[str, dict[str, flo
     if not metrics:
         raise RunError(f"{run}: no step has finished")
     chunks = metrics.get("curriculum/chunks")
-    load = workload(config, problem_sizes(config, None if chunks is None else round(chunks)))
-    seconds = estimate(config, shape_of(config.model.path), load, hardware or _devices_of(run)).seconds
+    shape, sizes = shape_of(config.model.path), problem_sizes(config, None if chunks is None else round(chunks))
+    load = workload(config, sizes, apart=shape.apart)
+    seconds = estimate(config, shape, load, hardware or _devices_of(run)).seconds
     episodes = metrics["groups/played"] * config.train.group_size
     prompt, hits = episodes * metrics["episode/prompt_tokens"], timings.get("rollout/cache_hit_rate")
     pairs = {

@@ -43,6 +43,7 @@ from palimpsest.engines.embedded.sampling.kv_cache import (
     RowPool,
     rounded,
 )
+from palimpsest.engines.protocol import state_bytes, state_of
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 
@@ -69,15 +70,6 @@ def score(model: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[fl
 # ---- Rows with their class's own cache: recurrent layers, convolutions, chunked attention, ALiBi ---------------
 
 
-STATES = ("past_key_values", "cache_params", "state")
-"""Argument and output names of the state of earlier tokens, by family."""
-
-
-def state_of(output: Any) -> tuple[str, Any]:
-    """Name and value of the state that a decoder returned; "" and None if it returns none."""
-    return next(((name, value) for name in STATES if (value := getattr(output, name, None)) is not None), ("", None))
-
-
 class StatePool(RowPool):
     """Rows whose states the model's class keeps, for classes with others than keys and values. Rows share nothing."""
 
@@ -87,11 +79,8 @@ class StatePool(RowPool):
         super().__init__(budget)
         self.keep = keep
         decoder, self.device = decoder_of(model), model.get_input_embeddings().weight.device
-        one, two = 0, ID_BYTES
-        if keep:
-            calls = (decoder(input_ids=torch.zeros((1, n), dtype=torch.long, device=self.device)) for n in (1, 2))
-            one, two = (_bytes(state_of(output)[1]) for output in calls)
-        self._fixed_bytes, self._token_bytes = 2 * one - two, two - one
+        ids = torch.zeros((1, 2), dtype=torch.long, device=self.device)
+        self._fixed_bytes, self._token_bytes = state_bytes(decoder, ids) if keep else (0, ID_BYTES)
         self.states: dict[int, Any] = {}
         """By row: name and value of the class's state, or the ids so far."""
 
@@ -104,16 +93,6 @@ class StatePool(RowPool):
     def copy(self, source: int, target: int, length: int) -> None:
         """Moves: a state has one owner."""
         self.states[target] = self.states.pop(source)
-
-
-def _bytes(state: Any) -> int:
-    """Bytes of all tensors in a state."""
-    if isinstance(state, Tensor):
-        return state.nbytes
-    if isinstance(state, list | tuple):
-        return sum(map(_bytes, state))
-    parts = state if isinstance(state, dict) else getattr(state, "__dict__", {})
-    return sum(map(_bytes, parts.values()))
 
 
 class StateForward:
