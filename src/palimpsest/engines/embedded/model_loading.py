@@ -23,6 +23,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -317,11 +318,27 @@ def disable_noise(model: Any) -> None:
 def recomputing(model: Any) -> None:
     """Training mode only for modules that need it to recompute their activations.
 
-    Routers and attention may add noise or differ in training mode, so modules inside a recomputed layer stay in
-    evaluation mode. Without gradient checkpointing, all modules do.
+    Routers and attention may add noise or differ in training mode, so a recomputed layer computes in evaluation mode,
+    as do the modules inside it. Without gradient checkpointing, all modules do.
     """
     for module in model.modules():
         module.training = bool(getattr(module, "gradient_checkpointing", False))
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if module.training and function is not None and getattr(function, "func", None) is not _evaluated:
+            module._gradient_checkpointing_func = partial(_evaluated, module, function)
+
+
+def _evaluated(module: Any, recompute: Any, layer: Any, *inputs: Any) -> Any:
+    """`recompute(layer, *inputs)`, where `layer`, a call of `module` or of modules inside it, is in evaluation mode."""
+
+    def call(*inputs: Any) -> Any:
+        module.training = False
+        try:
+            return layer(*inputs)
+        finally:
+            module.training = True
+
+    return recompute(call, *inputs)
 
 
 @torch.no_grad()
