@@ -121,6 +121,25 @@ def test_a_cpu_build_is_started_as_it_needs_and_others_as_they_are(start: Any, m
 
 
 @pytest.mark.parametrize(
+    ("config", "cached"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, True),
+        ({"layer_types": ["conv", "full_attention"]}, False),
+        ({"text_config": {"layer_types": ["linear_attention", "full_attention"]}}, False),
+        ({"mamba_d_state": 16, "layer_types": None}, False),  # Falcon H1
+        ({}, True),
+    ],
+)
+def test_a_model_with_states_has_no_prefix_cache_on_a_cpu_whose_build_would_end_at_the_start(
+    config: dict[str, Any], cached: bool, start: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text(json.dumps(config))
+    assert ("--no-enable-prefix-caching" not in start(torch="2.13.0+cpu")[1]["args"]) == cached
+    assert "--no-enable-prefix-caching" not in start()[1]["args"]
+
+
+@pytest.mark.parametrize(
     ("torch", "sleeps", "flag"), [("2.13.0+cu130", True, 1), ("2.13.0+cu130", False, 0), ("2.13.0+cpu", True, 0)]
 )
 def test_a_server_that_takes_turns_can_free_its_gpu_and_a_cpu_build_which_refuses_the_option_has_none(

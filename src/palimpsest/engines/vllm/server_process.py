@@ -29,9 +29,13 @@ from palimpsest.engines import process_guard
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.http_connections import Connections
+from palimpsest.models.model_files import read_object, sections
+from palimpsest.planning.model_shape import RECURRENT
 
 _CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """For vLLM's CPU build: compiling gains nothing, and chunked prefill of a seeded prompt crashes it."""
+_STATES_ARG = "--no-enable-prefix-caching"
+"""For models with states on a CPU: vLLM caches states only with chunked prefill."""
 _CPU_CACHE_GIB = "2"
 _HEAD = "--hf-overrides.head_dtype=float32"
 """bfloat16 logits would differ from the learner's; on a CPU, vLLM would cast the whole projection at every step."""
@@ -129,6 +133,7 @@ class ServerProcess:
             *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             *(_CPU_ARGS if self._cpu else ("--enable-sleep-mode",) if self._sleeps else ()),
+            *((_STATES_ARG,) if self._cpu and _has_states(model) else ()),
             *(() if whole or self._cpu or self._dtype != "bfloat16" else (_HEAD,)),
             *settings.args,
         ]
@@ -184,6 +189,13 @@ def stable_name(model: Path, held: ExitStack) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(model.resolve())
     return link
+
+
+def _has_states(model: Path) -> bool:
+    """True if layers of the model in a folder keep a state of one size: convolutions, linear attention, Mamba."""
+    configs = [config for _, config in sections(read_object(model.name, model / "config.json"))]
+    kinds = {kind for config in configs for kind in config.get("layer_types") or ()}
+    return not kinds.isdisjoint(RECURRENT) or any(key.startswith("mamba_") for config in configs for key in config)
 
 
 def _inductor_cache() -> str:
