@@ -26,7 +26,10 @@ seen = {{"args": sys.argv[1:], "env": dict(os.environ), "mode": os.stat(folder).
 open({out!r}, "w").write(json.dumps(seen))
 print("INFO loading")
 print("ValueError: no GPU is free")
-print("INFO bye")
+print("INFO bye", flush=True)
+for word in sys.argv:
+    if word.startswith("--kill="):
+        os.kill(os.getpid(), int(word[7:]))
 """
 
 
@@ -175,6 +178,13 @@ def test_a_server_that_ended_is_told_with_the_reason_in_its_log(start: Any, tmp_
     with pytest.raises(SamplerError) as caught:
         process.check()
     assert str(caught.value) == f"vLLM server 1 ended: ValueError: no GPU is free; its log is {log}"
+
+
+@pytest.mark.parametrize("number", [9, 15])
+def test_a_server_that_was_killed_is_told_with_the_signal_whatever_its_log_says(number: int, start: Any) -> None:
+    process, _ = start(args=(f"--kill={number}",))
+    with pytest.raises(SamplerError, match=rf"^vLLM server 0 ended: signal {number} \("):
+        process.check()
 
 
 def test_the_environment_names_the_python_of_servers(

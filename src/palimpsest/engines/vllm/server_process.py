@@ -14,6 +14,7 @@ import fcntl
 import math
 import os
 import secrets
+import signal
 import stat
 import subprocess
 import sys
@@ -117,6 +118,8 @@ class ServerProcess:
                 lines = log.read().decode("utf-8", "replace").splitlines()
             filled = [line.strip() for line in lines if line.strip()]
             reason = next((line for line in reversed(filled) if "Error" in line), (filled or [reason])[-1])
+        if self._process is not None and (number := -self._process.returncode) > 0:  # its log can't contain it
+            reason = f"signal {number} ({signal.strsignal(number)})"
         raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
 
     def _command(self, model: Path, socket: Path) -> list[str]:
