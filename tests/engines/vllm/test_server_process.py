@@ -106,6 +106,7 @@ def test_it_is_vllm_s_server_on_the_weights_that_were_published(start: Any, tmp_
     assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert words[words.index("--model") + 1] == str(tmp_path / "weights")
     assert words[words.index("--generation-config") + 1] == "vllm"
+    assert {"--skip-tokenizer-init", "--language-model-only"} <= set(words)  # either alone ends a model with vision
     assert words[-1] == "--seed=1"
     assert "PYTHONPATH" not in seen["env"]  # of another environment
 

@@ -123,14 +123,16 @@ class ServerProcess:
         raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
 
     def _command(self, model: Path, socket: Path) -> list[str]:
-        """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`)."""
+        """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`).
+
+        Without images, a model with vision needs no tokenizer."""
         settings = self._settings
         flags = [arg.partition("=")[0].replace("_", "-") for arg in settings.args]
         whole = any(flag.startswith("--hf-o") and "." not in flag for flag in flags)  # as JSON, which a key would drop
         return [
             *(os.environ.get(PYTHON, sys.executable), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model), "--served-model-name", "policy", "--uds", str(socket)),
-            *("--enable-scale-out", "--skip-tokenizer-init", "--generation-config", "vllm"),
+            *("--enable-scale-out", "--skip-tokenizer-init", "--language-model-only", "--generation-config", "vllm"),
             *("--load-format", "safetensors", "--dtype", self._dtype, "--max-model-len", str(self._window)),
             *("--logprobs-mode", self._mode, "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
             *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
