@@ -234,28 +234,11 @@ def _check_address(address: str) -> None:
 
 
 RESERVED_ARGS = (
-    "model",
-    "host",
-    "port",
-    "uds",
-    "api-key",
-    "served-model-name",
-    "enable-scale-out",
-    "skip-tokenizer-init",
-    "generation-config",
-    "dtype",
-    "max-model-len",
-    "logprobs-mode",
-    "load-format",
-    "tensor-parallel-size",
-    "gpu-memory-utilization",
-    "device-memory-utilization",
-    "device-ids",
-    "trust-remote-code",
-    "enable-prompt-tokens-details",
-    "disable-uvicorn-access-log",
-    "config",
-)
+    "model", "host", "port", "uds", "api-key", "served-model-name", "enable-scale-out", "language-model-only",
+    "skip-tokenizer-init", "generation-config", "dtype", "max-model-len", "logprobs-mode", "load-format",
+    "tensor-parallel-size", "gpu-memory-utilization", "device-memory-utilization", "device-ids", "trust-remote-code",
+    "enable-prompt-tokens-details", "disable-uvicorn-access-log", "config",
+)  # fmt: skip
 """Server options that follow from the run, under all their names, and config files, which could contain any of them."""
 _ONE_PROCESS = "a server is one process of the run on the GPUs of sampler.devices (sampler.servers starts more)"
 _LAYERS = "servers would compute differently from the learner"

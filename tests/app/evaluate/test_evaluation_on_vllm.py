@@ -67,7 +67,7 @@ def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
     samples, _ = read_samples(out / "samples.jsonl")
     assert len([each for each in samples if not each.baseline]) == PROBLEMS
     assert min(each.turns for each in samples if not each.baseline) > 3
-    of_the_last_call: dict[str, Any] = {"seconds": 0.0, "episodes_played": 0}
+    of_the_last_call: dict[str, Any] = {"seconds": 0.0, "episodes_played": 0, "made_with": {}}
     figures = [json.loads((folder / "summary.json").read_text()) | of_the_last_call for folder in (whole, out)]
     assert figures[0] == figures[1]
 

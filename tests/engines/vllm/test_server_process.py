@@ -26,7 +26,10 @@ seen = {{"args": sys.argv[1:], "env": dict(os.environ), "mode": os.stat(folder).
 open({out!r}, "w").write(json.dumps(seen))
 print("INFO loading")
 print("ValueError: no GPU is free")
-print("INFO bye")
+print("INFO bye", flush=True)
+for word in sys.argv:
+    if word.startswith("--kill="):
+        os.kill(os.getpid(), int(word[7:]))
 """
 
 
@@ -103,6 +106,7 @@ def test_it_is_vllm_s_server_on_the_weights_that_were_published(start: Any, tmp_
     assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert words[words.index("--model") + 1] == str(tmp_path / "weights")
     assert words[words.index("--generation-config") + 1] == "vllm"
+    assert {"--skip-tokenizer-init", "--language-model-only"} <= set(words)  # either alone ends a model with vision
     assert words[-1] == "--seed=1"
     assert "PYTHONPATH" not in seen["env"]  # of another environment
 
@@ -118,6 +122,25 @@ def test_a_cpu_build_is_started_as_it_needs_and_others_as_they_are(start: Any, m
     assert "VLLM_CPU_KVCACHE_SPACE" not in on_gpu["env"]
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     assert start(torch="2.13.0+cpu")[1]["env"]["VLLM_CPU_KVCACHE_SPACE"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("config", "cached"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, True),
+        ({"layer_types": ["conv", "full_attention"]}, False),
+        ({"text_config": {"layer_types": ["linear_attention", "full_attention"]}}, False),
+        ({"mamba_d_state": 16, "layer_types": None}, False),  # Falcon H1
+        ({}, True),
+    ],
+)
+def test_a_model_with_states_has_no_prefix_cache_on_a_cpu_whose_build_would_end_at_the_start(
+    config: dict[str, Any], cached: bool, start: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text(json.dumps(config))
+    assert ("--no-enable-prefix-caching" not in start(torch="2.13.0+cpu")[1]["args"]) == cached
+    assert "--no-enable-prefix-caching" not in start()[1]["args"]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +179,13 @@ def test_a_server_that_ended_is_told_with_the_reason_in_its_log(start: Any, tmp_
     with pytest.raises(SamplerError) as caught:
         process.check()
     assert str(caught.value) == f"vLLM server 1 ended: ValueError: no GPU is free; its log is {log}"
+
+
+@pytest.mark.parametrize("number", [9, 15])
+def test_a_server_that_was_killed_is_told_with_the_signal_whatever_its_log_says(number: int, start: Any) -> None:
+    process, _ = start(args=(f"--kill={number}",))
+    with pytest.raises(SamplerError, match=rf"^vLLM server 0 ended: signal {number} \("):
+        process.check()
 
 
 def test_the_environment_names_the_python_of_servers(

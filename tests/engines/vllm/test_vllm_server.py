@@ -5,6 +5,7 @@ batches would hide what is stale: a tied output projection after new weights, a 
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import re
 import signal
@@ -31,6 +32,7 @@ from palimpsest.engines.protocol import Limits
 from palimpsest.engines.vllm.engine import VllmSampler
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import Completion, SamplingParams
+from support.architectures import SMALL, built
 from support.cluster import AUTHENTICATED, ClusterRun, machines
 from support.command import Run
 from support.models import build_llama
@@ -45,6 +47,16 @@ GAP = 1e-4  # nats; float32 on both sides
 STALE = 0.05  # far less than what stale weights are off
 VOCAB, WINDOW = 384, 512
 LONG = tuple(range(10, 310))  # several blocks of a prefix cache
+HYBRID: dict[str, Any] = {
+    **{"vocab_size": VOCAB, "max_position_embeddings": WINDOW, "tie_word_embeddings": True},
+    **{"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32},
+    **{"mamba_d_state": 16, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_ssm": 128, "mamba_expand": 2},
+    **{
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 48,
+    },  # vLLM's CPU build keeps old ones
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -89,6 +101,37 @@ async def test_after_new_weights_of_a_tied_model_every_server_is_the_learner_for
     assert gap(before, LONG, completion, temperature) > STALE  # had it been so, the test would have seen it
     assert gap(stale_head, LONG, completion, temperature) > STALE
     assert sampler.stats().computed_prompt_tokens < sampler.stats().prompt_tokens
+
+
+@pytest.mark.parametrize("name", ["FalconH1", "GraniteMoeHybrid", "Gemma3"])
+async def test_after_new_weights_of_a_hybrid_or_a_model_with_vision_a_server_is_the_learner(
+    name: str, tmp_path: Path
+) -> None:
+    vision = name == "Gemma3"
+    if vision and subprocess.run([str(PYTHON), "-c", "import torchvision"], capture_output=True).returncode:
+        pytest.skip("vLLM's Python has no torchvision for its torch")
+    model = built(name, **({"text_config": {**SMALL, **HYBRID}} if vision else HYBRID)).float()
+    settings, limits = SamplerConfig(name="vllm", gpu_memory_utilization=0.4), Limits(VOCAB, WINDOW)
+    served = VllmSampler(settings, limits, mode="processed_logprobs", dtype="float32", logs=tmp_path / "servers")
+    before, stale = None, 0.0
+    try:
+        for version in range(2):
+            write_untied(model, tmp_path / f"v{version}")
+            await served.load_weights(tmp_path / f"v{version}", version)
+            for seed, temperature in enumerate((1.0, 0.7)):
+                params = SamplingParams(max_tokens=16, temperature=temperature, stop_ids=(), seed=seed)
+                calls = [served.generate(prompt, params) for prompt in (LONG, LONG[:7], LONG)]
+                for prompt, completion in zip((LONG, LONG[:7], LONG), await asyncio.gather(*calls), strict=True):
+                    assert completion.policy_version == version
+                    assert gap(model, prompt, completion, temperature) < GAP
+                    stale = max(stale, gap(before or model, prompt, completion, temperature))
+            assert before is None or stale > STALE
+            before, generator = copy.deepcopy(model), torch.Generator().manual_seed(version)
+            for weight in model.parameters():
+                weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
+    finally:
+        await served.close()
+    assert len(list((tmp_path / "servers").iterdir())) == 1
 
 
 async def test_a_group_split_over_two_servers_has_one_policy(sampler: VllmSampler, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import fcntl
 import math
 import os
 import secrets
+import signal
 import stat
 import subprocess
 import sys
@@ -29,9 +30,13 @@ from palimpsest.engines import process_guard
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.http_connections import Connections
+from palimpsest.models.model_files import read_object, sections
+from palimpsest.planning.model_shape import RECURRENT
 
 _CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """For vLLM's CPU build: compiling gains nothing, and chunked prefill of a seeded prompt crashes it."""
+_STATES_ARG = "--no-enable-prefix-caching"
+"""For models with states on a CPU: vLLM caches states only with chunked prefill."""
 _CPU_CACHE_GIB = "2"
 _HEAD = "--hf-overrides.head_dtype=float32"
 """bfloat16 logits would differ from the learner's; on a CPU, vLLM would cast the whole projection at every step."""
@@ -113,22 +118,27 @@ class ServerProcess:
                 lines = log.read().decode("utf-8", "replace").splitlines()
             filled = [line.strip() for line in lines if line.strip()]
             reason = next((line for line in reversed(filled) if "Error" in line), (filled or [reason])[-1])
+        if self._process is not None and (number := -self._process.returncode) > 0:  # its log can't contain it
+            reason = f"signal {number} ({signal.strsignal(number)})"
         raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
 
     def _command(self, model: Path, socket: Path) -> list[str]:
-        """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`)."""
+        """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`).
+
+        Without images, a model with vision needs no tokenizer."""
         settings = self._settings
         flags = [arg.partition("=")[0].replace("_", "-") for arg in settings.args]
         whole = any(flag.startswith("--hf-o") and "." not in flag for flag in flags)  # as JSON, which a key would drop
         return [
             *(os.environ.get(PYTHON, sys.executable), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model), "--served-model-name", "policy", "--uds", str(socket)),
-            *("--enable-scale-out", "--skip-tokenizer-init", "--generation-config", "vllm"),
+            *("--enable-scale-out", "--skip-tokenizer-init", "--language-model-only", "--generation-config", "vllm"),
             *("--load-format", "safetensors", "--dtype", self._dtype, "--max-model-len", str(self._window)),
             *("--logprobs-mode", self._mode, "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
             *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             *(_CPU_ARGS if self._cpu else ("--enable-sleep-mode",) if self._sleeps else ()),
+            *((_STATES_ARG,) if self._cpu and _has_states(model) else ()),
             *(() if whole or self._cpu or self._dtype != "bfloat16" else (_HEAD,)),
             *settings.args,
         ]
@@ -184,6 +194,12 @@ def stable_name(model: Path, held: ExitStack) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(model.resolve())
     return link
+
+
+def _has_states(model: Path) -> bool:
+    """True if layers of the model in a folder keep a state of one size: convolutions, linear attention, Mamba."""
+    configs = sections(read_object(model.name, model / "config.json"))
+    return any(map(RECURRENT.search, (key for _, config in configs for key in config)))
 
 
 def _inductor_cache() -> str:
