@@ -204,19 +204,19 @@ def field_at(key: str) -> FieldInfo | None:
     return field
 
 
-# ---- A pydantic validation error as lines a person can act on ------------------------------------------------
+# ---- A pydantic validation error as text a person can act on -------------------------------------------------
 
 
 _OURS = ("value_error", "truth")  # types of errors whose words are ours
-_LINES = 20  # problems of a configuration that a message lists
+_PROBLEMS = 5  # problems of a configuration that a message lists
 _SHOWN = 80  # characters of a wrong value in a message
 
 
 def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]) -> str:
-    """One line per problem, at most `_LINES`. `overrides` maps dotted keys to the command-line text that set them."""
+    """The problems, at most `_PROBLEMS`. `overrides` maps dotted keys to the command-line text that set them."""
     details = error.errors(include_url=False)
     lines = dict[str, str]()
-    for detail in map(_too_short_list, details[:_LINES]):
+    for detail in map(_too_short_list, details[:_PROBLEMS]):
         key = ".".join(str(part) for part in _without_tag(detail["loc"]) if part != "[key]")
         name = _blamed(key, overrides)
         reason = _reason(key, detail, name)
@@ -225,8 +225,8 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
         origin = f"override {overrides[name]}: " if name else f"recipe {source}: "
         said = reason if reason.startswith(f"{name}=") else origin + reason
         lines.setdefault(key, said)  # each member of a union has an error
-    more = [f"and {len(details) - _LINES} more"] if len(details) > _LINES else []
-    return "\n".join(dict.fromkeys([*lines.values(), *more]))
+    more = [f"and {len(details) - _PROBLEMS} more"] if len(details) > _PROBLEMS else []
+    return "; ".join(dict.fromkeys([*lines.values(), *more]))
 
 
 def _too_short_list(detail: ErrorDetails) -> ErrorDetails:

@@ -105,8 +105,10 @@ _RUN = re.compile(r"runs/([\w.-]+)-seed\d+")
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _OPTIONAL = ("num_key_value_heads", "head_dim", "qk_nope_head_dim", "qk_rope_head_dim")
 _USED = ("num_experts_per_tok", "moe_k", "top_k_experts")
-_STATES = re.compile("mamba|linear_|conv|state_size|attention_hidden|kv_lora|multi_query")
-"""Keys of a config.json whose layers don't keep full heads of keys and values."""
+RECURRENT = re.compile("mamba|linear_|conv|state_size|attention_hidden")
+"""Keys in the config.json of a model with recurrent layers."""
+_OTHER_HEADS = re.compile("kv_lora|multi_query")
+"""Those of one whose layers keep others than full heads of keys and values."""
 _ROUTED = re.compile(r"\bexperts\.|moe\.(?:in|out)put_linear\.")
 """Names of routed experts' weights; shared experts are others."""
 
@@ -138,7 +140,7 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
     deque(counts_in(name, config), maxlen=0)
     found = next((section for _, section in sections(config) if all(section.get(key) for key in _SIZES)), None)
     state, cached = 0, None
-    if found is None or weights is None or any(map(_STATES.search, found)):
+    if found is None or weights is None or any(RECURRENT.search(key) or _OTHER_HEADS.search(key) for key in found):
         if not config.get("model_type"):
             raise ModelError(f"model {name}: config.json lacks model_type, or {', '.join(_SIZES)} of a decoder")
         found, made, state, cached = _built(config, name)

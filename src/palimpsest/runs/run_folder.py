@@ -312,7 +312,9 @@ def load_config(path: str | Path) -> RunConfig:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise RunError(f"{file}: unreadable configuration ({reason}); restore it") from None
     except ConfigError as error:
-        raise RunError(f"{error}; another version made the run, or someone edited the file") from None
+        made = dict(made_with(path).get("versions", {})).get("palimpsest", "of another version")
+        way = "use that version, or copy a checkpoint out of the run: it is a model folder"
+        raise RunError(f"{path}: palimpsest {made} made it, or someone edited {CONFIG}: {way}; {error}") from None
 
 
 def _empty(path: Path) -> bool:
