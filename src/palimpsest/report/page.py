@@ -30,7 +30,7 @@ from markupsafe import Markup
 from palimpsest.evaluation.summary import EvalSummary, PositionSummary
 from palimpsest.text.answers import unboxed
 from palimpsest.text.codec import Codec
-from palimpsest.text.display_text import visible
+from palimpsest.text.display_text import ordinal, visible
 from palimpsest.types import Grade, Group
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.memory_diff import Dropped, WordOrigin
@@ -180,7 +180,7 @@ def _shown_story(story: Story, grade: Grade) -> ToldStory:
         if all(part.kind == "kept" for part in pieces):  # also a memory that stays empty
             unchanged += 1
             continue
-        turns.append(ToldTurn(step.turn + 1, pieces, unchanged))
+        turns.append(ToldTurn(ordinal(step.turn), pieces, unchanged))
         unchanged = 0
     value = grade.value
     kind = "ungraded" if value is None else "right" if value >= 1 else "wrong" if value <= 0 else "partly"

@@ -239,7 +239,7 @@ def _shown(episode: ToldEpisode) -> dict[str, Any]:
         "kind": kinds.get(episode.value, "partly"),
         "question": visible(episode.question),
         "memories": memories,
-        "answer": visible(unboxed(episode.answer)),
+        "answer": visible(episode.answer),
         "gold": visible(episode.gold),
         "grade": episode.grade,
     }
