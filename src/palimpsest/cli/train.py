@@ -298,8 +298,8 @@ def quickstart(
             runs = [resolve_quickstart(method, settings, seed=first, out=out, resume=resume)]
         else:
             runs = list(resolve_seeds(method, settings, several, out=out, resume=resume, force=force))
-        for run in runs:
-            _print_plan(run, force)
+        for resolved in runs:
+            _print_plan(resolved, force)
         return
     again = resumed(_folder(method, out, resume), force=force) if several is None else lambda: _RESUME_SEEDS
     with resuming(again):

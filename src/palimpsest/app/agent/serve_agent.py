@@ -266,7 +266,7 @@ class ServedAgent:
 
     def facts(self, plan: EpisodePlan, trajectory: Trajectory) -> dict[str, Any]:
         cuts = [event.detail for event in trajectory.events if event.kind == DocumentTruncated.kind]
-        cut = {"truncated": {"tokens": cuts[0]["tokens"], "kept": cuts[0]["kept"]}} if cuts else {}
+        cut: dict[str, Any] = {"truncated": {"tokens": cuts[0]["tokens"], "kept": cuts[0]["kept"]}} if cuts else {}
         result = result_of(self._config, plan.problem, plan.query.document, trajectory, self.codec)
         values = result.to_json()
         names = ("answer", "answers", "quotes", "unsupported", "kept_out")
