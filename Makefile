@@ -38,6 +38,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet $(EDITABLE) '.[dev]'
 	@touch $@
 
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet $(EDITABLE) '.[docs]'
+	@touch $@
+
 quickstart: install                  ## train, evaluate, report: about 7 minutes on two cores
 	@echo "trains an agent (360 steps), evaluates it on documents up to 1,024 times as long, writes runs/quickstart/report.html"
 	@echo "about 7 minutes on two cores; Ctrl-C stops after the step, $(BIN)/palimpsest quickstart --resume runs/quickstart continues it"
@@ -60,12 +64,12 @@ gpu-session:                         ## figures of one GPU of 80 GB, in nine min
 
 test-all: test test-slow test-readme ## everything
 
-docs: docs-tables                    ## the documentation site, in build/site
+docs: docs-tables $(VENV)/.installed-docs  ## the documentation site, in build/site
 	$(BIN)/python -m zensical build --strict --clean
 	$(BIN)/python scripts/docs_tables.py --llms build/site
 	@echo "open build/site/index.html"
 
-docs-tables: install-dev             ## write the generated tables of the docs
+docs-tables: install                 ## write the generated tables of the docs
 	$(BIN)/python scripts/docs_tables.py
 
 lint: install-dev                    ## style, formatting, types

@@ -68,7 +68,7 @@ NOTES: Mapping[str, str] = {
     "a Hugging Face model, e.g. Qwen/Qwen3-4B",
     "reply_cut": "the reply has no end: {tokens} tokens are its budget (policy.options.answer_tokens)",
     "reply_unmarked": "the reply has no marked answer: this is its whole text",
-    "clusters": "the 95% interval counts {clusters} clusters, since the {problems} problems share documents or "
+    "clusters": "the 95% interval counts by cluster, {clusters} for the {problems} problems, which share documents or "
     "questions: {names}",
     "trained_on_these_problems": "the model trained on these problems; set --data or data.val_files for others",
     "other_policy": "{model} trained with {trained}, not {policy}",

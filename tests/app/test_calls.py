@@ -500,6 +500,9 @@ def test_a_quiet_run_that_stops_early_says_so(
     )
     assert (run.steps, run.finished) == (1, False)
     assert str(tmp_path) in capsys.readouterr().err
+    with pytest.raises(palimpsest.PalimpsestError, match="interrupted after 1 of 50 steps"):
+        run.evaluate(chunks=[1], limit=1, quiet=True)
+    assert len(run.evaluate(partial=True, chunks=[1], limit=1, baselines=False, quiet=True)) == 1
 
 
 def test_a_run_in_a_thread_ends_when_it_is_asked_to(tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,10 +57,14 @@ def test_text_has_every_override_as_it_is_typed(palimpsest: Run) -> None:
     done = palimpsest("plan", "memagent-7b", "--gpus", "8")
     overrides = json.loads(palimpsest("plan", "memagent-7b", "--gpus", "8", "--json").stdout)["overrides"]
     assert all(f"{each['key']}={each['value']}" in done.stdout for each in overrides)
+    assert re.search(r"^cost +[\d,.]+ US dollars$", done.stdout, re.MULTILINE)
 
 
 def test_this_machines_cores_are_planned_as_the_configuration_is(palimpsest: Run) -> None:
     shown = json.loads(palimpsest("plan", "memagent-quickstart", "--here", "--json").stdout)
+    assert json.loads(palimpsest("plan", "memagent-quickstart", "--json").stdout) == shown
+    elsewhere = json.loads(palimpsest("plan", "memagent-quickstart", "--gpus", "1", "--json").stdout)
+    assert (elsewhere["device"], elsewhere["gpu_hours"] > 0) == ("h100", True)
     assert (shown["device"], shown["overrides"], shown["gpu_hours"], shown["fits"]) == ("cpu", [], 0, True)
 
 

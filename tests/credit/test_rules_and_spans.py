@@ -105,12 +105,12 @@ def test_a_lone_survivor_is_not_shown_to_a_rule() -> None:
     [
         ("short", "credit.adv_estimator=own_rules:short: group p: 3 trajectories, advantages of 1"),
         ("ragged", "group p, rollout 0: 2 turns, 3 advantages"),
-        ("one_token", "rollout 0, turn 1: 2 sampled tokens, 1 advantages"),
-        ("nan", "rollout 0, turn 0: the advantage is nan; use a finite number"),
+        ("one_token", "rollout 0, turn 2: 2 sampled tokens, 1 advantages"),
+        ("nan", "rollout 0, turn 1: the advantage is nan; use a finite number"),
         ("words", "rollout 0: 'high' is neither a number nor a list of numbers, one per turn"),
         ("raises", "group p: it raised KeyError: 'style'"),
         ("leaves", "group p: it raised SystemExit: 3"),
-        ("huge", "rollout 0, turn 0: the advantage is int; use a finite number"),
+        ("huge", "rollout 0, turn 1: the advantage is int; use a finite number"),
     ],
 )
 def test_what_can_not_be_advantages_ends_the_run_in_words(rule: str, message: str) -> None:

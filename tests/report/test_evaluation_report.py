@@ -13,7 +13,7 @@ from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.statistics import wilson
 from palimpsest.evaluation.summary import accuracy_of, summarise
 from palimpsest.report.run_reports import EvaluationResults, write_evaluation_report
-from support.evaluations import CHUNKS, sample
+from support.evaluations import CHUNKS, report_tables, sample
 
 BASELINE = replace(CHUNKS, player="closed book", baseline=True)
 SMALL = {"memory_tokens": 8, "chunk_size": 24}
@@ -30,14 +30,18 @@ def test_figures_stand_in_it_with_intervals_baselines_and_outcomes(tiny_model_fo
     text = evaluated(tiny_model_folder, tmp_path / "eval")
     summary = json.loads((tmp_path / "eval" / "summary.json").read_text())
     assert [name for name in ("evaluations", "baselines") if not summary[name]] == []
+    accuracy, figures, *_ = report_tables(text)
+    assert accuracy[0] == ["", "1 chunk", "2 chunks"]
     for row in summary["evaluations"]:
-        part = "1 chunk" if row["size"] == 1 else "2 chunks"
-        assert re.search(rf"<td>{part}</td><td>{row['problems']}</td><td>{row['accuracy']['mean']:.1%}<", text)
-        assert f"{row['accuracy']['low']:.1%} to {row['accuracy']['high']:.1%}" in text
-        assert all(f"{count} {name.replace('_', ' ')}" in text for name, count in row["outcomes"].items())
-    baselines = {row["player"] for row in summary["baselines"] if row["size"] == 2}
-    assert {"closed book", "whole document"} <= baselines
-    assert all(f"<td>baseline: {player}, 2 chunks</td>" in text for player in baselines)
+        part, score = "1 chunk" if row["size"] == 1 else "2 chunks", row["accuracy"]
+        shown = accuracy[1][accuracy[0].index(part)]
+        assert shown == f"{score['mean']:.1%}\n{100 * score['low']:.1f}–{score['high']:.1%}"
+        (line,) = [line for line in figures[2:4] if line[0] == part]
+        assert line[1:3] == [str(row["problems"]), f"{score['mean']:.1%}"]
+        assert all(f"{count} {name.replace('_', ' ')}" in line[-1] for name, count in row["outcomes"].items())
+    baselines = list(dict.fromkeys(row["player"] for row in summary["baselines"]))
+    assert {"closed book", "whole document"} <= set(baselines)
+    assert [row[0] for row in accuracy[2:]] == baselines
     assert f"palimpsest view {tmp_path / 'eval'}" in text
 
 
@@ -70,10 +74,10 @@ def test_questions_that_ask_for_an_abstention_have_their_own_figures(tiny_model_
 
 def test_rows_say_how_many_of_their_episodes_have_no_grade(tmp_path: Path) -> None:
     samples = [sample("a", 1.0), sample("b", 0.0), sample("c", None)]
-    results = EvaluationResults("t", accuracy_of(samples), [], {"dev": summarise(CHUNKS, samples)}, config="")
+    results = EvaluationResults("t", accuracy_of(samples), [], {"a": {"dev": summarise(CHUNKS, samples)}}, config="")
     write_evaluation_report(tmp_path, results)
     text = (tmp_path / "report.html").read_text()
-    assert "<td>dev</td><td>3, 1 ungraded</td><td>50.0%<" in text
+    assert report_tables(text)[1][2][:3] == ["dev", "3, 1 ungraded", "50.0%"]
     assert "over 2 episodes. 1 of 3 episodes are ungraded" in text
 
 
@@ -82,12 +86,15 @@ def test_a_right_answer_costs_the_tokens_of_all_episodes(tmp_path: Path) -> None
     summary, wrong = summarise(CHUNKS, samples), summarise(BASELINE, [sample("a", 0.0)])
     assert (summary.tokens_per_correct, wrong.tokens_per_correct) == (400 / 1.5, None)
     assert summarise(CHUNKS, [sample("a", 2.0)]).tokens_per_correct is None  # a reward that counts no answers
-    rows = {"dev": summary, "none": wrong}
+    rows = {"a": {"dev": summary}, "b": {"none": wrong}}
     write_evaluation_report(tmp_path, EvaluationResults("t", accuracy_of(samples), [], rows, config=""))
     text = (tmp_path / "report.html").read_text()
-    assert "<th>tokens per<br>correct answer</th>" in text
-    assert "<td>100</td><td>267</td><td>3.0</td>" in text
-    assert "<td>100</td><td>–</td><td>3.0</td>" in text
+    assert [(row[0], row[1] == "", row[2] == "") for row in report_tables(text)[0]] == [
+        ("", False, False), ("a", False, True), ("b", True, False)
+    ]  # fmt: skip
+    columns, _, right, _, none = report_tables(text)[1]
+    assert columns[3:6] == ["tokens", "tokens per\ncorrect answer", "turns"]
+    assert (right[3:6], none[3:6]) == (["100", "267", "3.0"], ["100", "–", "3.0"])
 
 
 def placed(id: str, value: float | None, first: float, last: float) -> Sample:
@@ -107,12 +114,13 @@ def test_accuracy_stands_by_the_fifth_of_the_document_that_holds_the_evidence(tm
     ]
     assert summary.by_last_evidence == ()
     low, high = wilson(2, 3)
-    write_evaluation_report(tmp_path, EvaluationResults("t", accuracy_of(samples), [], {"dev": summary}, config=""))
-    text = (tmp_path / "report.html").read_text()
-    assert "<h2>Where the evidence is</h2>" in text
-    assert "<th>0% to 20%</th><th>20% to 40%</th>" in text
-    assert f"<td>dev</td><td>67%<small>of 3, {low:.0%} to {high:.0%}</small></td><td>100%" in text
-    assert "<td>–</td>" in text
+    write_evaluation_report(
+        tmp_path, EvaluationResults("t", accuracy_of(samples), [], {"a": {"dev": summary}}, config="")
+    )
+    columns, name, row = report_tables((tmp_path / "report.html").read_text())[2]
+    assert (columns[1:3], name) == (["0% to 20%", "20% to 40%"], ["a"])
+    assert row[:2] == ["dev", f"67%\nof 3, {low:.0%} to {high:.0%}"]
+    assert (row[2][:4], row[3]) == ("100%", "–")
 
 
 def test_evidence_in_several_places_has_a_row_for_the_first_and_one_for_the_last(tmp_path: Path) -> None:
@@ -120,11 +128,11 @@ def test_evidence_in_several_places_has_a_row_for_the_first_and_one_for_the_last
     summary = summarise(CHUNKS, samples)
     assert [part.graded for part in summary.by_evidence] == [1, 0, 0, 1, 0]
     assert [part.graded for part in summary.by_last_evidence] == [0, 0, 0, 1, 1]
-    rows = {"dev": summary, "closed book, dev": replace(summary, cell=BASELINE)}
+    rows = {"agent": {"dev": summary}, "closed book": {"dev": replace(summary, cell=BASELINE)}}
     write_evaluation_report(tmp_path, EvaluationResults("t", accuracy_of(samples), [], rows, config=""))
-    text = (tmp_path / "report.html").read_text()
-    for label in ("dev, first evidence", "dev, last evidence", "baseline: closed book, dev, last evidence"):
-        assert f"<td>{label}</td>" in text
+    shown = [row[0] for row in report_tables((tmp_path / "report.html").read_text())[2]]
+    own = ["dev, first evidence", "dev, last evidence"]
+    assert shown == ["part of the document", "agent", *own, "closed book", *own]
 
 
 def test_an_evaluation_of_documents_with_evidence_has_the_table(tiny_model_folder: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import EvalSummary, PositionSummary, score, summarise
 from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
 from palimpsest.text.display_text import visible
-from support.evaluations import sample
+from support.evaluations import report_tables, sample
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e{{ 7*7 }} & \"'"
 
@@ -114,21 +114,35 @@ def test_figures_in_the_report_are_the_files_beside_it(tmp_path: Path) -> None:
     write_report(tmp_path, results())
     html = (tmp_path / "report.html").read_text("utf-8")
     inside = [base64.b64decode(data) for data in re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", html)]
-    assert inside == [(tmp_path / "plots" / f"{name}.png").read_bytes() for name in ("reward", "accuracy", "tokens")]
+    assert inside == [(tmp_path / "plots" / f"{name}.png").read_bytes() for name in ("accuracy", "tokens", "reward")]
 
 
-def test_the_table_shows_every_figure(report: tuple[str, Reader]) -> None:
-    _, reader = report
-    flat = " ".join(reader.text.split())
-    for expected in (
-        "100.0%",
-        "90.0%",
-        "30.0%",
-        "agent after RL, 16 chunks",
-        "same model before RL, 4 chunks",
-        "0.98 before",
-    ):
-        assert expected in flat
+def test_the_first_table_has_a_row_per_agent_and_a_column_per_length(report: tuple[str, Reader]) -> None:
+    html, reader = report
+    assert [[cell.partition("\n")[0] for cell in row] for row in report_tables(html)[0]] == [
+        ["", "4 chunks (1x)", "16 chunks (4x)"],
+        ["agent after RL", "100.0%", "90.0%"],
+        ["same model before RL", "30.0%", "10.0%"],
+        ["last window only", "20.0%", "0.0%"],
+    ]
+    assert "0.98 before" in " ".join(reader.text.split())
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_report_needs_no_horizontal_scroll(browser: Any, tmp_path: Path, width: int) -> None:
+    sizes = [1, 16, 64, 256, 1024]
+    parts = [PositionSummary(at / 5, (at + 1) / 5, 2, score([1.0, 0.0])) for at in range(5)]
+    row = {point: cell(5, 100_000, by_evidence=parts) for point in sizes}
+    grid = Grid(load_recipe("memagent-quickstart", {"evaluation.sizes": sizes}))
+    write_report(tmp_path, results(grid=grid, cells=dict.fromkeys(grid.players, row), made=[("command", "a" * 300)]))
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((tmp_path / "report.html").as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    labels = page.locator("td:first-child").evaluate_all("all => all.map((each) => each.offsetWidth)")
+    assert len(labels) > 60
+    assert min(labels) > 100
+    page.close()
 
 
 @pytest.mark.parametrize(
@@ -165,20 +179,21 @@ def test_what_was_not_graded_is_a_dash_and_not_zero(tmp_path: Path) -> None:
     changed = results(cells={"agent": {1: empty}, "agent_before": {1: cell(1, 5)}}, rewards=[], sizes=[], samples=[])
     write_report(tmp_path, changed)
     assert not (tmp_path / "plots" / "reward.png").exists()
-    text = (tmp_path / "report.html").read_text("utf-8")
-    assert "<td>agent after RL, 4 chunks</td><td>10, 10 ungraded</td><td>–</td>" in text
+    accuracy, figures, *_ = report_tables((tmp_path / "report.html").read_text("utf-8"))
+    assert accuracy[1] == ["agent after RL", "–"]
+    assert figures[2][:3] == ["4 chunks (1x)", "10, 10 ungraded", "–"]
 
 
 def test_every_player_has_a_row_of_figures_and_of_evidence_at_every_length(tmp_path: Path) -> None:
     parts = [PositionSummary(at / 5, (at + 1) / 5, 2, score([1.0, 0.0])) for at in range(5)]
     row = {point: cell(5, 100, by_evidence=parts, tokens_per_correct=1234.4) for point in (1, 4)}
     write_report(tmp_path, results(cells=dict.fromkeys(("agent", "agent_before"), row)))
-    before, _, after = (tmp_path / "report.html").read_text("utf-8").partition("Where the evidence is")
-    names = [f"{name}, {size} chunks" for name in ("agent after RL", "same model before RL") for size in (4, 16)]
-    assert [re.search(rf"{name}</td><td>10</td><td>50.0%<.*<td>1,234</td>", before) is not None for name in names] == [
-        True
-    ] * 4
-    assert re.findall(r"<td>([^<]*chunks)</td><td>50%<small>of 2, 9% to 91%</small>", after) == names
+    _, figures, evidence = report_tables((tmp_path / "report.html").read_text("utf-8"))
+    sizes = ["4 chunks (1x)", "16 chunks (4x)"]
+    names = ["agent after RL", *sizes, "same model before RL", *sizes]
+    assert [row[0] for row in figures[1:]] == [row[0] for row in evidence[1:]] == names
+    assert {(row[1], row[2], row[4]) for row in figures[1:] if row[1:]} == {("10", "50.0%", "1,234")}
+    assert {row[1] for row in evidence[1:] if row[1:]} == {"50%\nof 2, 9% to 91%"}
 
 
 def test_bands_are_spoken_of_where_training_went_through_several_sizes_alone(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Folders of evaluations, written by hand."""
+"""Folders of evaluations, written by hand; tables of their reports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,35 @@ def write_evaluation(folder: Path, samples: Iterable[Sample], identity: Mapping[
     assert (folder / SAMPLES).is_file()
     write_json(folder / "summary.json", {"model": "somewhere"})
     return folder
+
+
+class ReportTables(HTMLParser):
+    """[table][row][cell] text of a page's tables; what <small> has below a figure follows a line break."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.in_cell = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("th", "td"):
+            self.tables[-1][-1].append("")
+            self.in_cell = True
+        elif tag in ("small", "br") and self.in_cell:
+            self.tables[-1][-1][-1] += "\n"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.in_cell = self.in_cell and tag not in ("th", "td")
+
+    def handle_data(self, data: str) -> None:
+        if self.in_cell:
+            self.tables[-1][-1][-1] += data
+
+
+def report_tables(html: str) -> list[list[list[str]]]:
+    return ReportTables(html).tables

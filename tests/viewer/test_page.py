@@ -236,13 +236,21 @@ def test_every_column_of_a_table_has_a_name(watched: Watched) -> None:
 def test_what_a_schedule_sets_is_drawn_as_it_was(browser: Any, tmp_path: Path) -> None:
     names = ("curriculum/chunks", "optim/learning_rate", "reward/mean")
     rows = [{"step": step, **dict.fromkeys(names, float(step > 10))} for step in range(1, 21)]
+    for row in rows:
+        row["reward/mean"] = float(row["step"] == 7)
     run_folder(tmp_path / "one", rows)
     with viewer(tmp_path) as url, watching(browser, url) as watched:
         page = watched.go("#/r/one")
         page.wait_for_selector("svg[aria-label^='reward/mean']")
         heights = "(line) => new Set(line.getAttribute('d').match(/,[0-9.]+/g)).size"
         line = "svg[aria-label^='{}'] .line:not(.raw)"
-        assert page.locator(line.format("reward/mean")).first.evaluate(heights) > 2  # smoothed
+        assert page.locator(line.format("reward/mean")).first.evaluate(heights) == 1  # an outlier makes no ramp
+        assert page.locator("svg[aria-label^='reward/mean'] .raw").first.evaluate(heights) == 2
+        figure = page.locator(".chart", has=page.locator("svg[aria-label^='reward/mean']"))
+        assert figure.inner_text().count("reward/mean") == 1
+        assert figure.locator("small").inner_text()
+        steps = figure.locator(".axes text").all_text_contents()
+        assert {"5", "10", "15", "20"} <= set(steps)
         for name in names[:2]:
             assert page.locator(line.format(name)).first.evaluate(heights) == 2
             assert page.locator(f"svg[aria-label^='{name}'] .raw").count() == 0

@@ -14,7 +14,7 @@ import typer
 from palimpsest.cli.options import OUTPUT, ApiKeyEnv, BaseUrl, Json, ModelName, Policy, Tokenizer, models_and_overrides
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.display_text import counted, printable
+from palimpsest.text.display_text import counted, ordinal, printable
 
 if TYPE_CHECKING:
     from palimpsest.app.agent.ask_files import Asked
@@ -127,8 +127,8 @@ def _changes(change: MemoryChange) -> None:
     lines = [f"  - {printable(sentence)}" for sentence in change.dropped]
     lines += [f"  + {printable(sentence)}" for sentence in change.added]
     if lines:
-        section = f"{change.turn + 1}/{change.turns}" if change.turns else str(change.turn + 1)
-        Terminal().message("\n".join([f"section {section}", *lines]))
+        of = f"/{change.turns}" if change.turns else ""
+        Terminal().message("\n".join([f"section {ordinal(change.turn)}{of}", *lines]))
 
 
 def _show(result: Asked, *, json: bool = False, asked: bool = False) -> None:

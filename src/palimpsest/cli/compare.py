@@ -24,6 +24,7 @@ from palimpsest.cli.options import (
 )
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
+from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
@@ -158,8 +159,8 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
             f"{comparison.label(flip.cell)}, {flip.id}: {flip.first_value:g} to {flip.second_value:g}; "
             f"gold {', '.join(flip.golds)}",
             f"  {flip.question}",
-            f"  - {flip.first or 'no answer'}",
-            f"  + {flip.second or 'no answer'}",
+            f"  - {unboxed(flip.first)}",
+            f"  + {unboxed(flip.second)}",
         ]
         for line in lines:
             typer.echo(printable(f"{line:.400}"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from palimpsest.cli.options import Json, Overrides, stdout, table
+from palimpsest.config.load import quickstarts
 from palimpsest.errors import ConfigError
 from palimpsest.text.display_text import printable
 
@@ -43,8 +44,9 @@ def plan(
 ) -> None:
     """Predict tokens, memory, time and cost of a training run, and choose its layout.
 
-    With --gpus, or --here on a machine with GPUs, the plan has the overrides of the fastest layout that fits; they are
-    those of `palimpsest train RECIPE --gpus N`. Otherwise it describes the configuration unchanged. It loads no model.
+    Quickstart recipes are planned for this machine, as with --here. With --gpus, or --here on a machine with GPUs, the
+    plan has the overrides of the fastest layout that fits; they are those of `palimpsest train RECIPE --gpus N`.
+    Otherwise it describes the configuration unchanged. It loads no model.
     Exits with 3 if the run doesn't fit. All figures are computed from assumed efficiencies.
 
     \b
@@ -59,6 +61,8 @@ def plan(
 
     if (recipe is None) == (check is None):
         raise ConfigError("plan: pass a recipe, or --check RUN")
+    named = gpus is not None or gpu is not None or nodes > 1
+    here = here or (not named and recipe in quickstarts().values())
     hardware, words = _hardware(gpus, nodes, gpu, here=here), overrides or []
     if recipe is None:
         assert check is not None
@@ -101,6 +105,8 @@ def show_plan(shown: dict[str, Any]) -> None:
             if isinstance(entry, dict) and "key" in entry:
                 after = f" ({entry['seconds_per_step']:,.0f} s per step)" if "seconds_per_step" in entry else ""
                 entry = f"{entry['key']}={entry['value']}{after}: {entry['reason']}"
+            if name == "cost":
+                entry = f"{_text(entry)} US dollars"
             if entry != "":
                 typer.echo(f"{name.replace('_', ' '):16s} {printable(_text(entry))}")
 

@@ -292,9 +292,14 @@ def quickstart(
     if not resume or several:
         check_quickstart(method or "memagent")
     if dry_run:
-        from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
+        from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart, resolve_seeds
 
-        _print_plan(resolve_quickstart(method, settings, seed=first, out=out, resume=resume), force)
+        if several is None:
+            runs = [resolve_quickstart(method, settings, seed=first, out=out, resume=resume)]
+        else:
+            runs = list(resolve_seeds(method, settings, several, out=out, resume=resume, force=force))
+        for resolved in runs:
+            _print_plan(resolved, force)
         return
     again = resumed(_folder(method, out, resume), force=force) if several is None else lambda: _RESUME_SEEDS
     with resuming(again):

@@ -15,7 +15,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.files import NoRegularFile, read_regular
 from palimpsest.http_services import token_from
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.display_text import counted, printable, size_of
+from palimpsest.text.display_text import counted, ordinal, printable, size_of
 
 if TYPE_CHECKING:
     from palimpsest.app.agent.replay_run import End, Replay
@@ -161,13 +161,13 @@ def _text(memory: str | None) -> str | None:
 def _show(played: Replay) -> None:
     for line in (played.weights, played.document):
         typer.echo(printable(line), err=True)
-    print(f"re-run from turn {played.turn + 1}{_changed(played)}")
+    print(f"re-run from turn {ordinal(played.turn)}{_changed(played)}")
     for name, end in (("recorded", played.recorded), ("replayed", played.replayed)):
         print(_line(name, end))
     if played.parts_at is None:
-        print(f"every reply from turn {played.turn + 1} equals the recorded one, token for token")
+        print(f"every reply from turn {ordinal(played.turn)} equals the recorded one, token for token")
     else:
-        print(f"turn {played.parts_at + 1} is the first with another reply")
+        print(f"turn {ordinal(played.parts_at)} is the first with another reply")
     if played.given:
         print("the edited memory counts as input: rewards and measures count only text of the agent")
     command = f"palimpsest view {quote(str(played.path))} --tokenizer {quote(played.model)}"
@@ -183,7 +183,7 @@ def _changed(played: Replay) -> str:
         return f", as if the previous turn had written:{text}"
     if played.first_seen == played.turn:
         return f", with the memory:{text}"
-    return f"; from turn {played.first_seen + 1}, with the memory:{text}"
+    return f"; from turn {ordinal(played.first_seen)}, with the memory:{text}"
 
 
 def _line(name: str, end: End) -> str:

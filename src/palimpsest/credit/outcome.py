@@ -20,6 +20,7 @@ from typing import Any
 
 from palimpsest import plugins
 from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.text.display_text import ordinal
 from palimpsest.types import Group, Trajectory
 
 # ---- Baselines of outcome rewards ----------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def _of_turns(returned: Any, trajectory: Trajectory, where: str) -> tuple[TurnAd
     if len(values) != len(trajectory.turns):
         raise RunError(f"{where}: {len(trajectory.turns)} turns, {len(values)} advantages")
     return tuple(
-        _of_tokens(value, len(turn.completion.token_ids), f"{where}, turn {number}")
+        _of_tokens(value, len(turn.completion.token_ids), f"{where}, turn {ordinal(number)}")
         for number, (value, turn) in enumerate(zip(values, trajectory.turns, strict=True))
     )
 

@@ -87,7 +87,7 @@ DOCUMENTS = AxisWords(
     trained="training length",
     start="At {size} per document",
     end="At {times}x the training length it is",
-    axis="document length in chunks and as a multiple of the training length",
+    axis="document length in chunks, and multiple of the training length",
     alt="document length",
     cost="tokens processed per document",
     proportional="proportional to length",
@@ -105,7 +105,7 @@ PARAGRAPHS = replace(
     key="documents",
     one="paragraph",
     many="paragraphs",
-    axis="document length in paragraphs and as a multiple of the training length",
+    axis="document length in paragraphs, and multiple of the training length",
 )
 """For files, whose contexts are assembled."""
 

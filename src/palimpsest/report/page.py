@@ -2,7 +2,8 @@
 
 The table "Where the evidence is" shows the accuracy by the fifth of the document that contains the evidence:
 
-    rows       agents and baselines; for several pieces of evidence one row for the first and one for the last piece
+    rows       sizes of each agent and baseline; for several pieces of evidence one row for the first and one for the
+               last piece
     columns    0 to 20%, 20 to 40%... of the document's length
 
 A story shows a wrong episode next to a right one on the same problem. Each turn shows the viewer's difference of the
@@ -18,7 +19,7 @@ counts them); agents with tools, whose episodes have no memory.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from palimpsest.evaluation.summary import PositionSummary
+from palimpsest.evaluation.summary import EvalSummary, PositionSummary
 from palimpsest.text.answers import unboxed
 from palimpsest.text.codec import Codec
-from palimpsest.text.display_text import visible
+from palimpsest.text.display_text import ordinal, visible
 from palimpsest.types import Grade, Group
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.memory_diff import Dropped, WordOrigin
@@ -72,32 +73,21 @@ def colours() -> Markup:
 # ---- Evidence table of a report ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedRow:
-    """One policy on one set of problems."""
-
-    label: str
-    main: bool
-    first: Sequence[PositionSummary]
-    """[5] or empty."""
-    last: Sequence[PositionSummary]
-    """[5], or empty if the last piece of evidence is also the first."""
+def evidence_table(players: Mapping[str, Mapping[str, EvalSummary]]) -> dict[str, Any] | None:
+    """Values of the table, of figures by player and size; None if none has evidence."""
+    placed = {name: list(_placed(row)) for name, row in players.items()}
+    bins = next((s.by_evidence for row in players.values() for s in row.values() if s.by_evidence), ())
+    columns = [f"{part.start:.0%} to {part.end:.0%}" for part in bins]
+    rows = [{"name": visible(name), "rows": row} for name, row in placed.items() if row]
+    return {"columns": columns, "players": rows} if rows else None
 
 
-def evidence_table(rows: Iterable[PlacedRow]) -> dict[str, Any] | None:
-    """Values of evidence.html.j2; None if no row has evidence."""
-    placed = [row for row in rows if row.first]
-    if not placed:
-        return None
-    columns = [f"{part.start:.0%} to {part.end:.0%}" for part in placed[0].first]
-    return {"columns": columns, "rows": [shown for row in placed for shown in _shown(row)]}
-
-
-def _shown(row: PlacedRow) -> Iterator[dict[str, Any]]:
-    tables = {"first evidence": row.first, "last evidence": row.last} if row.last else {"": row.first}
-    for which, cells in tables.items():
-        label = f"{row.label}, {which}" if which else row.label
-        yield {"label": visible(label), "main": row.main, "cells": [_cell(part) for part in cells]}
+def _placed(row: Mapping[str, EvalSummary]) -> Iterator[dict[str, Any]]:
+    for size, summary in row.items():
+        first, last = summary.by_evidence, summary.by_last_evidence
+        for which, cells in {", first evidence": first, ", last evidence": last}.items() if last else [("", first)]:
+            if cells:
+                yield {"label": visible(size + which), "cells": [_cell(part) for part in cells]}
 
 
 def _cell(part: PositionSummary) -> dict[str, str]:
@@ -190,7 +180,7 @@ def _shown_story(story: Story, grade: Grade) -> ToldStory:
         if all(part.kind == "kept" for part in pieces):  # also a memory that stays empty
             unchanged += 1
             continue
-        turns.append(ToldTurn(step.turn + 1, pieces, unchanged))
+        turns.append(ToldTurn(ordinal(step.turn), pieces, unchanged))
         unchanged = 0
     value = grade.value
     kind = "ungraded" if value is None else "right" if value >= 1 else "wrong" if value <= 0 else "partly"

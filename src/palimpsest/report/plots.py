@@ -22,7 +22,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
 from palimpsest.report.axis_labels import DOCUMENTS, AxisWords, times
 from palimpsest.runs.jsonl_rows import is_number
@@ -69,6 +69,7 @@ def reward_figure(
     axes.plot(steps, rewards, color=STYLES[0][0], alpha=0.3, linewidth=1)
     axes.plot(steps, _averaged(rewards, lengths, smooth), color=STYLES[0][0], linewidth=2.2)
     axes.set_xlim(0.5, len(rewards) + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 1.06)
     axes.set_xlabel("training step (rollout batch)")
     axes.set_ylabel("mean reward of sampled episodes")
@@ -123,12 +124,13 @@ def tokens_figure(curves: Curves, *, training_length: int, words: AxisWords = DO
 
 
 def figure_and_axes() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.2, 4.1), dpi=150, layout="constrained")
+    figure = Figure(figsize=(5.2, 3.5), dpi=200, layout="constrained")  # legible 350 px wide
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(_FAINT)
     axes.tick_params(colors=_INK, labelsize=9)
+    axes.xaxis.label.set_fontsize(9)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     return figure, axes

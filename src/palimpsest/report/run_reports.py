@@ -18,7 +18,7 @@ from typing import Any
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.summary import EvalSummary, Score
 from palimpsest.report.axis_labels import DOCUMENTS, AxisWords
-from palimpsest.report.page import LEGEND, PlacedRow, ToldStory, embedded, evidence_table, page, write_page
+from palimpsest.report.page import LEGEND, ToldStory, embedded, evidence_table, page, write_page
 from palimpsest.report.plots import reward_figure, training_figures
 from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import visible
@@ -32,8 +32,8 @@ class EvaluationResults:
     accuracy: Score
     """Accuracy of the agent over all graded episodes."""
     facts: Sequence[tuple[str, str]]
-    rows: Mapping[str, EvalSummary]
-    """The agent's figures from short to long, then the baselines', by name."""
+    players: Mapping[str, Mapping[str, EvalSummary]]
+    """Figures by player and size: the agents, then the baselines, from short to long."""
     config: str
     """The resolved configuration as YAML."""
     notes: Sequence[str] = ()
@@ -42,8 +42,8 @@ class EvaluationResults:
     look: str = ""
     lead: str = ""
     """First sentence; empty: the overall accuracy."""
-    below: Mapping[str, str] = field(default_factory=dict)
-    """Text below the accuracy of a row, after its interval."""
+    each: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Accuracy per seed, by player and size."""
     figures: Sequence[Mapping[str, Any]] = ()
     samples: Sequence[Sample] = ()
     samples_note: str = ""
@@ -51,13 +51,15 @@ class EvaluationResults:
 
 def write_evaluation_report(folder: Path, results: EvaluationResults) -> None:
     """Write report.html and plots/*.png into `folder`."""
+    parts = list(dict.fromkeys(part for row in results.players.values() for part in row))
     text = page(
         "evaluation.html.j2",
         title=visible(results.title),
         lead=visible(results.lead) or lead(results),
         facts=[(name, visible(value)) for name, value in results.facts],
-        rows=[_row(name, summary, results.below.get(name, "")) for name, summary in results.rows.items()],
-        evidence=evidence_table([_placed(name, summary) for name, summary in results.rows.items()]),
+        parts=list(map(visible, parts)),
+        players=[_player(name, results, parts) for name in results.players],
+        evidence=evidence_table(results.players),
         notes=[visible(note) for note in results.notes],
         figures=embedded(results.figures),
         stories=results.stories,
@@ -71,7 +73,7 @@ def write_evaluation_report(folder: Path, results: EvaluationResults) -> None:
 
 
 def lead(results: EvaluationResults) -> str:
-    agents = [row for row in results.rows.values() if not row.cell.baseline]
+    agents = [cell for row in results.players.values() for cell in row.values() if not cell.cell.baseline]
     graded, ungraded = (sum(getattr(row, name) for row in agents) for name in ("graded", "ungraded"))
     missing = f" {ungraded} of {graded + ungraded} episodes are ungraded and not in the accuracy." if ungraded else ""
     if results.accuracy.mean is None:
@@ -80,23 +82,24 @@ def lead(results: EvaluationResults) -> str:
     return f"Accuracy {percent(score)} (95% interval {interval(score)}) over {graded} episodes.{missing}"
 
 
-def _row(name: str, summary: EvalSummary, below: str) -> dict[str, Any]:
+def _player(name: str, results: EvaluationResults, parts: Sequence[str]) -> dict[str, Any]:
+    row = results.players[name]
+    cells = [_cell(part, row[part], results.each.get((name, part), "")) if part in row else {} for part in parts]
+    return {"name": visible(name), "main": not any(cell.cell.baseline for cell in row.values()), "cells": cells}
+
+
+def _cell(part: str, summary: EvalSummary, each: str) -> dict[str, str]:
     return {
-        "name": visible(name),
-        "main": not summary.cell.baseline,
+        "part": visible(part),
         "problems": f"{summary.problems:,}" + (f", {summary.ungraded:,} ungraded" if summary.ungraded else ""),
         "accuracy": percent(summary.accuracy),
-        "interval": "; ".join(part for part in (interval(summary.accuracy), below) if part),
+        "interval": interval(summary.accuracy),
+        "each": each,
         "tokens": f"{summary.tokens_per_document:,.0f}",
         "cost": tokens_in_words(summary.tokens_per_correct),
         "turns": f"{summary.turns_per_document:.1f}",
         "outcomes": _outcomes(summary.outcomes),
     }
-
-
-def _placed(name: str, summary: EvalSummary) -> PlacedRow:
-    label = f"baseline: {name}" if summary.cell.baseline else name
-    return PlacedRow(label, not summary.cell.baseline, summary.by_evidence, summary.by_last_evidence)
 
 
 def _outcomes(counts: Mapping[str, int]) -> str:
@@ -122,7 +125,7 @@ def percent(score: Score) -> str:
 
 
 def interval(score: Score) -> str:
-    return "" if score.low is None or score.high is None else f"{score.low:.1%} to {score.high:.1%}"
+    return "" if score.low is None or score.high is None else f"{100 * score.low:.1f}–{score.high:.1%}"
 
 
 def _shown_sample(sample: Sample) -> dict[str, str]:
@@ -236,7 +239,7 @@ def _shown(episode: ToldEpisode) -> dict[str, Any]:
         "kind": kinds.get(episode.value, "partly"),
         "question": visible(episode.question),
         "memories": memories,
-        "answer": visible(unboxed(episode.answer)),
+        "answer": visible(episode.answer),
         "gold": visible(episode.gold),
         "grade": episode.grade,
     }

@@ -45,6 +45,15 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def ordinal(index: int) -> int:
+    """Number of a turn, section or memory in every text and page, from 1; groups, rollouts and draws have their index.
+
+    >>> ordinal(0)
+    1
+    """
+    return index + 1
+
+
 def size_of(count: int) -> str:
     """A count of bytes, in a readable unit.
 

@@ -340,6 +340,7 @@ def test_the_page_escapes_what_models_wrote(tmp_path: Path) -> None:
     page = (out / "compare.html").read_text("utf-8")
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
+    assert "<dd>1: Rome</dd>" in page
     assert {path.name for path in out.iterdir()} == {
         "compare.html",
         "compare.json",
@@ -358,5 +359,6 @@ def test_the_command_prints_differences_flips_and_what_is_configured_otherwise(t
     assert "configuration keys that differ: 1 (--diff" in done.stdout
     assert "seed" in palimpsest("compare", str(a), str(b), "--diff").stdout
     assert "b: 7 changed, 1 shown" in done.stdout
+    assert "\n  - Rome\n  + Oslo\n" in done.stdout  # without their boxes
     told = json.loads(palimpsest("compare", str(a), str(b), "--json").stdout)
     assert told["pairs"][0]["difference"]["better"] == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from palimpsest.text.display_text import visible
 from support.command import Run
 from support.fakes import small_config
 from support.small_run import small_run
+from support.view_folders import group, run_folder
 
 
 def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
@@ -142,6 +144,15 @@ def test_the_next_steps_are_commands_that_there_are() -> None:
             command: Any = typer.main.get_command(app)
             _, name, *words = shlex.split(line, comments=True)
             command.commands[name].make_context("palimpsest", words)
+
+
+def test_a_closing_episode_has_its_answer_without_the_box(tmp_path: Path, tiny_model_folder: Path) -> None:
+    played = group("p")
+    trajectories = tuple(replace(each, answer=r"So \boxed{\text{Rome}}.") for each in played.trajectories)
+    records = {1: [replace(played, trajectories=trajectories)]}
+    run_folder(tmp_path / "run", records=records, config=f"model:\n  path: {tiny_model_folder}\n")
+    episodes = training_results(tmp_path / "run").episodes
+    assert {(episode.answer, episode.gold) for episode in episodes} == {(r"\text{Rome}", "gold")}
 
 
 def test_a_training_ends_with_a_report_its_gain_and_episodes_in_words(

@@ -58,6 +58,13 @@ def test_what_is_not_possible_is_refused_by_name(key: str, value: Any) -> None:
     assert (error["param"], error["code"], error["type"]) == (key, "unsupported_parameter", "invalid_request_error")
 
 
+def test_a_request_without_messages_names_the_field() -> None:
+    for given in (b"{}", b'{"messages": null}', b'{"messages": []}'):
+        with pytest.raises(Refused) as refused:
+            chat_body(given)
+        assert (refused.value.param, refused.value.code) == ("messages", "invalid_value")
+
+
 def test_more_messages_or_parts_than_any_conversation_has_are_refused() -> None:
     many = [{"role": "user", "content": "a"}] * 10_001
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 10_001}]

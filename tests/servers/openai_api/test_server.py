@@ -50,6 +50,15 @@ def test_the_server_answers_what_ask_answers(url: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "codes"), [("It rained. Omar sells tea.", []), ("It rained in the hills.", ["unknown_to_bundled"])]
+)
+def test_a_text_that_the_bundled_model_cannot_read_is_noted(url: str, text: str, codes: list[str]) -> None:
+    content = [part(text), {"type": "text", "text": "What does Bob3 sell?"}]
+    answer = httpx2.post(url + PATH, json=body(content), timeout=120).json()
+    assert [note["code"] for note in answer["palimpsest"].get("notes", [])] == codes
+
+
 def test_a_long_message_is_read(url: str) -> None:
     answer = httpx2.post(url + PATH, json=body(f"{FACTS * 4}\n\nWhat does Bob3 sell?"), timeout=120).json()
     assert answer["palimpsest"]["input"] == "last_paragraph"

@@ -39,6 +39,7 @@ from palimpsest.rollout.episode import failure
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.runs.folder_guard import refuse_inside
 from palimpsest.text.codec import Codec
+from palimpsest.text.display_text import ordinal
 from palimpsest.types import Completion, Grade, Group, Problem, StopReason, Trajectory, Turn
 
 # ---- Edited memory: the reply that writes it, and the prompts that show it -----------------------------------
@@ -89,7 +90,7 @@ def _remembered(recorded: Trajectory, turn: int, codec: Codec) -> Sequence[int]:
     piece = recorded.turns[turn].piece("memory")
     if piece is None:
         raise ConfigError(
-            f"--memory: turn {turn + 1} ({recorded.turns[turn].name}) shows no memory; omit it, or use another --turn"
+            f"--memory: turn {ordinal(turn)} ({recorded.turns[turn].name}) shows no memory; give another --turn"
         )
     written = (read for read in readings(recorded, GroupTexts(codec)) if turn and read.turn is recorded.turns[turn - 1])
     return next((read.memory_after.ids or codec.encode(read.memory_after.text) for read in written), piece)
@@ -209,7 +210,7 @@ def _checked(episode: RecordedEpisode, turn: int | None) -> int:
     if turn is None:
         raise ConfigError("the turn to replay from is missing; set --turn, 1 for the first")
     if not 0 <= turn < len(episode.trajectory.turns):
-        raise ConfigError(f"--turn {turn + 1}: the episode has turns 1 to {len(episode.trajectory.turns)}")
+        raise ConfigError(f"--turn {ordinal(turn)}: the episode has turns 1 to {len(episode.trajectory.turns)}")
     if any(of_type(trajectory.events, Replayed) for trajectory in episode.group.trajectories):
         raise ConfigError(f"{episode.location.file}: is a replay; replay its original episode")
     return turn
@@ -313,7 +314,7 @@ def _first_shown(edit: Edit, trajectory: Trajectory, first: int) -> int | None:
     shown = next((at for at in range(first, len(trajectory.turns)) if edit.is_in(trajectory.turns[at])), None)
     if shown is None and edit.text:
         ended = failure(trajectory) or trajectory.outcome
-        raise ConfigError(f"--memory: no prompt from turn {first + 1} on shows it ({ended}); give another --turn")
+        raise ConfigError(f"--memory: no prompt from turn {ordinal(first)} on shows it ({ended}); give another --turn")
     return shown
 
 
@@ -321,11 +322,11 @@ def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: i
     """Raise RunError if the prompt of a recorded turn differs, ConfigError if the turn is missing."""
     for at, turn in enumerate(recorded.turns[:first]):
         if at >= len(trajectory.turns):
-            raise ConfigError(f"turn {at + 1} can't be repeated: {failure(trajectory) or trajectory.outcome}")
+            raise ConfigError(f"turn {ordinal(at)} can't be repeated: {failure(trajectory) or trajectory.outcome}")
         if trajectory.turns[at].prompt_ids != turn.prompt_ids:
             raise RunError(
-                f"turn {at + 1}: its prompt differs from the recorded one, so the model's tokenizer, the policy or the "
-                "document has changed; set --model to the recorded model"
+                f"turn {ordinal(at)}: its prompt differs from the recorded one, so the model's tokenizer, the policy "
+                "or the document has changed; set --model to the recorded model"
             )
 
 

@@ -23,6 +23,7 @@ from palimpsest.app.config_resolution import Agent
 from palimpsest.app.python_calls import finish
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig, SamplingConfig
+from palimpsest.data.synthetic.world import unknown_to_bundled
 from palimpsest.engines.process_guard import give_back_freed_memory
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import ConfigError, PromptTooLong
@@ -30,6 +31,7 @@ from palimpsest.events import DocumentTruncated
 from palimpsest.memory.document_baselines import FullContextPolicy, PassagesPolicy, SlidingWindowPolicy
 from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.registry import build_policy, policy_class
+from palimpsest.notes import Note
 from palimpsest.plugin_options import options_of
 from palimpsest.provenance import model_identity, source_digests
 from palimpsest.rollout.episode import OnToken, OnTurn
@@ -264,10 +266,13 @@ class ServedAgent:
 
     def facts(self, plan: EpisodePlan, trajectory: Trajectory) -> dict[str, Any]:
         cuts = [event.detail for event in trajectory.events if event.kind == DocumentTruncated.kind]
-        cut = {"truncated": {"tokens": cuts[0]["tokens"], "kept": cuts[0]["kept"]}} if cuts else {}
+        cut: dict[str, Any] = {"truncated": {"tokens": cuts[0]["tokens"], "kept": cuts[0]["kept"]}} if cuts else {}
         result = result_of(self._config, plan.problem, plan.query.document, trajectory, self.codec)
         values = result.to_json()
         names = ("answer", "answers", "quotes", "unsupported", "kept_out")
+        texts = [plan.query.document.text] if self._opened.engine.limits.endpoint is None else []
+        if unknown_to_bundled(self.codec.vocab_size, filter(str.strip, texts)):
+            cut["notes"] = [Note("unknown_to_bundled").to_json()]
         return {name: values[name] for name in names if name in values} | {"failure": result.failure} | cut
 
     @cached_property

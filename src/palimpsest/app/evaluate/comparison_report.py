@@ -25,6 +25,7 @@ from palimpsest.evaluation.summary import Score
 from palimpsest.report.page import embedded, page
 from palimpsest.report.plots import FORMATS, LengthLabels, Lines, Measured, accuracy_by_cost, accuracy_by_length
 from palimpsest.runs.run_folder import CONFIG
+from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import visible
 
 SHOWN_FLIPS = 200  # per side, in the page
@@ -136,8 +137,8 @@ def _flips(comparison: Comparison) -> list[Mapping[str, str]]:
             "id": visible(f"{comparison.label(flip.cell)}, {flip.id}"),
             "question": visible(flip.question),
             "gold": visible(", ".join(flip.golds)),
-            "first": f"{flip.first_value:g}: {visible(flip.first or '–')}",
-            "second": f"{flip.second_value:g}: {visible(flip.second or '–')}",
+            "first": f"{flip.first_value:g}: {visible(unboxed(flip.first))}",
+            "second": f"{flip.second_value:g}: {visible(unboxed(flip.second))}",
             "kind": "right" if flip.second_value > flip.first_value else "wrong",
         }
         for name, flips in comparison.flips.items()

@@ -192,6 +192,9 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
     out, config = evaluation.out, evaluation.config
     if out is None:
         return
+    players = dict[str, dict[str, EvalSummary]]()
+    for summary in (*evaluation.summaries, *evaluation.baselines):
+        players.setdefault(plain(summary.cell.player), {})[summary.cell.part] = summary
     results = EvaluationResults(
         title=evaluation.title,
         accuracy=evaluation.accuracy,
@@ -203,7 +206,7 @@ def report_evaluation(evaluation: Evaluation, codec: Codec) -> None:
             ("seed", str(config.seed)),
             *facts(provenance()),
         ],
-        rows=evaluation.rows,
+        players=players,
         config=dump_config(config),
         notes=evaluation.notes,
         stories=_stories(out, [summary.cell for summary in evaluation.summaries], codec),

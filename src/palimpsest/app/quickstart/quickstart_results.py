@@ -179,25 +179,29 @@ def write_report(folder: Path, results: Results) -> None:
 
 def evaluation_results(results: Results) -> EvaluationResults:
     """Contents of the report."""
-    words, over = results.grid.axis, f", {len(results.seeds)} seeds" if results.seeds else ""
+    words, seeds = results.grid.axis, results.seeds
+    over = f", {len(seeds)} seeds" if seeds else ""
     title = words.title.format(trained=words.sized(results.trained), last=results.sized(results.points[-1]))
-    rows, below = dict[str, EvalSummary](), dict[str, str]()
-    for name, row in results.cells.items():
-        for point, cell in sorted(row.items()):
-            title_of = f"{results.label(name)}, {results.sized(point)}"
-            rows[title_of] = cell
-            below[title_of] = ", ".join(percent(one.cells[name][point].accuracy) for one in results.seeds)
+    players = {
+        results.label(name): {results.heading(point): cell for point, cell in sorted(row.items())}
+        for name, row in results.cells.items()
+    }
+    each = {
+        (results.label(name), results.heading(point)): ", ".join(percent(s.cells[name][point].accuracy) for s in seeds)
+        for name, row in results.cells.items()
+        for point in row
+    }
     return EvaluationResults(
         title=f"{results.grid.method}{over}: {title}",
         accuracy=results.cells[results.grid.agent][results.points[0]].accuracy,
         lead=lead(results),
         facts=list(_facts(results)),
-        rows=rows,
-        below=below,
-        notes=[*([_SEEDS_NOTE] if results.seeds else []), *results.fewer],
+        players=players,
+        each=each,
+        notes=[*([_SEEDS_NOTE] if seeds else []), *results.fewer],
         figures=[
-            *training_plots(results.rewards, results.sizes, results.metrics, words),
             *_evaluation_plots(results),
+            *training_plots(results.rewards, results.sizes, results.metrics, words),
         ],
         stories=results.stories,
         samples=results.samples,
@@ -208,7 +212,7 @@ def evaluation_results(results: Results) -> EvaluationResults:
 
 
 _SEEDS_NOTE = (
-    "Accuracy: the mean over seeds; below, Student's 95% interval (none if they agree), then each seed. "
+    "Accuracy: the mean over seeds with Student's 95% interval (none if they agree). "
     "Problems are per seed; ungraded episodes and outcomes are over all seeds."
 )
 

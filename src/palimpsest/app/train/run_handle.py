@@ -15,7 +15,7 @@ from palimpsest.app.evaluate.evaluation_result import Evaluation
 from palimpsest.app.evaluate.evaluation_run import evaluate, evaluate_async
 from palimpsest.app.python_calls import Table
 from palimpsest.config.schema import RunConfig
-from palimpsest.errors import ConfigError, nearest
+from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.plugins import named_objects
 from palimpsest.runs.checkpoint import checkpoint_step
 from palimpsest.runs.jsonl_rows import read_rows, with_number
@@ -107,13 +107,16 @@ class Run:
         """Newest checkpoint, as the `model` of another call."""
         return str(self.checkpoint)
 
-    def evaluate(self, **options: Any) -> Evaluation:
-        """`palimpsest.evaluate` with the trained agent and the run's configuration."""
+    def evaluate(self, *, partial: bool = False, **options: Any) -> Evaluation:
+        """`palimpsest.evaluate` with the trained agent and the run's configuration. Raises RunError for an interrupted
+        training, unless `partial`."""
+        self._check_finished(partial)
         with named_objects(self.given):
             return evaluate(self.model, **self._options(options))
 
-    async def evaluate_async(self, **options: Any) -> Evaluation:
+    async def evaluate_async(self, *, partial: bool = False, **options: Any) -> Evaluation:
         """Coroutine of `evaluate`."""
+        self._check_finished(partial)
         with named_objects(self.given):
             return await evaluate_async(self.model, **self._options(options))
 
@@ -144,6 +147,14 @@ class Run:
         learnt = f", reward {reward[0]:.3f} at first, {reward[-1]:.3f} at last" if reward else ""
         state = "finished" if self.finished else "unfinished"
         return f"Run({str(self.folder)!r}: {self.steps} of {self.config.train.max_steps} steps, {state}{learnt})"
+
+    def _check_finished(self, partial: bool) -> None:
+        if not (partial or self.finished):
+            done = f"{self.steps} of {self.config.train.max_steps} steps"
+            raise RunError(
+                f"{self.folder}: interrupted after {done}; resume it with train(resume={str(self.folder)!r}), "
+                "or pass partial=True"
+            )
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         return {"recipe": self.config, "seed": self.config.seed, **options}

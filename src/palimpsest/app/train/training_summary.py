@@ -32,6 +32,7 @@ from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.jsonl_rows import read_rows, whole, with_number
 from palimpsest.runs.resume_rules import made_with, resume_command
 from palimpsest.runs.run_folder import METRICS, load_config
+from palimpsest.text.answers import unboxed
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
@@ -242,4 +243,4 @@ def _one_per_reward(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
 def _shown_episode(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> ToldEpisode:
     written = [memory.text.strip() for memory in memories(trajectory, texts)]
     gold = " or ".join(problem.answers)
-    return ToldEpisode(problem.question, written, trajectory.answer or "", gold, grade.value)
+    return ToldEpisode(problem.question, written, unboxed(trajectory.answer), gold, grade.value)

@@ -193,7 +193,7 @@ def usage(episode: ServedEpisode, result: dict[str, Any]) -> dict[str, Any]:
 
 _FACT_NAMES = (
     *("outcome", "turns", "tokens_in", "tokens_sampled"),
-    *("answer", "answers", "quotes", "unsupported", "kept_out", "truncated"),
+    *("answer", "answers", "quotes", "unsupported", "kept_out", "truncated", "notes"),
 )
 
 

@@ -248,6 +248,8 @@ _TOOL_KEYS = {"assistant": "tool_calls", "tool": "tool_call_id"}
 
 
 def _messages(messages: object, ignored: list[str] | None) -> object:
+    if messages is None:
+        raise invalid("messages", "is missing; send a list of messages")
     if not isinstance(messages, list):
         return messages
     if not 0 < len(messages) <= MESSAGES:

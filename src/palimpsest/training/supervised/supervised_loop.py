@@ -35,6 +35,7 @@ from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.seeding import keyed_random
+from palimpsest.text.display_text import ordinal
 from palimpsest.training.loop import SkipWatch
 from palimpsest.training.step_metrics import learner_metrics
 from palimpsest.types import Trajectory
@@ -150,9 +151,9 @@ def fingerprint(trajectories: Iterable[Trajectory]) -> str:
 def check_fit(trajectories: Sequence[Trajectory], *, vocab: int, max_context: int) -> None:
     """Raise DataError for a turn outside the model's vocabulary or context."""
     for trajectory in trajectories:
-        for turn in trajectory.turns:
+        for number, turn in enumerate(trajectory.turns):
             ids = (*turn.prompt_ids, *turn.completion.token_ids)
-            where = f"problem {trajectory.problem_id}, rollout {trajectory.rollout}, turn {turn.step}"
+            where = f"problem {trajectory.problem_id}, rollout {trajectory.rollout}, turn {ordinal(number)}"
             if ids and not 0 <= min(ids) <= max(ids) < vocab:
                 raise DataError(
                     f"{where}: token id {max(ids) if min(ids) >= 0 else min(ids)} is outside the model's vocabulary of "

@@ -46,6 +46,7 @@ from palimpsest.events import (
     of_type,
 )
 from palimpsest.rollout.segments import surviving
+from palimpsest.text.display_text import ordinal
 from palimpsest.text.sentences import flat
 from palimpsest.types import RESULT, Span, StopReason, Turn
 from palimpsest.viewer.analysis.episode_timeline import Story, TimelineStep
@@ -124,13 +125,13 @@ def replayed_in_words(what: Replayed) -> str:
     >>> replayed_in_words(Replayed("g, rollout 0", turn=2, memory="Ann."))
     'replayed from turn 3 with another memory'
     """
-    return f"replayed from turn {what.turn + 1}" + ("" if what.memory is None else " with another memory")
+    return f"replayed from turn {ordinal(what.turn)}" + ("" if what.memory is None else " with another memory")
 
 
 def _recalled(what: Recalled) -> str:
     if what.chunk is None:
         return f'recall of "{what.query}": no match'
-    return f'recall of "{what.query}": the memory after chunk {what.chunk + 1}'
+    return f'recall of "{what.query}": the memory after chunk {ordinal(what.chunk)}'
 
 
 def _written(what: MemoryWritten) -> str:
@@ -165,8 +166,8 @@ _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     EmptyMemoryKept: lambda it: "empty reply: the memory stays unchanged",
     ReplyMalformed: _malformed,
     Recalled: _recalled,
-    PastShown: lambda it: f"the next prompt contains the memory after chunk {it.chunk + 1}",
-    ReadingEnded: lambda it: f"reading ends after chunk {it.chunk + 1}; {it.unread} unread",
+    PastShown: lambda it: f"the next prompt contains the memory after chunk {ordinal(it.chunk)}",
+    ReadingEnded: lambda it: f"reading ends after chunk {ordinal(it.chunk)}; {it.unread} unread",
     ToolCalled: _called,
     ToolFailed: _failed,
     Pruned: lambda it: f"deleted {', '.join(it.deleted)}; {it.context_tokens} tokens of the prompt remain",

@@ -17,14 +17,13 @@ export function ticks(low, high, count) {
   return values;
 }
 
-// Exponential moving average; 0: unchanged values, 0.99: nearly flat.
-function movingAverage(points, strength) {
-  if (!strength) return points;
-  let mean = 0, weight = 0;
-  return points.map(([x, y]) => {
-    mean = strength * mean + (1 - strength) * y;
-    weight = strength * weight + (1 - strength);
-    return [x, mean / weight];
+// Median of the points around each, which one outlier does not move; 0: unchanged values, 0.98: of 51 points.
+function movingMedian(points, strength) {
+  const reach = Math.round(0.5 / (1 - strength) - 0.5);
+  return points.map(([x], index) => {
+    const near = points.slice(Math.max(0, index - reach), index + reach + 1).map((point) => point[1]);
+    near.sort((a, b) => a - b);
+    return [x, (near[(near.length - 1) >> 1] + near[near.length >> 1]) / 2];
   });
 }
 
@@ -77,7 +76,7 @@ export function chart(container, options) {
   const area = el("div", { class: "chart-area" });
   const tip = el("div", { class: "chart-tip", hidden: true });
   area.append(tip);
-  container.append(el("figure", { class: "chart" }, title, area));
+  container.append(el("figure", { class: "chart" }, title, state.hint ? el("small", null, state.hint) : null, area));
   let width = 0, drag = null, scale = null, drawing = null;
   const toAxis = (x) => (state.log ? Math.log2(x) : x);
 
@@ -97,7 +96,7 @@ export function chart(container, options) {
     const names = state.series.length > 1 || state.legend
       ? drawLegend()
       : el("span", { class: "chart-last" }, num(last));
-    clear(title).append(el("span", { class: "chart-name", title: state.hint || state.title }, state.title), names);
+    clear(title).append(el("span", { class: "chart-name" }, state.title), names);
   }
 
   function drawLegend() {
@@ -179,7 +178,7 @@ export function chart(container, options) {
     const integersOnly = all.every(Number.isInteger);
     const marks = state.log
       ? all
-      : ticks(scale.x0, scale.x1, Math.max(2, width / 110)).filter((value) => !integersOnly || Number.isInteger(value));
+      : ticks(scale.x0, scale.x1, Math.max(2, width / 70)).filter((value) => !integersOnly || Number.isInteger(value));
     for (const value of marks) {
       if (value < scale.x0 || value > scale.x1) continue;
       group.append(
@@ -188,7 +187,7 @@ export function chart(container, options) {
     }
     group.append(
       axisNames(
-        [state.xName || "step", state.yName || state.title],
+        [state.xName || "step", state.yName || ""],
         LEFT + scale.w / 2,
         state.height - 4,
         TOP + scale.h / 2,
@@ -213,7 +212,7 @@ export function chart(container, options) {
     group.append(
       svg("path", {
         class: "line",
-        d: linePath(movingAverage(series.points, isSmoothed ? state.smoothing : 0)),
+        d: linePath(movingMedian(series.points, isSmoothed ? state.smoothing : 0)),
         "stroke-dasharray": series.dashed ? "5 4" : null,
       }),
     );

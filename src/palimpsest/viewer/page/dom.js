@@ -31,7 +31,7 @@ function appendChildren(element, children) {
 
 // The content of the last \boxed{} of an answer. The answer itself if it has none.
 export function extractBoxed(text) {
-  const lastBox = [...text.matchAll(/\\(?:boxed|fbox)\s*\{([^{}]*)\}/g)].pop();
+  const lastBox = [...text.matchAll(/\\(?:boxed|fbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}/g)].pop();
   return (lastBox && lastBox[1].trim()) || text;
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from palimpsest.events import Event, MemoryUngrounded, of_type
 from palimpsest.metrics.reading_trace import Text
+from palimpsest.text.display_text import ordinal
 from palimpsest.types import RESULT, Span, Turn
 from palimpsest.viewer.analysis.episode_timeline import Story, TimelineStep, span_of
 from palimpsest.viewer.analysis.event_labels import in_words, marks
@@ -250,7 +251,7 @@ def _label(name: str, turn: Turn) -> str:
         return f"Result {name.removeprefix(RESULT)}"
     chunk = turn.notes.get("chunk")
     if name == "section":
-        return "Section" if chunk is None else f"Section {chunk + 1}"
+        return "Section" if chunk is None else f"Section {ordinal(chunk)}"
     return {"recalled": "Recalled memory", "prompt": "Prompt"}.get(name, name.replace("_", " ").capitalize())
 
 

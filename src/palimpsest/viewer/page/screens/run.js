@@ -43,12 +43,28 @@ const GROUPS = [
 const CLOCKS = ["rollout_s", "learn_s", "rollout_tokens_per_s", "rss_mb"];
 const EXPLAINED = {
   "reward/mean": "mean reward of the graded episodes",
-  "groups/with_signal": "share of groups with different rewards, which training needs",
+  "reward/std": "spread of the reward over these episodes",
+  "reward/ungraded": "episodes without a grade",
+  "eval/accuracy": "accuracy on held-out problems",
+  "groups/with_signal": "share of groups with different rewards",
   "memory/evidence_retention": "share of the evidence in the final memory",
-  "memory/copy_fidelity": "share of written sentences found in the texts read; the rest is hallucinated",
+  "memory/copy_fidelity": "share of written sentences found in the texts read",
+  "memory/tokens": "mean length of the written memories",
   "memory/truncated": "share of memories that exceeded their budget",
+  "memory/overwrite_rate": "share of memory tokens that changed between memories",
+  "memory/recall_rate": "share of reading turns with a query",
+  "memory/recall_hit_rate": "share of queries that retrieved evidence",
+  "memory/malformed_rate": "share of tagged replies that can't be parsed",
   "policy/entropy": "entropy of the policy, in nats per token",
+  "policy/clip_fraction": "share of trained tokens that the loss clips",
   "policy/logprob_gap": "difference between sampler and learner, in nats per token",
+  "optim/grad_norm": "norm of the gradient before clipping",
+  "episode/turns": "turns per episode",
+  "episode/sampled_tokens": "sampled tokens per episode",
+  "episode/prompt_tokens": "prompt tokens per episode; prefixes count per turn",
+  "tool/prunes": "executed deletions of history per episode",
+  "tool/context_tokens": "prompt tokens per turn",
+  "curriculum/chunks": "chunks of the training documents",
 };
 
 export async function show(main, route) {
