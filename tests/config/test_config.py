@@ -481,10 +481,10 @@ def test_the_same_key_twice_in_a_file_is_refused() -> None:
 
 
 def test_of_many_unknown_keys_the_first_are_listed_and_the_others_counted() -> None:
-    lines = refused(text="train:\n" + "".join(f"  k{number}: 1\n" for number in range(20_000))).splitlines()
-    assert len(lines) == 21
-    assert "unknown key train.k19;" in lines[19]
-    assert lines[20] == "and 19980 more"
+    message = refused(text="train:\n" + "".join(f"  k{number}: 1\n" for number in range(20_000)))
+    assert message.count("unknown key") == 5
+    assert "unknown key train.k4;" in message
+    assert message.endswith("; and 19995 more")
 
 
 def test_a_recipe_beyond_a_length_is_refused_before_it_is_parsed() -> None:

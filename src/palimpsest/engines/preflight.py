@@ -78,15 +78,11 @@ def _with_servers(config: RunConfig, objective: Objective | None, gpus: Mapping[
             check_served(chosen)
             use = Use.of(chosen, objective, gpus)
             use.check_shared()
-            room = use.tokens(shape)
+            if (room := use.tokens(shape)) < min(window, LEAST_WINDOW):  # vLLM needs memory for one whole window
+                raise ConfigError(f"a server has memory for {max(0, room)} tokens only")
+            return chosen if room >= window else with_keys(chosen, {"sampler.max_model_len": room // 1024 * 1024})
         except (ConfigError, ValueError) as error:
             reason = reason or str(error)
-            continue
-        if room >= window:
-            return chosen
-        if room >= LEAST_WINDOW:  # vLLM needs memory for one whole window
-            return with_keys(chosen, {"sampler.max_model_len": room // 1024 * 1024})
-        reason = reason or f"a server has memory for {max(0, room)} tokens only"
     raise ConfigError(reason)
 
 
@@ -192,8 +188,8 @@ class Use:
         return min((self.gpus[name] for name in own if name in self.gpus), default=0)
 
     def _memory(self, config: RunConfig, shape: ModelShape) -> Mapping[str, Mapping[str, float]]:
-        hardware = Hardware(replace(DEVICES["h100"], memory_gb=self._smallest / 1e9), len(self.gpus))
-        return memory_of(config, shape, hardware, self.objective)
+        device = replace(DEVICES["h100"], memory_gb=self._smallest / 1e9)
+        return memory_of(config, shape, Hardware(device, len(self.gpus)), self.objective)
 
     def _faults(self, config: RunConfig, shape: ModelShape) -> list[str]:
         if not self._smallest:

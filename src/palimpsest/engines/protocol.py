@@ -48,10 +48,7 @@ def state_of(output: Any) -> tuple[str, Any]:
 
 
 def state_bytes(decoder: Any, ids: Any) -> tuple[int, int]:
-    """Bytes of a sequence's state in a decoder of transformers: those of a fixed size, and those per token.
-
-    `ids`: any two tokens, [1, 2].
-    """
+    """Bytes of a sequence's state in a decoder of transformers: fixed, and per token. `ids`: any two tokens [1, 2]."""
     one, two = (_bytes(state_of(decoder(input_ids=ids[:, :n], use_cache=True))[1]) for n in (1, 2))
     return 2 * one - two, two - one
 
@@ -62,8 +59,7 @@ def _bytes(state: Any) -> int:
         return state.nbytes if state.ndim else 0
     if isinstance(state, list | tuple):
         return sum(map(_bytes, state))
-    parts = state if isinstance(state, dict) else getattr(state, "__dict__", {})
-    return sum(map(_bytes, parts.values()))
+    return sum(map(_bytes, (state if isinstance(state, dict) else getattr(state, "__dict__", {})).values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,9 +127,9 @@ def test_a_cpu_build_is_started_as_it_needs_and_others_as_they_are(start: Any, m
 @pytest.mark.parametrize(
     ("config", "cached"),
     [
-        ({"layer_types": ["full_attention", "sliding_attention"]}, True),
-        ({"layer_types": ["conv", "full_attention"]}, False),
-        ({"text_config": {"layer_types": ["linear_attention", "full_attention"]}}, False),
+        ({"layer_types": ["full_attention", "sliding_attention"], "kv_lora_rank": 512}, True),
+        ({"conv_L_cache": 3, "layer_types": ["conv", "full_attention"]}, False),  # LFM 2
+        ({"text_config": {"linear_num_key_heads": 16}}, False),  # Qwen 3.5
         ({"mamba_d_state": 16, "layer_types": None}, False),  # Falcon H1
         ({}, True),
     ],

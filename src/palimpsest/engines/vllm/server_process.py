@@ -35,8 +35,6 @@ from palimpsest.planning.model_shape import RECURRENT
 
 _CPU_ARGS = ("--enforce-eager", "--no-enable-chunked-prefill")
 """For vLLM's CPU build: compiling gains nothing, and chunked prefill of a seeded prompt crashes it."""
-_STATES_ARG = "--no-enable-prefix-caching"
-"""For models with states on a CPU: vLLM caches states only with chunked prefill."""
 _CPU_CACHE_GIB = "2"
 _HEAD = "--hf-overrides.head_dtype=float32"
 """bfloat16 logits would differ from the learner's; on a CPU, vLLM would cast the whole projection at every step."""
@@ -123,9 +121,7 @@ class ServerProcess:
         raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
 
     def _command(self, model: Path, socket: Path) -> list[str]:
-        """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`).
-
-        Without images, a model with vision needs no tokenizer."""
+        """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`)."""
         settings = self._settings
         flags = [arg.partition("=")[0].replace("_", "-") for arg in settings.args]
         whole = any(flag.startswith("--hf-o") and "." not in flag for flag in flags)  # as JSON, which a key would drop
@@ -138,7 +134,7 @@ class ServerProcess:
             *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
             *("--gpu-memory-utilization", str(settings.gpu_memory_utilization)),
             *(_CPU_ARGS if self._cpu else ("--enable-sleep-mode",) if self._sleeps else ()),
-            *((_STATES_ARG,) if self._cpu and _has_states(model) else ()),
+            *(("--no-enable-prefix-caching",) if self._cpu and _has_states(model) else ()),  # needs chunked prefill
             *(() if whole or self._cpu or self._dtype != "bfloat16" else (_HEAD,)),
             *settings.args,
         ]
@@ -198,8 +194,8 @@ def stable_name(model: Path, held: ExitStack) -> Path:
 
 def _has_states(model: Path) -> bool:
     """True if layers of the model in a folder keep a state of one size: convolutions, linear attention, Mamba."""
-    configs = sections(read_object(model.name, model / "config.json"))
-    return any(map(RECURRENT.search, (key for _, config in configs for key in config)))
+    config = read_object(model.name, model / "config.json")
+    return any(RECURRENT.search(key) for _, section in sections(config) for key in section)
 
 
 def _inductor_cache() -> str:
