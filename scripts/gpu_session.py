@@ -26,9 +26,11 @@ R: what the backward pass computes again: 2 H U, and with checkpointing the firs
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -487,6 +489,7 @@ def main() -> int | str:
     parser.add_argument("--part", choices=LIMITS, help=argparse.SUPPRESS)
     options, began = parser.parse_args(), time.monotonic()
     if options.part:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a part ends with the session
         session = Session(options.part, options.device, options.out, Figures(options.out))
         work = {"kernels": kernels, "learner": learner, "compiled": compiled, "sampler": sampler, "ranks": ranks}
         try:
@@ -495,6 +498,7 @@ def main() -> int | str:
             sys.excepthook(type(error), error, error.__traceback__)
             return reason(error)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if missing := import_error():
         print(f"{sys.executable} can't import palimpsest ({missing}): install it, or set PYTHONPATH", file=sys.stderr)
         return 2

@@ -341,6 +341,6 @@ def test_records_that_do_not_fit_the_model_are_refused_before_training(
     message = refused(
         "sft", "memagent-quickstart", "--from", records, f"model.path={tiny_model_folder}", "--out", str(out)
     )
-    assert "problem p3, rollout 1, turn 0" in message
+    assert "problem p3, rollout 1, turn 1" in message
     assert what in message
     assert not out.exists()

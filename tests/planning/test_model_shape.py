@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from palimpsest.errors import ModelError
+from palimpsest.planning.cost import operations
 from palimpsest.planning.model_shape import KNOWN, ModelShape, shape_from, shape_of
 from support.architectures import CASES, built, configured
 
@@ -139,7 +140,41 @@ def test_states_and_keys_of_a_sequence_are_those_of_transformers_cache(name: str
     model.save_pretrained(tmp_path)
     shape = shape_of(str(tmp_path))
     assert shape.state + 7 * shape.kv_bytes // 2 == elements(cache)
-    assert shape.apart == (name not in ("DeepseekV2", "DeepseekV32", "Falcon", "Qwen3"))
+    assert (shape.state > 0) == (name not in ("DeepseekV2", "DeepseekV32", "Falcon", "Qwen3"))
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_classes_are_trained_by_segments_as_the_learner_does(name: str) -> None:
+    shape = shape_from(configured(name).to_dict(), name)
+    assert shape.apart == (CASES[name].layout == "segments")
+    assert operations(shape, 100) > operations(shape, 0) >= 0 or not shape.query or shape.state
+
+
+@pytest.mark.parametrize("name", ["Gemma2", "Gemma3Text", "Cohere", "Starcoder2", "Qwen2"])
+def test_embeddings_are_tied_where_the_weights_are_if_the_configuration_is_silent(name: str, tmp_path: Path) -> None:
+    model = built(name)
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings.pop("tie_word_embeddings", None)
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert shape_of(str(tmp_path)).tied == model.config.tie_word_embeddings
+
+
+def test_quantised_weights_are_an_error(tmp_path: Path) -> None:
+    built("Qwen2").save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(ModelError, match="quantised"):
+        shape_of(str(tmp_path))
+
+
+@pytest.mark.parametrize("key", ["num_experts_per_tok", "num_local_experts"])
+@pytest.mark.parametrize("value", ["2", [2], -2, 1.5, float("inf")])
+def test_numbers_of_experts_that_are_none_are_errors_with_weights_too(key: str, value: object, tmp_path: Path) -> None:
+    model = built("Mixtral")
+    weights = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    with pytest.raises(ModelError, match=r"config\.json has num_"):
+        shape_from({**model.config.to_dict(), key: value}, "tiny", weights)
 
 
 def elements(state: Any) -> int:

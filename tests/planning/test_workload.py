@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from palimpsest.config.schema import ModelConfig
 from palimpsest.data.sources.file_source import build_source
 from palimpsest.memory.policy_check import ScriptedModel
 from palimpsest.memory.registry import build_policy
+from palimpsest.planning.model_shape import KNOWN
 from palimpsest.planning.workload import ANSWER, REPLY, PlannedRow, ProblemSizes, places, problem_sizes, workload
 from palimpsest.text.codec import Codec
 
@@ -123,10 +125,11 @@ def test_the_documents_of_a_file_that_is_not_there_are_those_of_the_configuratio
 def test_recurrent_states_are_shared_by_neither_learner_nor_embedded_sampler() -> None:
     config = load_recipe("memagent-quickstart")
     sizes = problem_sizes(config)
-    forest, apart = workload(config, sizes), workload(config, sizes, apart=True)
+    shape = replace(KNOWN["Qwen/Qwen3-4B"], state=1, apart=True)
+    forest, apart = workload(config, sizes), workload(config, sizes, shape)
     assert forest.distinct < forest.logical == apart.logical == apart.distinct
     assert forest.computed_prompt < forest.prompt == apart.prompt == apart.computed_prompt
     chosen = workload(load_recipe("memagent-quickstart", ["learner.layout=segments"]), sizes)
     assert (chosen.distinct, chosen.computed_prompt) == (apart.distinct, forest.computed_prompt)
-    served = workload(load_recipe("memagent-7b", ["sampler.name=vllm"]), sizes, apart=True)
+    served = workload(load_recipe("memagent-7b", ["sampler.name=vllm"]), sizes, shape)
     assert served.computed_prompt < served.prompt

@@ -178,7 +178,7 @@ CASES: dict[str, Case] = {
     "Qwen3Next": Case("Qwen 3 Next", {**EXPERTS, **WIDE, **HYBRID}, "cache", RECURRENT),
     "Qwen3_5Text": Case("Qwen 3.5", {**WIDE, **HYBRID}, "cache", RECURRENT),
     "NemotronH": Case("Nemotron H", {}, "whole", RECURRENT),
-    "FalconH1": Case("Falcon H1", {}, "cache", "has layers of hybrid"),
+    "FalconH1": Case("Falcon H1", {"lm_head_multiplier": 0.039}, "cache", "has layers of hybrid"),
     "Lfm2": Case("LFM 2", {"layer_types": ["conv", "full_attention", "conv"]}, "cache", "has layers of conv"),
     "MiniMax": Case("MiniMax Text", EXPERTS, "cache", RECURRENT),
     "OlmoHybrid": Case("OLMo Hybrid", HYBRID, "cache", RECURRENT),

@@ -24,7 +24,6 @@ from palimpsest.cli.options import (
 )
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import printable
 
 if TYPE_CHECKING:
@@ -152,6 +151,8 @@ def _show_differs(comparison: Comparison, *, all_keys: bool) -> None:
 
 
 def _show_flips(comparison: Comparison, name: str, most: int) -> None:
+    from palimpsest.text.answers import unboxed
+
     flipped = comparison.flips[name]
     typer.secho(f"\n{printable(name)}: {len(flipped)} changed, {min(most, len(flipped))} shown", bold=True)
     for flip in flipped[:most]:

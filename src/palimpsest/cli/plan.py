@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from palimpsest.cli.options import Json, Overrides, stdout, table
-from palimpsest.config.load import quickstarts
 from palimpsest.errors import ConfigError
 from palimpsest.text.display_text import printable
 
@@ -58,6 +57,7 @@ def plan(
       palimpsest plan --check runs/first
     """
     from palimpsest.app.train.training_plan import compare_run, plan_training
+    from palimpsest.config.load import quickstarts
 
     if (recipe is None) == (check is None):
         raise ConfigError("plan: pass a recipe, or --check RUN")

@@ -261,6 +261,12 @@ def counts_in(name: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str, 
                 yield prefix, key, checked
 
 
+def check_full(name: str, config: Mapping[str, Any]) -> None:
+    """Raise ModelError for the config.json of quantised weights."""
+    if config.get("quantization_config"):
+        raise ModelError(f"model {name}: quantised weights are not supported; use the original model")
+
+
 def check_count(name: str, key: str, value: Any) -> None:
     """Raise ModelError for a size that is not a whole number within the limits; None is allowed."""
     if value is None:

@@ -23,6 +23,7 @@ from palimpsest.models.model_files import (
     ADAPTER_SETTINGS,
     Shapes,
     check_entries,
+    check_full,
     check_sizes,
     check_tokenizer,
     check_weights,
@@ -178,8 +179,7 @@ def open_model(name: str) -> tuple[Path, int]:
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(entry, str) for entry in names):
         raise ModelError(f"model {name}: config.json has architectures={names!r:.60}; it must be a list of names")
-    if config.get("quantization_config"):
-        raise ModelError(f"model {name}: quantised weights are not supported; use the original model")
+    check_full(name, config)
     shapes = check_weights(name, folder)
     check_sizes(name, config, shapes)
     return folder, count(shapes)

@@ -142,12 +142,12 @@ def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: 
         most = min(config.sampler.max_in_flight, (taken * 1e9 * at.parallel - weights) / sequence)
     else:
         pool = kv_bytes(engine.kv_cache_gb, device.memory_gb * 1e9)
-        most = 1 if shape.apart else min(engine.max_num_seqs, kv_rows(pool, sequence))
+        most = 1 if shape.state else min(engine.max_num_seqs, kv_rows(pool, sequence))
     batch = max(1.0, min(most, load.episodes / at.samplers))
     repeats = 1.0 if served or device.is_cpu else 1 + 2 * shape.query / max(1, shape.kv)
     products = batch * (operations(shape, load.context) + 2 * shape.head) / peak
     step = max(products, (weights + batch * sequence * repeats) / bandwidth)
-    step += 0.0 if served else batch * TOKEN_S if device.is_cpu and not shape.apart else EAGER_S
+    step += 0.0 if served else batch * TOKEN_S if device.is_cpu and not shape.state else EAGER_S
     prefill = load.computed_prompt * operations(shape, load.context / 2) / peak
     return (prefill + load.sampled / batch * step) / at.samplers
 

@@ -59,7 +59,7 @@ class LayoutTask:
 
     def estimate(self, keys: Keys) -> Estimate:
         config = with_keys(self.config, keys)
-        return estimate(config, self.shape, workload(config, self.sizes, apart=self.shape.apart), self.hardware)
+        return estimate(config, self.shape, workload(config, self.sizes, self.shape), self.hardware)
 
     def changing(self, keys: Keys) -> dict[str, Any]:
         """`keys` without the user's and those that are the recipe's."""

@@ -27,6 +27,7 @@ from palimpsest.models.model_files import (
     LAYER,
     Shapes,
     check_count,
+    check_full,
     check_weights,
     count,
     counts_in,
@@ -57,6 +58,8 @@ class ModelShape:
     """Elements of a sequence's recurrent states, which have one size."""
     cached: int | None = None
     """Elements of its keys and values per token; None: those of all heads in all layers."""
+    apart: bool = False
+    """The learner takes segments, since it can't compute a prefix forest of the class exactly."""
 
     @property
     def embeddings(self) -> int:
@@ -73,14 +76,9 @@ class ModelShape:
         return max(0.0, self.body / self.layers - 2 * self.width * (self.query + self.kv)) / (3 * self.width)
 
     @property
-    def apart(self) -> bool:
-        """True if it is trained by segments, because of recurrent layers."""
-        return self.state > 0
-
-    @property
     def attending(self) -> int:
         """Layers with keys and values."""
-        return round(self.kv_bytes / (4 * self.kv)) if self.state else self.layers
+        return round(self.kv_bytes / (4 * max(1, self.kv))) if self.state else self.layers
 
     @property
     def kv_bytes(self) -> int:
@@ -109,6 +107,11 @@ RECURRENT = re.compile("mamba|linear_|conv|state_size|attention_hidden")
 """Keys in the config.json of a model with recurrent layers."""
 _OTHER_HEADS = re.compile("kv_lora|multi_query")
 """Those of one whose layers keep others than full heads of keys and values."""
+_APART = re.compile(
+    "bloom|codegen|deepseek_v32|doge|falcon|gemma2|gpt_neo$|gpt_oss|gptj|llama4|mpt|nemotron|recurrent|stablelm|vault"
+    "|xlstm"
+)
+"""Values of `model_type` without an exact prefix forest, besides recurrent ones (docs/reference/models.md)."""
 _ROUTED = re.compile(r"\bexperts\.|moe\.(?:in|out)put_linear\.")
 """Names of routed experts' weights; shared experts are others."""
 
@@ -129,7 +132,10 @@ def shape_of(path: str) -> ModelShape:
     if base := read_object(path, folder / ADAPTER_SETTINGS).get("base_model_name_or_path"):
         return shape_of(str(base))
     config = read_object(path, folder / "config.json")
-    return shape_from(config, path, check_weights(path, folder) if [*folder.glob("*.safetensors")] else None)
+    if not [*folder.glob("*.safetensors")]:
+        return shape_from(config, path)
+    check_full(path, config)
+    return shape_from(config, path, check_weights(path, folder))
 
 
 def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = None) -> ModelShape:
@@ -145,15 +151,17 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
             raise ModelError(f"model {name}: config.json lacks model_type, or {', '.join(_SIZES)} of a decoder")
         found, made, state, cached = _built(config, name)
         weights = weights or made
-    for key in (*_SIZES, *_OPTIONAL):
+    for key in (*_SIZES, *_OPTIONAL, *_USED):
         check_count(name, key, found.get(key))
     layers, width, heads, vocab = (found.get(key) or 0 for key in _SIZES)  # heads: none in a recurrent model
     size = (found.get("qk_nope_head_dim") or 0) + (found.get("qk_rope_head_dim") or 0)
     size, kv_heads = size or found.get("head_dim") or width // max(1, heads), found.get("num_key_value_heads") or heads
     used, experts = (next((found[key] for key in keys if found.get(key)), 1) for keys in (_USED, EXPERTS))
+    check_count(name, "num_experts", experts)
     routed = count([shape for weight, shape in weights.items() if _ROUTED.search(weight)])
     idle = routed - routed * used // experts if used < experts else 0
-    tied = bool(config.get("tie_word_embeddings", found.get("tie_word_embeddings", False)))
+    heads_apart = sum(shape == (vocab, width) for shape in weights.values()) > 1
+    tied = bool(config.get("tie_word_embeddings", found.get("tie_word_embeddings", not heads_apart)))
     sizes = Counter[str]()  # by layer
     for weight, shape in weights.items():
         if place := LAYER.search(weight):
@@ -161,7 +169,8 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
     largest, total = max(sizes.values(), default=0), count(weights)
     queries, keys = size * heads, size * kv_heads
     head, cached = vocab * width, None if cached == 2 * layers * keys else cached
-    return ModelShape(layers, width, queries, keys, kv_heads, head, tied, largest, total, idle, state, cached)
+    apart = state > 0 or bool(_APART.match(str(found.get("model_type"))))
+    return ModelShape(layers, width, queries, keys, kv_heads, head, tied, largest, total, idle, state, cached, apart)
 
 
 def _built(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Shapes, int, int | None]:

@@ -31,6 +31,7 @@ from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.recall import RecallPolicy
 from palimpsest.memory.registry import build_policy
+from palimpsest.planning.model_shape import ModelShape
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 
@@ -128,18 +129,16 @@ def places(rows: Sequence[PlannedRow], group: float, micro: float = math.inf) ->
     return prompts, replies
 
 
-def workload(config: RunConfig, sizes: ProblemSizes, *, apart: bool = False) -> Workload:
-    """Tokens of a step of `config` on problems of `sizes`.
-
-    `apart`: the model has recurrent states, which neither the learner nor the embedded sampler shares.
-    """
+def workload(config: RunConfig, sizes: ProblemSizes, shape: ModelShape | None = None) -> Workload:
+    """Tokens of a step of `config` on problems of `sizes`. `shape`: the model's, None: its class shares prefixes."""
     policy, group = build_policy(config.policy), config.train.group_size
     rows, turns, prompt = _episode(policy, sizes)
     played, learnt = _groups(config)
     trained = learnt * min(group * len(rows), config.credit.segments_per_group or math.inf) / len(rows)  # episodes
     sampled = sum(row.sampled for row in rows)
     logical = sampled + sum(row.shared + row.own for row in rows)
-    alone = apart and not is_served(config, "policy")  # the embedded sampler shares keys and values, no other states
+    apart = config.learner.layout == "segments" or (shape is not None and shape.apart)
+    alone = shape is not None and shape.state > 0 and not is_served(config, "policy")  # states can't be copied
     engine: Any = config.engine
     forest = sum(places(rows, group, engine.micro_batch_tokens)) / group
     return Workload(
@@ -149,7 +148,7 @@ def workload(config: RunConfig, sizes: ProblemSizes, *, apart: bool = False) -> 
         sampled=played * group * sampled,
         rows=trained * len(rows),
         logical=trained * logical,
-        distinct=trained * (logical if apart or config.learner.layout == "segments" else forest),
+        distinct=trained * (logical if apart else forest),
         trained=trained * sampled,
         context=(prompt + sampled / 2) / turns,
     )

@@ -266,6 +266,28 @@ def test_bfloat16_weights_keep_updates_smaller_than_their_spacing() -> None:
     assert (master != before).float().mean() > 0.9
 
 
+def test_only_one_bfloat16_weight_has_two_gradients_at_a_time() -> None:
+    """The masters' gradients, and the sum of what torch computes per micro-batch."""
+    model = build_llama(VOCAB).to(torch.bfloat16)
+    alone, held = copy.deepcopy(model), list[int]()
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(lambda _: held.append(len(gradients(model))))
+    learner = learner_of(model)
+    micro_batches = [batch_of(4, seed) for seed in (0, 1)]
+    for batch in micro_batches:
+        learner.accumulate(batch)
+    assert max(held) == 1
+    expected: dict[str, Any] = {}
+    for batch in micro_batches:
+        one = copy.deepcopy(alone)
+        other = learner_of(one)
+        other.accumulate(batch)
+        for name, master in other._optimizer._masters.items():
+            expected[name] = expected.get(name, 0) + master.grad
+    for name, master in learner._optimizer._masters.items():
+        assert torch.equal(master.grad, expected[name])
+
+
 def test_a_saved_folder_opens_as_a_model(tmp_path: Path, tiny_model_folder: Path) -> None:
     config = RunConfig(model=ModelConfig(path=str(tiny_model_folder)))
     engine = EmbeddedEngine(config, objective="policy")

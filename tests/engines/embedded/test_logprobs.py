@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from palimpsest.engines.embedded.forest.forest_model import adopt, hidden_at, to
 from palimpsest.engines.embedded.forest.layout import build_forests, unweighted
 from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.sampling.continuous_batch import score
+from support.architectures import built
 
 LARGE = 151_936  # ids of Qwen3's output projection
 
@@ -196,6 +198,24 @@ def test_float32_logits_of_bfloat16_weights_round_no_log_probability(
         projection.zero_grad()
     assert values[1] < 1e-4 < 1e-2 < values[0]
     assert max(gradients[1]) < 2.0**-7  # rounded to bfloat16 twice
+
+
+def test_a_frozen_projection_gets_no_gradient() -> None:
+    weight, hidden = torch.randn(300, 64).bfloat16(), torch.randn(20, 64).bfloat16()
+    context = SimpleNamespace(saved_tensors=(hidden, weight), needs_input_grad=(True, False))
+    of_hidden, of_weight = architecture.WideProduct.backward(context, torch.ones(20, 300))
+    assert of_hidden is not None
+    assert torch.equal(of_hidden, torch.ones(20, 300).bfloat16() @ weight)
+    assert of_weight is None
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
+def test_a_float32_residual_stream_is_projected_in_the_weights_dtype(name: str) -> None:
+    model = built(name).bfloat16()
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        logits = head_of(model)(decoder_of(model)(input_ids=ids).last_hidden_state)
+        assert torch.equal(logits.float(), model(input_ids=ids).logits.float())
 
 
 def test_sampler_and_learner_of_a_bfloat16_model_have_the_same_float32_logits(monkeypatch: pytest.MonkeyPatch) -> None:

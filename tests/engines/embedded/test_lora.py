@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from palimpsest.app.model_export_job import export
 from palimpsest.config.load import load_recipe
@@ -162,6 +164,20 @@ def test_an_adapter_on_one_use_of_tied_weights_leaves_the_other(targets: list[st
         opened = load_model(ModelConfig(path=str(folder)))
         torch.testing.assert_close(scores(opened, PROMPT), wanted, atol=1e-4, rtol=1e-4)
         assert opened.config.tie_word_embeddings == (targets == ["q_proj"])
+
+
+@needs_peft
+def test_an_adapter_without_one_of_its_tensors_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """peft draws a missing one at random, other numbers at every load."""
+    engine = trained(tiny_model_folder)
+    engine.trainer.save(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    missing = sorted(tensors)[0]
+    save_file({name: tensor.clone() for name, tensor in tensors.items() if name != missing}, file)
+    (tmp_path / "manifest.json").unlink(missing_ok=True)
+    with pytest.raises(ModelError, match=re.escape(missing)):
+        load_model(ModelConfig(path=str(tmp_path)))
 
 
 @needs_peft

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from palimpsest.config.engine import SamplerConfig
-from palimpsest.engines.vllm.server_process import ServerProcess, check_python
+from palimpsest.engines.vllm.server_process import ServerProcess, check_python, on_cpu
 from palimpsest.errors import ConfigError, SamplerError
 
 PRETENDER = """#!{python}
@@ -42,6 +42,31 @@ def python(tmp_path: Path) -> Callable[[str], str]:
         return str(script)
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("exit 3", "status 3"),
+        ("echo boom >&2; echo True 2.13.0+cpu; exit 1", "boom"),
+        ("head -c 1000 /dev/urandom", "status 0"),
+        ("echo True None", "status 0"),
+        ("echo False 2.13.0", "has no vLLM"),
+    ],
+)
+def test_a_python_that_cannot_say_whether_it_has_vllm_is_an_error_with_its_reason(
+    body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{body}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", str(tmp_path / "python"))
+    with pytest.raises(ConfigError, match=said):
+        on_cpu()
+
+
+def test_a_banner_of_a_wrapper_is_no_answer(python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python("welcome\nTrue 2.13.0+cpu"))
+    assert on_cpu()
 
 
 @pytest.fixture
@@ -203,7 +228,7 @@ def test_a_python_without_vllm_is_refused(
     python: Callable[[str], str], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", path := python(told))
-    with pytest.raises(ConfigError, match=rf"{path} has no vLLM: .*PALIMPSEST_VLLM_PYTHON"):
+    with pytest.raises(ConfigError, match=rf"{path} (has no vLLM|failed).*PALIMPSEST_VLLM_PYTHON"):
         check_python(SamplerConfig(name="vllm"))
 
 

@@ -270,8 +270,7 @@ class ServedAgent:
         result = result_of(self._config, plan.problem, plan.query.document, trajectory, self.codec)
         values = result.to_json()
         names = ("answer", "answers", "quotes", "unsupported", "kept_out")
-        texts = [plan.query.document.text] if self._opened.engine.limits.endpoint is None else []
-        if unknown_to_bundled(self.codec.vocab_size, filter(str.strip, texts)):
+        if unknown_to_bundled(self.codec.vocab_size, filter(str.strip, [plan.query.document.text])):
             cut["notes"] = [Note("unknown_to_bundled").to_json()]
         return {name: values[name] for name in names if name in values} | {"failure": result.failure} | cut
 

@@ -120,7 +120,7 @@ def plan_training(recipe: Recipe, words: Sequence[str], hardware: Hardware | Non
         assumed.append(f"the judge at {config.reward.judge.url} needs other GPUs")
     if shape.apart:
         more = cost.workload.distinct / workload(config, sizes).distinct
-        assumed.append(f"recurrent layers: trained by segments, {more:.1f} times the tokens of a forest")
+        assumed.append(f"trained by segments: {more:.1f} times the tokens of a forest")
     ways = nearest(job) if excess(cost.memory_gb) > 0 else []
     faster = advice(replace(job, config=config), cost.step_s)
     return TrainingPlan(config, hardware, cost, keys, ways, faster, assumed)
@@ -187,7 +187,7 @@ def compare_run(run: Path, hardware: Hardware | None) -> dict[str, dict[str, flo
         raise RunError(f"{run}: no step has finished")
     chunks = metrics.get("curriculum/chunks")
     shape, sizes = shape_of(config.model.path), problem_sizes(config, None if chunks is None else round(chunks))
-    load = workload(config, sizes, apart=shape.apart)
+    load = workload(config, sizes, shape)
     seconds = estimate(config, shape, load, hardware or _devices_of(run)).seconds
     episodes = metrics["groups/played"] * config.train.group_size
     prompt, hits = episodes * metrics["episode/prompt_tokens"], timings.get("rollout/cache_hit_rate")

@@ -166,10 +166,11 @@ class WideProduct(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden, weight = ctx.saved_tensors
         grad = grads[0].to(weight.dtype)  # as that of logits in the weights' dtype
-        return grad @ weight, grad.t() @ hidden
+        of_hidden, of_weight = ctx.needs_input_grad  # not of a frozen projection
+        return grad @ weight if of_hidden else None, grad.t() @ hidden if of_weight else None
 
 
 class LogitsHead(nn.Module):
@@ -187,7 +188,9 @@ class LogitsHead(nn.Module):
         """[N, W] hidden states to [N, V] logits."""
         hidden = hidden if self.before is None else self.before(hidden)
         plain = type(self.projection) is nn.Linear  # an adapter's projection has more than its weight
-        if plain and hidden.device.type in WIDE and self.projection.weight.dtype.itemsize < torch.float32.itemsize:
+        if hidden.dtype.itemsize > (dtype := self.projection.weight.dtype).itemsize:
+            hidden = hidden.to(dtype)  # Mamba's
+        if plain and hidden.device.type in WIDE and dtype.itemsize < torch.float32.itemsize:
             flat: Tensor = WideProduct.apply(hidden.flatten(0, -2), self.projection.weight)  # type: ignore[no-untyped-call]
             logits = flat.view(*hidden.shape[:-1], -1)
             logits = logits if self.projection.bias is None else logits + self.projection.bias
@@ -213,7 +216,7 @@ def head_of(model: Any) -> Head:
     config = text_config(model)
     divisor, factor, cap = (
         next((value for key in keys if (value := getattr(config, key, None)) is not None), None)
-        for keys in (("logits_scaling", "logits_mup_width_multiplier"), ("logit_scale",), CAPS)
+        for keys in (("logits_scaling", "logits_mup_width_multiplier"), ("logit_scale", "lm_head_multiplier"), CAPS)
     )
     precedes = before is not None and projection not in before.modules()
     return LogitsHead(before if precedes else None, projection, divisor, factor, cap)

@@ -8,6 +8,7 @@ Not covered: models larger than this machine's memory in float32.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,8 +47,9 @@ def failing_as_the_system() -> Iterator[None]:
     """Raise errors of safetensors as OSError."""
     try:
         yield
-    except SafetensorError as error:
-        raise OSError(errno.EIO, str(error)) from None
+    except SafetensorError as error:  # with the system's number in its words
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(int(found[1]) if found else errno.EIO, str(error)) from None
 
 
 # ---- A model as a folder of its own that others load ---------------------------------------------------------

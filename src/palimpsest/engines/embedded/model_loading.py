@@ -40,7 +40,7 @@ from palimpsest.engines.embedded.architecture import check_class, context_of, me
 from palimpsest.engines.embedded.parity import admit
 from palimpsest.engines.protocol import Limits, Objective
 from palimpsest.errors import ConfigError, ModelError
-from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, refusing
+from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, check_weights, refusing
 from palimpsest.models.model_folder import adapters_of, open_model, stored_dtype
 
 # ---- LoRA adapters, with peft --------------------------------------------------------------------------------
@@ -96,6 +96,9 @@ def merged(model: Any, folder: Path, path: str) -> Any:
     peft = _peft(f"model {path}: an adapter")
     with refusing(f"model {path}: its adapter does not fit the model it names"):
         adapters = peft.PeftModel.from_pretrained(model, str(folder))
+        needed = peft.get_peft_model_state_dict(adapters, save_embedding_layers=False).keys()
+        if missing := sorted(needed - check_weights(path, folder).keys()):  # peft would draw them at random
+            raise ModelError(f"model {path}: its adapter lacks {missing[0]}; take another copy of it")
         ends = model.get_input_embeddings(), model.get_output_embeddings()
         if ends[0].weight is ends[1].weight and any(hasattr(end, "base_layer") for end in ends):
             head = getattr(ends[1], "base_layer", ends[1])  # an adapter changes only one of them

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,8 +68,16 @@ Clip = Callable[[list[nn.Parameter], float], Any]
 """Scales the gradients down to a norm; returns the norm before."""
 
 
+def _to_master(master: nn.Parameter, weight: Tensor) -> None:
+    """Move a gradient into the float32 master as soon as it is computed: never do all weights have two."""
+    assert weight.grad is not None
+    grad = weight.grad.float()
+    master.grad = grad if master.grad is None else master.grad.add_(grad)
+    weight.grad = None
+
+
 class Optimizer:
-    """One AdamW over a model's parameters; gradients are collected in float32."""
+    """One AdamW over a model's parameters; gradients are collected in float32. One at a time per model."""
 
     def __init__(
         self,
@@ -84,6 +93,9 @@ class Optimizer:
             name: p if p.dtype in (torch.float32, torch.float64) else nn.Parameter(p.detach().float())
             for name, p in self._model.items()
         }
+        for name, p in self._model.items():
+            if (master := self._masters[name]) is not p:
+                p.register_post_accumulate_grad_hook(partial(_to_master, master))
         groups: dict[Any, list[nn.Parameter]] = {}
         for p in self._masters.values():  # sharded ones are updated together where they are sharded alike
             groups.setdefault((p.ndim >= 2, getattr(p, "device_mesh", None)), []).append(p)
@@ -99,16 +111,6 @@ class Optimizer:
         )
         self.steps = 0
         self.skipped = 0
-
-    def collect(self) -> None:
-        """Move the gradients of a micro-batch into the float32 masters, unless the weights are the masters."""
-        for name, p in self._model.items():
-            master = self._masters[name]
-            if master is p or p.grad is None:
-                continue
-            grad = p.grad.float()
-            master.grad = grad if master.grad is None else master.grad.add_(grad)
-            p.grad = None
 
     def step(self, stats: UpdateStats) -> UpdateStats:
         """Clip, update, zero. A non-finite gradient is dropped and counted. Returns `stats` with the outcome."""

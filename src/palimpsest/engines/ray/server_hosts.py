@@ -15,6 +15,7 @@ Not covered: a server whose machine was lost starts on another one only with the
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import platform
 import secrets
@@ -69,12 +70,15 @@ class WrittenWeights:
 
 
 def folder_of_weights(parent: str | None) -> GuardedFolder:
-    """New folder in `parent`, that is sampler.folder. Raises RunError if this machine lacks it."""
+    """New folder in `parent`, that is sampler.folder. Raises RunError if this machine lacks it, SamplerError if it is
+    full."""
     try:
         return GuardedFolder(Path(parent or memory_folder()) / f"palimpsest-{secrets.token_hex(4)}")
     except OSError as error:
-        fix = "create the folder there, or set sampler.folder=null"
-        raise RunError(f"sampler.folder={parent}: {platform.node()}: {error}; {fix}") from None
+        where = f"sampler.folder={parent}: {platform.node()}: {error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SamplerError(f"{where}; free some room") from None
+        raise RunError(f"{where}; create the folder there, or set sampler.folder=null") from None
 
 
 class ServerHost:
@@ -125,9 +129,13 @@ class ServerHost:
 
     async def receive(self, file: Path, offset: int, piece: NDArray[np.uint8]) -> None:
         """Write a piece of a file of weights, in any order."""
-        with file.open("r+b") as written:
-            written.seek(offset)
-            await asyncio.to_thread(written.write, piece.data)
+        try:
+            with file.open("r+b") as written:
+                written.seek(offset)
+                await asyncio.to_thread(written.write, piece.data)
+        except OSError:
+            shutil.rmtree(file.parent, ignore_errors=True)  # other servers need the room
+            raise
 
     async def link(self, folder: Path) -> Path:
         """Link the weights in another server's `folder`, which may end before this one; returns the new folder."""

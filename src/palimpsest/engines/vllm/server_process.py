@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import re
 import secrets
 import signal
 import stat
@@ -226,10 +227,13 @@ def _torch_of() -> str:
     fix = other if named else f"{install_line('vllm')}, or {other}"
     code = "from importlib import metadata, util; print(util.find_spec('vllm') is not None, metadata.version('torch'))"
     try:
-        output = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60, text=True).stdout
+        ended = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"sampler.name=vllm: {python}: {error}; {fix}") from None
-    there, _, version = output.strip().partition(" ")
-    if there != "True":
+    found = re.search(rb"^(True|False) (\d\S*)$", ended.stdout, re.MULTILINE)  # other lines: a wrapper's
+    if ended.returncode or found is None:
+        said = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ConfigError(f"sampler.name=vllm: {python} failed (status {ended.returncode}) {said:.200}; {fix}")
+    if found[1] == b"False":
         raise ConfigError(f"sampler.name=vllm: {python} has no vLLM: {fix}")
-    return version
+    return found[2].decode(errors="replace")

@@ -125,7 +125,6 @@ class ForestGradients:
                     reference = forward(forest, True)[0]
             loss, sums = self._policy_loss(forest, logprobs, entropy, old, reference)
         loss.backward()
-        self._optimizer.collect()
         recomputed = self._objective == "policy" and self._config.old_logprobs == "recompute"
         learner = self._before(forest, logprobs, old) if recomputed else logprobs.detach()  # as losses.py's mean
         return loss.detach(), sums, largest_gaps(learner, forest.sampler_logprobs)
