@@ -64,7 +64,6 @@ DEEPSEEK_V3 = {
     "qk_rope_head_dim": 64,
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
-    "quantization_config": {"quant_method": "fp8"},
 }
 
 
@@ -160,8 +159,11 @@ def test_embeddings_are_tied_where_the_weights_are_if_the_configuration_is_silen
     assert shape_of(str(tmp_path)).tied == model.config.tie_word_embeddings
 
 
-def test_quantised_weights_are_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", [True, False])
+def test_quantised_weights_are_an_error(stored: bool, tmp_path: Path) -> None:
     built("Qwen2").save_pretrained(tmp_path)
+    if not stored:
+        (tmp_path / "model.safetensors").unlink()
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**settings, "quantization_config": {"quant_method": "awq"}}))
     with pytest.raises(ModelError, match="quantised"):
@@ -175,6 +177,12 @@ def test_numbers_of_experts_that_are_none_are_errors_with_weights_too(key: str, 
     weights = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     with pytest.raises(ModelError, match=r"config\.json has num_"):
         shape_from({**model.config.to_dict(), key: value}, "tiny", weights)
+
+
+def test_a_mixtures_class_without_experts_is_dense() -> None:
+    """Granite 4's dense models have 0 of both."""
+    config = configured("GraniteMoeHybrid").to_dict()
+    assert shape_from({**config, "num_local_experts": 0, "num_experts_per_tok": 0}, "tiny").idle == 0
 
 
 def elements(state: Any) -> int:

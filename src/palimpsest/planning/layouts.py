@@ -29,11 +29,13 @@ from palimpsest.plugin_options import options_of
 LEAST_TOKENS = 2048  # of a smaller micro-batch
 _TRIES = 8  # layouts that the configuration may reject before its error is raised
 REASONS = {
-    "engine.name": "ray divides weights and optimizer state among ranks; embedded uses one GPU",
+    "engine.name": "ray runs learner and servers as processes, and divides state among several ranks",
+    "engine.name=embedded": "one process learns, and samples or takes turns with a server",
     "cluster.learners": "ranks; with these, sampling and learning together take least time",
     "cluster.placement": "servers sleep while the learner learns on the same GPUs",
     "cluster.gpus_per_learner": "without GPUs the run stops, instead of computing on CPUs",
-    "sampler.name": "vllm decodes many sequences at once; embedded needs no memory for a server",
+    "sampler.name": "vllm decodes many sequences at once",
+    "sampler.name=embedded": "a server doesn't fit next to the learner, or takes longer",
     "sampler.servers": "vLLM servers",
     "sampler.devices": "GPUs of the servers",
     "sampler.tensor_parallel_size": "GPUs per server",

@@ -132,10 +132,8 @@ def shape_of(path: str) -> ModelShape:
     if base := read_object(path, folder / ADAPTER_SETTINGS).get("base_model_name_or_path"):
         return shape_of(str(base))
     config = read_object(path, folder / "config.json")
-    if not [*folder.glob("*.safetensors")]:
-        return shape_from(config, path)
     check_full(path, config)
-    return shape_from(config, path, check_weights(path, folder))
+    return shape_from(config, path, check_weights(path, folder) if [*folder.glob("*.safetensors")] else None)
 
 
 def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = None) -> ModelShape:
@@ -152,7 +150,8 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
         found, made, state, cached = _built(config, name)
         weights = weights or made
     for key in (*_SIZES, *_OPTIONAL, *_USED):
-        check_count(name, key, found.get(key))
+        value = found.get(key)
+        check_count(name, key, None if key in _USED and value == 0 else value)
     layers, width, heads, vocab = (found.get(key) or 0 for key in _SIZES)  # heads: none in a recurrent model
     size = (found.get("qk_nope_head_dim") or 0) + (found.get("qk_rope_head_dim") or 0)
     size, kv_heads = size or found.get("head_dim") or width // max(1, heads), found.get("num_key_value_heads") or heads
@@ -178,7 +177,7 @@ def _built(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Sha
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    described = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
+    described = {key: value for key, value in config.items() if key != "auto_map"}
     with refusing(f"model {name}: transformers makes no decoder from its config.json"), torch.device("meta"):
         text = AutoConfig.for_model(**described).get_text_config()
         wide = {"attn_implementation": "eager", "dtype": torch.float32}

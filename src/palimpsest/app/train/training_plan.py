@@ -82,8 +82,12 @@ class TrainingPlan:
             "steps": steps,
             "days": days,
             "gpu_hours": gpu_hours,
+            "dollars_per_gpu_hour": price,
             "cost": gpu_hours * price,
-            "overrides": [{"key": key, "value": value, "reason": REASONS[key]} for key, value in self.keys.items()],
+            "overrides": [
+                {"key": key, "value": value, "reason": REASONS.get(f"{key}={value}", REASONS[key])}
+                for key, value in self.keys.items()
+            ],
             "advice": self.advice,
             "assumed": self.assumed,
             "missing": self.missing,
