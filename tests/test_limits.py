@@ -93,7 +93,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "text": (3530, 15),
     "tools": (269, 2),
     "training": (2010, 10),
-    "viewer": (5529, 23),
+    "viewer": (5540, 24),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A package may exceed its lines by 5 %; raise
 the budget for a feature that needs more, or another file."""
