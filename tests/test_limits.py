@@ -75,7 +75,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "app": (10051, 46),
     "cli": (2930, 13),
     "config": (3130, 13),
-    "credit": (900, 7),
+    "credit": (900, 8),
     "data": (4820, 24),
     "engines": (10600, 47),
     "evaluation": (2050, 7),
