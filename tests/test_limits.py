@@ -77,7 +77,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "config": (3130, 13),
     "credit": (900, 8),
     "data": (4820, 24),
-    "engines": (10600, 47),
+    "engines": (10650, 47),
     "evaluation": (2050, 7),
     "memory": (3730, 17),
     "metrics": (850, 4),
