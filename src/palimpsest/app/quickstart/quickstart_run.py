@@ -29,7 +29,8 @@ from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart, 
 from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, publish, results_of
 from palimpsest.app.resume import QUICKSTART, ResolvedRun, Resume, resumable
 from palimpsest.app.train.run_handle import Run
-from palimpsest.app.train.training_run import Setup, open_setup, train_in_folder
+from palimpsest.app.train.run_setup import Setup, open_setup
+from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.load import Overrides, dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
