@@ -87,12 +87,12 @@ BUDGET: dict[str, tuple[int, int]] = {
     "report": (1265, 6),
     "retrieval": (820, 5),
     "reward": (1574, 8),
-    "rollout": (1490, 6),
+    "rollout": (1490, 7),
     "runs": (1770, 9),
     "servers": (3460, 16),
     "text": (3530, 15),
     "tools": (269, 2),
-    "training": (2010, 10),
+    "training": (2010, 12),
     "viewer": (5540, 24),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A package may exceed its lines by 5 %; raise

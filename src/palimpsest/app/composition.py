@@ -42,8 +42,8 @@ from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import options_of
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.episode import Roles, play
-from palimpsest.rollout.group import build_variant
 from palimpsest.rollout.speculation import Speculation
+from palimpsest.rollout.variant import build_variant
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
 from palimpsest.training.step_metrics import tool_measures
