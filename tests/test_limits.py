@@ -72,7 +72,8 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (3082, 15),
-    "app": (10051, 49),
+    "agents": (490, 5),
+    "app": (9480, 49),
     "cli": (2930, 16),
     "config": (3130, 13),
     "credit": (900, 8),
@@ -89,10 +90,10 @@ BUDGET: dict[str, tuple[int, int]] = {
     "reward": (1574, 8),
     "rollout": (1490, 7),
     "runs": (1770, 9),
-    "servers": (3460, 16),
-    "text": (3530, 15),
+    "servers": (3540, 16),
+    "text": (3640, 15),
     "tools": (269, 2),
-    "training": (2010, 12),
+    "training": (2010, 11),
     "viewer": (5540, 24),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A package may exceed its lines by 5 %; raise

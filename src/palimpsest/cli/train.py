@@ -24,9 +24,8 @@ from palimpsest.cli.plan import PRICE, Gpus, Nodes, show_plan
 from palimpsest.cli.recipes import print_recipes_of
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.runs.resume_rules import origin_of, resume_command
+from palimpsest.runs.resume_rules import Imitated, origin_of, resume_command
 from palimpsest.text.display_text import printable, visible
-from palimpsest.training.supervised.imitation_source import Imitated
 
 if TYPE_CHECKING:
     from palimpsest.app.model_export_job import ExportedModel

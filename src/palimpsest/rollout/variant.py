@@ -68,3 +68,9 @@ def is_variant(trajectory: Trajectory) -> bool:
     True
     """
     return any(isinstance(event.what, VariantPlayed) for event in trajectory.events)
+
+
+def policy_of(config: RunConfig) -> MemoryPolicy:
+    """The configured policy. Raises ConfigError for a wrong option, also of its training variant."""
+    build_variant(config)
+    return build_policy(config.policy)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.composition import open_roles
+from palimpsest.agents.roles import open_roles
 from palimpsest.app.train.run_setup import open_setup
 from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.schema import RunConfig

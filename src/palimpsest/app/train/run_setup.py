@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.composition import OpenRoles, open_roles, policy_of
+from palimpsest.agents.roles import OpenRoles, open_roles
 from palimpsest.config.schema import RunConfig, suspicious
 from palimpsest.credit.assign import build_rule
 from palimpsest.data.sources.file_source import (
@@ -25,6 +25,7 @@ from palimpsest.memory.registry import admit_all
 from palimpsest.plugins import check_all
 from palimpsest.provenance import Contents
 from palimpsest.reward.grading import check_reward
+from palimpsest.rollout.variant import policy_of
 from palimpsest.runs.loggers import check_sinks
 from palimpsest.text.codec import Codec
 from palimpsest.types import Problem

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.composition import Evaluator
 from palimpsest.app.config_resolution import Recipe
+from palimpsest.app.evaluate.evaluator import Evaluator
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import CallObjects, objects_in
 from palimpsest.app.resume import COLD_START, Resume, RunRequest, resolve_call, resumable
