@@ -73,7 +73,6 @@ INSIDE: tuple[tuple[str, ...], ...] = (
     ("data", "data.files", "data.formats", "data.synthetic", "data.sources"),
     ("viewer.records", "viewer.analysis", "viewer.screens", "viewer.export"),
     ("servers", "servers.openai"),
-    ("reward.judge", "reward"),
     ("engines.embedded.forest",),
     ("engines.embedded.sampling",),
     ("memory.parts",),

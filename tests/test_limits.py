@@ -87,7 +87,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "progress": (609, 4),
     "report": (1265, 6),
     "retrieval": (820, 5),
-    "reward": (1574, 8),
+    "reward": (1574, 7),
     "rollout": (1490, 7),
     "runs": (1770, 9),
     "servers": (3540, 16),
