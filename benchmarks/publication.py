@@ -60,7 +60,7 @@ def raylet_of(node: str) -> psutil.Process:
 
 def copied(found: Any, folder: Path, node: str) -> float:
     """Seconds to copy a new file in `folder` to all servers."""
-    from palimpsest.engines.ray.server_hosts import WrittenWeights
+    from palimpsest.engines.ray.ray_runtime import WrittenWeights
 
     weights = folder / secrets.token_hex(4)
     weights.mkdir()

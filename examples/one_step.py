@@ -10,7 +10,7 @@ The same parts as in `palimpsest train`, in the same order. To read next, under 
     credit/assign.py                      computes the advantage and weight of every token
     engines/embedded/forest/layout.py     packs rows so that shared prefixes are computed once
     engines/embedded/learner.py           takes the gradient step; the loss is in engines/losses.py
-    training/loop.py                      repeats the step: training/collect.py, then training/loop.py
+    training/loop.py                      repeats the step: collect.py samples, optimizer_steps.py trains
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def tool_calls() -> str:
 
 def alarms() -> str:
     """When the viewer raises one, and how grave it is."""
-    from palimpsest.viewer.records.run_status import THRESHOLDS
+    from palimpsest.viewer.records.alarms import THRESHOLDS
 
     rows = [row(f"`{key}`", f"{when[0].upper()}{when[1:]}", severity) for key, when, severity in THRESHOLDS]
     return row("alarm", "when", "") + "\n|---|---|---|\n" + "\n".join(rows)

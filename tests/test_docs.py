@@ -25,7 +25,6 @@ import yaml
 
 import palimpsest
 from docs_tables import GENERATED, between, navigation, page, write_llms, write_tables
-from palimpsest.app.python_calls import Table
 from palimpsest.cli.main import app
 from palimpsest.config.load import load_recipe, parse_config, quickstarts, recipe_names, split_override
 from palimpsest.config.other_names import OTHER_NAMES
@@ -37,6 +36,7 @@ from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.runs.resume_rules import _RULES
 from palimpsest.text.codec import Codec
+from palimpsest.text.display_text import Table
 from palimpsest.types import Problem
 from support.small_run import small_run
 

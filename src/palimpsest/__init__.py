@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from palimpsest._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from palimpsest.app.agent.ask_files import Asked as Asked
+    from palimpsest.agents.episode_results import Asked as Asked
+    from palimpsest.agents.episode_results import Episode as Episode
     from palimpsest.app.agent.ask_files import ask as ask
     from palimpsest.app.agent.ask_files import ask_async as ask_async
-    from palimpsest.app.agent.play import Episode as Episode
     from palimpsest.app.agent.play import play as play
     from palimpsest.app.agent.play import play_async as play_async
     from palimpsest.app.evaluate.evaluation_result import Evaluation as Evaluation
@@ -58,10 +58,11 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "config.schema": ("RunConfig",),
     "errors": ("PalimpsestError",),
     "app.evaluate.run_comparison": ("compare", "Comparison"),
-    "app.agent.ask_files": ("ask", "ask_async", "Asked"),
+    "agents.episode_results": ("Asked", "Episode"),
+    "app.agent.ask_files": ("ask", "ask_async"),
     "app.evaluate.evaluation_result": ("Evaluation",),
     "app.evaluate.evaluation_run": ("evaluate", "evaluate_async"),
-    "app.agent.play": ("play", "play_async", "Episode"),
+    "app.agent.play": ("play", "play_async"),
     "app.quickstart.quickstart_run": ("quickstart", "quickstart_async", "Quickstart"),
     "app.train.run_handle": ("Run",),
     "app.train.training_run": ("train", "train_async"),

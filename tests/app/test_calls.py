@@ -21,9 +21,10 @@ import pytest
 
 import palimpsest
 from palimpsest.app.config_resolution import Agent, evaluation_config
-from palimpsest.app.python_calls import Table, blocking, finish
+from palimpsest.app.python_calls import blocking, finish
 from palimpsest.progress.reporter import Silent
 from palimpsest.runs.signals import GracefulStop
+from palimpsest.text.display_text import Table
 from support.small_run import small_run
 
 ROOT = Path(__file__).parents[2]

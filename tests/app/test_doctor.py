@@ -25,7 +25,7 @@ from palimpsest.files import hashes
 from palimpsest.runs.folder_guard import FolderLock
 from palimpsest.runs.jsonl_rows import append_row, read_rows
 from palimpsest.runs.signals import GracefulStop
-from palimpsest.viewer.records.run_status import THRESHOLDS
+from palimpsest.viewer.records.alarms import THRESHOLDS
 from support.command import Run
 from support.disks import no_file_over
 from support.fakes import NumberedSource, small_config

@@ -17,11 +17,10 @@ from palimpsest.app.resume import RunRequest, resolve_run
 from palimpsest.cli.options import resumed
 from palimpsest.progress.reporter import Silent
 from palimpsest.rollout.trajectory_file import encode_groups
-from palimpsest.runs.resume_rules import RunOrigin, command_of_whole, how_to_resume, origin_of, resume_command
+from palimpsest.runs.resume_rules import Imitated, RunOrigin, command_of_whole, how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
-from palimpsest.training.supervised.imitation_source import Imitated
 from support.command import Run
 from support.fakes import small_config
 from support.groups import sample_groups

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import palimpsest as library
-from palimpsest.app.composition import fitted
+from palimpsest.agents.fitted_policy import fitted
 from palimpsest.app.config_resolution import Agent, evaluation_config, run_config
 from palimpsest.app.resume import RunRequest, resolve_run
 from palimpsest.config.load import load_recipe

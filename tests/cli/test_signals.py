@@ -71,7 +71,7 @@ MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
         "palimpsest.evaluation.sample_log:SampleLog.append",
         RERUN,
     ),
-    "train loads": (training, "palimpsest.app.train.training_run:open_engine", NOT_BEGUN),
+    "train loads": (training, "palimpsest.app.train.run_setup:open_engine", NOT_BEGUN),
     "quickstart evaluates": (
         quickstart,
         "palimpsest.app.quickstart.quickstart_jobs:Shard.play",

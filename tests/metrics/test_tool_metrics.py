@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from palimpsest.app.composition import measure_memory
+from palimpsest.app.evaluate.evaluator import measure_memory
 from palimpsest.config.schema import CreditConfig
 from palimpsest.events import Declared, Event, Pruned, PruneRefused, ToolCalled, ToolFailed, VariantPlayed
 from palimpsest.metrics.reading_trace import GroupTexts

@@ -18,8 +18,8 @@ from palimpsest.config.load import load_recipe
 from palimpsest.config.reward import FinalAnswerConfig, JudgeConfig
 from palimpsest.errors import ConfigError, JudgeError
 from palimpsest.reward.answer_match import FinalAnswerGrader
-from palimpsest.reward.judge.chat_client import ChatClient
-from palimpsest.reward.judge.model_judge import (
+from palimpsest.reward.judge_client import ChatClient
+from palimpsest.reward.model_judge import (
     CRITERIA,
     FILE,
     Judge,

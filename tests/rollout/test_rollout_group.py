@@ -14,7 +14,8 @@ from palimpsest.memory.document_baselines import FullContextPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.memory.recall import RecallPolicy
-from palimpsest.rollout.group import Player, Variant, is_variant
+from palimpsest.rollout.group import Player
+from palimpsest.rollout.variant import Variant, is_variant
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Outcome, Problem, Trajectory
 from support.fakes import LetterCodec, SeedSampler, TwoTurnPolicy, YesGrader

@@ -22,8 +22,9 @@ from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.plugin_kinds import KINDS
-from palimpsest.rollout.group import Player, Variant, build_variant, is_variant
+from palimpsest.rollout.group import Player
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
+from palimpsest.rollout.variant import Variant, build_variant, is_variant
 from palimpsest.runs.run_folder import open_run
 from palimpsest.training.step_metrics import group_metrics
 from palimpsest.types import Grade, Group, Outcome, Problem, SamplingParams, Trajectory

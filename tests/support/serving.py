@@ -12,12 +12,14 @@ from typing import Any
 
 import httpx2
 
-from palimpsest.app.agent.serve_agent import MAIN, ServedAgent
-from palimpsest.app.composition import OpenAgent, OpenRoles
+from palimpsest.agents.open_agent import OpenAgent
+from palimpsest.agents.roles import OpenRoles
+from palimpsest.app.agent.serve_agent import MAIN
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.engines.protocol import CompletionDelta, SamplerStats
+from palimpsest.engines.protocol import CompletionDelta, Limits, SamplerStats
 from palimpsest.servers.openai.agent_app import AgentService, ServerOptions
 from palimpsest.servers.openai.episode_log import Store
+from palimpsest.servers.openai.served_agent import ServedAgent
 from palimpsest.servers.openai.served_episodes import ServerLimits
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.agents import base_codec
@@ -66,6 +68,7 @@ class Scripted:
 class _Engine:
     codec: Any
     sampler: Scripted
+    limits: Limits = field(default_factory=lambda: Limits(vocab=0, max_context=Scripted.max_context))
 
 
 def scripted(

@@ -21,7 +21,7 @@ from palimpsest.runs.driver import Finished
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import changes
 from palimpsest.runs.run_folder import open_run
-from palimpsest.training.loop import Curriculum
+from palimpsest.training.curriculum import Curriculum
 from palimpsest.types import Completion, Grade, Problem, SamplingParams, StopReason, Trajectory
 from support.fakes import HashLearner, NumberedSource, SeedSampler, make_trainer, small_config
 

@@ -14,7 +14,7 @@ from palimpsest.config.schema import LossConfig, RunConfig
 from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
 from palimpsest.errors import RunError
 from palimpsest.runs.jsonl_rows import read_rows
-from palimpsest.training.loop import SkipWatch, moves
+from palimpsest.training.optimizer_steps import SkipWatch, moves
 from palimpsest.types import Grade, Problem, Trajectory
 from support.fakes import HashLearner, YesGrader, small_config
 from support.forests import masked

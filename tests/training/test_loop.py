@@ -19,7 +19,7 @@ from palimpsest.reward.grading import Reward
 from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import LoggerSet
-from palimpsest.training.loop import Curriculum
+from palimpsest.training.curriculum import Curriculum
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.fakes import (
     HashLearner,

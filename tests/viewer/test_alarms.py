@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-import palimpsest.viewer.records.run_status as alarms_module
-from palimpsest.viewer.records.run_status import THRESHOLDS, Status, Watched, alarms
+import palimpsest.viewer.records.alarms as alarms_module
+from palimpsest.viewer.records.alarms import THRESHOLDS, Watched, alarms
+from palimpsest.viewer.records.run_status import Status
 
 
 def rows(count: int = 70, **values: Any) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
     packages  working_folder  shared_memory  loopback  ray_token  gpu  collectives  threads      the machine
     run  health  disk  resume                                                                     a run's folder
 
-A healthy run has the check `health`, others one per alarm, under its name in viewer/records/run_status.py.
+A healthy run has the check `health`, others one per alarm, under its name in viewer/records/alarms.py.
 
 Guaranteed: only the two processes of `collectives` import torch; a run's folder stays unchanged, also while its process
 runs.
@@ -45,7 +45,8 @@ from palimpsest.runs.folder_guard import FolderLock, refuse_in_use
 from palimpsest.runs.jsonl_rows import read_rows, whole
 from palimpsest.runs.resume_rules import EVENTS, command_of_whole, has_checkpoint, resume_command
 from palimpsest.runs.run_folder import CONFIG, FAILED, METRICS, TIMINGS, load_config, refuse_lost_checkpoints
-from palimpsest.viewer.records.run_status import Status, Watched, alarms, status_of_run
+from palimpsest.viewer.records.alarms import Watched, alarms
+from palimpsest.viewer.records.run_status import Status, status_of_run
 
 Outcome = tuple[Literal["ok", "warn", "fail"], str, str]
 """Status, reason and fix of a check."""

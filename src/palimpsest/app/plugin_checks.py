@@ -38,8 +38,8 @@ from typing import Any
 from palimpsest import plugins
 from palimpsest.config.reward import LayerConfig, RewardConfig
 from palimpsest.config.schema import CreditConfig, ModelConfig, PolicyConfig
+from palimpsest.credit.advantages import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.credit.assign import build_rule
-from palimpsest.credit.outcome import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.policy_check import Finding, check_policy
 from palimpsest.memory.registry import build_policy

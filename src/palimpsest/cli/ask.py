@@ -17,7 +17,7 @@ from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import counted, ordinal, printable
 
 if TYPE_CHECKING:
-    from palimpsest.app.agent.ask_files import Asked
+    from palimpsest.agents.episode_results import Asked
     from palimpsest.app.config_resolution import Agent
     from palimpsest.metrics.reading_trace import MemoryChange
 

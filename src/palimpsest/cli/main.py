@@ -18,11 +18,21 @@ from typing import Annotated, NoReturn
 import typer
 
 from palimpsest._version import __version__
-from palimpsest.cli import ask, compare, datasets, evaluate, models, plan, recipes, serve, train, view
-from palimpsest.cli import recipes as new
-from palimpsest.cli import serve as retrieval
-from palimpsest.cli import train as quickstart
-from palimpsest.cli import view as replay
+from palimpsest.cli import (
+    ask,
+    compare,
+    datasets,
+    evaluate,
+    new,
+    plan,
+    quickstart,
+    recipes,
+    replay,
+    retrieval,
+    serve,
+    train,
+    view,
+)
 from palimpsest.cli.options import App
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError
 from palimpsest.runs.signals import Interrupts
@@ -76,15 +86,15 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     "Start": {
         "quickstart": (quickstart.quickstart, "Train, evaluate and report on a CPU in minutes."),
         "new": (new.new, "Create a policy, tool or reward from a template."),
-        "doctor": (models.doctor, "Check this machine, and why a run stopped."),
-        "check": (models.check, "Check a custom policy, reward or other plugin against its contract."),
+        "doctor": (new.doctor, "Check this machine, and why a run stopped."),
+        "check": (new.check, "Check a custom policy, reward or other plugin against its contract."),
     },
     "Train": {
         "plan": (plan.plan, "Predict memory, time and cost; choose a layout for your GPUs."),
         "train": (train.train, "Train an agent with reinforcement learning."),
         "services": (serve.services, "Start the judge and search services that a recipe needs."),
         "sft": (train.sft, "Fine-tune on SFT examples, recorded episodes or conversations."),
-        "export": (models.export, "Export a checkpoint as a Hugging Face model."),
+        "export": (train.export, "Export a checkpoint as a Hugging Face model."),
     },
     "Evaluate": {
         "eval": (evaluate.evaluate, "Evaluate models with a memory policy and baselines."),
@@ -104,7 +114,7 @@ for panel, commands in _COMMANDS.items():
     for name, (command, summary) in commands.items():
         app.command(name, short_help=summary, rich_help_panel=panel)(command)
 app.add_typer(datasets.app, name="data", rich_help_panel="Data")
-app.add_typer(retrieval.retrieval_app, name="retrieval", rich_help_panel="Data")
+app.add_typer(retrieval.app, name="retrieval", rich_help_panel="Data")
 app.add_typer(recipes.app, name="recipes", rich_help_panel="Reference")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -341,3 +342,9 @@ def on_gpus(gpus: int, objective: Objective | None, overrides: Sequence[str] = (
     added = layout_on(gpus, objective, overrides)
     Terminal().message(" ".join([f"--gpus {gpus}:", *(added or ["one process on one GPU"])]))
     return added
+
+
+def print_line(line: str) -> None:
+    """Print the address, the only line on stdout."""
+    typer.echo(line)
+    sys.stdout.flush()

@@ -1,10 +1,9 @@
-"""`palimpsest recipes` and `new`."""
+"""`palimpsest recipes`."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -180,32 +179,3 @@ def _print(columns: list[str], rows: list[list[str]], *, json: bool) -> None:
     for row in rows:
         made.add_row(*(Text(cell.replace("`", "").replace("None:", "null:")) for cell in row))
     stdout().print(made)
-
-
-# ---- palimpsest new ------------------------------------------------------------------------------------------
-
-
-def new(
-    kind: Annotated[str, typer.Argument(help="policy, tool or reward.")],
-    name: Annotated[str, typer.Argument(help="Name of the module, e.g. my_policy.")],
-    out: Annotated[Path, OUTPUT("--out", help="Folder to write to.")] = Path(),
-) -> None:
-    """Create a policy, tool or reward from a template: the module, a recipe that trains it, a test.
-
-    The template trains with the bundled model, in minutes on a CPU.
-
-    \b
-    Examples:
-      palimpsest new policy my_policy
-      palimpsest new tool my_tool --out tools
-      palimpsest new reward my_reward
-    """
-    from palimpsest.app.starter_files import class_name, write_scaffold
-
-    module, recipe, test = write_scaffold(kind, name, out)
-    typer.echo("\n".join(map(str, (module, recipe, test))))
-    steps = [] if out == Path() else [f"cd {out}"]
-    steps.append(f"palimpsest check {name}:{name if kind == 'reward' else class_name(name)}")
-    steps += [] if find_spec("pytest") else ["pip install pytest"]
-    steps += [f"python -m pytest {test.name}", f"palimpsest train {recipe.name} --out runs/{name}"]
-    typer.echo("next:\n" + "\n".join(f"  {step}" for step in steps))

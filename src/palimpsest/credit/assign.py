@@ -5,7 +5,7 @@
         -> of every token (credit/state.py) -> rows (all segments, or a sample: credit/dcpo.py)
         -> weight of every token (credit/aggregate.py, per optimizer step)
 
-    mean, mean_std, leave_one_out   the trajectory's advantage, at each of its turns (credit/outcome.py)
+    mean, mean_std, leave_one_out   the trajectory's advantage, at each of its turns (credit/advantages.py)
     state_mix                       one of these, mixed with advantages of single turns (credit/state.py)
     my_module:my_rule               a function (group) -> advantages, or a class with the method `turn_advantages`
 
@@ -31,10 +31,10 @@ from statistics import fmean, pstdev
 from palimpsest import plugins
 from palimpsest.config.schema import OUTCOMES, STATE_MIX, CreditConfig
 from palimpsest.credit import dapo, state
+from palimpsest.credit.advantages import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.credit.dapo import comparable, graded_rewards, rewards_differ
 from palimpsest.credit.dcpo import effective_weights, sample_segments
-from palimpsest.credit.outcome import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.rollout.segments import segments_of
 from palimpsest.seeding import Key

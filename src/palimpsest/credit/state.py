@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 from palimpsest import plugins
 from palimpsest.config.schema import OUTCOMES, STATE_MIX
-from palimpsest.credit.outcome import Rule, TurnAdvantage, rule_advantages, turn_mean
+from palimpsest.credit.advantages import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.types import Grade, Group, Segment, Trajectory
 

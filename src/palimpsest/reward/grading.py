@@ -47,7 +47,7 @@ from palimpsest.reward.answer_match import (
     all_of,
 )
 from palimpsest.reward.custom_reward import Caller, CustomLayer, CustomReward, close, fault_of
-from palimpsest.reward.judge.model_judge import Judge
+from palimpsest.reward.model_judge import Judge
 from palimpsest.reward.turn_rewards import FaithfulLayer, StateLayer
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory

@@ -1,93 +1,33 @@
 """Rollout batch: all episodes of several problems concurrently, G per problem, graded as they end.
 
-`train.variant` runs some training episodes with other policy options. MemAct runs half without the pruning tool, so
-that the model also learns to do without it. A second policy object is built from the changed options, and each episode
-uses one of the two; the policy knows nothing of it.
-
 Guaranteed: a group is yielded as soon as its last episode is graded, with its index among the problems; `batch`
 restores the order of problems and rollouts. A group depends neither on that order nor on other groups; a problem that
 occurs twice in a batch gets separate draws. `MemoryPolicy.prepare` runs once per group, off the event loop, and for all
 problems before the first episode starts. While a grade is awaited (a judge), the other episodes continue. A consumer
-that stops early leaves no episode running. The variant depends only on the episode's key (run seed, step, problem,
-rollout); the two policies share no mutable object; a varied episode starts with the event `variant`, which names the
-options. Only the training loop has variants, so evaluation always uses the policy as configured.
-Not covered: a bound on the number of episodes in flight, since the sampler queues requests; more than one variant.
+that stops early leaves no episode running. Some training episodes have other policy options (variant.py).
+Not covered: a bound on the number of episodes in flight, since the sampler queues requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from palimpsest.config.schema import PolicyConfig, RunConfig, SamplingConfig
+from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
-from palimpsest.errors import ConfigError
-from palimpsest.events import Event, VariantPlayed
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import build_policy, option_of
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import Roles, play
 from palimpsest.rollout.speculation import Speculation
-from palimpsest.seeding import Key, keyed_random
+from palimpsest.rollout.variant import Variant
+from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
-
-# ---- Training episodes with other policy options (train.variant) ---------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """The policy with changed options, and its share of the episodes."""
-
-    policy: MemoryPolicy
-    share: float
-    options: Mapping[str, Any]
-    """The changed options."""
-
-    def plays(self, *key: Key) -> bool:
-        """Whether the variant runs the episode of this key (the rollout's, problem, rollout)."""
-        return keyed_random(*key, VariantPlayed.kind).random() < self.share
-
-    def marked(self, trajectory: Trajectory) -> Trajectory:
-        """`trajectory` with the event that marks the variant."""
-        played = VariantPlayed(copy.deepcopy(dict(self.options)))
-        return replace(trajectory, events=(Event(played, before_turn=0), *trajectory.events))
-
-
-def build_variant(config: RunConfig) -> Variant | None:
-    """The configured variant, or None. Raises ConfigError naming the option under `train.variant.options`."""
-    wanted = config.train.variant
-    if wanted is None:
-        return None
-    options = copy.deepcopy({**config.policy.options, **wanted.options})
-    try:
-        policy = build_policy(PolicyConfig(name=config.policy.name, options=options))
-    except ConfigError as error:
-        key, option = "train.variant.options", option_of(error)
-        if option in wanted.options:
-            raise error.under(f"{key}.{option}") from None
-        raise ConfigError(f"({', '.join(wanted.options)}): {error}", key=key) from None
-    return Variant(policy, wanted.share, wanted.options)
-
-
-def is_variant(trajectory: Trajectory) -> bool:
-    """Whether the episode ran with changed options.
-
-    >>> from palimpsest.types import Outcome
-    >>> is_variant(Trajectory("p", "g", 0, (), Outcome.ANSWERED, events=(Event(VariantPlayed(), 0),)))
-    True
-    """
-    return any(isinstance(event.what, VariantPlayed) for event in trajectory.events)
-
-
-# ---- All episodes of a rollout batch -------------------------------------------------------------------------
-
 
 OnEpisode = Callable[[Trajectory, Grade], None]
 Preparations = tuple[Callable[[], Any], ...]

@@ -23,15 +23,17 @@ import hashlib
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from palimpsest.config.reward import JUDGE_OPERATION
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import leaves
+from palimpsest.errors import ConfigError
 from palimpsest.provenance import MADE_WITH
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.jsonl_rows import read_rows
@@ -199,3 +201,42 @@ def how_to_resume(run: str | os.PathLike[str]) -> str:
 def has_checkpoint(run: str | os.PathLike[str]) -> bool:
     """True if a run, or its cold start, has a checkpoint."""
     return any(checkpoint_paths(folder / CHECKPOINTS) for folder in (Path(run), Path(run) / "cold-start"))
+
+
+# ---- Source of the episodes to imitate -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Imitated:
+    records: Path | None = None
+    """A run, a folder of records, one record file, or a file of questions that name their evidence."""
+    min_grade: float | None = None
+    """Lowest grade of records; None: all."""
+    per_problem: int | None = None
+    """Records per problem, best first."""
+    data: Path | None = None
+    """Conversations with tool calls."""
+    memory_first: bool = False
+    """Write a prune's memory before its ids, in conversations."""
+    drop_too_long: bool = False
+    """Skip conversations that exceed the context."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for the run folder."""
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Imitated:
+        """Inverse of `to_json`. Raises ConfigError for other values.
+
+        >>> asked = Imitated(Path("runs/first"), min_grade=0.5)
+        >>> Imitated.from_json(asked.to_json()) == asked
+        True
+        """
+        try:
+            imitated = TypeAdapter(cls).validate_python(dict(row))
+        except ValidationError:
+            imitated = cls()
+        if (imitated.records is None) == (imitated.data is None):
+            raise ConfigError("the run's events.jsonl lacks the source of its episodes: set --from or --data again")
+        return imitated

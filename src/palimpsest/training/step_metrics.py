@@ -12,7 +12,7 @@
 | outcome/answered, outcome/... | episodes with this outcome |
 | memory/tokens, memory/copy_fidelity... | metrics/memory_metrics.py, over all episodes |
 | tool/prunes, tool/context_tokens... | the table below, over episodes without the variant |
-| curriculum/chunks, credit/..., policy/..., sampler/..., optim/..., eval/... | see training/loop.py |
+| curriculum/chunks, credit/..., policy/..., sampler/..., optim/..., eval/... | see training/optimizer_steps.py |
 
 Measures of an episode, the same in training and in evaluation:
 
@@ -44,8 +44,8 @@ from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
 from palimpsest.events import DocumentTruncated, Pruned, PruneRefused, ToolCalled, ToolFailed, of_type
 from palimpsest.metrics.memory_metrics import memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
-from palimpsest.rollout.group import is_variant
 from palimpsest.rollout.segments import segments_of
+from palimpsest.rollout.variant import is_variant
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group, Trajectory
 

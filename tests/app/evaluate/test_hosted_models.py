@@ -21,7 +21,7 @@ from palimpsest.errors import EngineError, SearchError
 from palimpsest.evaluation.sample_log import read_samples
 from palimpsest.notes import NOTES
 from palimpsest.retrieval.search_client import RemoteSearch
-from palimpsest.reward.judge.chat_client import ChatClient
+from palimpsest.reward.judge_client import ChatClient
 from support.command import Run
 from support.endpoint_server import MODEL, Raw, Server, endpoint_server, reply
 from support.judge_server import judge_server

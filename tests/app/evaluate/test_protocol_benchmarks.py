@@ -11,7 +11,7 @@ import pytest
 import palimpsest as library
 from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
 from palimpsest.app.datasets.question_splits import Filters, read_where
-from palimpsest.reward.judge.model_judge import system_prompt
+from palimpsest.reward.model_judge import system_prompt
 from support.endpoint_server import Server, endpoint_server
 from support.judge_server import case_of, judge_server, verdict
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from collections.abc import Callable
 from itertools import count
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from palimpsest.app.train import training_run
+from palimpsest.app.train import restarts, run_setup
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.training_run import train
 from palimpsest.config.load import load_recipe
@@ -63,7 +62,7 @@ class Lossy(EmbeddedEngine):
 @pytest.fixture
 def lossy(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Train six steps with so many restarts at the most, where these are the losses."""
-    monkeypatch.setattr(training_run, "open_engine", Lossy)
+    monkeypatch.setattr(run_setup, "open_engine", Lossy)
 
     def run(losses: list[tuple[int, PalimpsestError]], *, restarts: int, at: str = "publish") -> Run:
         Lossy.at, Lossy.losses, Lossy.folders = at, losses, []
@@ -106,7 +105,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(wait_s: float) -> None:
         seconds.append(wait_s)
 
-    monkeypatch.setattr(training_run, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
+    monkeypatch.setattr(restarts, "asyncio", SimpleNamespace(sleep=sleep))
     return seconds
 
 
@@ -171,7 +170,7 @@ class Warns(EmbeddedEngine):
 def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_run, "open_engine", Warns)
+    monkeypatch.setattr(run_setup, "open_engine", Warns)
     with pytest.warns(UserWarning, match="a server left at 1"):
         train("memagent-quickstart", small_run(tiny_model_folder, max_steps=2), out=tmp_path / "run", quiet=True)
     events = read_rows(tmp_path / "run/events.jsonl")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.composition import open_roles
-from palimpsest.app.train.training_run import open_setup, train_in_folder
+from palimpsest.agents.roles import open_roles
+from palimpsest.app.train.run_setup import open_setup
+from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model

@@ -30,8 +30,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from palimpsest.engines.ray import server_hosts
 from palimpsest.engines.ray.actor_group import ActorGroup
-from palimpsest.engines.ray.ray_runtime import Late, Limit
-from palimpsest.engines.ray.server_hosts import ServerHost, ServerHosts, WrittenWeights
+from palimpsest.engines.ray.ray_runtime import Late, Limit, WrittenWeights
+from palimpsest.engines.ray.server_hosts import ServerHost, ServerHosts
 
 
 def group_of(*overrides: str) -> ActorGroup:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.agent import serve_agent
 from palimpsest.engines.protocol import SamplerStats
 from palimpsest.errors import SamplerError
 from palimpsest.rollout.trajectory_file import turn_from_json
+from palimpsest.servers.openai import served_agent
 from palimpsest.servers.openai.answer_text import unboxed
 from palimpsest.servers.openai.served_episodes import ServerLimits
 from support.serving import body, scripted
@@ -451,8 +451,8 @@ async def test_memory_is_given_back_once_nothing_has_run_for_a_while(monkeypatch
 async def test_a_large_document_gives_back_what_encoding_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     client, _, _ = scripted(None)
     calls = list[None]()
-    monkeypatch.setattr(serve_agent, "give_back_freed_memory", lambda: calls.append(None))
-    monkeypatch.setattr(serve_agent, "_LARGE", 100)
+    monkeypatch.setattr(served_agent, "give_back_freed_memory", lambda: calls.append(None))
+    monkeypatch.setattr(served_agent, "_LARGE", 100)
     for document, count in (("Anna sells tea.", 0), (FACTS, 1)):
         assert (await client.post(PATH, json=body("Who?", palimpsest={"document": document}))).status_code == 200
         assert len(calls) == count

@@ -32,7 +32,8 @@ def test_the_model_may_be_at_an_endpoint(tmp_path: Path) -> None:
 
 WITHOUT_TORCH = """
 import asyncio, sys
-from palimpsest.app.agent.serve_agent import ServedAgent, _opened_agent
+from palimpsest.app.agent.serve_agent import _opened_agent
+from palimpsest.servers.openai.served_agent import ServedAgent
 from palimpsest.app.config_resolution import Remote
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.files.text_files import TextDocument

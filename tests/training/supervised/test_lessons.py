@@ -15,8 +15,9 @@ import pytest
 
 from palimpsest.app.quickstart.quickstart_plan import Grid
 from palimpsest.app.train import supervised_training
+from palimpsest.app.train.run_setup import open_setup
 from palimpsest.app.train.supervised_training import run_cold_start
-from palimpsest.app.train.training_run import open_setup, train_in_folder
+from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.config.load import load_recipe
 from palimpsest.data.synthetic.world import PEOPLE, RELATIONS

@@ -2,117 +2,22 @@
 
 from __future__ import annotations
 
-import html
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from palimpsest.app.composition import OpenAgent, with_agent
+from palimpsest.agents.episode_results import Episode, in_words
+from palimpsest.agents.open_agent import OpenAgent, with_agent
 from palimpsest.app.config_resolution import Agent, Recipe, Remote
 from palimpsest.app.evaluate.evaluation_data import as_problems
-from palimpsest.app.python_calls import Table, blocking
+from palimpsest.app.python_calls import blocking
 from palimpsest.app.python_objects import CallObjects, as_folder, check_problem, problems_of
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.sources.file_source import build_source
 from palimpsest.errors import ConfigError
-from palimpsest.events import DocumentTruncated
-from palimpsest.metrics.reading_trace import GroupTexts, memories
 from palimpsest.reward.grading import build_reward, closing, graded
-from palimpsest.rollout.episode import failure
-from palimpsest.text.codec import Codec
-from palimpsest.types import Grade, Outcome, Problem, Trajectory
-
-_SHOWN = 40  # memories in the repr, at most
-_WIDE = 200  # characters of each
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedTurn:
-    """A decoded turn."""
-
-    name: str
-    """Purpose of the call: read, answer, act."""
-    prompt: str = field(repr=False)
-    """Includes control tokens."""
-    reply: str
-
-
-@dataclass(frozen=True)
-class Episode:
-    """A decoded trajectory."""
-
-    problem: Problem
-    trajectory: Trajectory
-    """The recorded tokens."""
-    turns: tuple[PlayedTurn, ...]
-    memories: tuple[str, ...]
-    """After each reading turn, or each memory that an agent with tools wrote."""
-    grade: Grade | None
-    """None for a problem without gold answers."""
-
-    @property
-    def answer(self) -> str | None:
-        """Text of the answer turn; None if the episode ended before it."""
-        return self.trajectory.answer
-
-    @property
-    def answers(self) -> tuple[str | None, ...]:
-        """One answer per question, in order; for one question, only `answer`."""
-        if not self.problem.questions:
-            return (self.answer,)
-        return self.trajectory.answers or (None,) * len(self.problem.questions)
-
-    @property
-    def outcome(self) -> Outcome:
-        """Outcome of the episode."""
-        return self.trajectory.outcome
-
-    @property
-    def table(self) -> Table:
-        """One row per turn."""
-        turns = zip(self.turns, self.trajectory.turns, strict=True)
-        return Table.of(
-            [{"": word.name, "prompt tokens": len(turn.prompt_ids), "reply": word.reply} for word, turn in turns]
-        )
-
-    def __repr__(self) -> str:
-        lines = [text if number is None else f"{number:>3} {text}" for number, text in self._shown()]
-        value = "" if self.grade is None else f", reward {self.grade.value}"
-        cut = "".join(f", {read:,} of {tokens:,} tokens of the document read" for tokens, read in self._cuts())
-        error = failure(self.trajectory) if self.answer is None else None
-        ended = f"{self.outcome}{f' ({_one_line(error)})' if error else ''}"
-        head = f"Episode of {self.problem.id}: {len(self.turns)} turns, {ended}{value}{cut}"
-        return "\n".join([head, *lines, *(f"  > {_short(answer or '')}" for answer in self.answers)])
-
-    def _shown(self) -> list[tuple[int | None, str]]:
-        """Memories with their numbers, shortened; of many, the first and the last."""
-        numbered = list(enumerate(self.memories, 1))
-        ends = [numbered] if len(numbered) <= _SHOWN else [numbered[: _SHOWN // 2], numbered[-_SHOWN // 2 :]]
-        shown: list[list[tuple[int | None, str]]] = [[(number, _short(text)) for number, text in part] for part in ends]
-        return shown[0] if len(shown) == 1 else [*shown[0], (None, "..."), *shown[1]]
-
-    def _cuts(self) -> list[tuple[int, int]]:
-        """(tokens of the document, tokens read), for a truncated document."""
-        cuts = [event for event in self.trajectory.events if event.kind == DocumentTruncated.kind]
-        return [(event.detail["tokens"], event.detail["kept"]) for event in cuts]
-
-    def _repr_html_(self) -> str:
-        shown = [("" if number is None else f" value='{number}'", text) for number, text in self._shown()]
-        rows = "".join(f"<li{value}>{html.escape(text)}</li>" for value, text in shown)
-        head = html.escape(repr(self).partition("\n")[0])
-        answers = "".join(f"<p>{html.escape(_short(answer or ''))}</p>" for answer in self.answers)
-        return f"<p>{head}</p><ol>{rows}</ol>{answers}"
-
-
-def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text).strip()
-
-
-def _short(text: str) -> str:
-    line = _one_line(text)
-    return line if len(line) <= _WIDE else f"{line[:_WIDE]}..."
+from palimpsest.types import Problem
 
 
 async def play_async(
@@ -205,13 +110,3 @@ def _check_types(problem: Any, context: Any, answers: Any) -> None:
     ):
         if not right:
             raise ConfigError(f"palimpsest.play({name}=...) is of type {type(value).__name__}: pass {wanted}")
-
-
-def in_words(problem: Problem, trajectory: Trajectory, codec: Codec, grade: Grade | None = None) -> Episode:
-    """The decoded episode of a trajectory."""
-    turns = tuple(
-        PlayedTurn(turn.name, codec.decode(turn.prompt_ids), codec.decode(turn.completion.token_ids, control=False))
-        for turn in trajectory.turns
-    )
-    written = tuple(memory.text for memory in memories(trajectory, GroupTexts(codec)))
-    return Episode(problem, trajectory, turns, written, grade)

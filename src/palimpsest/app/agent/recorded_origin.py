@@ -36,8 +36,8 @@ from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, SUMMARY, Cell, r
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.provenance import WHOLE, same_weights, weights_fingerprint
-from palimpsest.rollout.group import build_variant, is_variant
 from palimpsest.rollout.trajectory_file import read_groups
+from palimpsest.rollout.variant import build_variant, is_variant
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step, step_name
 from palimpsest.runs.run_folder import CONFIG, TRAJECTORIES, load_config
 from palimpsest.seeding import Key

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import files
+from palimpsest.agents.open_agent import OpenAgent, with_agent
 from palimpsest.app.agent.recorded_origin import EpisodeOrigin, RecordedEpisode, locate_episode, origin_of, read_episode
-from palimpsest.app.composition import OpenAgent, with_agent
 from palimpsest.app.evaluate.regrading import UNSET_URL
 from palimpsest.app.python_calls import blocking
 from palimpsest.engines.protocol import Engine

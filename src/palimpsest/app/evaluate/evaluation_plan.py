@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.composition import fitted
+from palimpsest.agents.fitted_policy import fitted
 from palimpsest.app.config_resolution import EMBEDDED, Agent, Model, Recipe, Remote, evaluation_config
 from palimpsest.config.data import GENERATED, Sources, listed
 from palimpsest.config.load import Overrides, split_overrides

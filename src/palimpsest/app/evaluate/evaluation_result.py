@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.app.evaluate.evaluation_data import editions_of
-from palimpsest.app.python_calls import Table
 from palimpsest.config.data import listed
 from palimpsest.config.load import dump_config
 from palimpsest.config.reward import REWARDS
@@ -27,6 +26,7 @@ from palimpsest.report.page import ToldStory, contrasting_stories, view_command
 from palimpsest.report.run_reports import EvaluationResults, interval, percent, write_evaluation_report
 from palimpsest.reward.answer_match import grading_rules
 from palimpsest.text.codec import Codec
+from palimpsest.text.display_text import Table
 
 
 @dataclass(frozen=True)

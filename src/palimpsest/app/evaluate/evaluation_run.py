@@ -12,12 +12,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from palimpsest.app.composition import Evaluator, measure_memory, options_line
+from palimpsest.agents.fitted_policy import options_line
 from palimpsest.app.config_resolution import EMBEDDED, Recipe, Remote
 from palimpsest.app.evaluate.baselines import CellProblems, with_baselines
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, move_aside, part, read_problems, split_data
 from palimpsest.app.evaluate.evaluation_plan import EvalPlan, EvalRequest, policy_names
 from palimpsest.app.evaluate.evaluation_result import Evaluation, report_evaluation
+from palimpsest.app.evaluate.evaluator import Evaluator, measure_memory
 from palimpsest.app.evaluate.regrading import regrade as regrade_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import CallObjects, as_folder

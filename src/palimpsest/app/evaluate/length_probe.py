@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from palimpsest.app.composition import Evaluator, fitted
+from palimpsest.agents.fitted_policy import fitted
 from palimpsest.app.config_resolution import Agent, evaluation_config
+from palimpsest.app.evaluate.evaluator import Evaluator
 from palimpsest.app.python_calls import finish
 from palimpsest.config.data import LONGEST
 from palimpsest.config.schema import RunConfig

@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.python_calls import Table
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
 from palimpsest.evaluation import comparison
 from palimpsest.evaluation.comparison import Flip, SideBySide, as_one_agent, settings_of_evaluation, settings_of_run
@@ -25,6 +24,7 @@ from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, Cell, logs_below,
 from palimpsest.evaluation.summary import interval_notes
 from palimpsest.notes import Note
 from palimpsest.runs.run_folder import CONFIG, load_config
+from palimpsest.text.display_text import Table
 
 # ---- Sides of a comparison -----------------------------------------------------------------------------------
 

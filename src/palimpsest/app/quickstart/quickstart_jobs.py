@@ -38,10 +38,11 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from palimpsest import errors
-from palimpsest.app.composition import Evaluator, measure_memory
 from palimpsest.app.config_resolution import on_embedded
+from palimpsest.app.evaluate.evaluator import Evaluator, measure_memory
 from palimpsest.app.quickstart.quickstart_plan import Grid
-from palimpsest.app.train.training_run import open_setup, train_in_folder
+from palimpsest.app.train.run_setup import open_setup
+from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.engine import SamplerConfig
 from palimpsest.config.keys import with_keys
 from palimpsest.config.load import parse_config

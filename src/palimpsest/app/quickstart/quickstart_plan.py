@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from palimpsest.app.composition import policy_of
 from palimpsest.app.config_resolution import check_quickstart
 from palimpsest.app.resume import QUICKSTART, ResolvedRun, Resume, RunRequest, resolve_run, resumed_run
 from palimpsest.config.data import GENERATED, LONGEST, SearchDataConfig
@@ -27,6 +26,7 @@ from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import T_975
 from palimpsest.memory.registry import build_policy, evaluated
 from palimpsest.report.axis_labels import DOCUMENTS, PARAGRAPHS, QUESTIONS, AxisWords
+from palimpsest.rollout.variant import policy_of
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.text.display_text import counted
 from palimpsest.types import Problem

@@ -23,13 +23,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.python_calls import Table, blocking, suitable_progress
+from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.quickstart.quickstart_jobs import BaselineTraining, Shard, Worker, WorkerJob, samples_of
 from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart, resolve_seeds
 from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, publish, results_of
 from palimpsest.app.resume import QUICKSTART, ResolvedRun, Resume, resumable
 from palimpsest.app.train.run_handle import Run
-from palimpsest.app.train.training_run import Setup, open_setup, train_in_folder
+from palimpsest.app.train.run_setup import Setup, open_setup
+from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.load import Overrides, dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
@@ -39,6 +40,7 @@ from palimpsest.progress.reporter import Progress, Stage, Tick
 from palimpsest.runs.resume_rules import RunOrigin
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
+from palimpsest.text.display_text import Table
 
 # ---- Result of a quickstart ----------------------------------------------------------------------------------
 

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palimpsest.app.agent.ask_files import Asked, Files, ask, ask_async
-from palimpsest.app.agent.play import Episode, play, play_async
+from palimpsest.agents.episode_results import Asked, Episode
+from palimpsest.app.agent.ask_files import Files, ask, ask_async
+from palimpsest.app.agent.play import play, play_async
 from palimpsest.app.config_resolution import model_folder, newest_checkpoint
 from palimpsest.app.evaluate.evaluation_result import Evaluation
 from palimpsest.app.evaluate.evaluation_run import evaluate, evaluate_async
-from palimpsest.app.python_calls import Table
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.plugins import named_objects
 from palimpsest.runs.checkpoint import checkpoint_step
 from palimpsest.runs.jsonl_rows import read_rows, with_number
 from palimpsest.runs.run_folder import METRICS, load_config
+from palimpsest.text.display_text import Table
 from palimpsest.types import Problem
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from palimpsest.app.composition import policy_of
 from palimpsest.app.python_calls import blocking
 from palimpsest.app.resume import COLD_START, SFT, resumable
 from palimpsest.config.data import GENERATED, SearchDataConfig
@@ -31,15 +30,15 @@ from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.progress.reporter import Progress
 from palimpsest.rollout.trajectory_file import NO_TOKENIZER
+from palimpsest.rollout.variant import policy_of
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.driver import Finished
 from palimpsest.runs.loggers import build_loggers, check_sinks
-from palimpsest.runs.resume_rules import RunOrigin
+from palimpsest.runs.resume_rules import Imitated, RunOrigin
 from palimpsest.runs.run_folder import RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.training.supervised.conversations import load_conversations
-from palimpsest.training.supervised.imitation_source import Imitated
 from palimpsest.training.supervised.lessons import Lessons
 from palimpsest.training.supervised.scripted_episodes import EvidenceLessons, ToolLessons
 from palimpsest.training.supervised.supervised_loop import (

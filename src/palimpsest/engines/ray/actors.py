@@ -28,8 +28,7 @@ from palimpsest.engines.process_guard import GuardedFolder
 from palimpsest.engines.protocol import Objective, UpdateStats, kv_bytes
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.engines.ray.rank_batches import RankPart
-from palimpsest.engines.ray.ray_runtime import COMPILING, set_gloo_interface
-from palimpsest.engines.ray.server_hosts import WrittenWeights, folder_of_weights
+from palimpsest.engines.ray.ray_runtime import COMPILING, WrittenWeights, folder_of_weights, set_gloo_interface
 from palimpsest.errors import CheckpointError, RunError, SamplerError
 from palimpsest.types import Completion, SamplingParams
 

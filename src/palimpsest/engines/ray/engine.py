@@ -40,8 +40,8 @@ from palimpsest.engines.protocol import (
 from palimpsest.engines.ray.actor_group import ActorGroup, check_gpus
 from palimpsest.engines.ray.actors import ActorReply, BatchStep
 from palimpsest.engines.ray.rank_batches import RankPlan, merged, plan
-from palimpsest.engines.ray.ray_runtime import COMPILING, Limit
-from palimpsest.engines.ray.server_hosts import ServerHosts, WrittenWeights
+from palimpsest.engines.ray.ray_runtime import COMPILING, Limit, WrittenWeights
+from palimpsest.engines.ray.server_hosts import ServerHosts
 from palimpsest.engines.ray.sharding import skeleton, source_of
 from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.text.codec import Codec

@@ -8,14 +8,18 @@ Not covered: a cluster that others started; the output of Ray's compiled part as
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
+import platform
+import secrets
 import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,7 +30,8 @@ from ray._private import services
 from ray.exceptions import RayError, RayTaskError
 
 from palimpsest.engines import process_guard
-from palimpsest.errors import GOES_ON, PalimpsestError, ProcessesLost
+from palimpsest.engines.process_guard import GuardedFolder, memory_folder
+from palimpsest.errors import GOES_ON, PalimpsestError, ProcessesLost, RunError, SamplerError
 
 # ---- Results with a time limit -------------------------------------------------------------------------------
 
@@ -270,3 +275,29 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+# ---- Weights on a machine ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenWeights:
+    """Weights that a rank wrote on its machine."""
+
+    node: str
+    """Ray's name of the machine."""
+    folder: Path
+    files: Mapping[str, int]
+    """Bytes of each file."""
+
+
+def folder_of_weights(parent: str | None) -> GuardedFolder:
+    """New folder in `parent`, that is sampler.folder. Raises RunError if this machine lacks it, SamplerError if it is
+    full."""
+    try:
+        return GuardedFolder(Path(parent or memory_folder()) / f"palimpsest-{secrets.token_hex(4)}")
+    except OSError as error:
+        where = f"sampler.folder={parent}: {platform.node()}: {error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise SamplerError(f"{where}; free some room") from None
+        raise RunError(f"{where}; create the folder there, or set sampler.folder=null") from None

@@ -15,17 +15,14 @@ Not covered: a server whose machine was lost starts on another one only with the
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import platform
-import secrets
 import shutil
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,17 +33,27 @@ from ray.exceptions import RayError, RayTaskError
 
 from palimpsest.config.engine import SamplerConfig
 from palimpsest.config.schema import RunConfig, takes_turns
-from palimpsest.engines.process_guard import GuardedFolder, memory_folder
-from palimpsest.engines.ray.ray_runtime import LOOK_S, Late, Limit, again, cause_of, line_of
+from palimpsest.engines.process_guard import GuardedFolder
+from palimpsest.engines.ray.ray_runtime import (
+    LOOK_S,
+    Late,
+    Limit,
+    WrittenWeights,
+    again,
+    cause_of,
+    folder_of_weights,
+    line_of,
+)
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.engines.vllm.server_process import ServerProcess
-from palimpsest.errors import EngineError, PalimpsestError, RunError, SamplerError, being_cancelled
+from palimpsest.errors import EngineError, PalimpsestError, SamplerError, being_cancelled
 from palimpsest.http_connections import Connections, Unanswered, encoded
 from palimpsest.http_services import HttpReply
 from palimpsest.planning.cost import server_share
 
 if TYPE_CHECKING:
     from palimpsest.engines.ray.actor_group import ActorGroup
+
 
 PIECE = 32 << 20
 """Bytes of weights per call."""
@@ -56,29 +63,6 @@ _AHEAD = 4
 _REPLACED_S = 10.0  # for actors that replace lost ones
 
 # ---- In the processes of a machine ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenWeights:
-    """Weights that a rank wrote on its machine."""
-
-    node: str
-    """Ray's name of the machine."""
-    folder: Path
-    files: Mapping[str, int]
-    """Bytes of each file."""
-
-
-def folder_of_weights(parent: str | None) -> GuardedFolder:
-    """New folder in `parent`, that is sampler.folder. Raises RunError if this machine lacks it, SamplerError if it is
-    full."""
-    try:
-        return GuardedFolder(Path(parent or memory_folder()) / f"palimpsest-{secrets.token_hex(4)}")
-    except OSError as error:
-        where = f"sampler.folder={parent}: {platform.node()}: {error}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise SamplerError(f"{where}; free some room") from None
-        raise RunError(f"{where}; create the folder there, or set sampler.folder=null") from None
 
 
 class ServerHost:

@@ -28,7 +28,7 @@ from palimpsest.servers.openai.chat_completions import ChatReply, ChatRoutes, ch
 from palimpsest.servers.openai.episode_log import Store
 from palimpsest.servers.openai.request_bodies import chat_body, openai_error
 from palimpsest.servers.openai.responses import answer_response
-from palimpsest.servers.openai.served_agent import AgentInterface
+from palimpsest.servers.openai.served_agent import ServedAgent
 from palimpsest.servers.openai.served_episodes import Episodes, ServerLimits
 from palimpsest.servers.request_log import RequestLog
 
@@ -93,7 +93,7 @@ class AgentService:
 
     def __init__(
         self,
-        agent: AgentInterface,
+        agent: ServedAgent,
         store: Store | None,
         *,
         model: str,

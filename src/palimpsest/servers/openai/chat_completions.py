@@ -24,7 +24,7 @@ from palimpsest.servers.http_service import Intake, ReadingThreads, Refused, jso
 from palimpsest.servers.openai.answer_text import UnboxedText, unboxed
 from palimpsest.servers.openai.request_bodies import ChatBody, openai_error
 from palimpsest.servers.openai.request_query import query_of
-from palimpsest.servers.openai.served_agent import AgentInterface, Query
+from palimpsest.servers.openai.served_agent import Query, ServedAgent
 from palimpsest.servers.openai.served_episodes import SILENCE_S, Episodes, News, ServedEpisode
 from palimpsest.servers.request_log import note
 
@@ -43,7 +43,7 @@ _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 class ChatRoutes:
     """Answers requests in any form."""
 
-    def __init__(self, agent: AgentInterface, model: str, episodes: Episodes, lenient: bool) -> None:
+    def __init__(self, agent: ServedAgent, model: str, episodes: Episodes, lenient: bool) -> None:
         """`model`: the agent's name for clients; `lenient`: ignore unsupported parameters."""
         self._agent, self._model, self._episodes, self._lenient = agent, model, episodes, lenient
         self._intake = Intake()

@@ -42,13 +42,13 @@ from palimpsest.servers.openai.message_documents import (
     tagged,
 )
 from palimpsest.servers.openai.request_bodies import INSTRUCTING, ChatBody, FilePart, Message, user_text
-from palimpsest.servers.openai.served_agent import AgentInterface, Query
+from palimpsest.servers.openai.served_agent import Query, ServedAgent
 
 TakesAll = Callable[[Sequence[str]], bool]
 """Returns whether the policy has room for these questions."""
 
 
-def query_of(body: ChatBody, agent: AgentInterface, drawn: int | None = None) -> tuple[Query, dict[str, str]]:
+def query_of(body: ChatBody, agent: ServedAgent, drawn: int | None = None) -> tuple[Query, dict[str, str]]:
     """The query of a body, and its parsing for the reply. Time grows with the body.
 
     `drawn`: the seed of the earlier request that this one repeats. Raises Refused for a body without a question, or a

@@ -23,7 +23,7 @@ from palimpsest.rollout.trajectory_file import turn_to_json
 from palimpsest.servers.http_service import ReadingThreads, Refused
 from palimpsest.servers.openai.answer_text import AnswerText, final_text
 from palimpsest.servers.openai.episode_log import Store, StoreFailed
-from palimpsest.servers.openai.served_agent import AgentInterface, EpisodePlan, Query
+from palimpsest.servers.openai.served_agent import EpisodePlan, Query, ServedAgent
 from palimpsest.text.chat_template import Refusal
 from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import ordinal
@@ -141,9 +141,7 @@ class ServedEpisode:
 class Episodes:
     """Episodes of a server. For one event loop."""
 
-    def __init__(
-        self, agent: AgentInterface, store: Store | None, limits: ServerLimits, threads: ReadingThreads
-    ) -> None:
+    def __init__(self, agent: ServedAgent, store: Store | None, limits: ServerLimits, threads: ReadingThreads) -> None:
         """`threads`: for work that grows with a document, which no request is to wait behind."""
         self.agent, self.store, self.limits, self._threads = agent, store, limits, threads
         self.counts: Counter[str] = Counter()

@@ -36,7 +36,7 @@ from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.seeding import keyed_random
 from palimpsest.text.display_text import ordinal
-from palimpsest.training.loop import SkipWatch
+from palimpsest.training.optimizer_steps import SkipWatch
 from palimpsest.training.step_metrics import learner_metrics
 from palimpsest.types import Trajectory
 

@@ -25,7 +25,8 @@ from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.jsonl_rows import is_number, whole, with_number
 from palimpsest.runs.resume_rules import EVENTS, resume_command
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
-from palimpsest.viewer.records.run_status import Alarm, Row, RowFiles, Status, Watched, alarms, mean_of, status_of_run
+from palimpsest.viewer.records.alarms import Alarm, Watched, alarms, mean_of
+from palimpsest.viewer.records.run_status import Row, RowFiles, Status, status_of_run
 from palimpsest.viewer.records.sources import Source, SourceKind, gone, last_change, leads_out, updated
 
 REWARD = "reward/mean"

@@ -1,12 +1,12 @@
-"""`palimpsest check`, `palimpsest doctor` and `palimpsest export`."""
+"""`palimpsest new`, `check` and `doctor`: create a policy, tool or reward, check it, check the machine and a run."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
+from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,8 +14,34 @@ from palimpsest.cli.options import OUTPUT, Json
 from palimpsest.config.load import split_override
 from palimpsest.text.display_text import printable
 
-if TYPE_CHECKING:
-    from palimpsest.app.model_export_job import ExportedModel
+
+def new(
+    kind: Annotated[str, typer.Argument(help="policy, tool or reward.")],
+    name: Annotated[str, typer.Argument(help="Name of the module, e.g. my_policy.")],
+    out: Annotated[Path, OUTPUT("--out", help="Folder to write to.")] = Path(),
+) -> None:
+    """Create a policy, tool or reward from a template: the module, a recipe that trains it, a test.
+
+    The template trains with the bundled model, in minutes on a CPU.
+
+    \b
+    Examples:
+      palimpsest new policy my_policy
+      palimpsest new tool my_tool --out tools
+      palimpsest new reward my_reward
+    """
+    from palimpsest.app.starter_files import class_name, write_scaffold
+
+    module, recipe, test = write_scaffold(kind, name, out)
+    typer.echo("\n".join(map(str, (module, recipe, test))))
+    steps = [] if out == Path() else [f"cd {out}"]
+    steps.append(f"palimpsest check {name}:{name if kind == 'reward' else class_name(name)}")
+    steps += [] if find_spec("pytest") else ["pip install pytest"]
+    steps += [f"python -m pytest {test.name}", f"palimpsest train {recipe.name} --out runs/{name}"]
+    typer.echo("next:\n" + "\n".join(f"  {step}" for step in steps))
+
+
+# ---- palimpsest check ----------------------------------------------------------------------------------------
 
 
 def check(
@@ -60,7 +86,7 @@ def check(
     raise typer.Exit(int(failed > 0))
 
 
-# ---- palimpsest doctor ---------------------------------------------------------------------------------------
+# ---- palimpsest doctor ----------------------------------------------------------------------------------------
 
 
 def doctor(
@@ -91,46 +117,3 @@ def doctor(
     if json:
         print(dumps({"passed": not failed, "checks": [asdict(check) for check in checks]}))
     raise typer.Exit(int(failed))
-
-
-# ---- palimpsest export ---------------------------------------------------------------------------------------
-
-
-def export(
-    run: Annotated[str, typer.Argument(help="A run's folder, or a model's.")],
-    out: Annotated[Path, OUTPUT(help="Folder to write the Hugging Face model to.")],
-    step: Annotated[int | None, typer.Option(help="Step of the checkpoint; default: the newest.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: unchanged.")] = None,
-    untied: Annotated[bool, typer.Option("--untied", help="Write a tied output projection separately (vLLM).")] = False,
-    adapter: Annotated[bool, typer.Option("--adapter", help="Write only the adapters, not merged.")] = False,
-    evaluation: Annotated[
-        list[Path] | None, typer.Option(help="Evaluation folder whose figures README.md gets too; repeatable.")
-    ] = None,
-) -> None:
-    """Export a checkpoint as a Hugging Face model; adapters are merged.
-
-    Its README.md has the accuracy of every evaluation of these weights in the run's folder. `hf upload` publishes the
-    folder on the Hugging Face hub.
-
-    \b
-    Examples:
-      palimpsest export runs/quickstart --out my-agent
-      palimpsest export runs/quickstart --step 40 --dtype bfloat16 --out my-agent
-      palimpsest export runs/first --evaluation evals/hotpot --out my-agent
-      palimpsest export runs/quickstart --untied --out served
-    """
-    from palimpsest.app.model_export_job import export as export_model
-
-    warn, places = partial(typer.echo, err=True), evaluation or ()
-    _show(export_model(run, out, step=step, dtype=dtype, untied=untied, adapter=adapter, evaluations=places, warn=warn))
-
-
-def _show(done: ExportedModel) -> None:
-    """Print the files and how to load them."""
-    after = "" if done.step is None else f" after step {done.step}"
-    typer.echo(f"{done.path.resolve()}: the model{after}, {done.size:,} bytes")
-    for name, size in done.files.items():
-        typer.echo(f"  {size:>15,}  {name}")
-    typer.echo("to load it:")
-    for program, line in done.loading.items():
-        typer.echo(f"  {program:<16}  {line}")

@@ -46,7 +46,7 @@ import orjson
 
 from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import JudgeError
-from palimpsest.reward.judge.chat_client import ChatClient, Message
+from palimpsest.reward.judge_client import ChatClient, Message
 from palimpsest.text.json_text import Unreadable, end_of_value, loaded
 from palimpsest.text.reply_tags import spoken
 

@@ -1,0 +1,104 @@
+"""What a run needs next to its folder, loaded and checked: policy, problems, engine, roles."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from palimpsest.agents.roles import OpenRoles, open_roles
+from palimpsest.config.schema import RunConfig, suspicious
+from palimpsest.credit.assign import build_rule
+from palimpsest.data.sources.file_source import (
+    FileSource,
+    ProblemSource,
+    SearchFileSource,
+    build_source,
+    rows_left_out,
+)
+from palimpsest.engines.open import check_models, open_engine
+from palimpsest.engines.protocol import Engine
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.registry import admit_all
+from palimpsest.plugins import check_all
+from palimpsest.provenance import Contents
+from palimpsest.reward.grading import check_reward
+from palimpsest.rollout.variant import policy_of
+from palimpsest.runs.loggers import check_sinks
+from palimpsest.text.codec import Codec
+from palimpsest.types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A run's policy and problems, read before its model."""
+
+    policy: MemoryPolicy
+    source: ProblemSource
+    held_out: Sequence[Problem] | None
+    """Problems of the evaluation during training; None: no evaluation."""
+    skipped: tuple[str, ...]
+    """One message per skipped row of the files."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Inputs:
+        """Read what `config` names and check it, except for the model."""
+        policy = policy_checked(config)
+        source = build_source(config.data, config.seed, split="train")
+        source.problems(step=0, count=config.train.batch_size)
+        held_out, skipped = None, dict.fromkeys(rows_left_out(source))
+        if config.train.eval_steps:
+            evaluated = build_source(config.data, config.seed, split="eval")
+            held_out = evaluated.problems(step=0, count=config.evaluation.problems)
+            skipped |= dict.fromkeys(rows_left_out(evaluated))
+        return cls(policy, source, held_out, tuple(skipped))
+
+    def admitted(self, config: RunConfig, codec: Codec, window: int, note: str = "") -> Mapping[str, Any]:
+        """`Setup.contents`, once the budgets fit the window and all problems of a file, or those of the first step,
+        fit the budgets."""
+        source = self.source
+        read, held = Contents(source.questions if isinstance(source, SearchFileSource) else ()), Contents()
+        train: Iterable[Problem] = source.problems(step=0, count=config.train.batch_size)
+        train = read.watching(source) if isinstance(source, FileSource) else train
+        for problems in (train, held.watching(self.held_out or ())):
+            admit_all(self.policy, problems, codec, window, note)
+        contents = {} if self.held_out is None else {"held_out": held.to_json()}
+        return contents | ({"train": read.to_json()} if isinstance(source, FileSource | SearchFileSource) else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Setup(Inputs):
+    """Everything a run needs next to its folder, loaded and checked."""
+
+    engine: Engine
+    roles: OpenRoles
+    contents: Mapping[str, Any]
+    """`Contents.to_json` of the problems of files (`train`) and of `held_out`; generated problems have no `train`."""
+
+
+def open_setup(config: RunConfig, out: Path) -> Setup:
+    """Load what `config` names and check it.
+
+    `out` is the run's folder, which may not exist yet; servers write their logs there. Cheap checks come first, so a
+    wrong option fails before a model loads.
+    """
+    check_models(config)
+    inputs = Inputs.of(config)
+    engine = open_engine(config, objective="policy", folder=out)
+    roles, limits = open_roles(config, engine.codec), engine.limits
+    contents = inputs.admitted(config, engine.codec, limits.max_context, limits.note)
+    return Setup(inputs.policy, inputs.source, inputs.held_out, inputs.skipped, engine, roles, contents)
+
+
+def policy_checked(config: RunConfig) -> MemoryPolicy:
+    """The policy, after the checks that need neither model nor data."""
+    check_all(config)
+    for reason in suspicious(config):
+        warnings.warn(reason, stacklevel=2)
+    policy = policy_of(config)
+    check_sinks(config)
+    build_rule(config.credit)
+    check_reward(config.reward)
+    return policy

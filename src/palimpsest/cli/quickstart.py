@@ -1,0 +1,158 @@
+"""`palimpsest quickstart`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from palimpsest.cli.options import (
+    OUTPUT,
+    DryRun,
+    Force,
+    Json,
+    Overrides,
+    interval,
+    numbers,
+    percent,
+    resumed,
+    resuming,
+    stdout,
+    table,
+)
+from palimpsest.cli.train import Resume, print_plan
+from palimpsest.config.load import PRETRAINED, quickstarts
+from palimpsest.progress.displays import Terminal
+from palimpsest.runs.resume_rules import resume_command
+
+if TYPE_CHECKING:
+    from palimpsest.app.quickstart.quickstart_results import Results
+    from palimpsest.app.quickstart.quickstart_run import Quickstart
+    from palimpsest.evaluation.summary import EvalSummary
+
+
+# ---- palimpsest quickstart -----------------------------------------------------------------------------------
+
+
+def quickstart(
+    method: Annotated[
+        str | None,
+        typer.Argument(help=f"One of {', '.join(quickstarts())}; default: memagent; with --resume a run."),
+    ] = None,
+    settings: Overrides = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A pretrained model, folder or hub id; the default method is then memagent-smollm2."),
+    ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(metavar="S[,S...]", help="Seed; several run one after the other, with one report. Default: 0."),
+    ] = None,
+    out: Annotated[Path | None, OUTPUT(help="Run folder; default: runs/quickstart.")] = None,
+    resume: Resume = False,
+    force: Force = False,
+    json: Json = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train an agent on this machine's CPU, evaluate it beyond its training length, write a report.
+
+    Takes minutes on two cores, without a GPU or a network. Ends with a table; the page is OUT/report.html, the figures
+    are in OUT/summary.json.
+
+    \b
+    Examples:
+      palimpsest quickstart
+      palimpsest quickstart memagent --seed 1 --out runs/seed-1
+      palimpsest quickstart train.max_steps=20 'evaluation.sizes=[1,16]' --out runs/short
+      palimpsest quickstart --resume runs/seed-1
+      palimpsest quickstart rememr1 --out runs/recall
+      palimpsest quickstart memact --out runs/prune
+      palimpsest quickstart --model HuggingFaceTB/SmolLM2-135M-Instruct
+      palimpsest quickstart memagent --seed 0,1,2 --out runs/three
+    """
+    from palimpsest.app.config_resolution import check_quickstart
+
+    method, settings = _method_and_settings(method, settings or [])
+    if model is not None:
+        method, settings = method or PRETRAINED, [f"model.path={model}", *settings]
+    seeds = () if seed is None else numbers("--seed", "whole numbers", seed, least=0)
+    first, several = (seeds[0] if len(seeds) == 1 else None), (seeds if len(seeds) > 1 else None)
+    if not resume or several:
+        check_quickstart(method or "memagent")
+    if dry_run:
+        from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart, resolve_seeds
+
+        if several is None:
+            runs = [resolve_quickstart(method, settings, seed=first, out=out, resume=resume)]
+        else:
+            runs = list(resolve_seeds(method, settings, several, out=out, resume=resume, force=force))
+        for resolved in runs:
+            print_plan(resolved, force)
+        return
+    again = resumed(_folder(method, out, resume), force=force) if several is None else lambda: _RESUME_SEEDS
+    with resuming(again):
+        Terminal().message("loading the model")
+        from palimpsest.app.quickstart.quickstart_run import quickstart as run
+
+        done = run(method, settings, seed=first, seeds=several, out=out, resume=resume, force=force)
+    _show(done, json=json)
+
+
+def _method_and_settings(method: str | None, settings: list[str]) -> tuple[str | None, list[str]]:
+    """Method and keys to change; without a method the first word is a key.
+
+    >>> _method_and_settings("train.max_steps=2", ["seed=1"]), _method_and_settings("rememr1", [])
+    ((None, ['train.max_steps=2', 'seed=1']), ('rememr1', []))
+    """
+    if method and "=" in method and not Path(method).is_dir():
+        return None, [method, *settings]
+    return method, settings
+
+
+def _folder(method: str | None, out: Path | None, resume: bool) -> Path:
+    """The run's folder; with --resume the first word may name it."""
+    return Path(method) if resume and method and Path(method).is_dir() else out or Path("runs/quickstart")
+
+
+_RESUME_SEEDS = "resume with the same command and --resume"
+
+
+def _show(done: Quickstart, *, json: bool) -> None:
+    if not done.finished:
+        again = _RESUME_SEEDS if done.seeds else f"resume with {resume_command(done.run)}"
+        Terminal().message(f"stopped after step {done.run.steps} of {done.run.folder}; {again}")
+        return
+    if json:
+        typer.echo(done.report.with_name("summary.json").read_text("utf-8"), nl=False)
+        return
+    results = done.results
+    assert results is not None
+    points = results.points
+    interval_of = f", mean of {len(done.seeds)} seeds" if done.seeds else ""
+    columns = [f"accuracy in %, 95% interval{interval_of}", *map(results.heading, points)]
+    rows = [
+        [results.label(name), *(f"{percent(row[p].accuracy.mean)}  {interval(row[p].accuracy)}" for p in points)]
+        for name, row in results.cells.items()
+    ]
+    cost = results.grid.axis.cost.replace(" processed", "")
+    tokens = [
+        [f"{cost}, {label}", *(f"{row[p].tokens_per_document:,.0f}" for p in points)] for label, row in _costs(results)
+    ]
+    stdout().print(table("", columns, [*rows, *tokens]))
+    for note in results.fewer:
+        Terminal().message(note)
+    time_taken = f"{results.wall_s / 60:.1f} minutes"
+    if (copied := results.copied()) is not None:
+        name, (before, after) = copied
+        time_taken = f"{name}: {percent(before)}% before, {percent(after)}% after; {time_taken}"
+    Terminal().message(time_taken)
+    Terminal().message(f"{done.report}, {done.report.with_name('summary.json')}")
+
+
+def _costs(results: Results) -> list[tuple[str, Mapping[int, EvalSummary]]]:
+    """The players whose tokens the table shows: the agent, or all if tokens don't follow from the size."""
+    if results.grid.axis.reads:
+        return [("agent", results.cells[results.grid.agent])]
+    return [(results.label(name), row) for name, row in results.cells.items()]
