@@ -31,9 +31,9 @@ async def restarting(folder: RunFolder, most: int, attempt: Callable[[bool], Awa
     """Await `attempt(restarted)`; restart it up to `most` times if processes are lost. The error after the last restart
     has the first one as a note."""
     first: ProcessesLost | None = None
-    fruitless = 0  # attempts in a row that completed no step
+    failures = 0  # consecutive attempts without a completed step
     for number in range(most + 1):
-        stands = [Stand.of(path) for path in (folder.path, folder.path / COLD_START)]
+        starts = [RunStart.of(path) for path in (folder.path, folder.path / COLD_START)]
         try:
             return await attempt(number > 0)
         except ProcessesLost as error:
@@ -42,8 +42,8 @@ async def restarting(folder: RunFolder, most: int, attempt: Callable[[bool], Awa
                     error.add_note(f"restarts: {number} (cluster.max_restarts={most}); the first followed: {first}")
                 raise
             first = first or error
-            fruitless = 0 if any(stand.left() for stand in stands) else fruitless + 1
-            wait_s = wait_before(fruitless)
+            failures = 0 if any(start.advanced() for start in starts) else failures + 1
+            wait_s = wait_before(failures)
             folder.warn(Note("restart", error=str(error), number=number + 1, most=most, wait_s=wait_s))
             await asyncio.sleep(wait_s)
         except PalimpsestError as error:
@@ -53,17 +53,17 @@ async def restarting(folder: RunFolder, most: int, attempt: Callable[[bool], Awa
     raise AssertionError("the last attempt returns or raises")
 
 
-def wait_before(fruitless: int) -> float:
-    """Seconds before a restart, after `fruitless` consecutive attempts without a completed step.
+def wait_before(failures: int) -> float:
+    """Seconds before a restart, after `failures` consecutive attempts without a completed step.
 
     >>> [wait_before(number) for number in (0, 1, 2, 3, 7, 100)]
     [0.0, 1.0, 2.0, 4.0, 60.0, 60.0]
     """
-    return min(LONGEST_S, 2.0 ** min(fruitless - 1, 10)) if fruitless else 0.0
+    return min(LONGEST_S, 2.0 ** min(failures - 1, 10)) if failures else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class RunStart:
     """Progress of a run at the start of an attempt."""
 
     folder: Path
@@ -73,11 +73,11 @@ class Stand:
     """Time of the last change of its metrics file, in ns."""
 
     @classmethod
-    def of(cls, folder: Path) -> Stand:
+    def of(cls, folder: Path) -> RunStart:
         saved = max(map(checkpoint_step, checkpoint_paths(folder / CHECKPOINTS)), default=0)
         return cls(folder, saved, _changed(folder))
 
-    def left(self) -> bool:
+    def advanced(self) -> bool:
         """True if a step completed since then. Rows of an earlier attempt stay until the next one truncates them."""
         if _changed(self.folder) == self.changed:
             return False
