@@ -5,8 +5,9 @@
     python scripts/plain_english.py docs --max docs.p90=28       # exits with 1 above a limit
 
 Kinds: docs (Markdown), help (docstrings and help= under cli/), docstrings, messages (strings of four words and more),
-comments, names (identifiers of JavaScript). Code is left out; table cells count as words, not as sentences. p50 and p90
-are words per sentence, passive and fronted are percentages of sentences, house is per 1,000 words or names.
+comments, names (identifiers of JavaScript), identifiers (of Python, as words). Code is left out; table cells count as
+words, not as sentences. p50 and p90 are words per sentence, passive and fronted are percentages of sentences, house is
+per 1,000 words or names.
 
 Not covered: other languages' files; passives are found by a regular expression, so they are a trend.
 """
@@ -39,6 +40,12 @@ HOUSE_NAMES = re.compile(
     r"|\b(?:parts|each|at|on|to|one|that|under|within|since|leading)\b"
 )
 """Words, or whole names, that say neither what a value is nor what a function does."""
+HOUSE_IDENTIFIERS = re.compile(
+    r"(?i)\b(?:told|tell|asked|beside|given|found|place|each|known|said|seen|kept|own|parts|whole|others|begun|anew)\b"
+)
+"""The same for the words of Python's names, which longer names are made of."""
+HOUSES = {"names": HOUSE_NAMES, "identifiers": HOUSE_IDENTIFIERS}
+"""Kinds with house words of their own."""
 KEYWORDS = re.compile(
     "async|await|break|case|catch|const|continue|default|delete|else|export|false|finally|for|from|function|if|import|in"
     "|instanceof|let|new|null|of|return|switch|this|throw|true|try|typeof|undefined|void|while|yield"
@@ -65,8 +72,16 @@ def markdown(text: str) -> Iterator[Passage]:
             line += item.count("\n") + 1
 
 
+def defined_name(node: ast.AST) -> str:
+    """Name that a definition, a parameter or an assignment gives, or ""."""
+    stored = isinstance(getattr(node, "ctx", None), ast.Store)
+    if stored or isinstance(node, ast.arg | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return next((getattr(node, key) for key in ("name", "arg", "id", "attr") if hasattr(node, key)), "")
+    return ""
+
+
 def python(text: str, docstrings: str) -> Iterator[Passage]:
-    """Comments, docstrings (of the kind `docstrings`), help texts and other strings."""
+    """Comments, docstrings (of the kind `docstrings`), help texts, other strings, and names that are defined."""
     for found in re.finditer(r"(?m)(?:^ *|  )# ?(\w.*)$", text):
         yield "comments", text.count("\n", 0, found.start(1)) + 1, found[1]
     nodes = list(ast.walk(ast.parse(text)))
@@ -74,6 +89,8 @@ def python(text: str, docstrings: str) -> Iterator[Passage]:
     kinds |= {id(node.value): "help" for node in nodes if isinstance(node, ast.keyword) and node.arg == "help"}
     inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in nodes:
+        if name := defined_name(node):
+            yield "identifiers", getattr(node, "lineno", 0), name.replace("_", " ")
         if isinstance(node, ast.JoinedStr):
             string = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
@@ -148,7 +165,7 @@ def main() -> None:
     figures = {
         f"{kind}.{name}": value
         for kind, rows in found.items()
-        for name, value in measure((text for _, text in rows), HOUSE_NAMES if kind == "names" else HOUSE).items()
+        for name, value in measure((text for _, text in rows), HOUSES.get(kind, HOUSE)).items()
     }
     for name, value in figures.items():
         print(f"{name:18}{value:10.1f}")
