@@ -95,9 +95,10 @@ def test_nothing_that_is_told_becomes_markup() -> None:
     told = ToldTurn(1, [ToldPart(kind, attack) for kind, _ in LEGEND], 0)
     story = ToldStory("wrong", attack, [told], 0, 0, attack, attack, "reward 0.00")
     reader = Text()
-    reader.feed(page("story.html.j2", stories=[story], legend=LEGEND, look=f"palimpsest view {attack}"))
+    look, rest = f"palimpsest view {attack}", {"title": attack, "lead": attack, "facts": [(attack, attack)], "config": ""}
+    reader.feed(page("page.html.j2", stories=[story], legend=LEGEND, look=look, figures=[], **rest))
     assert "script" not in reader.tags
-    assert reader.text.count(attack) == len(LEGEND) + 4
+    assert reader.text.count(attack) == len(LEGEND) + 9
 
 
 def test_reports_have_the_viewers_colours_for_light_and_dark() -> None:

@@ -34,8 +34,8 @@ from palimpsest.text.display_text import ordinal, visible
 from palimpsest.types import Grade, Group
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.memory_diff import Dropped, WordOrigin
+from palimpsest.viewer.analysis.token_words import Spelling, SpeltTexts
 from palimpsest.viewer.export.inline_page import page_files
-from palimpsest.viewer.screens.group_screen import Opened
 
 REPORT = "report.html"
 
@@ -168,8 +168,11 @@ def contrasting_stories(groups: Sequence[Group], codec: Codec) -> list[ToldStory
     at = (mixed or wrong)[0]
     worst, best = min(graded[at]), max(graded[at], key=lambda pair: (pair[0], -pair[1]))
     rollouts = [worst[1], *([best[1]] if mixed else [])]
-    opened = Opened(groups[at], codec)
-    stories = [_shown_story(opened.story(rollout), groups[at].grades[rollout]) for rollout in rollouts]
+    group, texts = groups[at], SpeltTexts(Spelling(codec))
+    stories = [
+        _shown_story(Story(group.problem, group.trajectories[rollout], texts), group.grades[rollout])
+        for rollout in rollouts
+    ]
     return stories if any(story.turns for story in stories) else []
 
 
