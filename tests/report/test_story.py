@@ -95,7 +95,10 @@ def test_nothing_that_is_told_becomes_markup() -> None:
     told = ToldTurn(1, [ToldPart(kind, attack) for kind, _ in LEGEND], 0)
     story = ToldStory("wrong", attack, [told], 0, 0, attack, attack, "reward 0.00")
     reader = Text()
-    look, rest = f"palimpsest view {attack}", {"title": attack, "lead": attack, "facts": [(attack, attack)], "config": ""}
+    look, rest = (
+        f"palimpsest view {attack}",
+        {"title": attack, "lead": attack, "facts": [(attack, attack)], "config": ""},
+    )
     reader.feed(page("page.html.j2", stories=[story], legend=LEGEND, look=look, figures=[], **rest))
     assert "script" not in reader.tags
     assert reader.text.count(attack) == len(LEGEND) + 9

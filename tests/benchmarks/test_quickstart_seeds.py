@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "quickstart_seeds.py"))
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "quickstart_seeds.py"))
 
 
 def summary(seed: int, right: float, **others: Any) -> dict[str, Any]:

@@ -41,7 +41,10 @@ time.sleep(600)
 
 def test_every_file_of_the_marker_is_a_part() -> None:
     marked = {str(path.relative_to(CHECKOUT)) for path in CHECKOUT.glob("tests/**/test_gpu_*.py")}
-    assert {part.file for part in PARTS} == marked - {"tests/test_gpu_tests.py", "tests/test_gpu_session.py"}
+    assert {part.file for part in PARTS} == marked - {
+        "tests/scripts/test_gpu_tests.py",
+        "tests/scripts/test_gpu_session.py",
+    }
     assert all("pytest.mark.gpu" in (CHECKOUT / part.file).read_text() for part in PARTS)
 
 

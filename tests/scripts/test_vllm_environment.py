@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "vllm_environment.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "vllm_environment.py"
 
 
 @pytest.mark.parametrize(

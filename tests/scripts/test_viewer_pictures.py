@@ -10,7 +10,7 @@ import pytest
 from support.browser import chromium
 from viewer_pictures import IMAGES, MANIFEST, PICTURES, manifest, shown, take
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LARGEST = 200_000
 
 

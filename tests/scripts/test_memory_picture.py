@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from memory_picture import EVIDENCE, KEPT, Section, Told, svg
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 EPISODE = Told(
     question="What does <b>Anna</b> drink?",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "install_torch.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "install_torch.py"
 
 
 def wheel(folder: Path, version: str) -> None:
