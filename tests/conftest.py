@@ -22,7 +22,7 @@ from support.browser import Watched, chromium, watching
 from support.command import Done, Run
 from support.models import build_llama, build_tokenizer
 
-# A busy machine is no defect: how long an example takes is not what these tests are about.
+# An example may take long on a busy machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
@@ -31,9 +31,9 @@ settings.load_profile("untimed")
 def unignored_interrupts() -> Iterator[None]:
     """Lets SIGINT and SIGHUP end tests and their child processes; background jobs and nohup ignore them."""
     handlers: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
-    found = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    for number, handler in found.items():
+    for number, handler in previous.items():
         signal.signal(number, handler)
 
 
@@ -51,7 +51,7 @@ def tiny_codec(tiny_tokenizer: Any) -> Any:
 
 @pytest.fixture
 def tiny_model(tiny_tokenizer: Any) -> Any:
-    """Built anew for each test, so that a test may train it."""
+    """A new model for each test, so that a test may train it."""
     return build_llama(len(tiny_tokenizer))
 
 
@@ -79,9 +79,9 @@ def watched(browser: Any, origin: str) -> Iterator[Watched]:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of the published files: $PALIMPSEST_DATA, or ../shared/data beside the checkout."""
-    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    folder = Path(os.environ.get("PALIMPSEST_DATA", beside))
+    """Folder of the published files: $PALIMPSEST_DATA, or ../shared/data next to the checkout."""
+    checkout_data = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    folder = Path(os.environ.get("PALIMPSEST_DATA", checkout_data))
     if not (folder / "hotpotqa_train_100.json").is_file():
         pytest.skip(f"no published data at {folder}; set PALIMPSEST_DATA to the folder with hotpotqa_train_100.json")
     return folder
@@ -120,7 +120,7 @@ def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 @pytest.fixture
 def refused(palimpsest: Run) -> Callable[..., str]:
-    """The one line a command refuses with, next to those of its progress and that it loads a model."""
+    """The error line of a command, without its lines of progress."""
 
     def run(*args: str) -> str:
         done = palimpsest(*args)

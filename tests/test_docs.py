@@ -106,8 +106,8 @@ def test_links_between_pages_lead_somewhere(path: Path) -> None:
         outside = target.startswith("https://") and not target.startswith(SOURCE)
         if picture or outside:
             continue
-        place, _, anchor = target.removeprefix(SOURCE).partition("#")
-        file = ((ROOT if target.startswith(SOURCE) else path.parent) / place).resolve() if place else path
+        page_path, _, anchor = target.removeprefix(SOURCE).partition("#")
+        file = ((ROOT if target.startswith(SOURCE) else path.parent) / page_path).resolve() if page_path else path
         assert file.exists(), f"{path.name} links to {target}"
         if path.is_relative_to(DOCS) and not target.startswith(SOURCE):
             assert file.is_relative_to(DOCS), f"{path.name} links to {target}, which is not on the site"
@@ -173,26 +173,26 @@ def test_the_readme_is_read_in_two_minutes() -> None:
 
 def commands() -> list[tuple[str, str]]:
     """(page, command line) of every `palimpsest ...` line in a shell block."""
-    found = []
+    commands_of_pages = []
     for path in PAGES:
         for block in blocks(path.read_text("utf-8"), "sh"):
             for line in block.replace("\\\n", " ").splitlines():
                 _, called, rest = line.partition("palimpsest ")
                 if called and not line.lstrip().startswith("#"):
-                    found.append((name_of(path), rest.partition("  #")[0]))
-    return found
+                    commands_of_pages.append((name_of(path), rest.partition("  #")[0]))
+    return commands_of_pages
 
 
 @pytest.mark.parametrize(("name", "line"), commands())
-def test_commands_in_the_docs_parse_with_known_options_and_keys(name: str, line: str) -> None:
+def test_commands_in_the_docs_parse(name: str, line: str) -> None:
     command: Any = typer.main.get_command(app)
     words = shlex.split(line.partition(" > ")[0])
     while hasattr(command, "commands"):
         assert words[0] in command.commands, f"{name}: no command {words[0]}"
         command, words = command.commands[words[0]], words[1:]
-    parsed = command.make_context("palimpsest", words)  # refuses unknown options and wrong types; runs nothing
-    given = [word for word in (parsed.params.get("overrides") or parsed.params.get("settings") or ()) if "=" in word]
-    overrides = [setting for setting in given if "." in split_override(setting)[0]]
+    parsed = command.make_context("palimpsest", words)  # rejects unknown options and wrong types; runs nothing
+    settings = [word for word in (parsed.params.get("overrides") or parsed.params.get("settings") or ()) if "=" in word]
+    overrides = [setting for setting in settings if "." in split_override(setting)[0]]
     recipe = parsed.params.get("recipe")
     if recipe is not None and recipe not in recipe_names():
         recipe = None  # the reader's own file
@@ -261,7 +261,7 @@ def test_the_hooks_before_a_commit_are_those_of_make_lint() -> None:
     assert len(local["hooks"]) == len(lint.strip().splitlines()) - 1
 
 
-def test_what_may_change_on_resume_is_told_key_by_key() -> None:
+def test_each_key_that_may_change_on_resume_is_documented() -> None:
     text = page("docs/reference/files.md")
     for key, verdict in _RULES.items():
         (line,) = [line for line in text.splitlines() if line.startswith(f"| {verdict}")]
@@ -287,10 +287,10 @@ def test_sample_rows_are_read_as_the_format_they_stand_under(format: str, text: 
     (tmp_path / "frankenstein.txt").write_text("A novel by Mary Shelley.", "utf-8")
     assert recognise(next(read_rows(file))).name == format
     (problem,) = read_problems(file)
-    asked = problem.by_question[0]
-    assert "Who wrote it?" in asked.question.splitlines()[0 if format == "longbench_v2" else -1]
+    question = problem.by_question[0]
+    assert "Who wrote it?" in question.question.splitlines()[0 if format == "longbench_v2" else -1]
     golds = {"question": (), "longbench_v2": ("A",)}.get(format)  # the second's gold is a letter
-    assert "Mary Shelley" in asked.answers if golds is None else asked.answers == golds
+    assert "Mary Shelley" in question.answers if golds is None else question.answers == golds
     searched_for = format in ("memact", "flashrag", "bamboogle", "frames")
     assert problem.context is None if searched_for else "rankenstein" in (problem.context or "")
 
@@ -331,9 +331,9 @@ def test_the_snippet_runs_with_any_model(
     monkeypatch.chdir(tmp_path)
     (snippet,) = snippets()
     small = {'{"train.max_steps": 60}': repr(small_run(tiny_model_folder)), "[4, 64], limit=64": "[1, 2], limit=2"}
-    for given, less in {**small, "chunks=16": "chunks=2"}.items():
-        assert given in snippet
-        snippet = snippet.replace(given, less)
+    for text, smaller in {**small, "chunks=16": "chunks=2"}.items():
+        assert text in snippet
+        snippet = snippet.replace(text, smaller)
     exec(compile(snippet, "README.md", "exec"), {})
     out = capsys.readouterr().out
     assert "Evaluation of overwrite on synthetic" in out
@@ -345,14 +345,14 @@ def test_the_example_with_objects_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (example,) = [block for block in blocks(page("docs/how-to/python.md"), "python") if "data=problems" in block]
-    known = {"model.path", "policy.options", "train", "logging.report_to"}
-    small = {key: value for key, value in small_run(tiny_model_folder).items() if key in known}
-    for given, less in {
+    keys = {"model.path", "policy.options", "train", "logging.report_to"}
+    small = {key: value for key, value in small_run(tiny_model_folder).items() if key in keys}
+    for text, smaller in {
         '{"train.max_steps": 20}': repr(small),
         '{"train.max_steps": 40}': '{"train.max_steps": 3}',
     }.items():
-        assert given in example
-        example = example.replace(given, less)
+        assert text in example
+        example = example.replace(text, smaller)
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(example, "python.md", "exec"), names)
     assert names["more"].metrics.column("reward/mean") == names["rewards"]
@@ -364,13 +364,13 @@ def test_the_example_with_objects_runs(
 
 
 def calls_of(block: str) -> Iterator[ast.Call]:
-    """Calls of what `palimpsest` exports."""
+    """Calls of names that `palimpsest` exports."""
     for node in ast.walk(ast.parse(block)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("palimpsest."):
             yield node
 
 
-def test_calls_in_the_docs_take_the_arguments_they_are_given() -> None:
+def test_calls_in_the_docs_have_valid_arguments() -> None:
     pages = [page("README.md"), page("docs/how-to/python.md")]
     shown = [call for text in pages for block in blocks(text, "python") for call in calls_of(block)]
     assert {ast.unparse(call.func) for call in shown} >= {
@@ -403,8 +403,8 @@ def test_what_the_page_on_python_promises_is_there() -> None:
         "table": Table,
     }
     for name, attribute in promised:
-        known = {*dir(classes[name]), *classes[name].__annotations__}
-        assert attribute in known | {"config"}, f"{name}.{attribute}"
+        keys = {*dir(classes[name]), *classes[name].__annotations__}
+        assert attribute in keys | {"config"}, f"{name}.{attribute}"
 
 
 def test_the_example_policy_keeps_the_contract(tiny_codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,17 +422,17 @@ def test_the_examples_are_short(name: str, lines: int) -> None:
     assert len(page(f"examples/{name}.py").splitlines()) < lines
 
 
-def test_the_answer_turn_has_a_budget_of_its_own(tiny_codec: Codec) -> None:
+def test_the_answer_turn_has_a_separate_budget(tiny_codec: Codec) -> None:
     """A claim of differences.md: the original's final turn takes the memory's budget."""
-    asked = []
+    limits = []
 
     def reply(prompt: Any, limit: int) -> list[int]:
-        asked.append(limit)
+        limits.append(limit)
         return [tiny_codec.stop_ids[0]]
 
     policy = OverwritePolicy(chunk_size=8, question_tokens=16, memory_tokens=12, answer_tokens=5)
     asyncio.run(ScriptedModel(tiny_codec, reply, 512).play(policy, Problem("p", "Who?", ("x",), "one two three")))
-    assert (set(asked[:-1]), asked[-1]) == ({12}, 5)
+    assert (set(limits[:-1]), limits[-1]) == ({12}, 5)
 
 
 if __name__ == "__main__":

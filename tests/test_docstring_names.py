@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("src", "scripts", "benchmarks", "examples")
 CODE = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FILES = [*CODE, *(ROOT / "tests").rglob("*.py")]
-OTHERS = {
+FOREIGN = {
     *("PyTorch", "NumPy", "TensorBoard", "JavaScript", "WebSocket", "SentencePiece", "DeepSeekMath", "DasGupta"),
     *("FlexAttention", "BlockMask", "vector_norm", "EvalLog"),  # of torch and inspect
     *("goldAnswers", "a_b", "MyRule", "MyLayer", "MyPrompts", "mine.py", "packing.py"),  # examples, other projects
@@ -28,8 +28,8 @@ _NAME = re.compile(
 
 
 def docstrings(tree: ast.AST) -> list[ast.Constant]:
-    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
-    return [node for node in found if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    return [node for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
 def names_in(text: str) -> set[str]:
@@ -44,11 +44,11 @@ def names_in(text: str) -> set[str]:
 
 
 @cache
-def known() -> frozenset[str]:
-    others = [path for path in FILES if path != Path(__file__)]
-    names = {name for path in others for name in names_in(path.read_text("utf-8"))}
+def known_names() -> frozenset[str]:
+    files = [path for path in FILES if path != Path(__file__)]
+    names = {name for path in files for name in names_in(path.read_text("utf-8"))}
     recipes = " ".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.yaml"))
-    return frozenset(names | set(re.findall(r"\w+", recipes)) | OTHERS | set(dir(builtins)) | {p.stem for p in CODE})
+    return frozenset(names | set(re.findall(r"\w+", recipes)) | FOREIGN | set(dir(builtins)) | {p.stem for p in CODE})
 
 
 def unknown(text: str) -> list[str]:
@@ -56,10 +56,10 @@ def unknown(text: str) -> list[str]:
     missing = []
     for match in _NAME.finditer(text.partition(">>>")[0]):
         if file := match["file"]:
-            there = file.rpartition("/")[2] in OTHERS or any(str(path).endswith(f"/{file}") for path in FILES)
+            there = file.rpartition("/")[2] in FOREIGN or any(str(path).endswith(f"/{file}") for path in FILES)
             missing += [] if there else [file]
             continue
-        missing += [name for name in re.findall(r"[A-Za-z_]\w*", match[0]) if name not in known()]
+        missing += [name for name in re.findall(r"[A-Za-z_]\w*", match[0]) if name not in known_names()]
         modules = [path for path in CODE if path.stem == match["module"]]
         defined = any(match["constant"] in names_in(path.read_text("utf-8")) for path in modules)
         missing += [match[0]] if modules and not defined else []

@@ -32,7 +32,7 @@ def test_the_english_stays_plain(kind: str, figure: str) -> None:
 
 
 def test_what_is_measured() -> None:
-    """By hand: two sentences of five words, one passive, one fronted, two house words in ten."""
+    """Computed by hand: two sentences of five words, one passive, one fronted, two house words in ten."""
     figures = measure(["It was told by somebody. What it is we know."])
     assert figures == {"words": 10, "p50": 5, "p90": 5, "passive": 50, "fronted": 50, "house": 300}
     assert HOUSE.findall("told somebody what it is") == ["told", "somebody", "what it is"]
@@ -43,7 +43,7 @@ def test_names_in_javascript_stay_plain() -> None:
 
 
 def test_the_names_that_are_measured() -> None:
-    """By hand: keywords, properties, keys, strings, comments and regular expressions are no names."""
+    """Computed by hand; keywords, properties, keys, strings, comments and regular expressions don't count."""
     line = r'const told = route.asked({ kept: `x ${isHeld(at, `${lit}`)} mine` }, /torn/, "that"); // whole'
     names = [text for kind, _, text in javascript(line) if kind == "names"]
     assert sorted(names) == ["at", "isHeld", "lit", "route", "told"]

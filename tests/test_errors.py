@@ -1,4 +1,4 @@
-"""What is raised where work and what closes after it both fail."""
+"""Errors where both the work and the closing after it fail."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_error_of_the_work_is_raised_and_that_of_closing_is_a_note_of_it(way
 
 
 @pytest.mark.parametrize("way", [using, closing])
-def test_an_error_of_closing_alone_is_raised_and_without_one_the_work_s_result_is_given(way: Ways) -> None:
+def test_an_error_of_closing_is_raised_after_successful_work(way: Ways) -> None:
     with pytest.raises(RunError, match="disk"):
         asyncio.run(way(Opened(RunError("disk")), work(None)))  # type: ignore[arg-type]
     assert asyncio.run(way(Opened(None), work(None))) == "done"  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What lies beside a file or folder that is being written, under names that a user may have given."""
+"""Temporary names next to a file or folder that is being written, which a user may have."""
 
 from __future__ import annotations
 

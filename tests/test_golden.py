@@ -15,8 +15,8 @@ from support.golden import FAR, ROUNDED, RUNS, differences, episodes_of, golden
 def test_a_run_plays_the_recorded_episodes(name: str, palimpsest: Run, tmp_path: Path) -> None:
     done = palimpsest("train", *RUNS[name], "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    found = differences(golden(name), episodes_of(tmp_path / "run"), ROUNDED.get(name, 0.0))
-    assert not found, "\n".join(found[:10])
+    fields = differences(golden(name), episodes_of(tmp_path / "run"), ROUNDED.get(name, 0.0))
+    assert not fields, "\n".join(fields[:10])
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -33,7 +33,7 @@ def test_the_records_hold_what_the_methods_do(name: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("sampled", [1]), ("prompt", [1]), ("logprobs", [-9.0]), ("stop", "lost"), ("name", "other")]
 )
-def test_a_change_of_any_part_is_seen(key: str, value: object) -> None:
+def test_a_change_of_any_field_is_a_difference(key: str, value: object) -> None:
     recorded = golden("memagent")
     changed = copy.deepcopy(recorded)
     changed[3]["turns"][0][key] = value

@@ -48,22 +48,22 @@ async def service(answers: Callable[[int], bytes | None]) -> AsyncIterator[Servi
         yield state
 
 
-async def asked(connections: Connections, state: Service, times: int) -> list[bytes]:
+async def requests(connections: Connections, state: Service, times: int) -> list[bytes]:
     return [(await connections.ask("POST", state.url, {"a": 1}, limit=100)).body for _ in range(times)]
 
 
 async def test_requests_one_after_the_other_use_one_connection() -> None:
     async with service(lambda _number: OK) as state:
         connections = Connections()
-        assert await asked(connections, state, 3) == [b"ok"] * 3
+        assert await requests(connections, state, 3) == [b"ok"] * 3
         assert (state.opened, state.requests) == (1, 3)
         await connections.close()
 
 
-async def test_a_request_on_a_kept_connection_that_closes_is_sent_again() -> None:
+async def test_a_request_on_a_reused_connection_that_closes_is_sent_again() -> None:
     async with service(lambda number: OK if number == 1 else None) as state:
         connections = Connections()
-        assert await asked(connections, state, 3) == [b"ok"] * 3
+        assert await requests(connections, state, 3) == [b"ok"] * 3
         assert (state.opened, state.requests) == (3, 5)
         await connections.close()
 
@@ -73,7 +73,7 @@ async def test_a_request_on_a_new_connection_is_sent_once(reply: bytes | None) -
     async with service(lambda _number: reply) as state:
         connections = Connections()
         with pytest.raises(Unanswered):
-            await asked(connections, state, 1)
+            await requests(connections, state, 1)
         assert state.requests == 1
         await connections.close()
 
@@ -82,6 +82,6 @@ async def test_a_request_whose_reply_began_is_sent_once() -> None:
     async with service(lambda number: OK if number == 1 else HALF) as state:
         connections = Connections()
         with pytest.raises(Unanswered):
-            await asked(connections, state, 2)
+            await requests(connections, state, 2)
         assert (state.opened, state.requests) == (1, 2)
         await connections.close()

@@ -77,7 +77,7 @@ INSIDE: tuple[tuple[str, ...], ...] = (
     ("engines.embedded.sampling",),
     ("memory.parts",),
 )
-"""Layers inside packages, from the bottom up; a package's name stands for its own modules."""
+"""Layers inside packages, from the bottom up; a package's name means its direct modules."""
 
 AROUND = {
     ("engines.embedded", "engines.embedded.forest"),
@@ -91,7 +91,7 @@ HEAVY = {
     "transformers": ("engines.embedded", "engines.ray", "text", "planning"),  # planning: classes of no recipe's model
     "tokenizers": ("engines.embedded", "engines.ray", "text"),
     "ray": ("engines.ray",),
-    "vllm": (),  # asked over HTTP, or run in an interpreter of its own
+    "vllm": (),  # used over HTTP, or run in a separate interpreter
     "peft": ("engines.embedded", "engines.ray"),
     "matplotlib": ("report",),
     "pyarrow": ("data",),
@@ -117,14 +117,14 @@ USES_ENGINES = {
     "engines.vllm": "",
     "engines.endpoint": "",
 }
-"""Who may import an engine, and what of it; everybody else goes through engines.open and knows engines.protocol."""
+"""Modules that may import an engine, and the parts they use; others use engines.open and engines.protocol."""
 
 
-def allowed(found: Import) -> bool:
-    importer, imported = unit_of(found.importer), unit_of(found.imported)
+def allowed(imported_name: Import) -> bool:
+    importer, imported = unit_of(imported_name.importer), unit_of(imported_name.imported)
     if imported in ("engines.embedded", "engines.ray", "engines.vllm", "engines.endpoint"):
         part = USES_ENGINES.get(importer or "")
-        if part is None or not found.imported.startswith(part):
+        if part is None or not imported_name.imported.startswith(part):
             return False
     if importer is None or imported is None or importer == imported:
         return True
@@ -140,7 +140,7 @@ def test_the_picture_in_the_docs_is_the_diagram() -> None:
 
 
 def names_in(tree: ast.Module) -> set[str]:
-    """Names and texts of the code, without docstrings, which may tell where a rule comes from."""
+    """Names and texts of the code, without docstrings, which may name a rule's source."""
     documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documented}
@@ -153,7 +153,7 @@ def test_training_and_engines_name_no_method() -> None:
     assert not [name for name, tree in code.items() if methods.search(" ".join(names_in(tree)))]
 
 
-def test_every_module_has_a_place_in_the_diagram() -> None:
+def test_every_module_is_in_the_diagram() -> None:
     without = {m for m in MODULES if unit_of(m) is None} - {
         "palimpsest",
         "palimpsest.engines",
@@ -188,7 +188,7 @@ def test_folders_inside_a_package_import_downwards() -> None:
     assert not upward
 
 
-def test_no_two_folders_of_a_package_import_each_other() -> None:
+def test_folders_of_a_package_do_not_import_each_other() -> None:
     inside = {(a, b) for a, b in FOLDERS if a.partition(".")[0] == b.partition(".")[0] != "engines"}
     embedded = {(a, b) for a, b in FOLDERS if a.startswith("engines.embedded") and b.startswith("engines.embedded")}
     assert {(a, b) for a, b in inside | embedded if a < b and (b, a) in inside | embedded} == AROUND
@@ -204,9 +204,9 @@ def test_every_folder_inside_a_package_has_a_layer() -> None:
 def test_no_import_cycles() -> None:
     """Imports inside functions count: a cycle that is cut by one is a cycle still."""
     graph: dict[str, set[str]] = {name: set() for name in MODULES}
-    for found in IMPORTS:
-        if found.imported in MODULES:
-            graph[found.importer].add(found.imported)
+    for imported_name in IMPORTS:
+        if imported_name.imported in MODULES:
+            graph[imported_name.importer].add(imported_name.imported)
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -233,7 +233,7 @@ def test_heavy_packages_stay_where_they_belong(package: str) -> None:
 
 def test_the_training_loop_knows_no_torch() -> None:
     """Losses are the engines'. What computes them is behind a protocol."""
-    assert not [place for place in HEAVY["torch"] if "training".startswith(place)]
+    assert not [module for module in HEAVY["torch"] if "training".startswith(module)]
 
 
 def test_package_initialisers_import_nothing_heavy() -> None:
@@ -278,7 +278,7 @@ def command(*words: str) -> str:
     "module", ["training.loop", "engines.open", "training.supervised.supervised_loop", "runs.driver"]
 )
 def test_the_loop_and_the_door_load_without_torch(module: str) -> None:
-    """Of whatever they import in turn, too."""
+    """Indirect imports count."""
     assert "torch" not in loaded(f"import palimpsest.{module}")
 
 
@@ -307,7 +307,7 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "she
 
 
 def dangers(tree: ast.Module) -> Iterator[str]:
-    """What could run text as code, or load an object from untrusted bytes."""
+    """Calls that could run text as code, or load an object from untrusted bytes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
@@ -319,15 +319,15 @@ def dangers(tree: ast.Module) -> Iterator[str]:
                 if keyword.arg in {"trust_remote_code", "shell"} and not off:
                     yield f"line {node.lineno}: {keyword.arg}={ast.unparse(keyword.value)}"
         if isinstance(node, ast.ImportFrom) and {alias.name for alias in node.names} <= {"dumps"}:
-            continue  # what it writes somebody else reads
+            continue  # others read its files
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
             yield from (f"line {node.lineno}: import {n}" for n in names if n.split(".")[0] in FORBIDDEN_MODULES)
 
 
 def test_nothing_in_the_tree_runs_text_as_code_or_unpickles() -> None:
-    found = [f"{name} {danger}" for name, tree in MODULES.items() for danger in dangers(tree)]
-    assert not found, "\n".join(found)
+    imported_name = [f"{name} {danger}" for name, tree in MODULES.items() for danger in dangers(tree)]
+    assert not imported_name, "\n".join(imported_name)
 
 
 @pytest.mark.parametrize(

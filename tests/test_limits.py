@@ -1,6 +1,6 @@
 """The size of the code, held as its layers are: length of functions and files, nesting, parameters, late imports.
 
-A limit stands at what holds today. What goes over is named with its reason; a name that is no longer over goes.
+Exceptions are named with their reasons; a name that no longer exceeds its limit must be removed.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ FUNCTIONS = [pair for module, tree in MODULES.items() for pair in functions(tree
 
 
 def nesting(node: ast.AST) -> int:
-    """How deep blocks stand in blocks; `elif` goes on at the level of its `if`.
+    """Depth of nested blocks; `elif` has the level of its `if`.
 
     >>> nesting(ast.parse("if a:\\n  for b in c: pass\\nelif d: pass"))
     2
@@ -135,8 +135,8 @@ def nesting(node: ast.AST) -> int:
 
 def parameters(function: Function) -> int:
     """How many a caller sees."""
-    given = function.args
-    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    arguments = function.args
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     return len([name for name in names if name not in ("self", "cls")])
 
 
@@ -159,15 +159,15 @@ CLASSES = {"cls", "contract", "annotation", "kind"}
 
 
 def test_no_cache_of_a_function_keeps_a_live_object() -> None:
-    kept = [
+    caches = [
         f"{name}({argument.arg})"
         for name, node in FUNCTIONS
-        if any(re.match(r"(functools\.)?(lru_)?cache\b", ast.unparse(each)) for each in node.decorator_list)
+        if any(re.match(r"(functools\.)?(lru_)?cache\b", ast.unparse(line)) for line in node.decorator_list)
         for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if argument.arg not in CLASSES
-        and {each.id for each in ast.walk(argument) if isinstance(each, ast.Name)} - VALUES != set()
+        and {part.id for part in ast.walk(argument) if isinstance(part, ast.Name)} - VALUES != set()
     ]
-    assert kept == []
+    assert caches == []
 
 
 def test_files_are_short() -> None:
@@ -176,7 +176,7 @@ def test_files_are_short() -> None:
 
 
 def test_few_imports_stand_inside_functions() -> None:
-    statements = {(each.importer, each.line, each.deferred) for each in IMPORTS}
+    statements = {(line.importer, line.line, line.deferred) for line in IMPORTS}
     late = [statement for statement in statements if statement[2]]
     assert len(late) < LATE_IMPORTS * len(statements)
 
@@ -185,8 +185,8 @@ def test_few_imports_stand_inside_functions() -> None:
 
 
 def package_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).parts
-    return parts[0] if len(parts) > 1 else ""
+    folders = path.relative_to(PACKAGE).parts
+    return folders[0] if len(folders) > 1 else ""
 
 
 def test_packages_keep_within_their_budget() -> None:
@@ -210,10 +210,10 @@ def test_folders_have_few_modules() -> None:
 
 
 def test_a_small_file_has_more_readers_than_its_neighbour() -> None:
-    """What only one module of the same folder imports belongs into that module."""
+    """A small module with a single importer in its folder belongs into that importer."""
     importers: dict[str, set[str]] = {}
-    for each in IMPORTS:
-        importers.setdefault(each.imported, set()).add(each.importer)
+    for statement in IMPORTS:
+        importers.setdefault(statement.imported, set()).add(statement.importer)
     small = set()
     for path in SOURCES:
         name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
@@ -243,7 +243,7 @@ TESTS = Path(__file__).parent
 
 
 def test_no_test_module_imports_another() -> None:
-    """What several need stands in tests/support."""
+    """Shared code is in tests/support."""
     shared = re.compile(r"^\s*(?:from|import) (?:tests\.)?(?:\w+\.)*(test_\w+)", re.MULTILINE)
     imported = {
         path.name: set(shared.findall(path.read_text("utf-8"))) - {path.stem} for path in TESTS.rglob("test_*.py")
@@ -251,10 +251,45 @@ def test_no_test_module_imports_another() -> None:
     assert not {name: names for name, names in imported.items() if names}
 
 
-def test_no_two_test_files_have_one_name() -> None:
-    """pytest imports them by it: of two in folders without __init__.py it collects one."""
-    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
-    assert [name for name, count in names.items() if count > 1] == []
+REPOSITORY = {
+    *("docs", "docstring_names", "english", "golden", "layers", "limits", "packaging", "readme", "tutorials"),
+    "workflows",
+}
+"""Subjects of test files about the whole repository."""
+TO_MOVE = {
+    "app",
+    "cli",
+    "config",
+    "data",
+    "engines",
+    "evaluation",
+    "memory",
+    "metrics",
+    "models",
+    "planning",
+    "progress",
+}
+TO_MOVE |= {"report", "retrieval", "reward", "rollout", "runs", "servers", "text", "tools", "training", "viewer"}
+TO_MOVE |= {"credit"}
+"""Folders whose files don't have the names of modules yet."""
+
+
+def names_a_module(test: Path) -> bool:
+    """True if a test file's name is that of a module (or of a package) of its folder, alone or with an aspect."""
+    folder, subject = test.relative_to(TESTS).parent, test.stem.removeprefix("test_")
+    sources = TESTS.parent / folder if folder.name in ("benchmarks", "examples", "scripts") else PACKAGE / folder
+    names = [*(path.stem for path in sources.glob("*.*")), folder.name or "palimpsest"]
+    return any(f"{subject}_".startswith(f"{name}_") for name in names)
+
+
+def test_tests_mirror_the_source() -> None:
+    """The tests of a module have its path: tests/credit/test_assign.py, tests/credit/test_assign_ASPECT.py."""
+    tests = [
+        path
+        for path in TESTS.rglob("test_*.py")
+        if path.stem.removeprefix("test_") not in REPOSITORY and path.parts[len(TESTS.parts)] not in TO_MOVE
+    ]
+    assert sorted(str(path.relative_to(TESTS)) for path in tests if not names_a_module(path)) == []
 
 
 def test_tests_measure_no_time() -> None:
@@ -266,7 +301,7 @@ def test_tests_measure_no_time() -> None:
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if ">>> " in path.read_text("utf-8")], ids=lambda p: p.stem)
 def test_every_example_in_a_docstring_is_run(path: Path) -> None:
-    """As many as stand in the text: none hides where doctest doesn't look, none is skipped."""
+    """Every example in the text is run: doctest finds each, and skips none."""
     text = path.read_text("utf-8")
     module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
     collected = [example for test in doctest.DocTestFinder().find(module) for example in test.examples]

@@ -1,4 +1,4 @@
-"""What the built package says of itself: its name, one version, what it needs, that its annotations are to be read."""
+"""The built package: name, version, requirements, py.typed."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_the_viewers_page_is_a_part_of_the_package() -> None:
     assert not [name for name in files for pattern in ignored if fnmatch(name, f"*{pattern.rstrip('/')}*")]
 
 
-def test_the_distribution_has_a_name_of_its_own_and_the_command_stays() -> None:
-    """`palimpsest` on the package index is somebody else's."""
+def test_the_distribution_has_another_name_than_its_command() -> None:
+    """`palimpsest` on the package index is another project."""
     assert PROJECT["name"] == DISTRIBUTION == "palimpsest-rl"
     assert list(PROJECT["scripts"]) == ["palimpsest"]
     try:
@@ -72,8 +72,8 @@ def test_the_distribution_has_a_name_of_its_own_and_the_command_stays() -> None:
 
 
 def test_what_is_imported_is_a_dependency_or_an_extra() -> None:
-    """What runs on a CPU works after a plain install: servers, their clients and judges are no extras."""
-    imported = {each.imported.partition(".")[0] for each in IMPORTS}
+    """Features that run on a CPU work after a plain install: servers, their clients and judges need no extras."""
+    imported = {requirement.imported.partition(".")[0] for requirement in IMPORTS}
     foreign = imported - set(sys.stdlib_module_names) - {"palimpsest", "__future__"}
     optional = set().union(*EXTRAS.values())
     assert foreign <= NEEDED | optional | set(ELSEWHERE)
@@ -110,7 +110,7 @@ def test_an_error_tells_the_line_for_the_copy_that_is_there(
     assert line_for("lora", origin, checkout) == line
 
 
-def test_no_version_with_a_known_vulnerability_is_accepted() -> None:
+def test_versions_with_vulnerabilities_are_excluded() -> None:
     """The lowest versions without a published advisory (osv.dev, November 2026)."""
     floors = {
         "jinja2": (3, 1, 6),

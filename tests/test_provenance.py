@@ -1,4 +1,4 @@
-"""Whatever is made says with what: versions, commit, machine, command line; and no secret."""
+"""Provenance of results: versions, commit, machine, command line; no secret."""
 
 from __future__ import annotations
 
@@ -132,18 +132,18 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def later_process(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Forget what this process knows. Returns a list that grows with each file read."""
-    read, whole = list[Path](), files.sha256
+    read, digest = list[Path](), files.sha256
     monkeypatch.setattr(provenance, "_known", {})
 
     def reading(path: Path) -> str:
         read.append(path)
-        return whole(path)
+        return digest(path)
 
     monkeypatch.setattr(files, "sha256", reading)
     return read
 
 
-def test_a_known_file_is_not_read_again_by_a_later_process(
+def test_a_later_process_does_not_read_a_file_again(
     tmp_path: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
@@ -230,8 +230,8 @@ def test_the_cache_of_digests_keeps_the_last_ones(
     for path in paths:
         path.write_text(path.name)
         sha256s([path])
-    kept = json.loads(cached.read_bytes().partition(b"\n")[2])
-    assert list(kept.values()) == [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths[2:]]
+    stored = json.loads(cached.read_bytes().partition(b"\n")[2])
+    assert list(stored.values()) == [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths[2:]]
 
 
 def test_a_file_that_has_just_changed_is_read_again(
@@ -244,7 +244,7 @@ def test_a_file_that_has_just_changed_is_read_again(
     assert len(read) == 2
 
 
-def test_weights_are_the_same_by_their_whole_files(tmp_path: Path) -> None:
+def test_weights_are_compared_by_all_their_bytes(tmp_path: Path) -> None:
     one, two = copied_base(tmp_path / "one"), copied_base(tmp_path / "two")
     assert weights_fingerprint(str(one)) == weights_fingerprint(str(two))
     change_the_middle(two)

@@ -11,7 +11,7 @@ import pytest
 from support.command import Run
 
 ROOT = Path(__file__).parent.parent
-READERS_OWN = ("hotpot", "Qwen/", "memagent-4b-lora", "view ")
+PLACEHOLDERS = ("hotpot", "Qwen/", "memagent-4b-lora", "view ")
 """Files, models and GPUs of the reader's own; the viewer serves until it is interrupted (tests/cli/test_view.py)."""
 
 
@@ -33,8 +33,11 @@ def all_blocks() -> list[list[str]]:
 
 
 def blocks() -> list[list[str]]:
-    """Those that need no file of the reader's."""
-    ours = [[line for line in block if not any(own in line + " " for own in READERS_OWN)] for block in all_blocks()]
+    """Blocks without a file of the user."""
+    ours = [
+        [line for line in block if not any(placeholder in line + " " for placeholder in PLACEHOLDERS)]
+        for block in all_blocks()
+    ]
     return [block for block in ours if block]
 
 

@@ -1,4 +1,4 @@
-"""The tutorials, run block by block; what they quote is what is printed.
+"""The tutorials, run block by block: the quoted output is the printed output.
 
 A ```console block has commands (`$ `) and their output, where a line `...` replaces any lines and every figure equals
 any other. `<!-- not run -->` above one is for networks, GPUs and servers. ```python blocks below `<!-- run -->` are one
@@ -55,8 +55,8 @@ def missing(quoted: Sequence[str], printed: str) -> str | None:
         if wanted.strip() == "...":
             anywhere = True
             continue
-        places = range(at, len(lines)) if anywhere else range(at, min(at + 1, len(lines)))
-        at = next((place for place in places if lines[place] == masked(wanted)), -1) + 1
+        candidates = range(at, len(lines)) if anywhere else range(at, min(at + 1, len(lines)))
+        at = next((line for line in candidates if lines[line] == masked(wanted)), -1) + 1
         if not at:
             return wanted
         anywhere = False
@@ -72,7 +72,7 @@ def environment() -> dict[str, str]:
 
 
 def run(command: Sequence[str], folder: Path) -> str:
-    """What a command prints, in the order of a terminal."""
+    """Output of a command, in the order of a terminal."""
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     return subprocess.run(
         command, cwd=folder, env=environment(), stdout=pipe, stderr=both, text=True, timeout=1800, check=False

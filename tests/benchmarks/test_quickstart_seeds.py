@@ -11,8 +11,8 @@ import pytest
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "quickstart_seeds.py"))
 
 
-def summary(seed: int, right: float, **others: Any) -> dict[str, Any]:
-    return {"method": "memagent", "seed": seed, "wall_s": 60.0, "accuracy": {"agent": {"1": right}}, **others}
+def summary(seed: int, right: float, **rest: Any) -> dict[str, Any]:
+    return {"method": "memagent", "seed": seed, "wall_s": 60.0, "accuracy": {"agent": {"1": right}}, **rest}
 
 
 def test_six_seeds_have_students_interval() -> None:

@@ -21,7 +21,7 @@ SCRIPT = ROOT / "examples" / "one_step.py"
 
 
 def played() -> tuple[Any, str]:
-    """What the script returned and what it printed."""
+    """Return value and output of the script."""
     shown = io.StringIO()
     with redirect_stdout(shown):
         step = runpy.run_path(str(SCRIPT))["main"]()
@@ -69,9 +69,9 @@ def test_advantages_of_the_group_add_up_to_zero_and_differ(step: Any) -> None:
 
 def test_the_forest_shown_is_the_one_that_was_learnt_from(result: tuple[Any, str]) -> None:
     step, shown = result
-    found = re.search(r"(\d+) tokens in rows, (\d+) computed", shown)
-    assert found
-    tokens, distinct = map(int, found.groups())
+    figures = re.search(r"(\d+) tokens in rows, (\d+) computed", shown)
+    assert figures
+    tokens, distinct = map(int, figures.groups())
     assert (tokens, distinct) == (step.update.logical_tokens, step.update.physical_tokens)
     prefixes = {row.segment.token_ids[:end] for row in step.batch.segments for end in range(1, _read(row) + 1)}
     assert len(prefixes) <= distinct < tokens  # short prefixes are computed again

@@ -26,21 +26,21 @@ def figures_of(out: Path, *options: str) -> dict[tuple[str, str], dict[str, Any]
     command = [sys.executable, "scripts/gpu_session.py", "--device", "cpu", "--out", str(out), *options]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((out / "figures.json").read_text())
-    assert all(each.keys() == {"part", "figure", "value", "unit", "why"} for each in found)
-    assert all(each["figure"] in done.stdout for each in found)
-    assert len((out / "figures.md").read_text().splitlines()) == 2 + len(found)
-    named = {(each["part"], each["figure"]): each for each in found}
-    assert len(named) == len(found)
+    figures = json.loads((out / "figures.json").read_text())
+    assert all(row.keys() == {"part", "figure", "value", "unit", "why"} for row in figures)
+    assert all(row["figure"] in done.stdout for row in figures)
+    assert len((out / "figures.md").read_text().splitlines()) == 2 + len(figures)
+    named = {(row["part"], row["figure"]): row for row in figures}
+    assert len(named) == len(figures)
     return named
 
 
 def test_one_part_alone_records_rates_and_errors(tmp_path: Path) -> None:
-    found = figures_of(tmp_path, "--only", "kernels")
-    assert {part for part, _ in found} == {"kernels"}
-    assert found["kernels", "product rate"]["value"] > 0
-    assert found["kernels", "attention, relative error of output"]["value"] < 0.02
-    assert found["kernels", "torch"]["value"] == torch.__version__
+    figures = figures_of(tmp_path, "--only", "kernels")
+    assert {part for part, _ in figures} == {"kernels"}
+    assert figures["kernels", "product rate"]["value"] > 0
+    assert figures["kernels", "attention, relative error of output"]["value"] < 0.02
+    assert figures["kernels", "torch"]["value"] == torch.__version__
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_operations_are_those_that_torch_counts_and_the_attended_pairs(layout: s
 
 
 @pytest.mark.slow
-def test_all_parts_give_their_figures_on_a_cpu(tmp_path: Path) -> None:
-    found = figures_of(tmp_path, "--minutes", "60")
-    assert {part for part, _ in found} == {*LIMITS}
-    assert [each for each in found.values() if each["value"] is None] == []
+def test_all_parts_have_figures_on_a_cpu(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "--minutes", "60")
+    assert {part for part, _ in figures} == {*LIMITS}
+    assert [row for row in figures.values() if row["value"] is None] == []
     for part in ("learner", "compiled"):
-        assert found[part, "memory_first: HFU"]["value"] > found[part, "memory_first: MFU"]["value"] > 0
-    assert found["learner", "section_first: reuse"]["value"] > 2
-    assert found["ranks", "whole publication"]["value"] > 0
+        assert figures[part, "memory_first: HFU"]["value"] > figures[part, "memory_first: MFU"]["value"] > 0
+    assert figures["learner", "section_first: reuse"]["value"] > 2
+    assert figures["ranks", "whole publication"]["value"] > 0
     assert "_Parts" in (tmp_path / "profile.txt").read_text()

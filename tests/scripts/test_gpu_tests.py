@@ -49,7 +49,7 @@ def test_what_ran_failed_was_skipped_or_had_no_time_stands_in_the_table(tmp_path
     (tmp_path / "test_endings.py").write_text(ENDINGS)
     endings = Part("endings", str(tmp_path / "test_endings.py"), 540)
     results = run_parts([endings], "cpu", tmp_path, limit_s=540)
-    assert [(each.test, each.outcome) for each in results] == [
+    assert [(row.test, row.outcome) for row in results] == [
         ("test_that_passes", "passed"),
         ("test_that_fails", "failed"),
         ("test_that_is_skipped", "skipped"),
@@ -69,7 +69,7 @@ def test_a_file_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> Non
     (tmp_path / "test_hanging.py").write_text(HANGING.format(seconds=seconds))
     (result,) = run_parts([Part("hanging", str(tmp_path / "test_hanging.py"), 4)], "cpu", tmp_path, limit_s=540)
     assert (result.outcome, result.why) == ("not run", "killed after 4 s")
-    left = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", seconds]]
+    left = [row for row in psutil.process_iter(["cmdline"]) if row.info["cmdline"] == ["sleep", seconds]]
     _, alive = psutil.wait_procs(left, timeout=60)  # a killed process ends when the kernel gets to it
     assert not alive
 
@@ -81,7 +81,7 @@ def test_a_file_that_cant_be_imported_has_failed(tmp_path: Path) -> None:
     assert "broken.log" in result.why
 
 
-def test_packages_on_pythonpath_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_on_pythonpath_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "carried_wheel.py").write_text("")
     (tmp_path / "test_importing.py").write_text("import pytest\nimport carried_wheel\n" + ENDINGS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -105,8 +105,8 @@ def test_all_of_it_runs_on_a_cpu_at_tiny_size(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "summary.json").read_text())
-    results = [Result(**each) for each in summary["results"]]
-    assert {each.part for each in results if each.outcome == "passed"} >= {"learner", "sampler", "step", "resume"}
-    assert all("not installed" in each.why or "not here" in each.why for each in results if each.outcome == "skipped")
+    results = [Result(**row) for row in summary["results"]]
+    assert {row.part for row in results if row.outcome == "passed"} >= {"learner", "sampler", "step", "resume"}
+    assert all("not installed" in row.why or "not here" in row.why for row in results if row.outcome == "skipped")
     assert (tmp_path / "summary.txt").read_text() in done.stdout
     assert {"rl-step.json", "rl-step.txt"} <= {path.name for path in tmp_path.iterdir()}

@@ -1,4 +1,4 @@
-"""Which build of torch `make install` takes: pip runs for real, against package indices on loopback."""
+"""The build of torch that `make install` takes, with a real pip and package indices on loopback."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def index(folder: Path, version: str) -> Iterator[str]:
 
 
 def install(target: Path, ordinary: str, cpu: str, *more: str) -> tuple[str, list[str]]:
-    """What the script says, and the builds that are then in `target`."""
+    """Output of the script, and the builds in `target` afterwards."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": ordinary, "PIP_TARGET": str(target)}
     environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_CACHE_DIR": "1"}
@@ -78,14 +78,14 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every buil
 @linux
 def test_the_cpu_index_is_used_where_it_answers(tmp_path: Path, ordinary: str) -> None:
     with index(tmp_path / "cpu", "2.13.0+cpu") as cpu:
-        said, builds = install(tmp_path / "site", ordinary, cpu)
+        output, builds = install(tmp_path / "site", ordinary, cpu)
     assert builds == ["torch-2.13.0+cpu.dist-info"]
-    assert said == ""
+    assert output == ""
 
 
 @linux
 @pytest.mark.slow
-def test_cuda_is_asked_for_by_name(tmp_path: Path, ordinary: str) -> None:
+def test_cuda_needs_its_name(tmp_path: Path, ordinary: str) -> None:
     with index(tmp_path / "cpu", "2.13.0+cpu") as cpu:
         _, builds = install(tmp_path / "site", ordinary, cpu, "--build", "cuda")
     assert builds == ["torch-2.13.0.dist-info"]
@@ -107,6 +107,6 @@ def test_the_ordinary_index_is_used_where_the_other_cannot_be(tmp_path: Path, or
             "without that version": old,
             "unknown host": "http://index.invalid/whl",
         }[how]
-        said, builds = install(tmp_path / "site", ordinary, cpu)
+        output, builds = install(tmp_path / "site", ordinary, cpu)
     assert builds == ["torch-2.13.0.dist-info"]
-    assert "is unreachable: torch comes from pip's ordinary index" in said
+    assert "is unreachable: torch comes from pip's ordinary index" in output

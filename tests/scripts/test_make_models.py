@@ -51,12 +51,12 @@ def test_what_the_base_model_writes_does_not_depend_on_the_question(tiny_codec: 
         written = set(read_facts("- " + tiny_codec.decode(example.completion_ids)))
         question = prompt.split("Problem: ")[1].split("\n")[0]
         section, memory = prompt.split("Section:\n")[1].split("\n")[0], prompt.split("Memory:")[1].split("\n")[0]
-        # What stands in the memory too is written more often: memories are copied whole now and then.
+        # Facts of the memory are left out: now and then memories are copied entirely.
         facts = set(read_facts(section)) - set(read_facts("- " + memory))
-        asked = {f for f in facts if next(r for r in RELATIONS if r.name == f[1]).question.format(s=f[0]) == question}
-        if asked and facts - asked:  # compared within one page, for what is written depends on how much stands there
+        named = {f for f in facts if next(r for r in RELATIONS if r.name == f[1]).question.format(s=f[0]) == question}
+        if named and facts - named:  # compared within one page: the number of written facts depends on the page
             relevant += 1
-            relevant_written += len(asked & written)
-            other_written += len((facts - asked) & written) / len(facts - asked)
+            relevant_written += len(named & written)
+            other_written += len((facts - named) & written) / len(facts - named)
     assert relevant > 300
     assert abs(relevant_written - other_written) / relevant < 0.06

@@ -1,4 +1,4 @@
-"""The picture of a memory being overwritten: what it shows, and that it is nothing but a picture."""
+"""The picture of a memory being overwritten: its content, without scripts and links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPISODE = Told(
 
 
 def texts(root: ElementTree.Element) -> list[str]:
-    return [each.text or "" for each in root.iter(f"{NAMESPACE}text")]
+    return [row.text or "" for row in root.iter(f"{NAMESPACE}text")]
 
 
 def test_the_picture_shows_question_sections_memories_and_answer_in_order() -> None:
@@ -36,13 +36,13 @@ def test_the_picture_shows_question_sections_memories_and_answer_in_order() -> N
 
 
 def test_evidence_and_what_was_copied_are_marked() -> None:
-    fills = [each.get("fill") for each in ElementTree.fromstring(svg(EPISODE)).iter(f"{NAMESPACE}rect")]
+    fills = [row.get("fill") for row in ElementTree.fromstring(svg(EPISODE)).iter(f"{NAMESPACE}rect")]
     assert fills.count(EVIDENCE) == 2  # read, and kept
     assert fills.count(KEPT) == 1
 
 
-def test_the_picture_in_the_readme_is_whole_and_loads_nothing() -> None:
+def test_the_picture_in_the_readme_loads_nothing() -> None:
     root = ElementTree.fromstring((ROOT / "docs" / "images" / "memory.svg").read_text("utf-8"))
-    assert {each.tag.removeprefix(NAMESPACE) for each in root.iter()} <= {"svg", "title", "rect", "text", "line"}
+    assert {row.tag.removeprefix(NAMESPACE) for row in root.iter()} <= {"svg", "title", "rect", "text", "line"}
     assert texts(root)[0].startswith("Question: ")
     assert texts(root)[-1].startswith("Answer, from the last memory alone: ")

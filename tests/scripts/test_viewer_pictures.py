@@ -1,4 +1,4 @@
-"""The docs show the viewer as it is now."""
+"""The pictures in the docs match the viewer."""
 
 from __future__ import annotations
 

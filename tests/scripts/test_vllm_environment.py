@@ -13,14 +13,14 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "vllm_environment.py"
 
 
 @pytest.mark.parametrize(
-    ("there", "told"),
+    ("there", "message"),
     [
         (False, "error: pip can't install torch==2.13.0: No matching distribution found for torch==2.13.0"),
         (True, "error: {folder}: can't create an environment there: "),
     ],
 )
 @pytest.mark.slow
-def test_a_step_that_fails_is_told_in_a_line_with_exit_status_1(there: bool, told: str, tmp_path: Path) -> None:
+def test_a_failing_step_is_an_error_line_with_exit_status_1(there: bool, message: str, tmp_path: Path) -> None:
     folder = tmp_path / "venv"
     if there:
         folder.touch()
@@ -30,4 +30,4 @@ def test_a_step_that_fails_is_told_in_a_line_with_exit_status_1(there: bool, tol
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(told.format(folder=folder))
+    assert line.startswith(message.format(folder=folder))

@@ -107,7 +107,7 @@ def test_gate_rewards_by_hand() -> None:
 # ---- heads --------------------------------------------------------------------------------------------------------
 
 
-def test_a_turn_rewrites_the_least_recently_updated_head_and_sees_the_others() -> None:
+def test_a_turn_rewrites_the_least_recently_updated_head_and_sees_all() -> None:
     trajectory = play(policy(HEADS, heads=2), "Bob.", "Cold.", "Blue.", "Ran.")
     decode = base_codec().decode
     pieces = [tuple(decode(turn.piece(name) or ()) for name in ("memory", "other_heads")) for turn in trajectory.turns]
@@ -115,7 +115,7 @@ def test_a_turn_rewrites_the_least_recently_updated_head_and_sees_the_others() -
     assert pieces == [(none, none), (none, "Bob."), ("Bob.", "Cold."), ("Cold.", "Blue."), ("Blue.\nRan.", "")]
 
 
-def test_what_is_measured_as_held_is_all_heads_together_and_the_others_are_no_invention() -> None:
+def test_memory_metrics_cover_all_heads_together() -> None:
     trajectory = play(policy(HEADS, heads=2), LINES[0], LINES[1], LINES[2], "Omar is red.")
     reads = readings(trajectory, GroupTexts(base_codec()))
     assert [reading.memory_after.text for reading in reads][1:] == [

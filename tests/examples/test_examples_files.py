@@ -78,8 +78,8 @@ def test_the_example_format_is_trained_on(tiny_model_folder: Path, tmp_path: Pat
     data = tmp_path / "bridge.csv"
     rows = [f"Who saw bridge {n}?,P{n},P{n} saw bridge {n}.,S{n} sold it. | W{n} left." for n in range(4)]
     data.write_text("question,answer,gold,others\n" + "\n".join(rows) + "\n")
-    own = (f"data.train_files={data}", "data.format=examples.own_format:CsvFormat", "data.documents=2")
-    (row,) = train(tiny_model_folder, tmp_path / "run", *own, "logging.report_to=[jsonl]")
+    settings = (f"data.train_files={data}", "data.format=examples.own_format:CsvFormat", "data.documents=2")
+    (row,) = train(tiny_model_folder, tmp_path / "run", *settings, "logging.report_to=[jsonl]")
     assert row["step"] == 1
 
 
@@ -102,8 +102,8 @@ def test_the_example_of_a_role_trains_the_writer_alone(tiny_model_folder: Path, 
     )
     groups = read_groups(tmp_path / "run" / "trajectories" / "step-000002.jsonl.zst").groups
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-    known = {(turn.name, turn.role, turn.trained, turn.completion.policy_version) for turn in turns}
-    assert known == {("read", None, True, 1), ("answer", "reader", False, 0)}
+    names = {(turn.name, turn.role, turn.trained, turn.completion.policy_version) for turn in turns}
+    assert names == {("read", None, True, 1), ("answer", "reader", False, 0)}
     assert row["credit/trained_tokens"] == sum(len(turn.completion.token_ids) for turn in turns if turn.trained)
 
 

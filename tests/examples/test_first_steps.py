@@ -92,7 +92,7 @@ print("awaited", run.finished, ticks > 0)
 
 
 @pytest.mark.slow
-def test_the_twins_are_awaited_in_the_notebooks_own_loop_which_goes_on(
+def test_async_calls_run_in_the_notebooks_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
 ) -> None:
     code = AWAITED.format(tests=str(ROOT / "tests"), model=str(tiny_model_folder))

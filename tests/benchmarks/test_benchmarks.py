@@ -1,4 +1,4 @@
-"""The benchmarks at tiny sizes: what they print, and that the sides they compare do the same work."""
+"""The benchmarks at tiny sizes: their output, and that the compared sides do the same work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEASURES_TORCH = {"learner.py", "rollout.py"}
 
 
 def measured(script: str, *words: str) -> dict[str, Any]:
-    """What a benchmark prints."""
+    """Output of a benchmark."""
     environment = {name: value for name, value in os.environ.items() if name != "PALIMPSEST_VLLM_PYTHON"}
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(FOLDER.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -45,59 +45,59 @@ finally:
 
 
 @pytest.mark.slow
-def test_each_engine_replays_the_same_plan_in_a_process_of_its_own() -> None:
-    found = measured("rollout.py", "--chunks", "1", "2", "--group", "2", "--rounds", "2")
-    assert found["episodes"] == 4
-    assert found["turns"] == 2 * 2 + 2 * 3  # a turn for every chunk, and the answer
+def test_every_engine_replays_the_same_plan_in_a_separate_process() -> None:
+    figures = measured("rollout.py", "--chunks", "1", "2", "--group", "2", "--rounds", "2")
+    assert figures["episodes"] == 4
+    assert figures["turns"] == 2 * 2 + 2 * 3  # a turn for every chunk, and the answer
     for name in ("ours", "transformers", "transformers_cb"):
-        assert found[f"{name}_tokens_per_s"] > 0
-    assert found["vllm_tokens_per_s"] is None
-    assert found["ratio_transformers"] > 0
+        assert figures[f"{name}_tokens_per_s"] > 0
+    assert figures["vllm_tokens_per_s"] is None
+    assert figures["ratio_transformers"] > 0
 
 
 @pytest.mark.slow
 def test_both_ways_of_a_training_step_have_one_loss() -> None:
-    found = measured("learner.py", "step", "--segments", "8", "--rounds", "1")
-    assert found["loss_gap"] < 1e-5
-    assert found["ours_s"] > 0
-    assert found["padded_s"] > 0
+    figures = measured("learner.py", "step", "--segments", "8", "--rounds", "1")
+    assert figures["loss_gap"] < 1e-5
+    assert figures["ours_s"] > 0
+    assert figures["padded_s"] > 0
 
 
 @pytest.mark.slow
 def test_reuse_and_prefill_follow_from_the_shape(tiny_model_folder: Path) -> None:
-    found = measured("learner.py", "forest", "--model", str(tiny_model_folder), "--rounds", "1")
-    assert found["memact_reuse"] == pytest.approx(80 * 1799 / (1500 + 80 * 299), rel=0.02)
-    whole, shared = 50 + 200 + 1000, 1000 + 50 + 16 * 200
-    assert found["section_first_prefill_ratio"] == pytest.approx((16 * whole - 15 * 50) / shared, rel=0.25)
-    assert found["scaling"][0][:2] == [1, 1199]
+    figures = measured("learner.py", "forest", "--model", str(tiny_model_folder), "--rounds", "1")
+    assert figures["memact_reuse"] == pytest.approx(80 * 1799 / (1500 + 80 * 299), rel=0.02)
+    complete, shared = 50 + 200 + 1000, 1000 + 50 + 16 * 200
+    assert figures["section_first_prefill_ratio"] == pytest.approx((16 * complete - 15 * 50) / shared, rel=0.25)
+    assert figures["scaling"][0][:2] == [1, 1199]
 
 
 @pytest.mark.slow
 def test_a_step_on_ray_is_that_of_the_embedded_engine() -> None:
-    found = measured("learner.py", "ray", "--segments", "8", "--rounds", "2")
-    assert found["same_turns"] == 1
-    assert found["logprob_gap"] < 1e-4
-    assert found["loss_gap"] < 1e-5
-    assert set(found["ratio"]) == {"sampling", "update", "publish", "step"}
+    figures = measured("learner.py", "ray", "--segments", "8", "--rounds", "2")
+    assert figures["same_turns"] == 1
+    assert figures["logprob_gap"] < 1e-4
+    assert figures["loss_gap"] < 1e-5
+    assert set(figures["ratio"]) == {"sampling", "update", "publish", "step"}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed: pip install trl==1.16.0")
 def test_trl_s_trie_computes_the_same_loss_from_as_many_tokens(tiny_model_folder: Path) -> None:
-    found = measured("learner.py", "trl", "--model", str(tiny_model_folder), "--rounds", "1", "--chunks", "2")
-    for batch in found.values():
+    figures = measured("learner.py", "trl", "--model", str(tiny_model_folder), "--rounds", "1", "--chunks", "2")
+    for batch in figures.values():
         assert batch["loss_gap"] < 1e-6
         assert batch["share"]["ours"] == pytest.approx(batch["share"]["trl"], rel=0.02)
-    assert found["section_first"]["share"]["trl"] > 2 * found["memory_first"]["share"]["trl"]
+    assert figures["section_first"]["share"]["trl"] > 2 * figures["memory_first"]["share"]["trl"]
 
 
 def test_retrieval_figures_at_a_tiny_size() -> None:
     sizes = {"passages": 200, "vocabulary": 100, "queries": 16, "clients": 4, "rounds": 1}
-    found = measured("retrieval.py", *(word for name, size in sizes.items() for word in (f"--{name}", str(size))))
+    figures = measured("retrieval.py", *(word for name, size in sizes.items() for word in (f"--{name}", str(size))))
     for side in ("direct", "server", "client"):
-        assert 0 < found[f"{side}_p50"] <= found[f"{side}_p99"]
-        assert found[f"{side}_queries_per_s"] > 0
-    assert found["limit_mean"] == pytest.approx(found["direct_mean"] * 4 / found["cores"])
+        assert 0 < figures[f"{side}_p50"] <= figures[f"{side}_p99"]
+        assert figures[f"{side}_queries_per_s"] > 0
+    assert figures["limit_mean"] == pytest.approx(figures["direct_mean"] * 4 / figures["cores"])
 
 
 def test_many_episodes_finish_with_few_file_descriptors_and_no_server_is_lost() -> None:
@@ -108,5 +108,5 @@ def test_many_episodes_finish_with_few_file_descriptors_and_no_server_is_lost() 
     done = subprocess.run(limited, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "leaves the pool" not in done.stderr
-    found = json.loads(done.stdout)
-    assert (found["episodes"], found["turns"]) == (512, 512 * 3)
+    figures = json.loads(done.stdout)
+    assert (figures["episodes"], figures["turns"]) == (512, 512 * 3)
